@@ -1,0 +1,82 @@
+# Everything a contributor or CI runs. The virtual environment in .venv is made from the hash-pinned
+# files in requirements/ and brought up to date when they change.
+#
+#   make serve ARGS="--http-port 9000"    arguments go through ARGS
+#   make test PYTHON=python3.13           another interpreter (after `make clean`)
+
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+LOCKED := $(PIP) install --require-hashes
+# Scripts have no suffix, so the checkers have to be told about those in Python.
+SCRIPTS = $(shell grep -lsE '^\#!.*python' scripts/*)
+CHECKED = server tests $(wildcard benchmarks) $(SCRIPTS)
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test test-slow coverage check fmt bench protos models lock clean
+.DELETE_ON_ERROR:
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
+
+serve: $(VENV)/.serve ## run the server on ./model_repository
+	$(BIN)/headrace serve --model-repository model_repository $(ARGS)
+
+test: $(VENV)/.dev ## run the tests, without the slow ones
+	$(BIN)/python -m pytest $(ARGS)
+
+test-slow: $(VENV)/.dev ## run the slow tests
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+coverage: $(VENV)/.dev ## run the tests and show which lines they miss
+	$(BIN)/python -m coverage run -m pytest $(ARGS)
+	$(BIN)/python -m coverage report
+
+check: $(VENV)/.dev ## check format, style, types, floors and generated files
+	$(BIN)/ruff format --check . $(SCRIPTS)
+	$(BIN)/ruff check . $(SCRIPTS)
+	$(BIN)/mypy $(CHECKED)
+	$(BIN)/python -m pytest tests/architecture -q
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/protos --check
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/config_docs --check
+
+fmt: $(VENV)/.dev ## format the code and mend what can be mended
+	$(BIN)/ruff check --fix . $(SCRIPTS)
+	$(BIN)/ruff format . $(SCRIPTS)
+
+bench: $(VENV)/.dev ## run the benchmarks
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/bench $(ARGS)
+
+protos: $(VENV)/.dev ## regenerate server/headrace/wire/pb from protos/
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/protos $(ARGS)
+
+models: $(VENV)/.dev ## regenerate the example models in model_repository
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/models $(ARGS)
+
+lock: $(VENV)/.dev ## rewrite requirements/*.txt (ARGS=--upgrade for newer versions)
+	UV=$(BIN)/uv scripts/lock $(ARGS)
+
+clean: ## remove the environment and everything built
+	rm -rf $(VENV) build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -path ./.git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps record which level of the environment is installed: made, serve, dev.
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "headrace needs Python 3.11 or newer; $(PYTHON) is" \
+	        "$$($(PYTHON) --version 2>/dev/null || echo missing)." \
+	        "Name another one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+$(VENV)/.serve: $(VENV)/.made pyproject.toml requirements/serve.txt requirements/build.txt
+	$(LOCKED) -r requirements/serve.txt -r requirements/build.txt
+	$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.serve requirements/dev.txt
+	$(LOCKED) -r requirements/dev.txt
+	@touch $@
