@@ -54,7 +54,7 @@ protos: $(VENV)/.dev ## regenerate server/headrace/wire/pb from protos/
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/protos $(ARGS)
 
 models: $(VENV)/.dev ## regenerate the example models in model_repository
-	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/models $(ARGS)
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/make_models $(ARGS)
 
 lock: $(VENV)/.dev ## rewrite requirements/*.txt (ARGS=--upgrade for newer versions)
 	UV=$(BIN)/uv scripts/lock $(ARGS)
