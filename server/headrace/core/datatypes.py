@@ -1,0 +1,57 @@
+"""The protocol's tensor element types, and their names in numpy and in a model's configuration."""
+
+from enum import StrEnum
+
+import ml_dtypes
+import numpy as np
+
+
+class Datatype(StrEnum):
+    """An element type under its protocol name, in the order of the enum that configurations use."""
+
+    BOOL = "BOOL"
+    UINT8 = "UINT8"
+    UINT16 = "UINT16"
+    UINT32 = "UINT32"
+    UINT64 = "UINT64"
+    INT8 = "INT8"
+    INT16 = "INT16"
+    INT32 = "INT32"
+    INT64 = "INT64"
+    FP16 = "FP16"
+    FP32 = "FP32"
+    FP64 = "FP64"
+    BYTES = "BYTES"
+    BF16 = "BF16"
+
+    @property
+    def config_number(self) -> int:
+        """The number of this type in the configuration's `DataType` enum."""
+        return CONFIG_NUMBERS[self]
+
+
+CONFIG_NUMBERS: dict[Datatype, int] = {datatype: n for n, datatype in enumerate(Datatype, start=1)}
+BY_CONFIG_NUMBER: dict[int, Datatype] = {n: datatype for datatype, n in CONFIG_NUMBERS.items()}
+BY_NAME: dict[str, Datatype] = {str(datatype): datatype for datatype in Datatype}
+
+# BYTES elements are `bytes` objects in an object array: their lengths differ.
+NUMPY: dict[Datatype, np.dtype] = {
+    Datatype.BOOL: np.dtype(np.bool_),
+    Datatype.UINT8: np.dtype(np.uint8),
+    Datatype.UINT16: np.dtype("<u2"),
+    Datatype.UINT32: np.dtype("<u4"),
+    Datatype.UINT64: np.dtype("<u8"),
+    Datatype.INT8: np.dtype(np.int8),
+    Datatype.INT16: np.dtype("<i2"),
+    Datatype.INT32: np.dtype("<i4"),
+    Datatype.INT64: np.dtype("<i8"),
+    Datatype.FP16: np.dtype("<f2"),
+    Datatype.FP32: np.dtype("<f4"),
+    Datatype.FP64: np.dtype("<f8"),
+    Datatype.BYTES: np.dtype(object),
+    Datatype.BF16: np.dtype(ml_dtypes.bfloat16),
+}
+BY_NUMPY: dict[np.dtype, Datatype] = {dtype: datatype for datatype, dtype in NUMPY.items()}
+ITEM_SIZES: dict[Datatype, int] = {
+    datatype: dtype.itemsize for datatype, dtype in NUMPY.items() if datatype is not Datatype.BYTES
+}

@@ -1,0 +1,86 @@
+"""What can go wrong, as one tree. The transports know a leaf's status from `headrace.wire.status`.
+
+ServerError ─┬─ InvalidRequest       the client broke the protocol or the model's signature
+             │   └─ PayloadTooLarge  a body, a decompressed body or a message is over the limit
+             ├─ NotFound             no such model, version or route
+             ├─ Unavailable          not now; the same request may succeed later
+             │   ├─ ModelNotReady    the version is known, but it does not serve at present
+             │   ├─ QueueFull        the model's queue is at its limit
+             │   ├─ QueueTimeout     it waited in the queue for longer than its policy allows
+             │   ├─ Overloaded       the whole server is at its limit of admitted requests or bytes
+             │   └─ ServerExiting    the server is shutting down
+             ├─ Unsupported          understood, but this server or model does not do it
+             ├─ Cancelled            the client went away or its deadline passed
+             └─ ExecutionFailed      the backend raised, or gave something that breaks the signature
+
+RepositoryError ─┬─ InvalidConfig    a model's configuration is wrong; names file, line and field
+                 └─ LoadFailed       a model's files could not be turned into something that runs
+
+A `ServerError` reaches a client: its text says what was wrong and what was expected, never
+internals. A `RepositoryError` reaches whoever operates the server: start-up output, log and the
+repository index.
+"""
+
+
+class ServerError(Exception):
+    """Base of everything that a request can be answered with instead of a response."""
+
+
+class InvalidRequest(ServerError):
+    """The request breaks the protocol or does not fit the model's signature."""
+
+
+class PayloadTooLarge(InvalidRequest):
+    """The request is larger than the server accepts."""
+
+
+class NotFound(ServerError):
+    """No model, version or route of this name."""
+
+
+class Unavailable(ServerError):
+    """The request was refused for now; nothing of it was executed."""
+
+
+class ModelNotReady(Unavailable):
+    """The model version is known but not serving."""
+
+
+class QueueFull(Unavailable):
+    """The model's queue holds as many requests as its policy allows."""
+
+
+class QueueTimeout(Unavailable):
+    """The request waited in the queue for longer than its policy allows."""
+
+
+class Overloaded(Unavailable):
+    """The server has admitted as many requests or bytes as it may hold at once."""
+
+
+class ServerExiting(Unavailable):
+    """The server is shutting down and admits nothing new."""
+
+
+class Unsupported(ServerError):
+    """A part of the protocol that this server, or this model, does not offer."""
+
+
+class Cancelled(ServerError):
+    """Nobody waits for the answer any more."""
+
+
+class ExecutionFailed(ServerError):
+    """The model ran and failed, or its outputs do not fit its signature."""
+
+
+class RepositoryError(Exception):
+    """Base of what keeps a model from being served."""
+
+
+class InvalidConfig(RepositoryError):
+    """A model configuration that cannot be accepted."""
+
+
+class LoadFailed(RepositoryError):
+    """A model whose files cannot be loaded."""

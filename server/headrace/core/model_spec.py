@@ -1,0 +1,43 @@
+"""What a backend is asked to load, and what it says about what it has loaded."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headrace.core.datatypes import Datatype
+from headrace.core.signature import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSpec:
+    """One instance of one model version, as a backend needs to know it.
+
+    `path` is the model file, or a directory that holds it; nothing outside `root`, the model's own
+    directory, may be read. `parameters` are the configuration's, as strings. `graph_level` is the
+    configuration's `optimization.graph.level`. `accelerators` are (name, options) in order of
+    preference. `device` is None for CPU and a GPU's number otherwise. `threads` is how many cores
+    the instance may use.
+    """
+
+    model: str
+    path: Path
+    root: Path
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    graph_level: int = 0
+    accelerators: tuple[tuple[str, Mapping[str, str]], ...] = ()
+    device: int | None = None
+    threads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """An input or output as the loaded model itself declares it; -1 is a variable dimension.
+
+    `datatype` is None, and `type_name` says what it is, where the protocol has no such tensor.
+    """
+
+    name: str
+    datatype: Datatype | None
+    shape: Shape
+    type_name: str = ""
+    optional: bool = False

@@ -1,0 +1,79 @@
+"""What every transport turns its input into, and what it gets back."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from headrace.core.errors import ServerError
+from headrace.core.tensors import Tensor
+
+Parameter = str | int | float | bool
+
+MAX_TENSORS = 4096  # inputs, or named outputs, of a request; no model comes near
+
+
+@dataclass(slots=True)
+class InferRequest:
+    """One inference request, decoded but not yet checked against a model's signature.
+
+    `model_version` is empty for "the version that the server's policy picks". `outputs` names the
+    wanted outputs; empty means all. `classes` says of which outputs only the so many highest
+    classes are wanted. `timeout` is in microseconds and bounds the wait in the queue; 0 means none.
+    `priority` 0 means the model's default level. `nbytes` is the size of the request as received,
+    which admission counts. `parameters` holds what is not reserved by the protocol.
+    """
+
+    model_name: str
+    model_version: str
+    id: str
+    inputs: dict[str, Tensor]
+    outputs: Sequence[str] = ()
+    parameters: dict[str, Parameter] = field(default_factory=dict)
+    priority: int = 0
+    timeout: int = 0
+    sequence_id: int | str = 0
+    sequence_start: bool = False
+    sequence_end: bool = False
+    classes: Mapping[str, int] | None = None
+    nbytes: int = 0
+
+
+@dataclass(slots=True)
+class Timing:
+    """Where a request's time went: nanoseconds in the queue and in execution, rows of its batch."""
+
+    queue_ns: int
+    compute_ns: int
+    batch_rows: int
+
+
+@dataclass(slots=True)
+class InferResponse:
+    """One response; `model_version` is the version that computed it."""
+
+    model_name: str
+    model_version: str
+    id: str
+    outputs: list[Tensor]
+    timing: Timing
+    parameters: dict[str, Parameter] = field(default_factory=dict)
+
+
+class Sink(Protocol):
+    """Where the responses to one request go.
+
+    Called on the event-loop thread; must not wait or raise.
+    """
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        """Take a response; after the one with `final` nothing more comes."""
+
+    def fail(self, error: ServerError) -> None:
+        """Take the error that ends the request."""
+
+
+class Ticket(Protocol):
+    """What a transport holds while its request is under way."""
+
+    def cancel(self) -> None:
+        """Drop the request if it has not been started; afterwards its sink is not called."""

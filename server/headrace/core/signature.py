@@ -1,0 +1,206 @@
+"""A model's declared inputs and outputs, and the check of a request against them.
+
+A signature is built once, at load, and then asked for every request; whatever can be computed ahead
+of requests is. Everything that could make one request spoil a batch is refused here, before
+admission.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from headrace.core.datatypes import Datatype
+from headrace.core.errors import InvalidRequest
+from headrace.core.requests import InferRequest
+from headrace.core.tensors import Array, Tensor, brackets
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One declared input or output.
+
+    `dims` is as on the wire, without the batch dimension; -1 is variable. `reshape` is the shape
+    that the model itself sees, where the configuration relabels it.
+    """
+
+    name: str
+    datatype: Datatype
+    dims: Shape
+    optional: bool = False
+    reshape: Shape | None = None
+    ragged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The inputs and outputs of a model.
+
+    `max_batch_size` 0 means that the model does not batch: axis 0 has no meaning of its own.
+    """
+
+    model: str
+    max_batch_size: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    _inputs: dict[str, TensorSpec] = field(init=False, repr=False, compare=False)
+    _outputs: dict[str, TensorSpec] = field(init=False, repr=False, compare=False)
+    _required: int = field(init=False, repr=False, compare=False)
+    _uniform: bool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        required = [spec for spec in self.inputs if not spec.optional]
+        uniform = len(required) == len(self.inputs) and all(-1 not in s.dims for s in self.inputs)
+        object.__setattr__(self, "_inputs", {spec.name: spec for spec in self.inputs})
+        object.__setattr__(self, "_outputs", {spec.name: spec for spec in self.outputs})
+        object.__setattr__(self, "_required", len(required))
+        object.__setattr__(self, "_uniform", uniform)
+
+    @property
+    def batches(self) -> bool:
+        """Whether axis 0 of every tensor counts rows."""
+        return self.max_batch_size > 0
+
+    def wire_shape(self, spec: TensorSpec) -> Shape:
+        """The shape that clients see: with a leading -1 where the model batches."""
+        return (-1, *spec.dims) if self.batches else spec.dims
+
+    def input(self, name: str) -> TensorSpec:
+        """The declared input of this name; raises `InvalidRequest`."""
+        spec = self._inputs.get(name)
+        if spec is None:
+            raise InvalidRequest(
+                f"unexpected inference input '{name}' for model '{self.model}',"
+                f" which has the inputs {quoted(self._inputs)}"
+            )
+        return spec
+
+    def check(self, request: InferRequest) -> int:
+        """The number of rows in `request` (1 if the model does not batch).
+
+        Raises `InvalidRequest` naming the first thing that does not fit: an unknown output, a
+        missing or unknown input, a datatype, a shape, differing or too many rows.
+        """
+        for name in request.outputs:
+            if name not in self._outputs:
+                raise InvalidRequest(
+                    f"unexpected inference output '{name}' for model '{self.model}',"
+                    f" which has the outputs {quoted(self._outputs)}"
+                )
+        inputs = request.inputs
+        if not self._required <= len(inputs) <= len(self._inputs):
+            raise InvalidRequest(self._wrong_count(inputs))
+        rows = -1
+        for name, tensor in inputs.items():
+            spec = self.input(name)
+            if tensor.datatype is not spec.datatype:
+                raise InvalidRequest(
+                    f"inference input '{name}' data-type is '{tensor.datatype}',"
+                    f" but model '{self.model}' expects '{spec.datatype}'"
+                )
+            shape = tensor.array.shape
+            if not self.batches:
+                if shape != spec.dims and not fits(shape, spec.dims):
+                    raise InvalidRequest(self._wrong_shape(spec, shape))
+                continue
+            if not shape:
+                raise InvalidRequest(
+                    f"input '{name}' has no shape but model requires batch dimension"
+                    f" for '{self.model}'"
+                )
+            if shape[1:] != spec.dims and not fits(shape[1:], spec.dims):
+                raise InvalidRequest(self._wrong_shape(spec, shape))
+            if shape[0] != rows and rows != -1:
+                raise InvalidRequest(
+                    f"input '{name}' batch size does not match other inputs for '{self.model}':"
+                    f" got {shape[0]} rows after {rows}"
+                )
+            rows = shape[0]
+        if self._required < len(self._inputs):
+            for spec in self.inputs:
+                if not spec.optional and spec.name not in inputs:
+                    raise InvalidRequest(self._wrong_count(inputs))
+        if not self.batches:
+            return 1
+        if rows == -1:
+            return 1  # every input is optional and none was given
+        if rows > self.max_batch_size:
+            raise InvalidRequest(
+                f"inference request batch-size must be <= {self.max_batch_size} for '{self.model}',"
+                f" got {rows}"
+            )
+        return rows
+
+    def batch_key(self, request: InferRequest) -> object:
+        """What requests in one batch must have in common: which inputs, in which row shapes."""
+        if self._uniform:
+            return None
+        inputs = request.inputs
+        return tuple(
+            inputs[spec.name].array.shape[1:] if spec.name in inputs else None
+            for spec in self.inputs
+        )
+
+    def _wrong_count(self, inputs: dict[str, Tensor]) -> str:
+        total = len(self._inputs)
+        expected = (
+            f"{total} inputs"
+            if self._required == total
+            else f"number of inputs between {self._required} and {total}"
+        )
+        missing = [s.name for s in self.inputs if not s.optional and s.name not in inputs]
+        unknown = [name for name in inputs if name not in self._inputs]
+        text = (
+            f"expected {expected} but got {len(inputs)} inputs for model '{self.model}'."
+            f" Got input(s) {quoted(inputs)}"
+        )
+        if missing:
+            text += (
+                f", but missing required input(s) {quoted(missing)}."
+                " Please provide all required input(s)."
+            )
+        elif unknown:
+            text += f", of which {quoted(unknown)} are not inputs of the model."
+        return text
+
+    def _wrong_shape(self, spec: TensorSpec, shape: Sequence[int]) -> str:
+        note = ""
+        if self.batches:
+            note = (
+                " NOTE: Setting a non-zero max_batch_size in the model config requires a batch"
+                " dimension to be prepended to each input shape."
+            )
+        return (
+            f"unexpected shape for input '{spec.name}' for model '{self.model}'."
+            f" Expected {brackets(self.wire_shape(spec))}, got {brackets(shape)}.{note}"
+        )
+
+
+def fits(shape: Shape, dims: Shape) -> bool:
+    """Whether `shape` agrees with `dims`, in which -1 stands for any size."""
+    return len(shape) == len(dims) and all(
+        d in (-1, size) for size, d in zip(shape, dims, strict=True)
+    )
+
+
+def relabel(shape: Shape, source: Shape, target: Shape) -> Shape:
+    """`shape`, which fits `source`, written as `target`.
+
+    Each -1 of `target` takes the next of the sizes that `source` leaves open.
+    """
+    sizes = iter([size for size, d in zip(shape, source, strict=True) if d == -1])
+    return tuple(next(sizes) if d == -1 else d for d in target)
+
+
+def reshaped(array: Array, spec: TensorSpec, batches: bool, to_model: bool) -> Array:
+    """`array` with its row shape relabelled between what clients see and what the model sees."""
+    if spec.reshape is None:
+        return array
+    source, target = (spec.dims, spec.reshape) if to_model else (spec.reshape, spec.dims)
+    lead = array.shape[:1] if batches else ()
+    return array.reshape(lead + relabel(array.shape[len(lead) :], source, target))
+
+
+def quoted(names: Iterable[str]) -> str:
+    """Names as messages list them: `['A','B']`."""
+    return "[" + ",".join(f"'{name}'" for name in names) + "]"

@@ -1,0 +1,73 @@
+"""Tensors as the server carries them between the wire and a model."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headrace.core.datatypes import ITEM_SIZES, NUMPY, Datatype
+from headrace.core.errors import InvalidRequest
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+# Not frozen: a frozen dataclass takes three times as long to build, and every request builds
+# several. Nothing in the server assigns to a tensor after it was made.
+
+
+@dataclass(slots=True)
+class Tensor:
+    """A named array with a protocol datatype; axis 0 counts rows when the model batches."""
+
+    name: str
+    datatype: Datatype
+    array: Array
+
+    @classmethod
+    def from_bytes(
+        cls, name: str, datatype: Datatype, shape: Sequence[int], raw: bytes | memoryview
+    ) -> "Tensor":
+        """View `raw` (row-major, little-endian, fixed-size datatype) without copying it.
+
+        Raises `InvalidRequest` if `shape` and the number of bytes do not agree.
+        """
+        size = element_count(name, shape) * ITEM_SIZES[datatype]
+        if len(raw) != size:
+            raise InvalidRequest(
+                f"input byte size mismatch for input '{name}', {datatype} of shape"
+                f" {brackets(shape)}. Expected {size}, got {len(raw)}"
+            )
+        return cls(name, datatype, np.frombuffer(raw, NUMPY[datatype]).reshape(shape))
+
+
+MAX_RANK = 32
+_MAX_ELEMENTS = 2**59  # 8 bytes each is as far as numpy can address
+
+
+def element_count(name: str, shape: Sequence[int]) -> int:
+    """The number of elements that `shape` asks for, in Python integers, which cannot wrap around.
+
+    Raises `InvalidRequest` for a negative dimension, and for shapes beyond what an array can have.
+    """
+    if len(shape) > MAX_RANK:  # first, because the other messages show the shape
+        raise InvalidRequest(
+            f"input '{name}' has {len(shape)} dimensions, at most {MAX_RANK} are allowed"
+        )
+    if min(shape, default=0) < 0:
+        raise InvalidRequest(
+            f"input '{name}': every dimension must be given and not negative, got {brackets(shape)}"
+        )
+    count = math.prod(shape)
+    # A zero hides the other dimensions from the product, not from numpy.
+    if count > _MAX_ELEMENTS or (count == 0 and math.prod(filter(None, shape)) > _MAX_ELEMENTS):
+        raise InvalidRequest(
+            f"shape {brackets(shape)} of input '{name}' causes total element count to exceed"
+            f" maximum size of {_MAX_ELEMENTS}"
+        )
+    return count
+
+
+def brackets(shape: Sequence[int]) -> str:
+    """A shape as messages show it: `[-1,16]`."""
+    return "[" + ",".join(map(str, shape)) + "]"

@@ -1,0 +1,150 @@
+"""Lists, as a JSON or protobuf parser gives them, to arrays and back, without a loop over elements.
+
+What a list holds is found by `set(map(type, values))`, which runs in C; numpy would otherwise
+accept `"1"` for a number, `1.5` for an integer (cutting it) and `null` for NaN.
+"""
+
+import json
+from itertools import chain, zip_longest
+from typing import Any
+
+import numpy as np
+import orjson
+
+from headrace.core.datatypes import NUMPY, Datatype
+from headrace.core.errors import InvalidRequest
+from headrace.core.tensors import Tensor, brackets, element_count
+from headrace.wire.bytes_tensor import object_array
+
+MAX_DEPTH = 100
+
+_ACCEPTED: dict[Datatype, frozenset[type]] = {
+    datatype: frozenset({int}) for datatype in Datatype if NUMPY[datatype].kind in "iu"
+} | {
+    Datatype.BOOL: frozenset({bool}),
+    Datatype.FP32: frozenset({int, float}),
+    Datatype.FP64: frozenset({int, float}),
+    Datatype.BYTES: frozenset({str}),
+}
+_EXPECTED: dict[Datatype, str] = {
+    Datatype.BOOL: "true or false",
+    Datatype.FP32: "numbers",
+    Datatype.FP64: "numbers",
+    Datatype.BYTES: "strings",
+}
+_JSON_NAMES: dict[type, str] = {
+    dict: "an object", list: "an array", str: "a string", bool: "a boolean",
+    int: "an integer", float: "a number with a fraction or exponent", type(None): "null",
+}  # fmt: skip
+_BINARY_ONLY = (Datatype.FP16, Datatype.BF16)
+
+
+def json_name(value_type: type) -> str:
+    """What a parsed value of this type was called in JSON."""
+    return _JSON_NAMES.get(value_type, value_type.__name__)
+
+
+def flatten(name: str, data: list[Any]) -> tuple[list[Any], set[type]]:
+    """The elements of a flat or nested list in order, and the types among them.
+
+    Raises `InvalidRequest` for lists beside elements, and for lists nested too deeply.
+    """
+    types = set(map(type, data))
+    depth = 1
+    while list in types:
+        if len(types) > 1:
+            raise InvalidRequest(
+                f"Unable to parse 'data' of input '{name}':"
+                f" elements and arrays are mixed at depth {depth}"
+            )
+        depth += 1
+        if depth >= MAX_DEPTH:
+            raise InvalidRequest(
+                f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})"
+                f" in 'data' of input '{name}'"
+            )
+        data = list(chain.from_iterable(data))
+        types = set(map(type, data))
+    return data, types
+
+
+def tensor_from_json(name: str, datatype: Datatype, shape: list[int], data: list[Any]) -> Tensor:
+    """The tensor whose elements `data` holds, flat or nested; nesting is not held against `shape`.
+
+    Raises `InvalidRequest` for FP16 and BF16 (JSON has no form for them), for elements of a wrong
+    type or out of the datatype's range, and where their number differs from what `shape` asks for.
+    """
+    if datatype in _BINARY_ONLY:
+        raise InvalidRequest(
+            f"receiving {datatype} data via JSON is not supported."
+            f" Please use the binary data format for input '{name}'"
+        )
+    values, types = flatten(name, data)
+    if wrong := types - _ACCEPTED[datatype]:
+        raise InvalidRequest(
+            f"input '{name}' of datatype {datatype} takes {_EXPECTED.get(datatype, 'integers')},"
+            f" but its data holds {' and '.join(sorted(map(json_name, wrong)))}"
+        )
+    if len(values) != (count := element_count(name, shape)):
+        fault = (
+            "Failed to parse 'data' field: shape does not match true shape"
+            if len(values) < count
+            else "Unable to parse 'data': Shape does not match true shape of 'data' field"
+        )
+        raise InvalidRequest(
+            f"{fault} of input '{name}': {brackets(shape)} needs {count} elements,"
+            f" got {len(values)}"
+        )
+    if datatype is Datatype.BYTES:
+        values = list(map(str.encode, values))
+    return tensor_from_values(name, datatype, shape, values)
+
+
+def tensor_from_values(
+    name: str, datatype: Datatype, shape: list[int], values: list[Any]
+) -> Tensor:
+    """The tensor of a flat list of as many values, of the right type, as `shape` asks for.
+
+    Raises `InvalidRequest` for numbers out of the datatype's range.
+    """
+    if datatype is Datatype.BYTES:
+        return Tensor(name, datatype, object_array(values, shape))
+    try:
+        with np.errstate(over="raise"):
+            array = np.fromiter(values, NUMPY[datatype], len(values))
+    except (OverflowError, FloatingPointError):
+        raise InvalidRequest(
+            f"input '{name}': a number in its data is out of the range of {datatype}"
+        ) from None
+    return Tensor(name, datatype, array.reshape(shape))
+
+
+def json_elements(tensor: Tensor) -> bytes:
+    """The elements of `tensor` as one flat JSON array.
+
+    Floats are the shortest decimals that give the same value back in the tensor's own precision;
+    NaN and infinities are the bare words that Python's and Triton's JSON use. Raises
+    `InvalidRequest` for FP16, BF16 and BYTES that are not UTF-8: the client has to ask for these in
+    binary.
+    """
+    datatype = tensor.datatype
+    array = tensor.array.ravel()
+    if datatype is Datatype.BYTES:
+        try:
+            return orjson.dumps(list(map(bytes.decode, array.tolist())))
+        except UnicodeDecodeError:
+            raise InvalidRequest(
+                f"output '{tensor.name}' holds bytes that are not UTF-8 and cannot be sent as JSON."
+                " Please use the binary data format for this output"
+            ) from None
+    if datatype in _BINARY_ONLY:
+        raise InvalidRequest(
+            f"sending {datatype} data via JSON is not supported."
+            f" Please use the binary data format for output '{tensor.name}'"
+        )
+    text = orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
+    if b"n" not in text:
+        return text
+    # orjson writes NaN and infinities as null; the standard library writes the bare words.
+    words = json.dumps(array[~np.isfinite(array)].tolist())[1:-1].encode().split(b", ")
+    return b"".join(chain.from_iterable(zip_longest(text.split(b"null"), words, fillvalue=b"")))

@@ -1,0 +1,193 @@
+"""`ModelInferRequest` messages to requests, and responses to `ModelInferResponse` messages."""
+
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from headrace.core.datatypes import BY_NAME, ITEM_SIZES, Datatype
+from headrace.core.errors import InvalidRequest, Unsupported
+from headrace.core.requests import MAX_TENSORS, InferRequest, InferResponse, Parameter
+from headrace.core.signature import quoted
+from headrace.core.tensors import Tensor, element_count
+from headrace.wire.bytes_tensor import decode_bytes_tensor, encode_bytes_tensor
+from headrace.wire.classification import check_class_count
+from headrace.wire.elements import tensor_from_values
+from headrace.wire.parameters import split_parameters
+from headrace.wire.pb import grpc_service_pb2 as pb
+
+EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
+_TRANSPORT = frozenset({EMPTY_FINAL_RESPONSE, "binary_data_output"})
+_CONTENTS: dict[Datatype, str] = {
+    Datatype.BOOL: "bool_contents",
+    Datatype.UINT8: "uint_contents",
+    Datatype.UINT16: "uint_contents",
+    Datatype.UINT32: "uint_contents",
+    Datatype.UINT64: "uint64_contents",
+    Datatype.INT8: "int_contents",
+    Datatype.INT16: "int_contents",
+    Datatype.INT32: "int_contents",
+    Datatype.INT64: "int64_contents",
+    Datatype.FP32: "fp32_contents",
+    Datatype.FP64: "fp64_contents",
+    Datatype.BYTES: "bytes_contents",
+}
+
+
+def parse_infer(data: bytes) -> pb.ModelInferRequest:
+    """The message in `data`; raises `InvalidRequest`."""
+    try:
+        return pb.ModelInferRequest.FromString(data)
+    except DecodeError as error:
+        raise InvalidRequest(f"not a valid ModelInferRequest message: {error}") from None
+
+
+def decode_infer(message: pb.ModelInferRequest, nbytes: int) -> InferRequest:
+    """Turn a message of `nbytes` bytes into a request; raises `InvalidRequest`."""
+    parameters = {name: _value(name, value) for name, value in message.parameters.items()}
+    reserved, custom = split_parameters(parameters, _TRANSPORT)
+    if type(parameters.get(EMPTY_FINAL_RESPONSE, False)) is not bool:
+        raise InvalidRequest(
+            f"invalid value type for '{EMPTY_FINAL_RESPONSE}' parameter, expected bool_param"
+        )
+    if len(message.inputs) > MAX_TENSORS:
+        raise InvalidRequest(f"a request may have {MAX_TENSORS} inputs, got {len(message.inputs)}")
+    tensors: dict[str, Tensor] = {}
+    raw = message.raw_input_contents
+    for index, item in enumerate(message.inputs):
+        name = item.name
+        if name in tensors:
+            raise InvalidRequest(f"input '{name}' already exists in request")
+        datatype = BY_NAME.get(item.datatype)
+        if datatype is None:
+            raise InvalidRequest(
+                f"input '{name}' has the unknown datatype '{item.datatype}',"
+                f" expected one of {quoted(BY_NAME)}"
+            )
+        if "shared_memory_region" in item.parameters:
+            raise Unsupported(f"input '{name}': shared memory is not supported by this server")
+        if not raw:
+            tensors[name] = _from_contents(item, datatype, message.model_name)
+            continue
+        if item.HasField("contents"):
+            raise InvalidRequest(
+                f"contents field must not be specified when using raw_input_contents for '{name}'"
+                f" for model '{message.model_name}'"
+            )
+        if index >= len(raw):
+            raise InvalidRequest(
+                f"unable to find data for input tensor '{name}' for model '{message.model_name}'"
+                f" in request. Expected {len(message.inputs)} entries in raw_input_contents,"
+                f" got {len(raw)}"
+            )
+        if datatype is Datatype.BYTES:
+            tensors[name] = decode_bytes_tensor(name, list(item.shape), raw[index])
+        else:
+            tensors[name] = Tensor.from_bytes(name, datatype, list(item.shape), raw[index])
+    outputs, classes = _outputs(message)
+    return InferRequest(
+        message.model_name,
+        message.model_version,
+        message.id,
+        tensors,
+        outputs,
+        custom,
+        classes=classes or None,
+        nbytes=nbytes,
+        **reserved,
+    )
+
+
+def encode_infer(response: InferResponse) -> pb.ModelInferResponse:
+    """The answer as a message; tensors are always in `raw_output_contents`, as Triton does it."""
+    message = pb.ModelInferResponse(
+        model_name=response.model_name, model_version=response.model_version, id=response.id
+    )
+    for tensor in response.outputs:
+        message.outputs.add(
+            name=tensor.name, datatype=tensor.datatype.value, shape=tensor.array.shape
+        )
+        message.raw_output_contents.append(
+            encode_bytes_tensor(tensor.array)
+            if tensor.datatype is Datatype.BYTES
+            else tensor.array.tobytes()
+        )
+    for name, value in response.parameters.items():
+        set_parameter(message, name, value)
+    return message
+
+
+def set_parameter(message: pb.ModelInferResponse, name: str, value: Parameter) -> None:
+    """Put a parameter into a response under the field of its type."""
+    parameter = message.parameters[name]
+    if isinstance(value, bool):  # before int: bool is one
+        parameter.bool_param = value
+    elif isinstance(value, int):
+        parameter.int64_param = value
+    elif isinstance(value, float):
+        parameter.double_param = value
+    else:
+        parameter.string_param = value
+
+
+def _value(name: str, parameter: pb.InferParameter) -> Any:
+    choice = parameter.WhichOneof("parameter_choice")
+    if choice is None or (choice == "uint64_param" and name != "priority"):
+        raise InvalidRequest(
+            f"invalid value type for '{name}' parameter,"
+            " expected int64_param, bool_param, string_param or double_param"
+        )
+    return getattr(parameter, choice)
+
+
+def _from_contents(
+    item: pb.ModelInferRequest.InferInputTensor, datatype: Datatype, model: str
+) -> Tensor:
+    name = item.name
+    expected = _CONTENTS.get(datatype)
+    if expected is None:
+        raise InvalidRequest(
+            f"{datatype} data has no typed contents; use raw_input_contents for input '{name}'"
+            f" for model '{model}'"
+        )
+    filled = [field.name for field, _ in item.contents.ListFields()]
+    if any(field != expected for field in filled):
+        raise InvalidRequest(
+            f"unexpected explicit tensor data for input tensor '{name}' for model '{model}' of type"
+            f" '{datatype}', expected {expected}, got {' and '.join(filled)}"
+        )
+    values: list[Any] = list(getattr(item.contents, expected))
+    shape = list(item.shape)
+    if len(values) != (count := element_count(name, shape)):
+        if datatype is Datatype.BYTES:
+            raise InvalidRequest(
+                f"expected {count} string elements for inference input '{name}'"
+                f" for model '{model}', got {len(values)}"
+            )
+        unit = ITEM_SIZES[datatype]
+        raise InvalidRequest(
+            f"input byte size mismatch for input '{name}' for model '{model}'."
+            f" Expected {count * unit}, got {len(values) * unit}"
+        )
+    return tensor_from_values(name, datatype, shape, values)
+
+
+def _outputs(message: pb.ModelInferRequest) -> tuple[tuple[str, ...], dict[str, int]]:
+    """The names of the wanted outputs, and the class counts of those that ask for classes."""
+    classes: dict[str, int] = {}
+    if len(message.outputs) > MAX_TENSORS:
+        raise InvalidRequest(
+            f"a request may name {MAX_TENSORS} outputs, got {len(message.outputs)}"
+        )
+    names: dict[str, None] = {}
+    for item in message.outputs:
+        if item.name in names:
+            raise InvalidRequest(f"output '{item.name}' already exists in request")
+        if "shared_memory_region" in item.parameters:
+            raise Unsupported(
+                f"output '{item.name}': shared memory is not supported by this server"
+            )
+        if "classification" in item.parameters:
+            count = _value("classification", item.parameters["classification"])
+            classes[item.name] = check_class_count(item.name, count)
+        names[item.name] = None
+    return tuple(names), classes

@@ -1,0 +1,291 @@
+"""The body of an HTTP inference request to an `InferRequest`, and an `InferResponse` to a body.
+
+Layout of a body with binary tensors: JSON of `Inference-Header-Content-Length` bytes, then the
+bytes of each binary tensor in the order in which the JSON names them. Without that header the whole
+body is JSON; with the value 0 the whole body is the data of the model's only input.
+
+Strategy for speed: orjson reads the JSON at once; binary tensors become views into the body; arrays
+are written by orjson and put into the answer as ready fragments.
+"""
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from headrace.core.datatypes import BY_NAME, ITEM_SIZES, Datatype
+from headrace.core.errors import InvalidRequest, Unsupported
+from headrace.core.requests import MAX_TENSORS, InferRequest, InferResponse
+from headrace.core.signature import Signature, quoted
+from headrace.core.tensors import Tensor, brackets
+from headrace.wire.bytes_tensor import decode_bytes_tensor, encode_bytes_tensor, object_array
+from headrace.wire.classification import check_class_count
+from headrace.wire.elements import json_elements, json_name, tensor_from_json
+from headrace.wire.parameters import split_parameters
+
+_TRANSPORT = frozenset({"binary_data_output"})
+_JSON_SIZE = re.compile(r"-?[0-9]{1,10}")
+# A string need not end, and what it has matched it does not give back: so a body is read once,
+# whatever it holds.
+_STRING_OR_INF = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|Inf\b', re.DOTALL)
+
+
+@dataclass(slots=True)
+class ResponseForm:
+    """Which outputs are to be binary: `named` ones as each asked, all others by `binary`."""
+
+    binary: bool = False
+    named: dict[str, bool] = field(default_factory=dict)
+
+
+def decode_infer(
+    model: str, version: str, body: bytes, json_size: int | None
+) -> tuple[InferRequest, ResponseForm]:
+    """Decode a body whose first `json_size` bytes are JSON, all of it for None.
+
+    Raises `InvalidRequest`, and `Unsupported` for what this server does not offer.
+    """
+    size = len(body)
+    if json_size is None:
+        document, tail = _parse(body), memoryview(b"")
+    else:
+        view = memoryview(body)
+        document, tail = _parse(view[:json_size]), view[json_size:]
+    if type(document) is not dict:
+        raise InvalidRequest(f"the request must be a JSON object, got {json_name(type(document))}")
+    request_id = _member(document, "id", str, "")
+    parameters = _member(document, "parameters", dict, {})
+    reserved, custom = split_parameters(parameters, _TRANSPORT)
+    binary = parameters.get("binary_data_output", False)
+    if type(binary) is not bool:
+        raise InvalidRequest(
+            f"parameter 'binary_data_output' must be a boolean, got {json_name(type(binary))}"
+        )
+    form = ResponseForm(binary)
+    inputs = _member(document, "inputs", list, None)
+    if len(inputs) > MAX_TENSORS:
+        raise InvalidRequest(f"a request may have {MAX_TENSORS} inputs, got {len(inputs)}")
+    tensors: dict[str, Tensor] = {}
+    position = 0
+    for item in inputs:
+        tensor, position = _input(item, tail, position)
+        if tensor.name in tensors:
+            raise InvalidRequest(f"input '{tensor.name}' already exists in request")
+        tensors[tensor.name] = tensor
+    if position != len(tail):
+        raise InvalidRequest(
+            f"unexpected additional input data for model '{model}':"
+            f" {len(tail)} bytes follow the JSON, the inputs use {position}"
+        )
+    classes = _outputs(_member(document, "outputs", list, []), form)
+    request = InferRequest(
+        model, version, request_id, tensors, tuple(form.named), custom, nbytes=size, **reserved
+    )
+    if classes:
+        request.classes = classes
+    return request, form
+
+
+def decode_raw(
+    signature: Signature, model: str, version: str, body: bytes
+) -> tuple[InferRequest, ResponseForm]:
+    """Decode a body that is nothing but the data of a model's only input; one row if it batches.
+
+    A variable dimension (one at most) is found from the number of bytes. Raises `InvalidRequest`.
+    """
+    if len(signature.inputs) != 1:
+        raise InvalidRequest(
+            f"Raw request must only have 1 input (found 1) to be deduced but got"
+            f" {len(signature.inputs)} inputs in '{signature.model}' model configuration"
+        )
+    spec = signature.inputs[0]
+    lead = [1] if signature.batches else []
+    if spec.datatype is Datatype.BYTES:
+        if any(d not in (1, -1) for d in spec.dims):
+            raise InvalidRequest(
+                f"For BYTE datatype raw input '{spec.name}', the model must have input shape [1],"
+                f" not {brackets(spec.dims)}"
+            )
+        tensor = Tensor(
+            spec.name, spec.datatype, object_array([body], [*lead, *(1 for _ in spec.dims)])
+        )
+    else:
+        shape = lead + list(spec.dims)
+        if shape.count(-1) > 1:
+            raise InvalidRequest(
+                f"The shape of the raw input '{spec.name}' can not be deduced because there are"
+                f" more than one variable-sized dimension in {brackets(spec.dims)}"
+            )
+        if -1 in shape:
+            unit = ITEM_SIZES[spec.datatype]
+            for d in shape:
+                unit *= 1 if d == -1 else d
+            shape[shape.index(-1)] = len(body) // unit if unit else 0
+        tensor = Tensor.from_bytes(spec.name, spec.datatype, shape, body)
+    request = InferRequest(model, version, "", {spec.name: tensor}, nbytes=len(body))
+    return request, ResponseForm(binary=True)
+
+
+def encode_infer(response: InferResponse, form: ResponseForm) -> tuple[list[bytes], int | None]:
+    """The body as a list of buffers, and the size of the JSON in front if binary tensors follow it.
+
+    Raises `InvalidRequest` where an output has no JSON form.
+    """
+    outputs: list[dict[str, Any]] = []
+    buffers: list[bytes] = [b""]
+    for tensor in response.outputs:
+        array = tensor.array
+        item: dict[str, Any] = {
+            "name": tensor.name,
+            "datatype": tensor.datatype,
+            "shape": array.shape,
+        }
+        if form.named.get(tensor.name, form.binary):
+            raw = (
+                encode_bytes_tensor(array) if tensor.datatype is Datatype.BYTES else array.tobytes()
+            )
+            item["parameters"] = {"binary_data_size": len(raw)}
+            if raw:
+                buffers.append(raw)
+        else:
+            item["data"] = orjson.Fragment(json_elements(tensor))
+        outputs.append(item)
+    document: dict[str, Any] = {"id": response.id} if response.id else {}
+    document["model_name"] = response.model_name
+    document["model_version"] = response.model_version
+    if response.parameters:
+        document["parameters"] = response.parameters
+    document["outputs"] = outputs
+    buffers[0] = orjson.dumps(document)
+    return buffers, len(buffers[0]) if len(buffers) > 1 else None
+
+
+def parse_json_size(header: str | None, body_size: int) -> int | None:
+    """The value of Inference-Header-Content-Length, None if there is no such header.
+
+    Raises `InvalidRequest` unless it is a number from 0 to the size of the body.
+    """
+    if header is None:
+        return None
+    if not _JSON_SIZE.fullmatch(header):  # int() takes "1_0", " 1" and digits of other scripts too
+        raise InvalidRequest(f"Unable to parse Inference-Header-Content-Length, got: {header[:40]}")
+    value = int(header)
+    if not 0 <= value <= body_size:
+        raise InvalidRequest(
+            f"inference header size should be in range (0, {body_size}), got: {value}"
+        )
+    return value
+
+
+def error_body(text: str) -> bytes:
+    """The protocol's form of an error; what is not Unicode in the text becomes question marks."""
+    return orjson.dumps({"error": text.encode(errors="replace").decode()})
+
+
+def _parse(text: bytes | memoryview) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raw = bytes(text)
+        if b"NaN" not in raw and b"Inf" not in raw:
+            raise InvalidRequest(f"failed to parse the request JSON buffer: {error}") from None
+    # NaN and infinities are no JSON, but the protocol's clients send them. Only such bodies pay for
+    # the slower parser. It also takes half surrogates and integers of any length, which nothing
+    # behind it expects; orjson does not write these.
+    try:
+        document = json.loads(_STRING_OR_INF.sub(_long_word, raw))
+        orjson.dumps(document)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidRequest(f"failed to parse the request JSON buffer: {error}") from None
+    return document
+
+
+def _long_word(match: re.Match[bytes]) -> bytes:
+    return b"Infinity" if match[0] == b"Inf" else match[0]
+
+
+def _member(document: dict[str, Any], name: str, kind: type, default: Any) -> Any:
+    """A member of a JSON object, checked for its type; required if `default` is None."""
+    value = document.get(name, default)
+    if type(value) is not kind:
+        if name not in document:
+            raise InvalidRequest(f"Unable to parse '{name}': the request has no member '{name}'")
+        raise InvalidRequest(
+            f"Unable to parse '{name}': expected {json_name(kind)}, got {json_name(type(value))}"
+        )
+    return value
+
+
+def _input(item: Any, tail: memoryview, position: int) -> tuple[Tensor, int]:
+    """One tensor, and where the binary data of the next one begins."""
+    if type(item) is not dict:
+        raise InvalidRequest(
+            f"Unable to parse 'inputs': expected an object, got {json_name(type(item))}"
+        )
+    name = _member(item, "name", str, None)
+    shape = _member(item, "shape", list, None)
+    # bool is an int to Python, not to JSON; a set of exact types tells them apart.
+    if set(map(type, shape)) - {int} or (shape and min(shape) < 0):
+        raise InvalidRequest(
+            f"Unable to parse 'shape' of input '{name}': expected non-negative integers"
+        )
+    text = _member(item, "datatype", str, None)
+    datatype = BY_NAME.get(text)
+    if datatype is None:
+        raise InvalidRequest(
+            f"input '{name}' has the unknown datatype '{text}', expected one of {quoted(BY_NAME)}"
+        )
+    parameters = _member(item, "parameters", dict, {})
+    binary_size = parameters.get("binary_data_size")
+    region = parameters.get("shared_memory_region")
+    if (("data" in item) + (binary_size is not None) + (region is not None)) != 1:
+        raise InvalidRequest(
+            "Input must set only one of the following fields: 'data', 'binary_data_size' in"
+            " 'parameters', 'shared_memory_region' in 'parameters'."
+            f" Input '{name}' sets none or several"
+        )
+    if region is not None:
+        raise Unsupported(f"input '{name}': shared memory is not supported by this server")
+    if binary_size is None:
+        data = _member(item, "data", list, None)
+        return tensor_from_json(name, datatype, shape, data), position
+    if type(binary_size) is not int or binary_size < 0:
+        raise InvalidRequest(f"'binary_data_size' of input '{name}' must be a non-negative integer")
+    end = position + binary_size
+    if end > len(tail):
+        raise InvalidRequest(
+            f"unexpected size for input '{name}', expecting {end - len(tail)} additional bytes"
+        )
+    raw = tail[position:end]
+    if datatype is Datatype.BYTES:
+        return decode_bytes_tensor(name, shape, raw), end
+    return Tensor.from_bytes(name, datatype, shape, raw), end
+
+
+def _outputs(items: list[Any], form: ResponseForm) -> dict[str, int]:
+    """Put how each named output is to be sent into `form`; the class counts of those that ask."""
+    classes: dict[str, int] = {}
+    if len(items) > MAX_TENSORS:
+        raise InvalidRequest(f"a request may name {MAX_TENSORS} outputs, got {len(items)}")
+    for item in items:
+        if type(item) is not dict:
+            raise InvalidRequest(
+                f"Unable to parse 'outputs': expected an object, got {json_name(type(item))}"
+            )
+        name = _member(item, "name", str, None)
+        if name in form.named:
+            raise InvalidRequest(f"output '{name}' already exists in request")
+        parameters = _member(item, "parameters", dict, {})
+        if "shared_memory_region" in parameters:
+            raise Unsupported(f"output '{name}': shared memory is not supported by this server")
+        if (count := parameters.get("classification", 0)) != 0:
+            classes[name] = check_class_count(name, count)
+        binary = parameters.get("binary_data", False)
+        if type(binary) is not bool:
+            raise InvalidRequest(
+                f"'binary_data' of output '{name}' must be a boolean, got {json_name(type(binary))}"
+            )
+        form.named[name] = binary
+    return classes

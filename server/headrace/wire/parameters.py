@@ -1,0 +1,56 @@
+"""The reserved request parameters, the same for JSON and protobuf once they are Python values."""
+
+from typing import Any
+
+from headrace.core.errors import InvalidRequest
+from headrace.core.requests import Parameter
+
+# What InferRequest calls each reserved parameter, and what it takes.
+_RESERVED: dict[str, tuple[tuple[type, ...], str]] = {
+    "sequence_id": ((int, str), "an unsigned integer or a string"),
+    "sequence_start": ((bool,), "a boolean"),
+    "sequence_end": ((bool,), "a boolean"),
+    "priority": ((int,), "an unsigned integer"),
+    "timeout": ((int,), "an unsigned integer of microseconds"),
+}
+_MIN_SIGNED = -(2**63)
+_MAX_UNSIGNED = 2**64 - 1
+
+
+def split_parameters(
+    given: dict[str, Any], also_reserved: frozenset[str]
+) -> tuple[dict[str, Any], dict[str, Parameter]]:
+    """Reserved parameters as arguments of `InferRequest`, and the rest, which models may read.
+
+    Names in `also_reserved` belong to the transport and are left out. Raises `InvalidRequest` for a
+    value of a wrong type, an integer beyond 64 bits and names that start with `triton_`.
+    """
+    reserved: dict[str, Any] = {}
+    custom: dict[str, Parameter] = {}
+    for name, value in given.items():
+        if name in _RESERVED:
+            types, expected = _RESERVED[name]
+            wrong = type(value) not in types or (
+                type(value) is int and not 0 <= value <= _MAX_UNSIGNED
+            )
+            if wrong:
+                raise InvalidRequest(
+                    f"invalid value type for '{name}' parameter, expected {expected}, got {value!r}"
+                )
+            reserved[name] = value
+        elif name in also_reserved:
+            continue
+        elif name.startswith("triton_"):
+            raise InvalidRequest(
+                f"parameter keys starting with 'triton_' are reserved, got '{name}'"
+            )
+        elif type(value) is int and not _MIN_SIGNED <= value <= _MAX_UNSIGNED:
+            raise InvalidRequest(f"parameter '{name}' does not fit into 64 bits")
+        elif type(value) in (str, int, float, bool):
+            custom[name] = value
+        else:
+            raise InvalidRequest(
+                f"parameter '{name}' has invalid type."
+                " It should be either 'int', 'double', 'bool', or 'string'."
+            )
+    return reserved, custom

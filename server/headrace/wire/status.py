@@ -1,0 +1,52 @@
+"""The one place where the two transports agree on what an error is called.
+
+Values follow Triton's mapping of its error classes, with three deliberate differences that
+`docs/protocol.md` lists: malformed JSON is the client's error (400, not 500), a request over the
+size limit is 413 / RESOURCE_EXHAUSTED, and a cancelled request is 499 where anyone is left to see
+it.
+"""
+
+from dataclasses import dataclass
+
+from headrace.core.errors import (
+    Cancelled,
+    ExecutionFailed,
+    InvalidRequest,
+    ModelNotReady,
+    NotFound,
+    Overloaded,
+    PayloadTooLarge,
+    QueueFull,
+    QueueTimeout,
+    ServerError,
+    ServerExiting,
+    Unavailable,
+    Unsupported,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """An HTTP status and the number of a gRPC status; `retry_after` is in seconds, 0 for none."""
+
+    http: int
+    grpc: int
+    retry_after: int = 0
+
+
+STATUS: dict[type[ServerError], Status] = {
+    InvalidRequest: Status(400, 3),  # INVALID_ARGUMENT
+    PayloadTooLarge: Status(413, 8),  # RESOURCE_EXHAUSTED
+    NotFound: Status(404, 5),  # NOT_FOUND
+    Unavailable: Status(503, 14),  # UNAVAILABLE
+    ModelNotReady: Status(503, 14),
+    QueueFull: Status(503, 14, retry_after=1),
+    QueueTimeout: Status(503, 14, retry_after=1),
+    Overloaded: Status(503, 14, retry_after=1),
+    ServerExiting: Status(503, 14, retry_after=1),
+    Unsupported: Status(501, 12),  # UNIMPLEMENTED
+    Cancelled: Status(499, 1),  # CANCELLED
+    ExecutionFailed: Status(500, 13),  # INTERNAL
+}
+INTERNAL = Status(500, 13)
+INTERNAL_TEXT = "internal error"

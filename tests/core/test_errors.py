@@ -1,0 +1,39 @@
+"""The tree of errors in the code is the one that the module's docstring draws."""
+
+import re
+
+import pytest
+
+from headrace.core import errors
+from headrace.core.errors import RepositoryError, ServerError
+
+
+def drawn() -> dict[str, str]:
+    """Each class of the drawing with the class that it hangs from: the next one further left."""
+    parents: dict[str, str] = {}
+    path: list[tuple[int, str]] = []
+    for line in (errors.__doc__ or "").splitlines():
+        for match in re.finditer(r"^\w+(?= ─┬)|(?<=─ )\w+", line):
+            while path and path[-1][0] >= match.start():
+                path.pop()
+            if path:
+                parents[match[0]] = path[-1][1]
+            path.append((match.start(), match[0]))
+    return parents
+
+
+def built(base: type[Exception]) -> dict[str, str]:
+    parents: dict[str, str] = {}
+    for child in base.__subclasses__():
+        if child.__module__ == errors.__name__:
+            parents |= {child.__name__: base.__name__} | built(child)
+    return parents
+
+
+def test_the_drawn_tree_is_the_built_one() -> None:
+    assert drawn() == built(ServerError) | built(RepositoryError)
+
+
+@pytest.mark.parametrize("name", drawn())
+def test_every_error_says_when_it_is_raised(name: str) -> None:
+    assert vars(errors)[name].__doc__

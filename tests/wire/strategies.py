@@ -1,0 +1,84 @@
+"""What the property tests of this folder draw from, and how they compare tensors."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from headrace.core.datatypes import ITEM_SIZES, NUMPY, Datatype
+from headrace.core.errors import ServerError
+from headrace.core.tensors import Array, Tensor
+
+T = TypeVar("T")
+
+PROPERTY = settings(max_examples=100, deadline=None)
+
+EVERY = tuple(Datatype)
+IN_JSON = tuple(d for d in Datatype if d not in (Datatype.FP16, Datatype.BF16))
+
+shapes = st.lists(st.integers(0, 4), max_size=4)
+# Half surrogates too: JSON can escape them, UTF-8 cannot hold them.
+any_text = st.text(st.characters(categories=None), max_size=6)
+
+
+def object_array(elements: Sequence[bytes], shape: Sequence[int]) -> Array:
+    array = np.empty(len(elements), object)
+    array[:] = elements
+    return array.reshape(shape)
+
+
+@st.composite
+def tensors(
+    draw: st.DrawFn, datatypes: Sequence[Datatype] = EVERY, utf8: bool = False, name: str = "x"
+) -> Tensor:
+    """A tensor of any bit pattern, NaNs and infinities among them; BYTES are text if `utf8`."""
+    datatype = draw(st.sampled_from(datatypes))
+    shape = draw(shapes)
+    count = math.prod(shape)
+    if datatype is Datatype.BYTES:
+        text = st.text(max_size=8).map(str.encode)
+        element = text if utf8 else st.binary(max_size=8)
+        elements = draw(st.lists(element, min_size=count, max_size=count))
+        return Tensor(name, datatype, object_array(elements, shape))
+    size = count * ITEM_SIZES[datatype]
+    raw = draw(st.binary(min_size=size, max_size=size))
+    if datatype is Datatype.BOOL:
+        raw = bytes(byte & 1 for byte in raw)
+    return Tensor(name, datatype, np.frombuffer(raw, NUMPY[datatype]).reshape(shape))
+
+
+def assert_same(one: Tensor, other: Tensor, bits: bool = True) -> None:
+    """Equal in all there is to a tensor; with `bits`, also in which NaN a NaN is."""
+    assert (one.name, one.datatype) == (other.name, other.datatype)
+    assert one.array.dtype == other.array.dtype == NUMPY[one.datatype]
+    assert one.array.shape == other.array.shape
+    if one.datatype is Datatype.BYTES:
+        assert one.array.ravel().tolist() == other.array.ravel().tolist()
+    elif bits:
+        assert one.array.tobytes() == other.array.tobytes()
+    else:
+        nan_too = one.datatype in (Datatype.FP32, Datatype.FP64)
+        assert np.array_equal(one.array, other.array, equal_nan=nan_too)
+
+
+@st.composite
+def mutations(draw: st.DrawFn, original: bytes) -> bytes:
+    """`original` with a few pieces replaced, cut out, repeated or put in."""
+    body = original
+    for _ in range(draw(st.integers(1, 3))):
+        start = draw(st.integers(0, len(body)))
+        end = min(len(body), start + draw(st.integers(0, 4)))
+        piece = draw(st.one_of(st.binary(max_size=4), st.just(body[start:end] * 2)))
+        body = body[:start] + piece + body[end:]
+    return body
+
+
+def outcome(function: Callable[..., T], *arguments: Any) -> T | ServerError:
+    """What a call gives, or the error that a client would be told; anything else is raised."""
+    try:
+        return function(*arguments)
+    except ServerError as error:
+        return error

@@ -1,0 +1,113 @@
+import random
+import tracemalloc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.core.datatypes import Datatype
+from headrace.core.errors import InvalidRequest
+from headrace.core.tensors import Tensor
+from headrace.wire.bytes_tensor import decode_bytes_tensor, encode_bytes_tensor
+from tests.wire.strategies import PROPERTY, assert_same, mutations, object_array, outcome, tensors
+
+ONE = b"\x03\0\0\0abc"
+EMPTY = b"\0\0\0\0"
+
+
+@pytest.mark.parametrize(
+    ("shape", "raw", "elements"),
+    [
+        ([], ONE, [b"abc"]),
+        ([1], ONE, [b"abc"]),
+        ([2, 1], ONE + EMPTY, [b"abc", b""]),
+        ([1, 3], EMPTY + EMPTY + EMPTY, [b"", b"", b""]),
+        ([0], b"", []),
+        ([3, 0], b"", []),
+        ([1], b"\x00\x01\0\0" + bytes(256), [bytes(256)]),
+    ],
+)
+def test_form(shape: list[int], raw: bytes, elements: list[bytes]) -> None:
+    tensor = decode_bytes_tensor("x", shape, raw)
+    assert tensor.datatype is Datatype.BYTES
+    assert tensor.array.shape == tuple(shape)
+    assert tensor.array.ravel().tolist() == elements
+    assert encode_bytes_tensor(tensor.array) == raw
+
+
+@pytest.mark.parametrize(
+    ("shape", "raw", "text"),
+    [
+        ([1], b"", "expected 1 string elements for inference input 'x', got fewer"),
+        ([2], ONE + b"\0", "incomplete string length indicator for inference input 'x'"),
+        ([2], b"\x04\0\0\0\0\0\0\0", "expected 2 string elements for inference input 'x', got 1"),
+        ([1], ONE[:-1], "incomplete string data for inference input 'x'"),
+        ([1], b"\xff\xff\xff\xff", "element 0 claims 4294967295 bytes, 0 are left"),
+        (
+            [1],
+            ONE + EMPTY,
+            "unexpected number of string elements 2 for inference input 'x', expecting 1",
+        ),
+        ([1], ONE + b"\0", "unexpected number of string elements 2"),
+        ([0], EMPTY, "unexpected number of string elements 1 for inference input 'x', expecting 0"),
+        ([-1], ONE, "not negative"),
+        ([2**58], ONE, "expected 288230376151711744 string elements"),
+        ([2**62, 4], ONE, "total element count to exceed maximum size of"),
+        ([0, 2**62], b"", "total element count to exceed maximum size of"),
+    ],
+)
+def test_lengths_that_do_not_fit(shape: list[int], raw: bytes, text: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequest) as raised:
+            decode_bytes_tensor("x", shape, raw)
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+    assert text in str(raised.value)
+
+
+@PROPERTY
+@given(tensors([Datatype.BYTES]), st.sampled_from([bytes, memoryview]))
+def test_what_was_encoded_comes_back(tensor: Tensor, kind: type[bytes | memoryview]) -> None:
+    raw = kind(encode_bytes_tensor(tensor.array))
+    assert_same(decode_bytes_tensor("x", list(tensor.array.shape), raw), tensor)
+
+
+@PROPERTY
+@given(tensors([Datatype.BYTES]), st.data())
+def test_a_damaged_tensor_is_refused_or_another_one(tensor: Tensor, data: st.DataObject) -> None:
+    raw = data.draw(mutations(encode_bytes_tensor(tensor.array)))
+    result = outcome(decode_bytes_tensor, "x", list(tensor.array.shape), raw)
+    if isinstance(result, Tensor):
+        assert encode_bytes_tensor(result.array) == raw
+    else:
+        assert isinstance(result, InvalidRequest)
+
+
+@PROPERTY
+@given(tensors([Datatype.BYTES]))
+def test_a_cut_tensor_is_refused_wherever_it_was_cut(tensor: Tensor) -> None:
+    raw = encode_bytes_tensor(tensor.array)
+    for size in range(len(raw)):
+        with pytest.raises(InvalidRequest):
+            decode_bytes_tensor("x", list(tensor.array.shape), raw[:size])
+
+
+@PROPERTY
+@given(st.lists(st.integers(), max_size=4), st.binary())
+def test_any_shape_and_bytes_are_decoded_or_refused(shape: list[int], raw: bytes) -> None:
+    assert isinstance(outcome(decode_bytes_tensor, "x", shape, raw), Tensor | InvalidRequest)
+
+
+def test_a_view_that_is_not_contiguous_is_encoded_in_its_own_order() -> None:
+    array = object_array([b"a", b"b", b"c", b"d"], [2, 2]).T
+    assert encode_bytes_tensor(array) == b"\1\0\0\0a\1\0\0\0c\1\0\0\0b\1\0\0\0d"
+
+
+def test_ten_thousand_long_elements() -> None:
+    noise = random.Random(1).randbytes(20_000)
+    elements = [noise[i : i + 900] for i in range(10_000)]
+    raw = encode_bytes_tensor(object_array(elements, [10_000]))
+    assert len(raw) == 10_000 * 904
+    assert decode_bytes_tensor("x", [10_000], memoryview(raw)).array.tolist() == elements

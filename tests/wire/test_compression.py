@@ -1,0 +1,143 @@
+import gzip
+import tracemalloc
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.core.errors import InvalidRequest, PayloadTooLarge, ServerError, Unsupported
+from headrace.wire.compression import choose_encoding, compress, decompress, too_large
+from tests.wire.strategies import PROPERTY, mutations, outcome
+
+LIMIT = 1 << 24
+MIB = 1 << 20
+encodings = st.sampled_from(["gzip", "deflate"])
+
+
+@PROPERTY
+@given(st.binary(max_size=200), encodings)
+def test_what_was_compressed_comes_back(body: bytes, encoding: str) -> None:
+    assert decompress(compress(body, encoding), encoding, LIMIT) == body
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+@pytest.mark.parametrize("size", [MIB - 1, MIB, MIB + 1, 3 * MIB])
+def test_large_bodies_come_back(encoding: str, size: int) -> None:
+    assert decompress(compress(bytes(size), encoding), encoding, LIMIT) == bytes(size)
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding"),
+    [
+        (b"hello", ""),
+        (b"hello", "identity"),
+        (gzip.compress(b"hello"), "gzip"),
+        (gzip.compress(b"hello"), " GZip "),
+        (zlib.compress(b"hello"), "deflate"),
+        (zlib.compress(b"hello", 0), "deflate"),
+        (gzip.compress(b"hello"), "deflate"),  # clients mix the two up
+        (zlib.compress(b"hello"), "gzip"),
+    ],
+)
+def test_content_encodings(body: bytes, encoding: str) -> None:
+    assert decompress(body, encoding, LIMIT) == b"hello"
+
+
+@pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, deflate", "x"])
+def test_other_encodings_are_unsupported(encoding: str) -> None:
+    with pytest.raises(Unsupported, match="Unsupported compression type"):
+        decompress(b"hello", encoding, LIMIT)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_a_cut_body_is_refused_wherever_it_was_cut(encoding: str) -> None:
+    whole = compress(b"some tensor data, some tensor data", encoding)
+    for size in range(len(whole)):
+        with pytest.raises(InvalidRequest):
+            decompress(whole[:size], encoding, LIMIT)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_nothing_may_follow_the_end(encoding: str) -> None:
+    """A second gzip member would otherwise be dropped without a word."""
+    whole = compress(b"hello", encoding)
+    with pytest.raises(InvalidRequest, match="after its end marker"):
+        decompress(whole + whole, encoding, LIMIT)
+
+
+@PROPERTY
+@given(st.data(), encodings)
+def test_a_damaged_body_is_refused_or_harmless(data: st.DataObject, encoding: str) -> None:
+    body = data.draw(mutations(compress(b"some tensor data, some tensor data", encoding)))
+    assert isinstance(outcome(decompress, body, encoding, LIMIT), bytes | InvalidRequest)
+
+
+@PROPERTY
+@given(st.binary(), encodings)
+def test_random_bytes_are_refused(body: bytes, encoding: str) -> None:
+    assert isinstance(outcome(decompress, body, encoding, LIMIT), bytes | ServerError)
+
+
+def test_a_preset_dictionary_is_refused() -> None:
+    packer = zlib.compressobj(zdict=b"hello")
+    with pytest.raises(InvalidRequest, match="not valid deflate"):
+        decompress(packer.compress(b"hello") + packer.flush(), "deflate", LIMIT)
+
+
+def test_a_bomb_stops_at_the_limit() -> None:
+    packer = zlib.compressobj(1)
+    pieces = [packer.compress(bytes(MIB)) for _ in range(64)]
+    bomb = b"".join([*pieces, packer.flush()])
+    tracemalloc.start()
+    try:
+        with pytest.raises(PayloadTooLarge, match=f"maximum allowed value of {2 * MIB} bytes"):
+            decompress(bomb, "deflate", 2 * MIB)
+        assert tracemalloc.get_traced_memory()[1] < 5 * MIB
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("size", "fits"), [(99, True), (100, True), (101, False)])
+def test_the_limit_is_exact(size: int, fits: bool) -> None:
+    body = compress(bytes(size), "gzip")
+    result = outcome(decompress, body, "gzip", 100)
+    assert result == bytes(size) if fits else isinstance(result, PayloadTooLarge)
+
+
+def test_size_errors_name_limit_size_and_setting() -> None:
+    assert "the request body (7 bytes) exceeds" in too_large("request body", 5, 7)
+    assert "maximum allowed value of 5 bytes" in too_large("request body", 5)
+    assert "--max-request-bytes" in too_large("request body", 5)
+
+
+@pytest.mark.parametrize(
+    ("accept", "chosen"),
+    [
+        ("", "identity"),
+        ("gzip", "gzip"),
+        ("deflate", "deflate"),
+        ("GZIP", "gzip"),
+        ("gzip, deflate", "gzip"),  # the first of equals
+        ("deflate, gzip", "deflate"),
+        ("gzip;q=0.5, deflate;q=0.8", "deflate"),  # the highest weight
+        ("gzip;q=0.5, identity", "identity"),
+        ("identity;q=0.5, gzip;q=0.5", "identity"),
+        ("br, zstd;q=1, gzip;q=0.1", "gzip"),  # unknown ones are skipped
+        ("br", "identity"),
+        ("*", "identity"),
+        ("gzip;q=0", "identity"),
+        ("gzip;q=nonsense", "identity"),
+        ("gzip;q=nan", "identity"),
+        ("gzip ; level=9 ; Q=0.5 , deflate ; q=0.4", "gzip"),
+        (",,;;=,gzip", "gzip"),
+    ],
+)
+def test_choose_encoding(accept: str, chosen: str) -> None:
+    assert choose_encoding(accept) == chosen
+
+
+@PROPERTY
+@given(st.text() | st.text("gzip, deflate;q=0.19*", max_size=30))
+def test_any_header_chooses_something(accept: str) -> None:
+    assert choose_encoding(accept) in ("gzip", "deflate", "identity")
