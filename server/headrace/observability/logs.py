@@ -1,0 +1,112 @@
+"""How log lines look: for people, or one JSON object a line."""
+
+import logging
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from json import dumps
+
+import orjson
+
+FORMATS = ("default", "ISO8601", "json")
+# What a call may pass in `extra`; each becomes a member of a JSON line.
+EXTRA = ("request_id", "model", "version", "client", "method", "path", "status", "duration_ms")
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """Which levels are written, where to (no `file` means standard error), and in what form."""
+
+    verbose: int = 0
+    info: bool = True
+    warning: bool = True
+    error: bool = True
+    format: str = "default"
+    file: str = ""
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line without its end."""
+        entry: dict[str, object] = {
+            "time": _moment(record, "microseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        entry |= {name: getattr(record, name) for name in EXTRA if hasattr(record, name)}
+        if record.exc_info:
+            entry["traceback"] = self.formatException(record.exc_info)
+        try:
+            return orjson.dumps(entry, default=str).decode()
+        except TypeError:  # a file name that is not UTF-8, say, which the slower encoder escapes
+            return dumps(entry, default=str)
+
+
+class TextFormatter(logging.Formatter):
+    """Time, level, logger and message; the time either short or as ISO 8601 in UTC.
+
+    A request id is the client's own text: line breaks in it are escaped, or it could forge lines.
+    """
+
+    def __init__(self, iso: bool) -> None:
+        super().__init__()
+        self._iso = iso
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, and the traceback below it if there is one."""
+        moment = (
+            _moment(record, "milliseconds")
+            if self._iso
+            else f"{datetime.fromtimestamp(record.created):%H:%M:%S.%f}"[:-3]
+        )
+        request = ""
+        if hasattr(record, "request_id"):
+            request = f" [request id: {repr(str(record.request_id))[1:-1]}]"
+        line = f"{moment} {record.levelname:<7} {record.name}:{request} {record.getMessage()}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class _Levels(logging.Filter):
+    """Lets each level through or not, as Triton's three switches ask."""
+
+    def __init__(self, settings: LogSettings) -> None:
+        super().__init__()
+        self._settings = settings
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        settings = self._settings
+        if record.levelno >= logging.ERROR:
+            return settings.error
+        if record.levelno >= logging.WARNING:
+            return settings.warning
+        return settings.info if record.levelno >= logging.INFO else settings.verbose > 0
+
+
+def configure_logging(settings: LogSettings) -> None:
+    """Write all loggers of the process in the form asked for.
+
+    Raises `OSError` if the file cannot be opened.
+    """
+    handler: logging.Handler = (
+        logging.FileHandler(settings.file, encoding="utf-8", errors="backslashreplace")
+        if settings.file
+        else logging.StreamHandler(sys.stderr)
+    )
+    json = settings.format == "json"
+    handler.setFormatter(JsonFormatter() if json else TextFormatter(settings.format == "ISO8601"))
+    handler.addFilter(_Levels(settings))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    # Libraries speak from INFO on; only our own lines become more with --log-verbose.
+    root.setLevel(logging.INFO)
+    logging.getLogger("headrace").setLevel(logging.DEBUG if settings.verbose else logging.INFO)
+    for noisy in ("uvicorn", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _moment(record: logging.LogRecord, precision: str) -> str:
+    moment = datetime.fromtimestamp(record.created, UTC)
+    return moment.isoformat(timespec=precision).replace("+00:00", "Z")

@@ -1,0 +1,225 @@
+"""Prometheus series, made from the counters when they are scraped.
+
+The `nv_*` names and labels are Triton's, because dashboards, autoscalers and load generators read
+them; the `headrace_*` ones are histograms and gauges that Triton does not have.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from time import monotonic
+
+from prometheus_client import (
+    CollectorRegistry,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from headrace.observability.statistics import LATENCY_BOUNDS, Histogram, VersionStatistics
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# prometheus_client ends every counter's name with _total in the header lines, also where the
+# samples do not.
+_SUFFIX = re.compile(rb"^(# (?:HELP|TYPE) nv_\w+?)_total ", re.MULTILINE)
+_BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSeries:
+    """One model version as a scrape sees it. `tags` are the configuration's `metric_tags`."""
+
+    model: str
+    version: str
+    statistics: VersionStatistics
+    pending: int
+    load_seconds: float
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSeries:
+    """The server as a scrape sees it: what is admitted, what may be, and what was refused."""
+
+    ready: bool
+    admitted_requests: int
+    admitted_bytes: int
+    max_requests: int
+    max_bytes: int
+    overloaded: int
+
+
+class ServerCollector(Collector):
+    """Turns the state of the server into metric families; called on the event-loop thread."""
+
+    def __init__(
+        self, server: Callable[[], ServerSeries], versions: Callable[[], Iterable[VersionSeries]]
+    ) -> None:
+        self._server = server
+        self._versions = versions
+        self._cpu = (sum(os.times()[:2]), monotonic())
+
+    def collect(self) -> Iterator[Metric]:
+        """All families, also those without a sample yet."""
+        versions = list(self._versions())
+        yield from _counters(versions)
+        yield from _gauges(versions)
+        yield from _histograms(versions)
+        yield from _server(self._server())
+        yield from self._machine()
+
+    def _machine(self) -> Iterator[Metric]:
+        seconds, moment = sum(os.times()[:2]), monotonic()
+        elapsed = max(moment - self._cpu[1], 1e-9)
+        share = (seconds - self._cpu[0]) / elapsed / (os.cpu_count() or 1)
+        self._cpu = (seconds, moment)
+        yield _gauge(
+            "nv_cpu_utilization", "Share of the machine's CPU used since the last scrape", share
+        )
+        pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+        free = os.sysconf("SC_AVPHYS_PAGES")
+        yield _gauge("nv_cpu_memory_total_bytes", "Memory of the machine", pages * size)
+        yield _gauge(
+            "nv_cpu_memory_used_bytes", "Memory in use on the machine", (pages - free) * size
+        )
+
+
+def registry(collector: ServerCollector) -> CollectorRegistry:
+    """A registry of its own: nothing that a library registers globally gets into the answer."""
+    result = CollectorRegistry()
+    result.register(collector)
+    ProcessCollector(registry=result)
+    PlatformCollector(registry=result)
+    return result
+
+
+def render(source: CollectorRegistry) -> bytes:
+    """The answer to a scrape, in Prometheus' text format."""
+    return _SUFFIX.sub(rb"\1 ", generate_latest(source))
+
+
+_COUNTERS: tuple[tuple[str, str, Callable[[VersionStatistics], int]], ...] = (
+    ("nv_inference_request_success", "Successful requests", lambda s: s.success_count),
+    ("nv_inference_count", "Inferences: rows of successful requests", lambda s: s.inference_count),
+    (
+        "nv_inference_exec_count",
+        "Model executions: successful batches",
+        lambda s: s.execution_count,
+    ),
+    (
+        "nv_inference_request_duration_us",
+        "Microseconds from accepting a request to its answer",
+        lambda s: s.success_ns // 1_000,
+    ),
+    ("nv_inference_queue_duration_us", "Microseconds in the queue", lambda s: s.queue_ns // 1_000),
+    (
+        "nv_inference_compute_input_duration_us",
+        "Microseconds of gathering inputs",
+        lambda s: s.compute_input_ns // 1_000,
+    ),
+    (
+        "nv_inference_compute_infer_duration_us",
+        "Microseconds of running the model",
+        lambda s: s.compute_infer_ns // 1_000,
+    ),
+    (
+        "nv_inference_compute_output_duration_us",
+        "Microseconds of giving outputs out",
+        lambda s: s.compute_output_ns // 1_000,
+    ),
+)
+
+
+def _counters(versions: list[VersionSeries]) -> Iterator[Metric]:
+    for name, documentation, value in _COUNTERS:
+        family = Metric(name, documentation, "counter")
+        for series in versions:
+            family.add_sample(name, _labels(series), value(series.statistics))
+        yield family
+    name = "nv_inference_request_failure"
+    family = Metric(name, "Failed requests by reason", "counter")
+    for series in versions:
+        for reason, count in series.statistics.failures.items():
+            family.add_sample(name, {**_labels(series), "reason": reason}, count)
+    yield family
+
+
+def _gauges(versions: list[VersionSeries]) -> Iterator[Metric]:
+    pending = Metric(
+        "nv_inference_pending_request_count", "Accepted requests not yet started", "gauge"
+    )
+    load = Metric("nv_model_load_duration_secs", "Seconds that loading took", "gauge")
+    for series in versions:
+        pending.add_sample(pending.name, _labels(series), series.pending)
+        load.add_sample(load.name, _labels(series), series.load_seconds)
+    yield pending
+    yield load
+
+
+def _histograms(versions: list[VersionSeries]) -> Iterator[Metric]:
+    kinds: tuple[tuple[str, str, Callable[[VersionStatistics], Histogram]], ...] = (
+        ("queue", "Seconds in the queue", lambda s: s.queue_histogram),
+        ("compute", "Seconds of execution, of the whole batch", lambda s: s.compute_histogram),
+        (
+            "request",
+            "Seconds from accepting a request to its answer",
+            lambda s: s.request_histogram,
+        ),
+    )
+    for kind, documentation, pick in kinds:
+        family = HistogramMetricFamily(
+            f"headrace_{kind}_duration_seconds", documentation, labels=()
+        )
+        for series in versions:
+            histogram = pick(series.statistics)
+            bounds = [str(bound / 1e9) for bound in LATENCY_BOUNDS]
+            _add(family, _labels(series), bounds, histogram.counts, histogram.total_ns / 1e9)
+        yield family
+    family = HistogramMetricFamily("headrace_batch_rows", "Rows of a batch", labels=())
+    for series in versions:
+        counts = [0] * (len(_BATCH_BOUNDS) + 1)
+        total = 0
+        for rows, batch in series.statistics.batches.items():
+            index = next((i for i, bound in enumerate(_BATCH_BOUNDS) if rows <= bound), -1)
+            counts[index] += batch.count
+            total += rows * batch.count
+        _add(family, _labels(series), [f"{bound}.0" for bound in _BATCH_BOUNDS], counts, total)
+    yield family
+
+
+def _add(
+    family: Metric, labels: dict[str, str], bounds: list[str], counts: list[int], total: float
+) -> None:
+    running = 0
+    for bound, count in zip([*bounds, "+Inf"], counts, strict=True):
+        running += count
+        family.add_sample(f"{family.name}_bucket", {**labels, "le": bound}, running)
+    family.add_sample(f"{family.name}_count", labels, running)
+    family.add_sample(f"{family.name}_sum", labels, total)
+
+
+def _server(server: ServerSeries) -> Iterator[Metric]:
+    yield _gauge("headrace_ready", "Whether the server is ready, 1 or 0", server.ready)
+    yield _gauge("headrace_admitted_requests", "Requests under way", server.admitted_requests)
+    yield _gauge(
+        "headrace_admitted_bytes", "Bytes of the requests under way", server.admitted_bytes
+    )
+    yield _gauge("headrace_admitted_requests_limit", "Most requests under way", server.max_requests)
+    yield _gauge(
+        "headrace_admitted_bytes_limit", "Most bytes of requests under way", server.max_bytes
+    )
+    refused = Metric("headrace_overloaded", "Requests refused at the server's limits", "counter")
+    refused.add_sample("headrace_overloaded_total", {}, server.overloaded)
+    yield refused
+
+
+def _gauge(name: str, documentation: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, documentation, value=float(value))
+
+
+def _labels(series: VersionSeries) -> dict[str, str]:
+    tags = {f"_{key}": value for key, value in series.tags.items()}
+    return {"model": series.model, "version": series.version, **tags}

@@ -1,0 +1,114 @@
+"""What one model version has done so far, as plain integers.
+
+Added to once per batch on the event-loop thread, read by the statistics endpoint and by Prometheus
+scrapes on the same thread: there is no lock and nothing is published. Times are nanoseconds; the
+meaning of each counter is Triton's: a batched request has the whole batch's compute times,
+`inference_count` counts rows of successful requests, `execution_count` successful batches.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from time import time_ns
+
+# Upper bounds in nanoseconds, from 50 microseconds to 10 seconds, in steps of about 2.2.
+LATENCY_BOUNDS: tuple[int, ...] = tuple(
+    int(ms * 1_000_000)
+    for ms in (
+        0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000,
+    )
+)  # fmt: skip
+FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+
+
+class Histogram:
+    """Counts of durations by `LATENCY_BOUNDS`; the last count is of those above all bounds."""
+
+    __slots__ = ("counts", "total_ns")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(LATENCY_BOUNDS) + 1)
+        self.total_ns = 0
+
+    def observe(self, duration_ns: int, times: int = 1) -> None:
+        """Count a duration that `times` requests had."""
+        self.counts[bisect_left(LATENCY_BOUNDS, duration_ns)] += times
+        self.total_ns += duration_ns * times
+
+
+class BatchCounters:
+    """Executions of one batch size."""
+
+    __slots__ = ("compute_infer_ns", "compute_input_ns", "compute_output_ns", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.compute_input_ns = 0
+        self.compute_infer_ns = 0
+        self.compute_output_ns = 0
+
+
+class VersionStatistics:
+    """The counters of one model version."""
+
+    def __init__(self) -> None:
+        self.success_count = 0
+        self.success_ns = 0
+        self.failures = dict.fromkeys(FAILURE_REASONS, 0)
+        self.fail_ns = 0
+        self.queue_ns = 0
+        self.compute_input_ns = 0
+        self.compute_infer_ns = 0
+        self.compute_output_ns = 0
+        self.inference_count = 0
+        self.execution_count = 0
+        self.last_inference_ms = 0
+        self.batches: dict[int, BatchCounters] = {}
+        self.queue_histogram = Histogram()
+        self.compute_histogram = Histogram()
+        self.request_histogram = Histogram()
+
+    @property
+    def fail_count(self) -> int:
+        """Requests that had been accepted and ended without an answer."""
+        return sum(self.failures.values())
+
+    def batch_succeeded(
+        self,
+        arrived: Sequence[int],
+        inferences: int,
+        batch_rows: int,
+        started: int,
+        gathered: int,
+        computed: int,
+        ended: int,
+    ) -> None:
+        """Count a batch: when each answered request arrived, the rows of all of them, the rows of
+        the batch, and the times of its four moments.
+        """
+        count = len(arrived)
+        inputs, infer, outputs = gathered - started, computed - gathered, ended - computed
+        self.success_count += count
+        self.inference_count += inferences
+        self.execution_count += 1
+        self.compute_input_ns += inputs * count
+        self.compute_infer_ns += infer * count
+        self.compute_output_ns += outputs * count
+        self.last_inference_ms = time_ns() // 1_000_000
+        batch = self.batches.get(batch_rows)
+        if batch is None:
+            batch = self.batches[batch_rows] = BatchCounters()
+        batch.count += 1
+        batch.compute_input_ns += inputs
+        batch.compute_infer_ns += infer
+        batch.compute_output_ns += outputs
+        self.compute_histogram.observe(ended - started, count)
+        for moment in arrived:
+            self.queue_ns += started - moment
+            self.success_ns += ended - moment
+            self.queue_histogram.observe(started - moment)
+            self.request_histogram.observe(ended - moment)
+
+    def request_failed(self, reason: str, duration_ns: int) -> None:
+        """Count a request that ended without an answer for one of `FAILURE_REASONS`."""
+        self.failures[reason] += 1
+        self.fail_ns += duration_ns

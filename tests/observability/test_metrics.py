@@ -1,0 +1,234 @@
+"""Prometheus series from the counters, in text that Prometheus' own parser reads."""
+
+from collections.abc import Mapping
+
+import pytest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from headrace.observability.metrics import (
+    CONTENT_TYPE,
+    ServerCollector,
+    ServerSeries,
+    VersionSeries,
+    registry,
+    render,
+)
+from headrace.observability.statistics import LATENCY_BOUNDS, VersionStatistics
+
+COUNTERS = {
+    "nv_inference_request_success",
+    "nv_inference_request_failure",
+    "nv_inference_count",
+    "nv_inference_exec_count",
+    "nv_inference_request_duration_us",
+    "nv_inference_queue_duration_us",
+    "nv_inference_compute_input_duration_us",
+    "nv_inference_compute_infer_duration_us",
+    "nv_inference_compute_output_duration_us",
+}
+GAUGES = {
+    "nv_inference_pending_request_count",
+    "nv_model_load_duration_secs",
+    "nv_cpu_utilization",
+    "nv_cpu_memory_total_bytes",
+    "nv_cpu_memory_used_bytes",
+    "headrace_ready",
+    "headrace_admitted_requests",
+    "headrace_admitted_bytes",
+    "headrace_admitted_requests_limit",
+    "headrace_admitted_bytes_limit",
+}
+HISTOGRAMS = {
+    "headrace_queue_duration_seconds",
+    "headrace_compute_duration_seconds",
+    "headrace_request_duration_seconds",
+    "headrace_batch_rows",
+}
+SERVER = ServerSeries(True, 3, 4_096, 100, 10**9, 7)
+ONE = {"model": "m", "version": "1"}
+
+
+def worked() -> VersionStatistics:
+    """Two batches and a failure of each of two reasons."""
+    counted = VersionStatistics()
+    counted.batch_succeeded([0, 1_000], 3, 3, 100_900, 101_900, 151_900, 152_900)
+    late = 20_000_000_000
+    counted.batch_succeeded([0], 2_000, 2_000, late, late, late, late)
+    counted.request_failed("CANCELED", 5)
+    counted.request_failed("BACKEND", 5)
+    return counted
+
+
+def scrape(*versions: VersionSeries, server: ServerSeries = SERVER) -> str:
+    return render(registry(ServerCollector(lambda: server, lambda: versions))).decode()
+
+
+def series(statistics: VersionStatistics, **more: Mapping[str, str]) -> VersionSeries:
+    return VersionSeries("m", "1", statistics, 5, 0.25, **more)
+
+
+def families(text: str) -> dict[str, Metric]:
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def values(text: str, labels: dict[str, str] | None = None) -> dict[str, float]:
+    """Every sample with exactly these labels, by name.
+
+    The parser ends the names of counters with _total, whatever stands in the text.
+    """
+    return {
+        sample.name.removesuffix("_total") if family.name in COUNTERS else sample.name: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.labels == (labels or {})
+    }
+
+
+def test_counters_under_the_names_that_dashboards_read() -> None:
+    found = values(scrape(series(worked())), ONE)
+    assert {name: value for name, value in found.items() if name in COUNTERS} == {
+        "nv_inference_request_success": 3,
+        "nv_inference_count": 2_003,
+        "nv_inference_exec_count": 2,
+        "nv_inference_request_duration_us": (152_900 + 151_900 + 20_000_000_000) // 1_000,
+        "nv_inference_queue_duration_us": (100_900 + 99_900 + 20_000_000_000) // 1_000,
+        "nv_inference_compute_input_duration_us": 2,
+        "nv_inference_compute_infer_duration_us": 100,
+        "nv_inference_compute_output_duration_us": 2,
+    }
+    assert found["nv_inference_pending_request_count"] == 5
+    assert found["nv_model_load_duration_secs"] == 0.25
+
+
+def test_no_sample_or_header_of_these_names_ends_in_total() -> None:
+    lines = scrape(series(worked())).splitlines()
+    named = [line.split("{")[0].split() for line in lines if "nv_" in line]
+    assert not [words for words in named if any(word.endswith("_total") for word in words)]
+
+
+@pytest.mark.parametrize("versions", [(), (series(VersionStatistics()),)])
+def test_every_family_is_announced_once_with_its_type(versions: tuple[VersionSeries, ...]) -> None:
+    text = scrape(*versions)
+    types = [line.split()[2:] for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(types) == len({name for name, _ in types})
+    ours = {name: kind for name, kind in types if name.startswith(("nv_", "headrace_"))}
+    assert ours == {
+        **dict.fromkeys(COUNTERS, "counter"),
+        **dict.fromkeys(GAUGES, "gauge"),
+        **dict.fromkeys(HISTOGRAMS, "histogram"),
+        "headrace_overloaded_total": "counter",
+    }
+    assert {line.split()[2] for line in text.splitlines() if line.startswith("# HELP")} >= set(ours)
+
+
+def test_every_sample_follows_the_header_of_its_family() -> None:
+    name = ""
+    for line in scrape(series(worked())).splitlines():
+        if line.startswith("# TYPE"):
+            name = line.split()[2]
+        elif not line.startswith("#"):
+            assert line.startswith(name)
+
+
+@pytest.mark.parametrize(
+    ("statistics", "counts"),
+    [
+        (VersionStatistics(), {"REJECTED": 0, "CANCELED": 0, "BACKEND": 0, "OTHER": 0}),
+        (worked(), {"REJECTED": 0, "CANCELED": 1, "BACKEND": 1, "OTHER": 0}),
+    ],
+)
+def test_every_reason_of_failure_is_there_from_the_start(
+    statistics: VersionStatistics, counts: dict[str, int]
+) -> None:
+    family = families(scrape(series(statistics)))["nv_inference_request_failure"]
+    assert [sample.labels for sample in family.samples] == [{**ONE, "reason": r} for r in counts]
+    assert [sample.value for sample in family.samples] == list(counts.values())
+
+
+def test_metric_tags_become_labels() -> None:
+    text = scrape(series(worked(), tags={"team": "vision", "tier": "1"}))
+    labels = {**ONE, "_team": "vision", "_tier": "1"}
+    assert values(text, labels)["nv_inference_request_success"] == 3
+    assert ONE not in [s.labels for f in text_string_to_metric_families(text) for s in f.samples]
+
+
+def test_text_in_labels_is_escaped() -> None:
+    odd = 'a "b"\\\nc'
+    text = scrape(VersionSeries(odd, "1", VersionStatistics(), 0, 0.0))
+    assert values(text, {"model": odd, "version": "1"})["nv_inference_count"] == 0
+
+
+def test_versions_stand_side_by_side() -> None:
+    text = scrape(
+        VersionSeries("a", "1", worked(), 0, 0.0),
+        VersionSeries("a", "2", VersionStatistics(), 0, 0.0),
+        VersionSeries("b", "1", VersionStatistics(), 0, 0.0),
+    )
+    family = families(text)["nv_inference_request_success"]
+    assert [(s.labels["model"], s.labels["version"], s.value) for s in family.samples] == [
+        ("a", "1", 3),
+        ("a", "2", 0),
+        ("b", "1", 0),
+    ]
+
+
+def buckets(text: str, name: str) -> list[tuple[float, float]]:
+    return [
+        (float(sample.labels["le"]), sample.value)
+        for sample in families(text)[name].samples
+        if sample.name == f"{name}_bucket"
+    ]
+
+
+def test_latency_histograms_are_cumulative() -> None:
+    text = scrape(series(worked()))
+    found = buckets(text, "headrace_request_duration_seconds")
+    assert [bound for bound, _ in found[:-1]] == [bound / 1e9 for bound in LATENCY_BOUNDS]
+    assert found[-1] == (float("inf"), 3.0)
+    assert dict(found)[0.00025] == 2
+    assert dict(found)[10.0] == 2  # the third took 20 s
+    whole = values(text, ONE)
+    assert whole["headrace_request_duration_seconds_count"] == 3
+    assert whole["headrace_request_duration_seconds_sum"] == pytest.approx(20.0003048)
+
+
+def test_batch_sizes_are_counted_by_execution() -> None:
+    text = scrape(series(worked()))
+    found = dict(buckets(text, "headrace_batch_rows"))
+    assert (found[2.0], found[4.0], found[1024.0], found[float("inf")]) == (0, 1, 1, 2)
+    assert values(text, ONE)["headrace_batch_rows_sum"] == 2_003
+    assert values(text, ONE)["headrace_batch_rows_count"] == 2
+
+
+def test_the_server_tells_its_load_and_limits() -> None:
+    found = values(scrape())
+    assert found["headrace_ready"] == 1
+    assert found["headrace_admitted_requests"] == 3
+    assert found["headrace_admitted_bytes"] == 4_096
+    assert found["headrace_admitted_requests_limit"] == 100
+    assert found["headrace_admitted_bytes_limit"] == 10**9
+    assert found["headrace_overloaded_total"] == 7
+    assert values(scrape(server=ServerSeries(False, 0, 0, 0, 0, 0)))["headrace_ready"] == 0
+
+
+def test_the_machine_and_the_process_tell_theirs() -> None:
+    found = values(scrape())
+    assert 0 <= found["nv_cpu_utilization"] <= 1.5  # clocks of different resolution
+    assert 0 < found["nv_cpu_memory_used_bytes"] <= found["nv_cpu_memory_total_bytes"]
+    assert found["process_resident_memory_bytes"] > 0
+
+
+def test_a_scrape_sees_the_counters_as_they_are_then() -> None:
+    statistics = VersionStatistics()
+    source = registry(ServerCollector(lambda: SERVER, lambda: [series(statistics)]))
+    before = render(source).decode()
+    statistics.request_failed("OTHER", 1)
+    after = render(source).decode()
+    labels = {**ONE, "reason": "OTHER"}
+    assert values(before, labels) == {"nv_inference_request_failure": 0}
+    assert values(after, labels) == {"nv_inference_request_failure": 1}
+
+
+def test_the_content_type_names_the_format() -> None:
+    assert CONTENT_TYPE.startswith("text/plain; version=0.0.4")

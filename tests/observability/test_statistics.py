@@ -1,0 +1,101 @@
+"""What one model version has done so far, as the protocol counts it."""
+
+from itertools import pairwise
+
+import pytest
+
+from headrace.observability.statistics import (
+    FAILURE_REASONS,
+    LATENCY_BOUNDS,
+    Histogram,
+    VersionStatistics,
+)
+
+
+def test_nothing_has_happened_yet() -> None:
+    counted = VersionStatistics()
+    assert counted.failures == dict.fromkeys(("REJECTED", "CANCELED", "BACKEND", "OTHER"), 0)
+    assert (counted.success_count, counted.fail_count, counted.last_inference_ms) == (0, 0, 0)
+
+
+def test_a_batch_counts_for_each_request_and_once_by_its_size() -> None:
+    counted = VersionStatistics()
+    counted.batch_succeeded([100, 150], 3, 3, 200, 210, 260, 265)
+    counted.batch_succeeded([300], 3, 3, 300, 301, 303, 306)
+    assert counted.success_count == 3
+    assert counted.inference_count == 6
+    assert counted.execution_count == 2
+    assert counted.queue_ns == 100 + 50 + 0
+    assert counted.success_ns == 165 + 115 + 6
+    assert counted.compute_input_ns == 2 * 10 + 1  # the whole batch's, for each of its requests
+    assert counted.compute_infer_ns == 2 * 50 + 2
+    assert counted.compute_output_ns == 2 * 5 + 3
+    (batch,) = counted.batches.values()
+    assert counted.batches.keys() == {3}
+    assert batch.count == 2
+    times = (batch.compute_input_ns, batch.compute_infer_ns, batch.compute_output_ns)
+    assert times == (11, 52, 8)
+    assert counted.last_inference_ms > 0
+
+
+def test_a_batch_that_nobody_waits_for_counts_as_an_execution_only() -> None:
+    counted = VersionStatistics()
+    counted.batch_succeeded([], 0, 4, 200, 210, 260, 265)
+    assert (counted.success_count, counted.inference_count, counted.execution_count) == (0, 0, 1)
+    assert (counted.queue_ns, counted.success_ns, counted.compute_infer_ns) == (0, 0, 0)
+    assert counted.batches[4].compute_infer_ns == 50
+    assert sum(counted.compute_histogram.counts) == 0
+
+
+@pytest.mark.parametrize("reason", FAILURE_REASONS)
+def test_failures_count_by_reason(reason: str) -> None:
+    counted = VersionStatistics()
+    counted.request_failed(reason, 7)
+    counted.request_failed(reason, 8)
+    assert counted.failures == {r: 2 * (r == reason) for r in FAILURE_REASONS}
+    assert (counted.fail_count, counted.fail_ns, counted.success_count) == (2, 15, 0)
+
+
+def test_an_unknown_reason_is_a_bug() -> None:
+    with pytest.raises(KeyError):
+        VersionStatistics().request_failed("BAD LUCK", 7)
+
+
+def test_bounds_ascend_in_whole_nanoseconds() -> None:
+    assert LATENCY_BOUNDS[0] == 50_000
+    assert LATENCY_BOUNDS[-1] == 10_000_000_000
+    assert all(low < high for low, high in pairwise(LATENCY_BOUNDS))
+
+
+@pytest.mark.parametrize(
+    ("duration", "index"),
+    [
+        (0, 0),
+        (LATENCY_BOUNDS[0], 0),  # a bound is part of its bucket
+        (LATENCY_BOUNDS[0] + 1, 1),
+        (LATENCY_BOUNDS[3], 3),
+        (LATENCY_BOUNDS[-1], len(LATENCY_BOUNDS) - 1),
+        (LATENCY_BOUNDS[-1] + 1, len(LATENCY_BOUNDS)),
+    ],
+)
+def test_a_histogram_counts_by_upper_bounds(duration: int, index: int) -> None:
+    histogram = Histogram()
+    histogram.observe(duration)
+    histogram.observe(duration, 2)
+    assert histogram.counts[index] == 3
+    assert sum(histogram.counts) == 3
+    assert histogram.total_ns == 3 * duration
+
+
+def test_histograms_hold_every_successful_request() -> None:
+    counted = VersionStatistics()
+    counted.batch_succeeded([0, 40_000], 2, 2, 100_000, 100_000, 400_000, 400_000)
+    assert counted.queue_histogram.total_ns == 100_000 + 60_000
+    assert counted.compute_histogram.total_ns == 2 * 300_000
+    assert counted.request_histogram.total_ns == 400_000 + 360_000
+    for histogram in (
+        counted.queue_histogram,
+        counted.compute_histogram,
+        counted.request_histogram,
+    ):
+        assert sum(histogram.counts) == 2
