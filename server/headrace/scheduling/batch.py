@@ -1,0 +1,194 @@
+"""What is queued, what one execution gets, and what it gives back."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from headrace.core.datatypes import NUMPY
+from headrace.core.errors import ExecutionFailed
+from headrace.core.requests import InferRequest, InferResponse, Sink, Timing
+from headrace.core.signature import Signature, TensorSpec, reshaped
+from headrace.core.tensors import Array, Tensor, brackets
+
+if TYPE_CHECKING:
+    from headrace.scheduling.batcher import Batcher
+
+
+class Pending:
+    """A request on its way through one model's scheduler, and the ticket that its transport holds.
+
+    Owned by the event-loop thread. States, in order: queued, started, ended; `cancel` ends it from
+    either of the first two. `outcome` is there from its end until its sink has been called, which
+    may be later where answers keep the order of requests; `cancel` takes it back until then.
+    """
+
+    __slots__ = (
+        "arrived", "deadline", "ended", "key", "level", "outcome", "owner", "request", "rows",
+        "sink", "started",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        request: InferRequest,
+        sink: Sink,
+        rows: int,
+        key: object,
+        arrived: int,
+        owner: "Batcher",
+    ) -> None:
+        self.request = request
+        self.sink = sink
+        self.rows = rows
+        self.key = key
+        self.arrived = arrived
+        self.owner = owner
+        self.level = 1
+        self.deadline: int | None = None
+        self.started = False
+        self.ended = False
+        self.outcome: InferResponse | Exception | None = None
+
+    def cancel(self) -> None:
+        """Drop the request; a run that has begun goes on, but its answer goes nowhere."""
+        self.owner.cancel(self)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What an execution gave: arrays in the order of `Batch.outputs`, or the error; when, in ns."""
+
+    arrays: Sequence[Array]
+    error: Exception | None
+    started: int
+    gathered: int
+    computed: int
+
+
+class Batch:
+    """Requests that run together. `outputs` are all outputs that any of them wants."""
+
+    __slots__ = ("outputs", "pendings", "rows", "signature")
+
+    def __init__(self, signature: Signature, pendings: list[Pending]) -> None:
+        self.signature = signature
+        self.pendings = pendings
+        self.rows = pendings[0].rows if len(pendings) == 1 else sum(p.rows for p in pendings)
+        self.outputs = _wanted(signature, pendings)
+
+    def gather(self) -> dict[str, Array]:
+        """The inputs as the model sees them; concatenated only if there are several requests."""
+        signature, pendings = self.signature, self.pendings
+        arrays: dict[str, Array] = {}
+        for spec in signature.inputs:
+            name = spec.name
+            if name not in pendings[0].request.inputs:
+                continue  # optional and absent; the batch key makes that so for all
+            if len(pendings) == 1:
+                array = pendings[0].request.inputs[name].array
+            else:
+                array = np.concatenate([p.request.inputs[name].array for p in pendings])
+            arrays[name] = reshaped(array, spec, signature.batches, to_model=True)
+        return arrays
+
+    def split(self, arrays: Sequence[Array]) -> list[list[Tensor]]:
+        """Each request's own outputs, as views.
+
+        Raises `ExecutionFailed` if the model broke its signature.
+        """
+        signature = self.signature
+        if len(arrays) != len(self.outputs):
+            raise ExecutionFailed(
+                f"model '{signature.model}' gave {len(arrays)} outputs,"
+                f" asked for {len(self.outputs)}"
+            )
+        tensors = [
+            _output(signature, spec, array, self.rows)
+            for spec, array in zip(self.outputs, arrays, strict=True)
+        ]
+        if len(self.pendings) == 1:
+            return [tensors]
+        parts: list[list[Tensor]] = []
+        start = 0
+        for pending in self.pendings:
+            end = start + pending.rows
+            names = pending.request.outputs
+            parts.append(
+                [
+                    Tensor(t.name, t.datatype, t.array[start:end])
+                    for t in tensors
+                    if not names or t.name in names
+                ]
+            )
+            start = end
+        return parts
+
+    def respond(self, version: str, parts: list[list[Tensor]], outcome: Outcome) -> None:
+        """Put each request's response into its `outcome`, unless nobody waits for it."""
+        compute = outcome.computed - outcome.started
+        for pending, outputs in zip(self.pendings, parts, strict=True):
+            if pending.ended:
+                continue
+            request = pending.request
+            timing = Timing(outcome.started - pending.arrived, compute, self.rows)
+            pending.outcome = InferResponse(
+                request.model_name, version, request.id, outputs, timing
+            )
+
+    def halves(self) -> "tuple[Batch, Batch]":
+        """Two batches with the same requests; only for a batch of several."""
+        middle = len(self.pendings) // 2
+        return (
+            Batch(self.signature, self.pendings[:middle]),
+            Batch(self.signature, self.pendings[middle:]),
+        )
+
+
+class Instance(Protocol):
+    """One loaded copy of a model. It gets one batch at a time."""
+
+    def execute(self, batch: Batch, done: "Callable[[Instance, Batch, Outcome], None]") -> None:
+        """Run `batch` and call `done` exactly once, on the event-loop thread.
+
+        That may be before this returns. Must not raise.
+        """
+
+    def close(self) -> None:
+        """Give the model's resources back; no batch is under way."""
+
+
+def _wanted(signature: Signature, pendings: list[Pending]) -> tuple[TensorSpec, ...]:
+    wanted: set[str] = set()
+    for pending in pendings:
+        if not pending.request.outputs:
+            return signature.outputs
+        wanted.update(pending.request.outputs)
+    return tuple(spec for spec in signature.outputs if spec.name in wanted)
+
+
+def _output(signature: Signature, spec: TensorSpec, array: Array, rows: int) -> Tensor:
+    """A model's output as a tensor that fits its declaration."""
+    model_dims = spec.dims if spec.reshape is None else spec.reshape
+    shape = array.shape
+    if signature.batches and shape[:1] != (rows,):
+        raise ExecutionFailed(
+            f"model '{signature.model}' gave output '{spec.name}' of shape {brackets(shape)}"
+            f" for a batch of {rows} rows; axis 0 must be the number of rows"
+        )
+    if array.dtype != NUMPY[spec.datatype]:
+        raise ExecutionFailed(
+            f"model '{signature.model}' gave output '{spec.name}' as {array.dtype},"
+            f" its configuration says {spec.datatype}"
+        )
+    own = shape[1:] if signature.batches else shape
+    if len(own) != len(model_dims) or any(
+        d not in (-1, n) for d, n in zip(model_dims, own, strict=True)
+    ):
+        raise ExecutionFailed(
+            f"model '{signature.model}' gave output '{spec.name}' of shape {brackets(shape)},"
+            f" its configuration says {brackets(signature.wire_shape(spec))}"
+        )
+    return Tensor(
+        spec.name, spec.datatype, reshaped(array, spec, signature.batches, to_model=False)
+    )

@@ -1,0 +1,271 @@
+"""The scheduler of one model version.
+
+It queues requests and gives them to free instances in batches. An instance is taken first and the
+batch is formed then, so that the queue grows a better batch while instances are busy. What arrives
+within one tick of the event loop runs together: a flush is scheduled for the end of the tick.
+
+Owned by the event-loop thread: every method runs there, none of them waits, and there is no lock.
+Sinks are called last, when everything is in its new state: a sink may submit or cancel at once.
+Invariant: while a request is queued, an instance is busy, a flush is scheduled or a timer is armed.
+
+A batch of several that fails is run again in halves, until the request to blame stands alone.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from headrace.core.errors import ExecutionFailed, QueueTimeout, ServerError
+from headrace.core.requests import InferRequest, InferResponse, Sink
+from headrace.core.signature import Signature
+from headrace.scheduling.batch import Batch, Instance, Outcome, Pending
+from headrace.scheduling.policy import SchedulingPolicy
+from headrace.scheduling.queue import RequestQueue
+
+
+class Timer(Protocol):
+    """Something scheduled that can be called off."""
+
+    def cancel(self) -> None:
+        """Do not run it."""
+
+
+class Clock(Protocol):
+    """Time and the event loop, as far as scheduling needs them."""
+
+    def now(self) -> int:
+        """Nanoseconds of a monotonic clock."""
+
+    def soon(self, callback: Callable[[], None]) -> object:
+        """Run `callback` at the end of this tick of the event loop."""
+
+    def at(self, when: int, callback: Callable[[], None]) -> Timer:
+        """Run `callback` at `when`, in nanoseconds of the same clock."""
+
+
+class Recorder(Protocol):
+    """Where the scheduler counts what happened; see `headrace.observability.statistics`."""
+
+    def batch_succeeded(
+        self,
+        arrived: Sequence[int],
+        inferences: int,
+        batch_rows: int,
+        started: int,
+        gathered: int,
+        computed: int,
+        ended: int,
+    ) -> None:
+        """A batch ran and every request in it has its answer."""
+
+    def request_failed(self, reason: str, duration_ns: int) -> None:
+        """A request that had been accepted ended without an answer."""
+
+
+class Batcher:
+    """Takes requests in, gives batches to instances, and hands each request its own answer."""
+
+    def __init__(
+        self,
+        signature: Signature,
+        version: str,
+        policy: SchedulingPolicy,
+        clock: Clock,
+        recorder: Recorder,
+        report: Callable[[Sequence[Pending], Exception], None],
+    ) -> None:
+        """`report` is told which requests a backend failed on, unless with a `ServerError`."""
+        self._signature = signature
+        self._version = version
+        self._policy = policy
+        self._clock = clock
+        self._recorder = recorder
+        self._report = report
+        self._queue = RequestQueue(policy)
+        self._retries: deque[Batch] = deque()
+        self._order: deque[Pending] = deque()  # only with preserve_ordering: what has no answer yet
+        self._idle: list[Instance] = []
+        self._instances: list[Instance] = []
+        self._flush_scheduled = False
+        self._timer: Timer | None = None
+        self._timer_at = 0
+        self._on_drained: list[Callable[[], None]] = []
+
+    @property
+    def waiting(self) -> int:
+        """Accepted requests that no instance has started."""
+        return self._queue.waiting
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request is queued or under way."""
+        return bool(self._queue.waiting or self._retries or len(self._idle) < len(self._instances))
+
+    def add_instance(self, instance: Instance) -> None:
+        """Let `instance` take part from now on."""
+        self._instances.append(instance)
+        self._idle.append(instance)
+        self._schedule_flush()
+
+    def submit(self, request: InferRequest, sink: Sink, rows: int) -> Pending:
+        """Queue a request that has been checked; raises `QueueFull`."""
+        key = self._signature.batch_key(request)
+        pending = Pending(request, sink, rows, key, self._clock.now(), self)
+        self._queue.append(pending)
+        if self._policy.preserve_ordering:
+            self._order.append(pending)
+        if self._idle:
+            self._schedule_flush()
+        if pending.deadline is not None:
+            self._arm(pending.deadline)
+        return pending
+
+    def cancel(self, pending: Pending) -> None:
+        """End `pending` without an answer."""
+        if pending.ended:
+            pending.outcome = None  # it may still wait for its turn to be released
+            return
+        pending.ended = True
+        if not pending.started:
+            self._queue.discard(pending)
+        self._recorder.request_failed("CANCELED", self._clock.now() - pending.arrived)
+        self._release([pending])
+        self._check_drained()
+
+    def close(self) -> None:
+        """Close all instances; only when not `busy`."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for instance in self._instances:
+            instance.close()
+        self._instances.clear()
+        self._idle.clear()
+
+    def when_drained(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once nothing is queued or under way."""
+        self._on_drained.append(callback)
+        self._check_drained()
+
+    def _schedule_flush(self) -> None:
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._clock.soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        now = self._clock.now()
+        self._expire(now)
+        # Each instance runs one batch at most: an inline one is idle again at once, and between two
+        # of its batches the event loop must get to read what has arrived.
+        for _ in range(len(self._idle)):
+            batch = self._next_batch(now)
+            if batch is None:
+                break
+            self._idle.pop().execute(batch, self._finished)
+        if (deadline := self._queue.next_deadline()) is not None:
+            self._arm(deadline)
+        self._check_drained()
+
+    def _next_batch(self, now: int) -> Batch | None:
+        while self._retries:
+            batch = self._retries.popleft()
+            alive = [pending for pending in batch.pendings if not pending.ended]
+            if alive:
+                return Batch(self._signature, alive)
+        if not self._queue.waiting:
+            return None
+        count, ask_at = self._policy.batch.take(self._queue, now)
+        if count:
+            return Batch(self._signature, self._queue.popleft(count))
+        if ask_at is not None:
+            self._arm(ask_at)
+        return None
+
+    def _finished(self, instance: Instance, batch: Batch, outcome: Outcome) -> None:
+        self._idle.append(instance)
+        error = outcome.error
+        if error is None:
+            try:
+                batch.respond(self._version, batch.split(outcome.arrays), outcome)
+            except Exception as broken:  # not even an array, say: the backend's fault like a raise
+                error = broken
+        if error is None:
+            alive = [pending for pending in batch.pendings if not pending.ended]
+            self._recorder.batch_succeeded(
+                [pending.arrived for pending in alive],
+                sum([pending.rows for pending in alive]),
+                batch.rows,
+                outcome.started,
+                outcome.gathered,
+                outcome.computed,
+                self._clock.now(),
+            )
+            for pending in alive:
+                pending.ended = True
+            self._release(alive)
+        elif len(batch.pendings) > 1:
+            if not isinstance(error, ServerError):
+                self._report(batch.pendings, error)
+            self._retries.extend(batch.halves())
+        else:
+            self._fail(batch.pendings[0], error, outcome)
+        if self._retries or self._queue.waiting:
+            self._schedule_flush()
+        else:
+            self._check_drained()
+
+    def _fail(self, pending: Pending, error: Exception, outcome: Outcome) -> None:
+        if not isinstance(error, ServerError):
+            self._report([pending], error)
+            error = ExecutionFailed(
+                f"model '{self._signature.model}' failed to execute the request"
+            )
+        if not pending.ended:
+            pending.ended = True
+            pending.outcome = error
+            self._recorder.request_failed("BACKEND", outcome.computed - pending.arrived)
+            self._release([pending])
+
+    def _expire(self, now: int) -> None:
+        expired = self._queue.expire(now)
+        for pending in expired:
+            pending.outcome = QueueTimeout("Request timeout expired")
+            self._recorder.request_failed("REJECTED", now - pending.arrived)
+        self._release(expired)
+
+    def _release(self, ended: Sequence[Pending]) -> None:
+        """Call the sinks of ended requests, or let them wait for all that came earlier."""
+        if not self._policy.preserve_ordering:
+            for pending in ended:
+                _deliver(pending)
+            return
+        order = self._order
+        while order and order[0].ended:
+            _deliver(order.popleft())
+
+    def _arm(self, when: int) -> None:
+        if self._timer is not None:
+            if self._timer_at <= when:
+                return
+            self._timer.cancel()
+        self._timer_at = when
+        self._timer = self._clock.at(when, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._flush()
+
+    def _check_drained(self) -> None:
+        if self._on_drained and not self.busy:
+            callbacks, self._on_drained = self._on_drained, []
+            for callback in callbacks:
+                callback()
+
+
+def _deliver(pending: Pending) -> None:
+    outcome, pending.outcome = pending.outcome, None  # which is None if it was cancelled
+    if isinstance(outcome, InferResponse):
+        pending.sink.respond(outcome, True)
+    elif isinstance(outcome, ServerError):
+        pending.sink.fail(outcome)

@@ -1,0 +1,135 @@
+"""When a batch closes and how a queue treats its requests: pure decisions without clock or queue.
+
+Times are in nanoseconds of one monotonic clock. Deadlines are absolute, so that a late wake-up can
+neither stretch nor shrink a delay.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+
+class Queued(Protocol):
+    """What a batch decision needs to know of a waiting request."""
+
+    @property
+    def rows(self) -> int:
+        """How many rows it adds to a batch."""
+
+    @property
+    def key(self) -> object:
+        """What it must have in common with the others of its batch."""
+
+    @property
+    def arrived(self) -> int:
+        """When it was submitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPolicy:
+    """Which requests at the head of a queue form the next batch.
+
+    With no delay, whatever waits runs as soon as an instance is free. With a delay, a batch that
+    has neither reached a preferred size nor become unable to grow waits until its oldest request
+    is `max_delay` old. Precondition: no request has more than `max_rows` rows, unless `max_rows`
+    is 0 (the model does not batch, and every request runs alone).
+    """
+
+    max_rows: int
+    max_delay: int = 0
+    preferred: frozenset[int] = frozenset()
+
+    def take(self, queue: Iterable[Queued], now: int) -> tuple[int, int | None]:
+        """How many requests at the head of `queue` to run now, and when to ask again if that is 0.
+
+        The time is None where nothing but a new request can change the answer.
+        """
+        rows = count = best = oldest = 0
+        first: Queued | None = None
+        closed = False
+        for request in queue:
+            if first is None:
+                if not self.max_rows:
+                    return 1, None
+                first = request
+                oldest = request.arrived
+            elif rows + request.rows > self.max_rows or request.key != first.key:
+                closed = True  # the next one does not fit: this batch cannot grow any more
+                break
+            rows += request.rows
+            count += 1
+            if request.arrived < oldest:
+                oldest = request.arrived  # from a lower priority level than the first
+            if rows in self.preferred:
+                best = count
+            if rows >= self.max_rows:
+                closed = True
+                break
+        if first is None:
+            return 0, None
+        ripe_at = oldest + self.max_delay
+        ripe = bool(self.max_delay) and now >= ripe_at
+        if best and not ripe:
+            return best, None
+        if (
+            closed
+            or ripe
+            or not self.max_delay
+            or rows >= max(self.preferred, default=self.max_rows)
+        ):
+            return count, None
+        return 0, ripe_at
+
+
+class TimeoutAction(Enum):
+    """What happens to a request that waited for too long."""
+
+    REJECT = 0
+    DELAY = 1  # it goes behind all others of its level that have not timed out
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePolicy:
+    """The limits of one priority level's queue; `default_timeout` in nanoseconds; 0 is no limit."""
+
+    max_size: int = 0
+    default_timeout: int = 0
+    action: TimeoutAction = TimeoutAction.REJECT
+    allow_override: bool = False
+
+    def deadline(self, arrived: int, timeout_us: int) -> int | None:
+        """When a request that asked for `timeout_us` (0: did not ask) times out.
+
+        A request can only shorten the default, and with no default it has nothing to shorten: so it
+        is in Triton, and clients rely on it.
+        """
+        timeout = self.default_timeout
+        if self.allow_override and timeout_us and timeout_us * 1000 < timeout:
+            timeout = timeout_us * 1000
+        return arrived + timeout if timeout else None
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingPolicy:
+    """All that a model's configuration says about its queue.
+
+    `levels` counts priority levels, 1 being the most urgent; 0 means that priorities are not used.
+    """
+
+    batch: BatchPolicy
+    queue: QueuePolicy = QueuePolicy()
+    levels: int = 0
+    default_level: int = 0
+    by_level: Mapping[int, QueuePolicy] = field(default_factory=dict)
+    preserve_ordering: bool = False
+
+    def level(self, priority: int) -> int:
+        """The level, from 1, of a request that asked for `priority`; else the default."""
+        if not self.levels:
+            return 1
+        return priority if 1 <= priority <= self.levels else self.default_level
+
+    def queue_policy(self, level: int) -> QueuePolicy:
+        """The limits of a level's queue."""
+        return self.by_level.get(level, self.queue)

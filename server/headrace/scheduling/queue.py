@@ -1,0 +1,118 @@
+"""The waiting requests of one model: priority levels, limits, time-outs, cancellation.
+
+A plain data structure without a clock; `now` comes from the caller. Requests that were cancelled or
+timed out stay in their deque, marked as ended, until they come to its head: taking something out of
+the middle would cost a search. They count nowhere, their tensors are let go of at once, and when
+they are more than those that wait, all of them are swept out.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+
+from headrace.core.errors import QueueFull
+from headrace.scheduling.batch import Pending
+from headrace.scheduling.policy import SchedulingPolicy, TimeoutAction
+
+_SWEEP = 64  # so many dead entries are never worth a sweep
+
+
+class RequestQueue:
+    """The queue of one model: by priority level, then by whether it timed out, then by arrival.
+
+    Invariant: `waiting` counts the requests in it that have not ended.
+    """
+
+    def __init__(self, policy: SchedulingPolicy) -> None:
+        self._policy = policy
+        levels = range(1, max(policy.levels, 1) + 1)
+        # Two deques a level: in time, and timed out with the action DELAY.
+        self._deques: list[deque[Pending]] = [deque() for _ in levels for _ in (0, 1)]
+        self._sizes = dict.fromkeys(levels, 0)
+        self._deadlines: list[tuple[int, int, Pending]] = []
+        self._count = 0
+        self._dead = 0  # ended, but still in a deque
+        self.waiting = 0
+
+    def append(self, pending: Pending) -> None:
+        """Add a request; raises `QueueFull`."""
+        level = self._policy.level(pending.request.priority)
+        policy = self._policy.queue_policy(level)
+        if policy.max_size and self._sizes[level] >= policy.max_size:
+            raise QueueFull(
+                f"[request id: {pending.request.id or '<id_unknown>'}] Exceeds maximum queue size"
+                f" of {policy.max_size} for model '{pending.request.model_name}'"
+            )
+        pending.level = level
+        pending.deadline = policy.deadline(pending.arrived, pending.request.timeout)
+        if pending.deadline is not None:
+            self._count += 1  # breaks ties, so that two requests are never compared
+            heapq.heappush(self._deadlines, (pending.deadline, self._count, pending))
+            if len(self._deadlines) > 2 * self.waiting + _SWEEP:
+                self._sweep_deadlines()
+        self._deques[2 * level - 2].append(pending)
+        self._sizes[level] += 1
+        self.waiting += 1
+
+    def __iter__(self) -> Iterator[Pending]:
+        for queue in self._deques:
+            for pending in queue:
+                if not pending.ended:
+                    yield pending
+
+    def popleft(self, count: int) -> list[Pending]:
+        """Take the first `count` requests; they count as started."""
+        taken: list[Pending] = []
+        for queue in self._deques:
+            while queue and (len(taken) < count or queue[0].ended):
+                pending = queue.popleft()
+                if pending.ended:
+                    self._dead -= 1
+                    continue
+                pending.started = True
+                taken.append(pending)
+                self._sizes[pending.level] -= 1
+        self.waiting -= len(taken)
+        return taken
+
+    def discard(self, pending: Pending) -> None:
+        """Count a request out that was ended while it was queued, and let go of its tensors."""
+        pending.request.inputs = {}
+        self._sizes[pending.level] -= 1
+        self.waiting -= 1
+        self._dead += 1
+        if self._dead > self.waiting + _SWEEP:
+            self._sweep()
+
+    def expire(self, now: int) -> list[Pending]:
+        """Take out the requests that are to be rejected at `now`; move those to be delayed."""
+        rejected: list[Pending] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, pending = heapq.heappop(self._deadlines)
+            if pending.started or pending.ended:
+                continue
+            if self._policy.queue_policy(pending.level).action is TimeoutAction.REJECT:
+                pending.ended = True
+                self.discard(pending)
+                rejected.append(pending)
+            else:
+                self._deques[2 * pending.level - 2].remove(pending)
+                self._deques[2 * pending.level - 1].append(pending)
+        return rejected
+
+    def next_deadline(self) -> int | None:
+        """When `expire` will next have something to do, as far as is known."""
+        while self._deadlines and (self._deadlines[0][2].started or self._deadlines[0][2].ended):
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def _sweep(self) -> None:
+        for index, queue in enumerate(self._deques):
+            self._deques[index] = deque(pending for pending in queue if not pending.ended)
+        self._dead = 0
+        self._sweep_deadlines()
+
+    def _sweep_deadlines(self) -> None:
+        alive = [entry for entry in self._deadlines if not (entry[2].started or entry[2].ended)]
+        heapq.heapify(alive)
+        self._deadlines = alive

@@ -1,0 +1,265 @@
+"""What a scheduler needs around it: a clock that only moves when told, instances that finish when
+told, and sinks that remember.
+"""
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+
+import numpy as np
+
+from headrace.core.datatypes import Datatype
+from headrace.core.errors import ServerError
+from headrace.core.requests import InferRequest, InferResponse
+from headrace.core.signature import Signature, TensorSpec
+from headrace.core.tensors import Array, Tensor
+from headrace.observability.statistics import VersionStatistics
+from headrace.scheduling.batch import Batch, Instance, Outcome, Pending
+from headrace.scheduling.batcher import Batcher
+from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy
+
+Done = Callable[[Instance, Batch, Outcome], None]
+Model = Callable[[Mapping[str, Array], Sequence[str]], Sequence[Array]]
+
+GATHER_NS = 3  # what gathering costs, of the time that an instance holds its batch
+POISON = -1  # a value that makes `double` raise
+
+
+class FakeTimer:
+    """A timer of `FakeClock`."""
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self.callback = callback
+        self.live = True
+
+    def cancel(self) -> None:
+        self.live = False
+
+
+class FakeClock:
+    """Time that stands still between calls of `advance`, and ticks that end when told."""
+
+    def __init__(self) -> None:
+        self.time = 0
+        self._ready: list[Callable[[], None]] = []
+        self._timers: list[tuple[int, int, FakeTimer]] = []
+        self._ties = count()
+
+    def now(self) -> int:
+        return self.time
+
+    def soon(self, callback: Callable[[], None]) -> object:
+        self._ready.append(callback)
+        return callback
+
+    def at(self, when: int, callback: Callable[[], None]) -> FakeTimer:
+        timer = FakeTimer(callback)
+        heapq.heappush(self._timers, (when, next(self._ties), timer))
+        return timer
+
+    def tick(self) -> bool:
+        """End one tick; whether anything ran."""
+        ready, self._ready = self._ready, []
+        for callback in ready:
+            callback()
+        return bool(ready)
+
+    def settle(self) -> None:
+        """End ticks until one has nothing to do."""
+        for _ in range(1_000):
+            if not self.tick():
+                return
+        raise AssertionError("the scheduler does not come to rest")
+
+    def advance(self, ns: int) -> None:
+        """Let `ns` pass: timers fire on time, each at the end of a tick."""
+        target = self.time + ns
+        while self._timers and self._timers[0][0] <= target:
+            when, _, timer = heapq.heappop(self._timers)
+            if timer.live:
+                self.time = max(self.time, when)
+                timer.callback()
+                self.settle()
+        self.time = target
+
+    @property
+    def armed(self) -> list[int]:
+        """When the live timers are due."""
+        return sorted(when for when, _, timer in self._timers if timer.live)
+
+
+class FakeSink:
+    """Remembers what it was given; `log` is shared, and shows the order over several sinks."""
+
+    def __init__(self, name: str = "", log: list[str] | None = None) -> None:
+        self.name = name
+        self.responses: list[InferResponse] = []
+        self.errors: list[ServerError] = []
+        self.log = log if log is not None else []
+        self.then: Callable[[], None] = lambda: None
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        assert final
+        self.responses.append(response)
+        self.log.append(self.name)
+        self.then()
+
+    def fail(self, error: ServerError) -> None:
+        self.errors.append(error)
+        self.log.append(self.name)
+        self.then()
+
+    @property
+    def calls(self) -> int:
+        return len(self.responses) + len(self.errors)
+
+    @property
+    def values(self) -> list[int]:
+        """The one response's values of output `y`."""
+        (response,) = self.responses
+        (tensor,) = response.outputs
+        return [int(value) for value in tensor.array.ravel()]
+
+
+def double(inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+    """The model of most tests: y = 2x, unless `POISON` is among x."""
+    x = inputs["x"]
+    if (x == POISON).any():
+        raise ValueError("poisoned")
+    return [2 * x for _ in outputs]
+
+
+class FakeInstance:
+    """Holds its batch until `finish`, or runs it at once if it is inline."""
+
+    def __init__(
+        self,
+        clock: FakeClock,
+        model: Model = double,
+        inline: bool = False,
+        all_runs: list[list[str]] | None = None,
+    ) -> None:
+        self._clock = clock
+        self._all_runs = all_runs if all_runs is not None else []
+        self._model = model
+        self._inline = inline
+        self._work: tuple[Batch, Done, int] | None = None
+        self.runs: list[list[str]] = []  # the requests' ids, run by run
+        self.rows: list[int] = []
+        self.closed = False
+
+    @property
+    def busy(self) -> bool:
+        return self._work is not None
+
+    @property
+    def running(self) -> list[str]:
+        return self.runs[-1] if self.busy else []
+
+    def execute(self, batch: Batch, done: Done) -> None:
+        assert not self.busy, "an instance gets one batch at a time"
+        assert not self.closed
+        assert all(pending.started for pending in batch.pendings)
+        self.runs.append([pending.request.id for pending in batch.pendings])
+        self._all_runs.append(self.runs[-1])
+        self.rows.append(batch.rows)
+        self._work = (batch, done, self._clock.time)
+        if self._inline:
+            self.finish()
+
+    def finish(self) -> None:
+        """Run the batch that it holds and report."""
+        assert self._work is not None
+        (batch, done, started), self._work = self._work, None
+        arrays: Sequence[Array] = ()
+        error: Exception | None = None
+        try:
+            arrays = self._model(batch.gather(), [spec.name for spec in batch.outputs])
+        except Exception as raised:
+            error = raised
+        computed = self._clock.time
+        gathered = min(started + GATHER_NS, computed)
+        done(self, batch, Outcome(arrays, error, started, gathered, computed))
+
+    def close(self) -> None:
+        assert not self.busy
+        self.closed = True
+
+
+def signature(max_batch_size: int = 4, dims: tuple[int, ...] = (-1,)) -> Signature:
+    """One input x and one output y of INT64."""
+    return Signature(
+        "double",
+        max_batch_size,
+        (TensorSpec("x", Datatype.INT64, dims),),
+        (TensorSpec("y", Datatype.INT64, dims),),
+    )
+
+
+def request(
+    name: str, *values: int, width: int = 1, priority: int = 0, timeout: int = 0
+) -> InferRequest:
+    """A request with one row a value, `width` elements wide."""
+    array = np.repeat(np.array(values, np.int64).reshape(-1, 1), width, axis=1)
+    tensor = Tensor("x", Datatype.INT64, array)
+    return InferRequest("double", "", name, {"x": tensor}, priority=priority, timeout=timeout)
+
+
+class Bench:
+    """A batcher with everything around it."""
+
+    def __init__(
+        self,
+        policy: SchedulingPolicy | None = None,
+        instances: int = 1,
+        *,
+        inline: bool = False,
+        model: Model = double,
+        shape: Signature | None = None,
+    ) -> None:
+        self.clock = FakeClock()
+        self.statistics = VersionStatistics()
+        self.reports: list[tuple[int, Exception]] = []
+        self.log: list[str] = []
+        self.batcher = Batcher(
+            shape or signature(),
+            "3",
+            policy or SchedulingPolicy(BatchPolicy(4)),
+            self.clock,
+            self.statistics,
+            lambda pendings, error: self.reports.append((len(pendings), error)),
+        )
+        self._runs: list[list[str]] = []
+        self.instances = [
+            FakeInstance(self.clock, model, inline, self._runs) for _ in range(instances)
+        ]
+        for instance in self.instances:
+            self.batcher.add_instance(instance)
+        self.clock.settle()
+
+    def submit(
+        self, name: str, *values: int, width: int = 1, priority: int = 0, timeout: int = 0
+    ) -> tuple[Pending, FakeSink]:
+        """Submit a request of `values` (default: one row) without ending the tick."""
+        sink = FakeSink(name, self.log)
+        asked = request(name, *(values or (1,)), width=width, priority=priority, timeout=timeout)
+        return self.batcher.submit(asked, sink, len(asked.inputs["x"].array)), sink
+
+    def submit_to(
+        self, sink: FakeSink, values: Sequence[int], width: int, *, priority: int, timeout: int
+    ) -> Pending:
+        """Submit a request under the sink's name; no values are no rows."""
+        asked = request(sink.name, *values, width=width, priority=priority, timeout=timeout)
+        return self.batcher.submit(asked, sink, len(values))
+
+    @property
+    def started(self) -> list[str]:
+        """The ids of requests that instances were given, run by run, over all instances."""
+        return [name for run in self._runs for name in run]
+
+    def finish_all(self) -> None:
+        """End ticks and runs until nothing is left to do at this moment."""
+        self.clock.settle()
+        while busy := [instance for instance in self.instances if instance.busy]:
+            busy[0].finish()
+            self.clock.settle()

@@ -1,0 +1,157 @@
+"""What one execution gets, and how its outputs find their way back to the requests."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from headrace.core.datatypes import NUMPY, Datatype
+from headrace.core.errors import ExecutionFailed
+from headrace.core.requests import InferRequest, InferResponse
+from headrace.core.signature import Signature, TensorSpec
+from headrace.core.tensors import Array, Tensor
+from headrace.scheduling.batch import Batch, Outcome, Pending
+from tests.scheduling.fakes import Bench, FakeSink
+
+FP32, INT64, BYTES = Datatype.FP32, Datatype.INT64, Datatype.BYTES
+
+TWO = Signature(
+    "two",
+    8,
+    (TensorSpec("a", INT64, (2,)), TensorSpec("b", INT64, (2,), optional=True)),
+    (TensorSpec("y", INT64, (2,)), TensorSpec("z", INT64, (-1,))),
+)
+RESHAPED = Signature(
+    "reshaped",
+    8,
+    (TensorSpec("a", FP32, (1,), reshape=()),),
+    (TensorSpec("y", FP32, (2, -1), reshape=(-1, 2)),),
+)
+PLAIN = Signature("plain", 0, (TensorSpec("a", FP32, ()),), (TensorSpec("y", FP32, (2,)),))
+
+
+def batch(
+    signature: Signature, *inputs: dict[str, Array], outputs: Sequence[Sequence[str]] = ()
+) -> Batch:
+    """One request for each of `inputs`; `outputs` are those that each asks for."""
+    pendings = []
+    for n, arrays in enumerate(inputs):
+        tensors = {
+            name: Tensor(name, signature.input(name).datatype, array)
+            for name, array in arrays.items()
+        }
+        wanted = outputs[n] if outputs else ()
+        request = InferRequest(signature.model, "", str(n), tensors, outputs=wanted)
+        rows = signature.check(request)
+        pendings.append(Pending(request, FakeSink(), rows, None, 100 + n, Bench().batcher))
+    return Batch(signature, pendings)
+
+
+def rows(*values: int, width: int = 2) -> Array:
+    return np.repeat(np.array(values, np.int64).reshape(-1, 1), width, axis=1)
+
+
+def test_one_request_is_passed_on_without_a_copy() -> None:
+    array = rows(1, 2)
+    gathered = batch(TWO, {"a": array}).gather()
+    assert set(gathered) == {"a"}  # b is optional and absent
+    assert gathered["a"] is array
+
+
+def test_several_requests_are_joined_along_the_rows() -> None:
+    joined = batch(TWO, {"a": rows(1, 2), "b": rows(5, 6)}, {"a": rows(3), "b": rows(7)})
+    gathered = joined.gather()
+    assert joined.rows == 3
+    np.testing.assert_array_equal(gathered["a"], rows(1, 2, 3))
+    np.testing.assert_array_equal(gathered["b"], rows(5, 6, 7))
+
+
+@pytest.mark.parametrize("datatype", list(Datatype))
+def test_every_datatype_can_be_joined(datatype: Datatype) -> None:
+    signature = Signature("m", 4, (TensorSpec("a", datatype, (1,)),), ())
+    filled = np.zeros((1, 1), NUMPY[datatype])
+    if datatype is BYTES:
+        filled[0, 0] = b"text"
+    joined = batch(signature, {"a": filled}, {"a": filled}).gather()["a"]
+    assert (joined.shape, joined.dtype) == ((2, 1), NUMPY[datatype])
+    assert joined.tolist() == [*filled.tolist(), *filled.tolist()]
+
+
+def test_shapes_are_relabelled_for_the_model_and_back() -> None:
+    array = np.arange(3, dtype=np.float32).reshape(3, 1)
+    one = batch(RESHAPED, {"a": array})
+    assert one.gather()["a"].shape == (3,)
+    made = np.arange(18, dtype=np.float32).reshape(3, 3, 2)
+    ((y,),) = one.split([made])
+    assert y.array.shape == (3, 2, 3)
+    assert y.array.ravel().tolist() == list(range(18))
+
+
+def test_each_request_gets_its_own_rows_and_outputs() -> None:
+    joined = batch(
+        TWO,
+        {"a": rows(1, 2)},
+        {"a": rows(3)},
+        {"a": rows(4)},
+        outputs=[["z"], ["y", "z"], []],
+    )
+    assert [spec.name for spec in joined.outputs] == ["y", "z"]
+    parts = joined.split([rows(1, 2, 3, 4), rows(1, 2, 3, 4, width=3) * 10])
+    told = [[(t.name, t.array.tolist()) for t in part] for part in parts]
+    assert told == [
+        [("z", [[10, 10, 10], [20, 20, 20]])],
+        [("y", [[3, 3]]), ("z", [[30, 30, 30]])],
+        [("y", [[4, 4]]), ("z", [[40, 40, 40]])],
+    ]
+
+
+def test_only_wanted_outputs_are_asked_for() -> None:
+    joined = batch(TWO, {"a": rows(1)}, {"a": rows(2)}, outputs=[["z"], ["z"]])
+    assert [spec.name for spec in joined.outputs] == ["z"]
+    alone = batch(TWO, {"a": rows(1)}, outputs=[["y"]])
+    assert [t.name for t in alone.split([rows(1)])[0]] == ["y"]
+
+
+def test_a_model_that_does_not_batch_has_no_rows_to_split() -> None:
+    one = batch(PLAIN, {"a": np.float32(1) * np.ones((), np.float32)})
+    ((y,),) = one.split([np.ones(2, np.float32)])
+    assert y.array.shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "text"),
+    [
+        ([rows(1)], "gave 1 outputs, asked for 2"),
+        ([rows(1), rows(1), rows(1)], "gave 3 outputs, asked for 2"),
+        ([rows(1), rows(1)], r"'y' of shape \[1,2\] for a batch of 2 rows"),
+        ([rows(1, 2), rows(1, 2, 3)], r"'z' of shape \[3,2\] for a batch of 2 rows"),
+        ([np.array(1), rows(1, 2)], r"'y' of shape \[\] for a batch of 2 rows"),
+        ([rows(1, 2, width=3), rows(1, 2)], r"'y' of shape \[2,3\], .* \[-1,2\]"),
+        ([rows(1, 2)[..., None], rows(1, 2)], r"'y' of shape \[2,2,1\], .* \[-1,2\]"),
+        ([rows(1, 2).astype(np.int32), rows(1, 2)], "'y' as int32, .* INT64"),
+    ],
+)
+def test_outputs_that_break_the_signature_are_the_models_error(
+    arrays: list[Array], text: str
+) -> None:
+    with pytest.raises(ExecutionFailed, match=text):
+        batch(TWO, {"a": rows(1)}, {"a": rows(2)}).split(arrays)
+
+
+def test_a_response_says_where_the_time_went() -> None:
+    joined = batch(TWO, {"a": rows(1)}, {"a": rows(2)})
+    joined.pendings[0].ended = True
+    outcome = Outcome([rows(1, 2), rows(1, 2)], None, 300, 310, 350)
+    joined.respond("7", joined.split(outcome.arrays), outcome)
+    assert joined.pendings[0].outcome is None
+    response = joined.pendings[1].outcome
+    assert isinstance(response, InferResponse)
+    assert (response.model_name, response.model_version, response.id) == ("two", "7", "1")
+    timing = response.timing
+    assert (timing.queue_ns, timing.compute_ns, timing.batch_rows) == (300 - 101, 50, 2)
+
+
+def test_halves() -> None:
+    whole = batch(TWO, *[{"a": rows(n)} for n in range(5)])
+    ids = [[p.request.id for p in half.pendings] for half in whole.halves()]
+    assert ids == [["0", "1"], ["2", "3", "4"]]

@@ -1,0 +1,310 @@
+"""The scheduler of one model version, with a clock and instances that do as they are told."""
+
+import pytest
+
+from headrace.core.errors import (
+    QueueFull,
+    QueueTimeout,
+)
+from headrace.scheduling.policy import BatchPolicy, QueuePolicy, SchedulingPolicy, TimeoutAction
+from tests.scheduling.fakes import GATHER_NS, POISON, Bench
+
+MS = 1_000_000
+
+
+def timing_out(action: TimeoutAction = TimeoutAction.REJECT) -> SchedulingPolicy:
+    """Requests time out after 10 ms, or earlier if they ask for it."""
+    limits = QueuePolicy(0, 10 * MS, action, True)
+    return SchedulingPolicy(BatchPolicy(4), limits)
+
+
+# --- forming batches
+
+
+def test_what_arrives_within_a_tick_runs_together() -> None:
+    bench = Bench()
+    sinks = [bench.submit(name, value)[1] for name, value in (("a", 1), ("b", 2), ("c", 3))]
+    (instance,) = bench.instances
+    assert instance.runs == []
+    assert bench.batcher.waiting == 3
+    bench.clock.tick()
+    assert instance.runs == [["a", "b", "c"]]
+    assert bench.batcher.waiting == 0
+    instance.finish()
+    assert [sink.values for sink in sinks] == [[2], [4], [6]]
+
+
+def test_the_queue_grows_a_batch_while_the_instance_is_busy() -> None:
+    bench = Bench()
+    bench.submit("a")
+    bench.clock.settle()
+    for name in "bcd":
+        bench.submit(name)
+        bench.clock.settle()
+    (instance,) = bench.instances
+    assert (instance.runs, bench.batcher.waiting) == ([["a"]], 3)
+    instance.finish()
+    bench.clock.settle()
+    assert instance.running == ["b", "c", "d"]
+
+
+def test_a_batch_has_no_more_rows_than_the_model_takes() -> None:
+    bench = Bench()
+    sinks = [bench.submit(str(n), *range(n + 1))[1] for n in (0, 1, 2, 3, 0)]
+    bench.finish_all()
+    assert bench.instances[0].rows == [3, 3, 4, 1]
+    assert [sink.values for sink in sinks] == [[0], [0, 2], [0, 2, 4], [0, 2, 4, 6], [0]]
+
+
+def test_an_inline_instance_runs_one_batch_a_tick() -> None:
+    bench = Bench(SchedulingPolicy(BatchPolicy(1)), inline=True)
+    for name in "abc":
+        bench.submit(name)
+    bench.clock.tick()
+    assert bench.log == ["a"]
+    bench.clock.tick()
+    assert bench.log == ["a", "b"]
+    bench.clock.settle()
+    assert bench.log == ["a", "b", "c"]
+
+
+def test_requests_of_different_shapes_do_not_share_a_batch() -> None:
+    bench = Bench()
+    for name, width in (("a", 1), ("b", 1), ("c", 2), ("d", 1)):
+        bench.submit(name, width=width)
+    bench.finish_all()
+    assert bench.instances[0].runs == [["a", "b"], ["c"], ["d"]]
+
+
+def test_instances_work_side_by_side() -> None:
+    bench = Bench(instances=2)
+    for name in "ab":
+        bench.submit(name)
+        bench.clock.settle()
+    assert sorted(instance.runs for instance in bench.instances) == [[["a"]], [["b"]]]
+    assert bench.batcher.waiting == 0
+
+
+def test_an_instance_that_is_added_takes_over_what_waits() -> None:
+    bench = Bench(instances=0)
+    bench.submit("a")
+    bench.clock.settle()
+    assert bench.batcher.waiting == 1
+    late = Bench().instances[0]
+    bench.batcher.add_instance(late)
+    bench.clock.settle()
+    assert late.runs == [["a"]]
+
+
+def test_more_urgent_requests_go_first() -> None:
+    bench = Bench(SchedulingPolicy(BatchPolicy(2), levels=2, default_level=2))
+    for name, priority in (("low", 2), ("default", 0), ("high", 1), ("low2", 2)):
+        bench.submit(name, priority=priority)
+    bench.finish_all()
+    assert bench.instances[0].runs == [["high", "low"], ["default", "low2"]]
+
+
+# --- delay and timers
+
+
+def test_a_delayed_batch_goes_when_it_is_ripe() -> None:
+    bench = Bench(SchedulingPolicy(BatchPolicy(4, 5 * MS)))
+    bench.submit("a")
+    bench.clock.settle()
+    assert bench.clock.armed == [5 * MS]
+    bench.clock.advance(3 * MS)
+    bench.submit("b")
+    bench.clock.settle()
+    assert bench.instances[0].runs == []
+    bench.clock.advance(2 * MS)
+    assert bench.instances[0].runs == [["a", "b"]]
+    assert bench.clock.armed == []
+
+
+def test_a_delayed_batch_goes_at_once_when_it_is_full() -> None:
+    bench = Bench(SchedulingPolicy(BatchPolicy(4, 5 * MS)))
+    bench.submit("a", 1, 2)
+    bench.clock.settle()
+    bench.submit("b", 1, 2)
+    bench.clock.settle()
+    assert bench.instances[0].runs == [["a", "b"]]
+
+
+def test_a_busy_instance_takes_what_has_ripened_meanwhile() -> None:
+    bench = Bench(SchedulingPolicy(BatchPolicy(4, 5 * MS)))
+    (instance,) = bench.instances
+    bench.submit("a")
+    bench.clock.settle()
+    bench.clock.advance(5 * MS)
+    bench.submit("b")
+    bench.clock.settle()
+    bench.clock.advance(7 * MS)
+    assert instance.running == ["a"]
+    instance.finish()
+    bench.clock.settle()
+    assert instance.running == ["b"]
+
+
+def test_a_request_times_out_while_the_instance_is_busy() -> None:
+    bench = Bench(timing_out())
+    bench.submit("running")
+    bench.clock.settle()
+    _, slow = bench.submit("slow")
+    _, fast = bench.submit("fast", timeout=4_000)
+    bench.clock.settle()
+    bench.clock.advance(4 * MS)
+    (error,) = fast.errors
+    assert isinstance(error, QueueTimeout)
+    assert str(error) == "Request timeout expired"
+    assert (slow.calls, bench.batcher.waiting) == (0, 1)
+    bench.clock.advance(6 * MS)
+    assert isinstance(slow.errors[0], QueueTimeout)
+    assert bench.batcher.waiting == 0
+    bench.finish_all()
+    assert bench.log == ["fast", "slow", "running"]
+    assert bench.clock.armed == []
+
+
+def test_a_delayed_request_runs_after_those_in_time() -> None:
+    bench = Bench(timing_out(TimeoutAction.DELAY))
+    bench.submit("running", 1, 1, 1, 1)
+    bench.clock.settle()
+    bench.submit("late", 1, 1, 1, timeout=1_000)
+    bench.submit("in time", 1, 1, 1)
+    bench.clock.settle()
+    bench.clock.advance(2 * MS)
+    bench.finish_all()
+    assert bench.instances[0].runs == [["running"], ["in time"], ["late"]]
+    assert bench.statistics.fail_count == 0
+
+
+def test_a_full_queue_refuses() -> None:
+    bench = Bench(SchedulingPolicy(BatchPolicy(4), QueuePolicy(max_size=1)))
+    bench.submit("running")
+    bench.clock.settle()
+    _, waiting = bench.submit("waiting")
+    with pytest.raises(QueueFull):
+        bench.submit("refused")
+    bench.finish_all()
+    assert bench.log == ["running", "waiting"]
+    assert waiting.values == [2]
+    assert bench.statistics.fail_count == 0  # it was never accepted
+
+
+# --- draining and closing
+
+
+def test_draining_waits_for_what_runs_and_what_waits() -> None:
+    bench = Bench(SchedulingPolicy(BatchPolicy(1)))
+    drained: list[str] = []
+    bench.submit("a")
+    bench.submit("b")
+    bench.clock.settle()
+    bench.batcher.when_drained(lambda: drained.append("drained"))
+    bench.instances[0].finish()
+    bench.clock.settle()
+    assert (drained, bench.batcher.busy) == ([], True)
+    bench.instances[0].finish()
+    assert (drained, bench.log, bench.batcher.busy) == (["drained"], ["a", "b"], False)
+
+
+def test_everybody_who_asked_is_told_once() -> None:
+    bench = Bench()
+    drained: list[str] = []
+    bench.submit("a")
+    for name in ("first", "second"):
+        bench.batcher.when_drained(lambda name=name: drained.append(name))  # type: ignore[misc]
+    bench.finish_all()
+    bench.submit("b")
+    bench.finish_all()
+    assert drained == ["first", "second"]
+
+
+def test_an_idle_batcher_is_drained_at_once() -> None:
+    drained: list[str] = []
+    Bench().batcher.when_drained(lambda: drained.append("drained"))
+    assert drained == ["drained"]
+
+
+def test_draining_ends_when_the_last_that_waits_is_cancelled() -> None:
+    bench = Bench(SchedulingPolicy(BatchPolicy(4, 5 * MS)))
+    drained: list[str] = []
+    pending, _ = bench.submit("a")
+    bench.clock.settle()
+    bench.batcher.when_drained(lambda: drained.append("drained"))
+    assert drained == []
+    pending.cancel()
+    assert drained == ["drained"]
+
+
+def test_draining_ends_when_the_last_that_waits_times_out() -> None:
+    limits = QueuePolicy(0, 2 * MS)
+    bench = Bench(SchedulingPolicy(BatchPolicy(4, 5 * MS), limits))
+    drained: list[str] = []
+    bench.submit("a")
+    bench.clock.settle()
+    bench.batcher.when_drained(lambda: drained.append("drained"))
+    bench.clock.advance(2 * MS)
+    assert drained == ["drained"]
+
+
+def test_draining_ends_when_all_that_is_to_be_retried_is_cancelled() -> None:
+    bench = Bench()
+    drained: list[str] = []
+    pendings = [bench.submit(name, POISON)[0] for name in "ab"]
+    bench.clock.settle()
+    bench.batcher.when_drained(lambda: drained.append("drained"))
+    bench.instances[0].finish()
+    for pending in pendings:
+        pending.cancel()
+    bench.finish_all()
+    assert drained == ["drained"]
+    assert len(bench.instances[0].runs) == 1
+
+
+def test_closing_closes_the_instances_and_leaves_no_timer() -> None:
+    bench = Bench(timing_out(), instances=2)
+    bench.submit("a")
+    bench.finish_all()
+    assert bench.clock.armed == [10 * MS]  # nothing disarms it before it is due
+    bench.batcher.close()
+    assert all(instance.closed for instance in bench.instances)
+    assert bench.clock.armed == []
+
+
+# --- statistics
+
+
+def test_a_batch_is_counted_with_rows_and_times() -> None:
+    bench = Bench()
+    bench.submit("a", 1, 2)
+    bench.clock.advance(100)
+    bench.submit("b", 3)
+    bench.clock.settle()
+    bench.clock.advance(50)
+    bench.instances[0].finish()
+    counted = bench.statistics
+    assert (counted.success_count, counted.inference_count, counted.execution_count) == (2, 3, 1)
+    assert (counted.queue_ns, counted.success_ns) == (100 + 0, 150 + 50)
+    # Each request has the times of the whole batch.
+    assert (counted.compute_input_ns, counted.compute_infer_ns) == (2 * GATHER_NS, 2 * 47)
+    ((rows, batch),) = counted.batches.items()
+    assert (rows, batch.count) == (3, 1)
+    assert (batch.compute_input_ns, batch.compute_infer_ns) == (GATHER_NS, 47)
+
+
+def test_failures_are_counted_by_reason_with_their_time() -> None:
+    bench = Bench(timing_out())
+    pending, _ = bench.submit("cancelled")
+    bench.clock.advance(10)
+    pending.cancel()
+    assert bench.statistics.fail_ns == 10
+    bench.submit("running", POISON)
+    bench.clock.settle()
+    bench.submit("late")
+    bench.clock.advance(10 * MS)
+    assert bench.statistics.fail_ns == 10 + 10 * MS
+    bench.finish_all()
+    assert bench.statistics.failures == {"REJECTED": 1, "CANCELED": 1, "BACKEND": 1, "OTHER": 0}
+    assert bench.statistics.fail_count == 3
+    assert bench.statistics.success_count == 0

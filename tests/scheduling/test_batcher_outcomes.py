@@ -1,0 +1,277 @@
+"""How requests end: answered, in order if asked for, with an error of their own, or not at all."""
+
+from collections.abc import Mapping, Sequence
+from math import log2
+
+import numpy as np
+import pytest
+
+from headrace.core.errors import ExecutionFailed, InvalidRequest, QueueFull, QueueTimeout
+from headrace.core.tensors import Array
+from headrace.scheduling.policy import BatchPolicy, QueuePolicy, SchedulingPolicy
+from tests.scheduling.fakes import POISON, Bench, FakeSink, signature
+
+MS = 1_000_000
+ORDERED = SchedulingPolicy(BatchPolicy(1), preserve_ordering=True)
+
+
+# --- cancellation
+
+
+def test_a_request_that_is_cancelled_in_the_queue_never_runs() -> None:
+    bench = Bench()
+    pending, sink = bench.submit("a")
+    bench.submit("b")
+    pending.cancel()
+    assert bench.batcher.waiting == 1
+    assert pending.request.inputs == {}
+    bench.finish_all()
+    assert bench.instances[0].runs == [["b"]]
+    assert (bench.log, sink.calls) == (["b"], 0)
+
+
+def test_a_running_request_that_is_cancelled_is_not_answered() -> None:
+    bench = Bench()
+    pending, sink = bench.submit("a", 1)
+    _, other = bench.submit("b", 2)
+    bench.clock.settle()
+    pending.cancel()
+    bench.finish_all()
+    assert (sink.calls, other.values) == (0, [4])
+    counted = bench.statistics
+    assert (counted.success_count, counted.inference_count, counted.execution_count) == (1, 1, 1)
+    assert list(counted.batches) == [2]  # the batch still had two rows
+    assert counted.failures["CANCELED"] == 1
+
+
+def test_cancelling_again_or_too_late_does_nothing() -> None:
+    bench = Bench()
+    first, _ = bench.submit("a")
+    first.cancel()
+    first.cancel()
+    second, sink = bench.submit("b")
+    bench.finish_all()
+    second.cancel()
+    assert sink.values == [2]
+    assert bench.statistics.failures["CANCELED"] == 1
+    assert bench.statistics.success_count == 1
+
+
+def test_a_request_that_is_cancelled_before_its_retry_does_not_run_again() -> None:
+    bench = Bench()
+    (instance,) = bench.instances
+    pending, _ = bench.submit("bad", POISON)
+    _, other = bench.submit("good", 1)
+    bench.clock.settle()
+    instance.finish()
+    pending.cancel()
+    bench.finish_all()
+    assert instance.runs == [["bad", "good"], ["good"]]
+    assert (other.values, [n for n, _ in bench.reports]) == ([2], [2])
+
+
+def test_a_sink_may_cancel_another_request_of_its_batch() -> None:
+    bench = Bench()
+    _, first = bench.submit("a")
+    pending, second = bench.submit("b")
+    first.then = pending.cancel  # both came over one connection, which broke
+    bench.finish_all()
+    assert (first.calls, second.calls) == (1, 0)
+    assert bench.statistics.success_count + bench.statistics.fail_count == 2
+
+
+def test_a_sink_may_submit_the_next_request() -> None:
+    bench = Bench(inline=True)
+    next_one: list[FakeSink] = []
+    _, first = bench.submit("a")
+    first.then = lambda: next_one.append(bench.submit("again", 5)[1])
+    bench.finish_all()
+    assert bench.log == ["a", "again"]
+    assert next_one[0].values == [10]
+
+
+# --- answers in order
+
+
+def test_answers_keep_the_order_of_requests() -> None:
+    bench = Bench(ORDERED, instances=2)
+    for n, name in enumerate("abc"):
+        bench.submit(name, n)
+    bench.clock.settle()
+    by_name = {instance.running[0]: instance for instance in bench.instances}
+    by_name["b"].finish()
+    bench.clock.settle()
+    assert bench.log == []  # b is ready, but waits for a
+    by_name["b"].finish()  # which took c
+    assert bench.log == []
+    by_name["a"].finish()
+    assert bench.log == ["a", "b", "c"]
+
+
+def test_a_request_that_is_cancelled_while_it_waits_its_turn_is_not_answered() -> None:
+    bench = Bench(ORDERED, instances=2)
+    bench.submit("a")
+    pending, sink = bench.submit("b")
+    bench.clock.settle()
+    by_name = {instance.running[0]: instance for instance in bench.instances}
+    by_name["b"].finish()
+    pending.cancel()
+    bench.submit("c")
+    bench.finish_all()
+    assert (bench.log, sink.calls) == (["a", "c"], 0)
+    assert bench.statistics.success_count == 3  # it had been computed
+
+
+def test_cancelling_the_first_releases_those_behind_it() -> None:
+    bench = Bench(ORDERED, instances=2)
+    first, _ = bench.submit("a")
+    bench.submit("b")
+    bench.clock.settle()
+    by_name = {instance.running[0]: instance for instance in bench.instances}
+    by_name["b"].finish()
+    assert bench.log == []
+    first.cancel()
+    assert bench.log == ["b"]
+    bench.finish_all()
+    assert bench.log == ["b"]
+
+
+def test_errors_keep_the_order_too() -> None:
+    bench = Bench(ORDERED, instances=2)
+    bench.submit("a", 1)
+    _, bad = bench.submit("b", POISON)
+    bench.clock.settle()
+    by_name = {instance.running[0]: instance for instance in bench.instances}
+    by_name["b"].finish()
+    assert bench.log == []
+    by_name["a"].finish()
+    assert bench.log == ["a", "b"]
+    assert isinstance(bad.errors[0], ExecutionFailed)
+
+
+def test_requests_that_time_out_together_are_all_answered_in_order() -> None:
+    limits = QueuePolicy(default_timeout=10 * MS)
+    bench = Bench(SchedulingPolicy(BatchPolicy(4), limits, preserve_ordering=True))
+    bench.submit("running")
+    bench.clock.settle()
+    sinks = [bench.submit(name)[1] for name in "abc"]
+    bench.clock.settle()
+    bench.clock.advance(10 * MS)
+    assert bench.log == []  # behind the running one
+    bench.finish_all()
+    assert bench.log == ["running", "a", "b", "c"]
+    assert all(isinstance(sink.errors[0], QueueTimeout) for sink in sinks)
+
+
+def test_a_sink_may_cancel_what_waits_for_its_turn() -> None:
+    bench = Bench(ORDERED, instances=2)
+    _, first = bench.submit("a")
+    pending, second = bench.submit("b")
+    first.then = pending.cancel
+    bench.clock.settle()
+    by_name = {instance.running[0]: instance for instance in bench.instances}
+    by_name["b"].finish()
+    by_name["a"].finish()
+    assert (bench.log, second.calls) == (["a"], 0)
+
+
+def test_a_refused_request_does_not_hold_up_those_in_order() -> None:
+    policy = SchedulingPolicy(BatchPolicy(1), QueuePolicy(max_size=1), preserve_ordering=True)
+    bench = Bench(policy)
+    bench.submit("a")
+    bench.clock.settle()
+    bench.submit("b")
+    with pytest.raises(QueueFull):
+        bench.submit("refused")
+    bench.finish_all()
+    assert bench.log == ["a", "b"]
+
+
+# --- failing batches
+
+
+@pytest.mark.parametrize("guilty", range(8))
+def test_only_the_guilty_request_of_a_batch_fails(guilty: int) -> None:
+    bench = Bench(SchedulingPolicy(BatchPolicy(8)), shape=signature(8))
+    values = [POISON if n == guilty else n for n in range(8)]
+    sinks = [bench.submit(str(n), value)[1] for n, value in enumerate(values)]
+    bench.finish_all()
+    (error,) = sinks[guilty].errors
+    assert isinstance(error, ExecutionFailed)
+    assert str(error) == "model 'double' failed to execute the request"  # nothing internal
+    assert [s.values for n, s in enumerate(sinks) if n != guilty] == [
+        [2 * n] for n in range(8) if n != guilty
+    ]
+    assert len(bench.instances[0].runs) == 1 + 2 * log2(8)  # both halves, level by level
+    assert [(n, str(error)) for n, error in bench.reports] == [
+        (n, "poisoned")
+        for n in (8, 4, 2, 1)  # every run that it spoiled
+    ]
+    counted = bench.statistics
+    assert (counted.success_count, counted.execution_count) == (7, 3)
+    assert {n: c.count for n, c in counted.batches.items()} == {4: 1, 2: 1, 1: 1}
+    assert counted.failures == {"REJECTED": 0, "CANCELED": 0, "BACKEND": 1, "OTHER": 0}
+
+
+def test_what_is_retried_goes_before_what_waits() -> None:
+    bench = Bench()
+    for name, value in (("a", 1), ("bad", POISON), ("b", 2)):
+        bench.submit(name, value)
+    bench.clock.settle()
+    bench.submit("later", 1)
+    bench.finish_all()
+    assert bench.log == ["a", "bad", "b", "later"]
+
+
+def test_a_wrong_number_of_rows_never_reaches_another_caller() -> None:
+    def mean(inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        return [inputs["x"].sum(axis=0, keepdims=True)]
+
+    bench = Bench(model=mean)
+    alone = [bench.submit(name, value)[1] for name, value in (("a", 3), ("b", 5))]
+    _, wide = bench.submit("c", 7, 8)
+    bench.finish_all()
+    assert [sink.values for sink in alone] == [[3], [5]]  # alone, each with its own
+    (error,) = wide.errors
+    assert isinstance(error, ExecutionFailed)
+    assert "axis 0 must be the number of rows" in str(error)
+    assert bench.reports == []
+
+
+def test_outputs_that_are_no_arrays_fail_the_request() -> None:
+    bench = Bench(model=lambda inputs, outputs: [[1]])  # type: ignore[list-item]
+    _, sink = bench.submit("a")
+    bench.finish_all()
+    assert isinstance(sink.errors[0], ExecutionFailed)
+    assert len(bench.reports) == 1
+    assert not bench.batcher.busy
+
+
+def test_what_the_client_did_wrong_it_is_told() -> None:
+    def refuse(inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        raise InvalidRequest("input 'x' is not to this model's taste")
+
+    bench = Bench(model=refuse)
+    _, sink = bench.submit("a")
+    bench.finish_all()
+    assert isinstance(sink.errors[0], InvalidRequest)
+    assert bench.reports == []
+    assert bench.statistics.failures["BACKEND"] == 1
+
+
+def test_a_cancelled_request_that_fails_is_counted_once() -> None:
+    bench = Bench()
+    pending, sink = bench.submit("a", POISON)
+    bench.clock.settle()
+    pending.cancel()
+    bench.finish_all()
+    assert sink.calls == 0
+    assert bench.statistics.failures == {"REJECTED": 0, "CANCELED": 1, "BACKEND": 0, "OTHER": 0}
+
+
+def test_the_response_shares_no_memory_with_another_callers_rows() -> None:
+    bench = Bench()
+    sinks = [bench.submit(name, value)[1] for name, value in (("a", 1), ("b", 2))]
+    bench.finish_all()
+    first, second = (sink.responses[0].outputs[0].array for sink in sinks)
+    assert not np.shares_memory(first, second)

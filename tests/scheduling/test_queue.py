@@ -1,0 +1,194 @@
+"""The queue of one model: levels, limits, time-outs and cancellation."""
+
+import gc
+import weakref
+
+import pytest
+
+from headrace.core.errors import QueueFull
+from headrace.core.requests import Sink
+from headrace.scheduling.batch import Pending
+from headrace.scheduling.policy import (
+    BatchPolicy,
+    QueuePolicy,
+    SchedulingPolicy,
+    TimeoutAction,
+)
+from headrace.scheduling.queue import RequestQueue
+from tests.scheduling.fakes import Bench, FakeSink, request
+
+REJECT, DELAY = TimeoutAction.REJECT, TimeoutAction.DELAY
+
+
+def policy_of(
+    *, size: int = 0, timeout: int = 0, action: TimeoutAction = REJECT, levels: int = 0
+) -> SchedulingPolicy:
+    """Priority levels with the last as default, all with the same limits; `timeout` in us."""
+    limits = QueuePolicy(size, timeout * 1_000, action, True)
+    return SchedulingPolicy(BatchPolicy(4), limits, levels, levels)
+
+
+def put(
+    queue: RequestQueue, name: str, priority: int = 0, timeout: int = 0, arrived: int = 0
+) -> Pending:
+    """Queue a request of one row."""
+    asked = request(name, 1, priority=priority, timeout=timeout)
+    pending = Pending(asked, FakeSink(name), 1, None, arrived, Bench().batcher)
+    queue.append(pending)
+    return pending
+
+
+def end(queue: RequestQueue, pending: Pending) -> None:
+    """What a cancellation does to the queue."""
+    pending.ended = True
+    queue.discard(pending)
+
+
+def names(queue: RequestQueue) -> list[str]:
+    return [pending.request.id for pending in queue]
+
+
+def test_first_come_first_served() -> None:
+    queue = RequestQueue(policy_of())
+    first, second = put(queue, "a"), put(queue, "b")
+    assert queue.waiting == 2
+    assert queue.popleft(1) == [first]
+    assert (first.started, second.started, queue.waiting) == (True, False, 1)
+    assert queue.popleft(1) == [second]
+    assert (names(queue), queue.waiting) == ([], 0)
+
+
+def test_more_urgent_levels_come_first() -> None:
+    queue = RequestQueue(policy_of(levels=3))
+    for name, priority in [("c", 3), ("default", 0), ("b", 2), ("a", 1), ("b2", 2), ("far", 17)]:
+        put(queue, name, priority)
+    assert names(queue) == ["a", "b", "b2", "c", "default", "far"]
+    assert [p.request.id for p in queue.popleft(4)] == ["a", "b", "b2", "c"]
+    assert names(queue) == ["default", "far"]
+
+
+def test_the_limit_counts_what_waits_in_one_level() -> None:
+    queue = RequestQueue(policy_of(size=2, levels=2))
+    first = put(queue, "a", 1)
+    put(queue, "b", 1)
+    with pytest.raises(QueueFull, match=r"^\[request id: c\] Exceeds maximum queue size of 2"):
+        put(queue, "c", 1)
+    assert queue.waiting == 2
+    put(queue, "d", 2)  # another level
+    end(queue, first)
+    put(queue, "e", 1)
+    queue.popleft(1)
+    put(queue, "f", 1)
+    assert names(queue) == ["e", "f", "d"]
+    with pytest.raises(QueueFull, match="<id_unknown>"):
+        put(queue, "", 1)
+
+
+def test_the_limit_counts_delayed_requests() -> None:
+    queue = RequestQueue(policy_of(size=1, timeout=1, action=DELAY))
+    put(queue, "a")
+    assert queue.expire(1_000) == []
+    with pytest.raises(QueueFull):
+        put(queue, "b")
+
+
+def test_what_is_rejected_leaves_in_the_order_of_deadlines() -> None:
+    queue = RequestQueue(policy_of(timeout=10))
+    slow, fast, last = put(queue, "slow"), put(queue, "fast", timeout=5), put(queue, "last")
+    assert queue.next_deadline() == 5_000
+    assert queue.expire(4_999) == []
+    assert queue.expire(5_000) == [fast]
+    assert (fast.ended, queue.waiting, names(queue)) == (True, 2, ["slow", "last"])
+    assert queue.next_deadline() == 10_000
+    assert queue.expire(10_000) == [slow, last]
+    assert (queue.waiting, queue.next_deadline()) == (0, None)
+
+
+def test_what_is_delayed_goes_behind_its_own_level() -> None:
+    queue = RequestQueue(policy_of(timeout=10, action=DELAY, levels=2))
+    put(queue, "late", 1, timeout=5)
+    put(queue, "in time", 1)
+    put(queue, "less urgent", 2)
+    assert queue.expire(5_000) == []
+    assert names(queue) == ["in time", "late", "less urgent"]
+    put(queue, "new", 1, arrived=6_000)
+    assert names(queue) == ["in time", "new", "late", "less urgent"]
+    assert queue.waiting == 4
+    assert [p.request.id for p in queue.popleft(9)] == ["in time", "new", "late", "less urgent"]
+    assert queue.next_deadline() is None
+
+
+def test_what_has_started_or_ended_does_not_time_out() -> None:
+    queue = RequestQueue(policy_of(timeout=10))
+    put(queue, "started")
+    gone = put(queue, "gone")
+    queue.popleft(1)
+    end(queue, gone)
+    assert queue.next_deadline() is None
+    assert queue.expire(99_999) == []
+
+
+def test_what_was_cancelled_lets_go_of_its_tensors_and_is_passed_over() -> None:
+    queue = RequestQueue(policy_of())
+    first, second, third = (put(queue, name) for name in "abc")
+    end(queue, second)
+    assert second.request.inputs == {}
+    assert (queue.waiting, names(queue)) == (2, ["a", "c"])
+    assert queue.popleft(2) == [first, third]
+    assert not second.started
+
+
+def test_cancelling_all_empties_the_queue() -> None:
+    queue = RequestQueue(policy_of(size=2))
+    for _ in range(200):  # often enough that what has ended is swept out
+        first, second = put(queue, "a"), put(queue, "b")
+        end(queue, second)
+        end(queue, first)
+        assert (queue.waiting, names(queue), queue.popleft(1)) == (0, [], [])
+
+
+def test_order_limits_and_deadlines_outlast_a_sweep() -> None:
+    queue = RequestQueue(policy_of(timeout=100, size=300))
+    kept = []
+    for n in range(300):
+        pending = put(queue, str(n), timeout=90 - n % 3, arrived=n)
+        if n % 50:
+            end(queue, pending)
+        else:
+            kept.append(pending)
+    assert queue.waiting == len(kept) == 6
+    assert list(queue) == kept
+    assert queue.next_deadline() == 50 + 88_000  # the first of the shortest time-outs
+    assert set(queue.expire(200_000)) == set(kept)
+
+
+def alive(sinks: "list[weakref.ref[Sink]]") -> int:
+    """How many of the requests that these sinks belong to are still in memory."""
+    gc.collect()
+    return sum(sink() is not None for sink in sinks)
+
+
+def test_requests_that_have_started_are_not_kept_until_their_deadline() -> None:
+    queue = RequestQueue(policy_of(timeout=10, levels=2))
+    put(queue, "low", 2)  # the next to time out, and in front of the others by that
+    sinks = []
+    for n in range(1_000):
+        pending = put(queue, str(n), 1, arrived=n)
+        sinks.append(weakref.ref(pending.sink))
+        queue.popleft(1)
+        del pending
+    assert queue.next_deadline() == 10_000
+    assert alive(sinks) < 100
+
+
+def test_requests_that_were_cancelled_are_not_kept_until_they_come_to_the_head() -> None:
+    queue = RequestQueue(policy_of(timeout=10))
+    put(queue, "head")
+    sinks = []
+    for n in range(1_000):
+        pending = put(queue, str(n))
+        sinks.append(weakref.ref(pending.sink))
+        end(queue, pending)
+        del pending
+    assert queue.waiting == 1
+    assert alive(sinks) < 100
