@@ -1,0 +1,177 @@
+"""ONNX Runtime in this process."""
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+
+from headrace.backends.onnx_files import check_external_files
+from headrace.backends.onnx_options import execution_providers, reads_parameter, session_options
+from headrace.core.datatypes import NUMPY, Datatype
+from headrace.core.errors import InvalidRequest, LoadFailed
+from headrace.core.model_spec import LoadSpec, TensorInfo
+from headrace.core.tensors import Array
+
+_TYPES: dict[str, Datatype] = {
+    "tensor(bool)": Datatype.BOOL,
+    "tensor(uint8)": Datatype.UINT8,
+    "tensor(uint16)": Datatype.UINT16,
+    "tensor(uint32)": Datatype.UINT32,
+    "tensor(uint64)": Datatype.UINT64,
+    "tensor(int8)": Datatype.INT8,
+    "tensor(int16)": Datatype.INT16,
+    "tensor(int32)": Datatype.INT32,
+    "tensor(int64)": Datatype.INT64,
+    "tensor(float16)": Datatype.FP16,
+    "tensor(float)": Datatype.FP32,
+    "tensor(double)": Datatype.FP64,
+    "tensor(string)": Datatype.BYTES,
+    "tensor(bfloat16)": Datatype.BF16,
+}
+_ONNX_BFLOAT16 = 16  # TensorProto.DataType
+
+
+class OnnxModel:
+    """One ONNX Runtime session. Used by one thread at a time."""
+
+    def __init__(self, session: ort.InferenceSession) -> None:
+        """Raises `LoadFailed` for a combination of datatypes that cannot be run."""
+        self._session: ort.InferenceSession | None = session
+        self.inputs = [_info(node) for node in session.get_inputs()]
+        self.inputs += [_info(node, True) for node in session.get_overridable_initializers()]
+        self.outputs = [_info(node) for node in session.get_outputs()]
+        types = {info.name: info.datatype for info in (*self.inputs, *self.outputs)}
+        self._strings = {name for name, datatype in types.items() if datatype is Datatype.BYTES}
+        self._has_bf16 = Datatype.BF16 in types.values()
+        if self._has_bf16 and any(info.datatype is Datatype.BYTES for info in self.inputs):
+            raise LoadFailed(
+                "the model has both BF16 tensors and text inputs,"
+                " which ONNX Runtime's Python interface cannot run together"
+            )
+
+    def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Sequence[Array]:
+        """Run the graph.
+
+        Raises `InvalidRequest` for strings that are not UTF-8, and whatever the run raises.
+        """
+        session = self._session
+        assert session is not None, "infer after close. This is a bug."
+        if self._has_bf16:
+            return self._infer_values(session, inputs, outputs)
+        if not self._strings:
+            results: Sequence[Array] = session.run(outputs, inputs)
+            return results
+        feeds = {
+            name: _to_str(name, array) if name in self._strings else array
+            for name, array in inputs.items()
+        }
+        return [
+            _to_bytes(array) if name in self._strings else array
+            for name, array in zip(outputs, session.run(outputs, feeds), strict=True)
+        ]
+
+    def close(self) -> None:
+        """Free the session."""
+        self._session = None
+
+    def _infer_values(
+        self, session: ort.InferenceSession, inputs: Mapping[str, Array], outputs: Sequence[str]
+    ) -> list[Array]:
+        """Run through ONNX Runtime's own values: it has no numpy form of bfloat16."""
+        feeds = {}
+        for name, array in inputs.items():
+            if array.dtype == NUMPY[Datatype.BF16]:
+                bits = np.ascontiguousarray(array).view(np.uint16)
+                feeds[name] = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _ONNX_BFLOAT16)
+            else:
+                feeds[name] = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
+        results = []
+        for value in session.run_with_ort_values(list(outputs), feeds):
+            if value.data_type() == "tensor(bfloat16)":
+                raw = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
+                results.append(np.frombuffer(raw, NUMPY[Datatype.BF16]).reshape(value.shape()))
+            elif value.data_type() == "tensor(string)":
+                results.append(_to_bytes(value.numpy()))
+            else:
+                results.append(value.numpy())
+        return results
+
+
+class OnnxBackend:
+    """Loads `.onnx` files, and directories that hold one with its external data."""
+
+    platform = "onnxruntime_onnx"
+    default_filename = "model.onnx"
+
+    def reads_parameter(self, name: str) -> bool:
+        """Whether a parameter of this name in a model's configuration has a meaning here."""
+        return reads_parameter(name)
+
+    def load(self, spec: LoadSpec) -> OnnxModel:
+        """Load one instance; raises `LoadFailed` or `InvalidConfig`."""
+        file = _model_file(spec.path)
+        check_external_files(file, spec.root)
+        providers = execution_providers(spec)
+        options = session_options(spec)
+        try:
+            session = ort.InferenceSession(
+                str(file),
+                options,
+                providers=[name for name, _ in providers],
+                provider_options=[provider_options for _, provider_options in providers],
+                enable_fallback=0,
+            )
+        except Exception as error:  # ONNX Runtime raises many types, with no common base
+            raise LoadFailed(f"ONNX Runtime cannot load {file.name}: {error}") from error
+        # A provider that cannot start is left out without an error.
+        missing = {name for name, _ in providers}.difference(session.get_providers())
+        if missing:
+            raise LoadFailed(
+                f"execution provider {', '.join(sorted(missing))} cannot start on this machine:"
+                " its driver or a library that it needs is missing or too old"
+            )
+        try:
+            return OnnxModel(session)
+        except UnicodeDecodeError as error:
+            raise LoadFailed(f"{file.name} holds a name that is not UTF-8") from error
+
+
+def _model_file(path: Path) -> Path:
+    """The file itself, also where the configuration or the default name means a directory."""
+    if path.is_dir():
+        inner = path / OnnxBackend.default_filename
+        if not inner.is_file():
+            raise LoadFailed(f"{path.name} is a directory without a file {inner.name}")
+        return inner
+    if not path.is_file():
+        raise LoadFailed(f"there is no model file {path.parent.name}/{path.name}")
+    return path
+
+
+def _info(node: ort.NodeArg, optional: bool = False) -> TensorInfo:
+    shape = tuple(d if isinstance(d, int) and d >= 0 else -1 for d in node.shape or ())
+    return TensorInfo(node.name, _TYPES.get(node.type), shape, node.type, optional)
+
+
+def _to_str(name: str, array: Array) -> Array:
+    """ONNX Runtime's strings are text; it would take `bytes` for what Python prints of them."""
+    try:
+        texts = list(map(bytes.decode, array.ravel().tolist()))
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"input '{name}' holds an element that is not UTF-8,"
+            f" which an ONNX model needs: {error.reason}"
+        ) from None
+    return _objects(texts, array)
+
+
+def _to_bytes(array: Array) -> Array:
+    return _objects(list(map(str.encode, array.ravel().tolist())), array)
+
+
+def _objects(elements: list[str] | list[bytes], like: Array) -> Array:
+    result = np.empty(len(elements), object)
+    result[:] = elements
+    return result.reshape(like.shape)

@@ -1,0 +1,130 @@
+"""Which files an ONNX model refers to, read from the model file without loading its weights.
+
+ONNX keeps large tensors in files beside the model and names them in the model file. A crafted model
+can name any path, so the names are read here, before ONNX Runtime opens anything, and refused
+outside the model's own directory. The model file is mapped, and of its protobuf encoding only the
+fields on the way to the names are walked: graphs, nodes, attributes and functions down to
+`TensorProto.external_data`. What another protobuf parser could read differently is refused.
+"""
+
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+
+from headrace.core.errors import LoadFailed
+
+# Field numbers that lead from each message of onnx.proto to the next, and what they lead to.
+_PATHS: dict[str, dict[int, str]] = {
+    "Model": {7: "Graph", 20: "Training", 25: "Function"},
+    "Training": {1: "Graph", 2: "Graph"},
+    "Function": {7: "Node", 11: "Attribute"},
+    "Graph": {1: "Node", 5: "Tensor", 15: "SparseTensor"},
+    "SparseTensor": {1: "Tensor", 2: "Tensor"},
+    "Node": {5: "Attribute"},
+    "Attribute": {
+        5: "Tensor", 6: "Graph", 10: "Tensor", 11: "Graph", 22: "SparseTensor", 23: "SparseTensor",
+    },
+    "Tensor": {13: "Entry"},
+}  # fmt: skip
+_LENGTH_DELIMITED = 2
+_MAX_DEPTH = 64  # of graphs within attributes within graphs
+# ONNX Runtime's own mark for "at this address in memory"; not every version refuses it in a file.
+_IN_MEMORY = "*/_ORT_MEM_ADDR_/*"
+
+
+class _Damaged(Exception):
+    """Not a protobuf encoding."""
+
+
+def external_files(model_file: Path) -> set[str]:
+    """The locations that the tensors of `model_file` name.
+
+    Raises `LoadFailed` if it is no ONNX model.
+    """
+    if model_file.stat().st_size == 0:
+        raise LoadFailed(f"{model_file.name} is empty")
+    with (
+        model_file.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+        memoryview(mapped) as view,
+    ):
+        locations: set[str] = set()
+        try:
+            _walk(view, 0, len(view), "Model", 0, locations)
+        except _Damaged as error:
+            raise LoadFailed(f"{model_file.name} is not a valid ONNX model: {error}") from None
+        return locations
+
+
+def check_external_files(model_file: Path, root: Path) -> None:
+    """Raise `LoadFailed` if a tensor of `model_file` lies in a file outside of `root`."""
+    allowed = root.resolve()
+    for location in sorted(external_files(model_file)):
+        if not _lies_within(allowed, model_file.parent, location):
+            raise LoadFailed(
+                f"{model_file.name} keeps a tensor in the file {location!r}, which is outside of"
+                " the model's directory; external data must lie beside the model"
+            )
+
+
+def _lies_within(allowed: Path, directory: Path, location: str) -> bool:
+    if Path(location).is_absolute() or location.startswith(_IN_MEMORY):
+        return False
+    try:
+        return (directory / location).resolve().is_relative_to(allowed)
+    except (OSError, RuntimeError, ValueError):  # too long, a loop of links, a zero byte
+        return False
+
+
+def _walk(
+    view: memoryview, start: int, end: int, message: str, depth: int, found: set[str]
+) -> None:
+    if depth > _MAX_DEPTH:
+        raise _Damaged("graphs are nested too deeply")
+    children = _PATHS[message]
+    for number, begin, stop in _fields(view, start, end):
+        child = children.get(number)
+        if child == "Entry":
+            key, value = _entry(view, begin, stop)
+            if key == b"location":
+                found.add(value.decode("utf-8", "surrogateescape"))
+        elif child is not None:
+            _walk(view, begin, stop, child, depth + 1, found)
+
+
+def _entry(view: memoryview, start: int, end: int) -> tuple[bytes, bytes]:
+    texts = {number: bytes(view[begin:stop]) for number, begin, stop in _fields(view, start, end)}
+    return texts.get(1, b""), texts.get(2, b"")
+
+
+def _fields(view: memoryview, position: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """The length-delimited fields of a message: number, and where the content begins and ends."""
+    while position < end:
+        tag, position = _varint(view, position, end)
+        if tag >> 32:
+            raise _Damaged("a field number is too large")  # other parsers cut it to 32 bits
+        kind = tag & 7
+        if kind == _LENGTH_DELIMITED:
+            size, position = _varint(view, position, end)
+            if position + size > end:
+                raise _Damaged("a field is longer than its message")
+            yield tag >> 3, position, position + size
+            position += size
+        elif kind == 0:
+            _, position = _varint(view, position, end)
+        elif kind in (1, 5):
+            position += 8 if kind == 1 else 4
+        else:
+            raise _Damaged(f"unknown wire type {kind}")
+
+
+def _varint(view: memoryview, position: int, end: int) -> tuple[int, int]:
+    value = shift = 0
+    while position < end and shift < 64:
+        byte = view[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+    raise _Damaged("a number is cut off")
