@@ -1,0 +1,53 @@
+"""How many cores this process may use, and how they are divided over instances."""
+
+import os
+from pathlib import Path
+
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUP = Path("/proc/self/cgroup")
+
+
+def core_limit(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> int:
+    """Whole cores by the cgroup's CPU limit (version 2 or 1) or the affinity mask, if that is less.
+
+    At least 1. A container's limit is a share of time, not a set of cores: `os.cpu_count()` still
+    shows the whole host, and threads planned by it get throttled. `own` says in which cgroup below
+    `root` this process is; inside a container that is `root` itself.
+    """
+    available = len(os.sched_getaffinity(0))
+    limits = [_quota_v2(group / "cpu.max") for group in _groups(root, own)]
+    limit = min(filter(None, limits), default=0.0) or _quota_v1(root / "cpu")
+    return max(1, min(available, int(limit))) if limit else available
+
+
+def _groups(root: Path, own: Path) -> list[Path]:
+    """The cgroup of this process and those around it; each may have a limit."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        lines = []
+    parts = next((line[3:].split("/") for line in lines if line.startswith("0::")), [])
+    names = [part for part in parts if part and part != ".."]
+    return [root.joinpath(*names[:depth]) for depth in range(len(names) + 1)]
+
+
+def threads_for(instances: int, cores: int) -> int:
+    """How many threads each of a model's instances may compute with."""
+    return max(1, cores // max(instances, 1))
+
+
+def _quota_v2(file: Path) -> float:
+    try:
+        quota, period = file.read_text().split()
+        return 0.0 if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        return 0.0
+
+
+def _quota_v1(directory: Path) -> float:
+    try:
+        quota = int((directory / "cpu.cfs_quota_us").read_text())
+        period = int((directory / "cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return 0.0
+    return max(quota, 0) / period

@@ -1,0 +1,92 @@
+"""Instances in this process: on the event-loop thread, or on a thread of their own.
+
+The scheduler's thread is the event-loop thread; an instance on a thread of its own takes batches
+from a queue and reports back through the loop, in one wake-up a batch. ONNX Runtime releases the
+GIL while it computes.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Thread
+
+from headrace.execution.choice import AutoChoice, InstanceKind
+from headrace.execution.runner import LoadedModel, run
+from headrace.scheduling.batch import Batch, Instance, Outcome
+
+log = logging.getLogger(__name__)
+
+Done = Callable[[Instance, Batch, Outcome], None]
+
+
+class LocalInstance:
+    """Runs batches of one loaded model, inline or on its own thread.
+
+    The scheduler gives it one batch at a time, so the model is never run by two threads at once,
+    also not when `auto` moves it from one kind to the other.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: LoadedModel,
+        kind: InstanceKind | AutoChoice,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.name = name
+        self._model = model
+        self._auto = kind if isinstance(kind, AutoChoice) else None
+        self._kind = kind.kind if isinstance(kind, AutoChoice) else kind
+        self._loop = loop
+        self._work: SimpleQueue[tuple[Batch, Done] | None] = SimpleQueue()
+        self._thread: Thread | None = None
+
+    @property
+    def kind(self) -> InstanceKind:
+        """Where the next batch will run."""
+        return self._kind
+
+    def execute(self, batch: Batch, done: Done) -> None:
+        """Run `batch`; see `headrace.scheduling.batch.Instance`."""
+        if self._kind is InstanceKind.INLINE:
+            self._report(batch, done, run(self._model, batch))
+            return
+        if self._thread is None:
+            # A daemon: a model that hangs must not keep the process from exiting.
+            self._thread = Thread(target=self._serve, name=self.name, daemon=True)
+            self._thread.start()
+        self._work.put((batch, done))
+
+    def close(self) -> None:
+        """Release the model; on its thread, if it has one, so that nothing waits here."""
+        if self._thread is None:
+            self._model.close()
+        else:
+            self._work.put(None)
+
+    def _serve(self) -> None:
+        while (item := self._work.get()) is not None:
+            try:
+                self._run(*item)
+            except RuntimeError:
+                return  # the loop is closed: the process is ending and nobody waits
+            del item  # its tensors must not stay in memory until the next batch comes
+        self._model.close()
+
+    def _run(self, batch: Batch, done: Done) -> None:
+        outcome = run(self._model, batch)
+        self._loop.call_soon_threadsafe(self._report, batch, done, outcome)
+
+    def _report(self, batch: Batch, done: Done, outcome: Outcome) -> None:
+        if self._auto is not None:
+            self._observe(self._auto, outcome)
+        done(self, batch, outcome)
+
+    def _observe(self, auto: AutoChoice, outcome: Outcome) -> None:
+        # A run that failed may have ended early: it must not bring a heavy model back inline.
+        if outcome.error is not None and self._kind is InstanceKind.THREAD:
+            return
+        if auto.observe(outcome.computed - outcome.started):
+            self._kind = auto.kind
+            log.info("instance %s now runs %s by its measured cost", self.name, self._kind)

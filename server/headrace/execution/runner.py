@@ -1,0 +1,41 @@
+"""One batch through one loaded model, timed. Called on whatever thread the instance has chosen."""
+
+from collections.abc import Mapping, Sequence
+from time import monotonic_ns
+from typing import Protocol
+
+from headrace.core.model_spec import TensorInfo
+from headrace.core.tensors import Array
+from headrace.scheduling.batch import Batch, Outcome
+
+
+class LoadedModel(Protocol):
+    """A model in memory, as a backend gives it. Used by one thread at a time."""
+
+    @property
+    def inputs(self) -> Sequence[TensorInfo]:
+        """What the model takes."""
+
+    @property
+    def outputs(self) -> Sequence[TensorInfo]:
+        """What the model can give."""
+
+    def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Sequence[Array]:
+        """Run the model once; arrays in the order of `outputs`. May raise anything."""
+
+    def close(self) -> None:
+        """Give the memory back."""
+
+
+def run(model: LoadedModel, batch: Batch) -> Outcome:
+    """Gather the inputs of `batch` and run them. Never raises: a failure is an outcome too."""
+    started = gathered = monotonic_ns()
+    arrays: Sequence[Array] = ()
+    error: Exception | None = None
+    try:
+        inputs = batch.gather()
+        gathered = monotonic_ns()
+        arrays = model.infer(inputs, [spec.name for spec in batch.outputs])
+    except Exception as raised:  # whatever a backend raises belongs to this batch alone
+        error = raised
+    return Outcome(arrays, error, started, gathered, monotonic_ns())

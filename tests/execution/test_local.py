@@ -1,0 +1,261 @@
+"""Instances on the event-loop thread and on threads of their own, on a real event loop."""
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from threading import Event, get_ident
+
+import numpy as np
+import pytest
+
+from headrace.core.datatypes import Datatype
+from headrace.core.model_spec import TensorInfo
+from headrace.core.tensors import Array
+from headrace.execution.choice import AutoChoice, InstanceKind
+from headrace.execution.local import LocalInstance
+from headrace.execution.runner import run
+from headrace.scheduling.batch import Batch, Instance, Outcome, Pending
+from tests.scheduling.fakes import Bench, FakeSink, request, signature
+
+INLINE, THREAD = InstanceKind.INLINE, InstanceKind.THREAD
+
+
+class Doubling:
+    """y = 2x on whatever thread it is called; `before` is called first."""
+
+    inputs: Sequence[TensorInfo] = [TensorInfo("x", Datatype.INT64, (-1, -1))]
+    outputs: Sequence[TensorInfo] = [TensorInfo("y", Datatype.INT64, (-1, -1))]
+
+    def __init__(self, before: Callable[[], None] = lambda: None) -> None:
+        self._before = before
+        self.threads: list[int] = []
+        self.closed = Event()
+        self.closed_by = 0
+
+    def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Sequence[Array]:
+        self.threads.append(get_ident())
+        self._before()
+        assert outputs == ["y"]
+        return [2 * inputs["x"]]
+
+    def close(self) -> None:
+        self.closed_by = get_ident()
+        self.closed.set()
+
+
+def batch_of(*values: int) -> Batch:
+    pending = Pending(request("r", *values), FakeSink(), len(values), None, 0, Bench().batcher)
+    return Batch(signature(), [pending])
+
+
+async def execute(instance: LocalInstance, batch: Batch) -> Outcome:
+    """One batch through `instance`; its report comes on the loop's thread, with the same batch."""
+    reported: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+    loop_thread = get_ident()
+
+    def done(by: Instance, ran: Batch, outcome: Outcome) -> None:
+        assert get_ident() == loop_thread
+        assert by is instance
+        assert ran is batch
+        reported.set_result(outcome)
+
+    instance.execute(batch, done)
+    return await asyncio.wait_for(reported, 10)
+
+
+def on_loop(
+    model: Doubling,
+    kind: InstanceKind | AutoChoice,
+    scenario: Callable[[LocalInstance], Awaitable[None]],
+) -> LocalInstance:
+    """Run a coroutine function over a fresh instance of `model`, then close the instance."""
+
+    async def body() -> LocalInstance:
+        instance = LocalInstance("double_0", model, kind, asyncio.get_running_loop())
+        await scenario(instance)
+        instance.close()
+        return instance
+
+    return asyncio.run(body())
+
+
+@pytest.mark.parametrize("kind", [INLINE, THREAD])
+def test_a_batch_comes_back_with_outputs_and_times(kind: InstanceKind) -> None:
+    model = Doubling()
+
+    async def scenario(instance: LocalInstance) -> None:
+        outcome = await execute(instance, batch_of(1, 2))
+        assert outcome.error is None
+        assert [array.tolist() for array in outcome.arrays] == [[[2], [4]]]
+        assert 0 < outcome.started <= outcome.gathered <= outcome.computed
+        assert instance.kind is kind
+
+    on_loop(model, kind, scenario)
+    assert model.closed.wait(10)
+
+
+def test_inline_runs_and_closes_on_the_loops_thread() -> None:
+    model = Doubling()
+
+    async def scenario(instance: LocalInstance) -> None:
+        await execute(instance, batch_of(1))
+
+    on_loop(model, INLINE, scenario)
+    assert model.threads == [get_ident()]
+    assert model.closed_by == get_ident()
+
+
+def test_inline_reports_before_execute_returns() -> None:
+    reports: list[Outcome] = []
+
+    async def scenario(instance: LocalInstance) -> None:
+        instance.execute(batch_of(1), lambda by, batch, outcome: reports.append(outcome))
+        assert len(reports) == 1
+
+    on_loop(Doubling(), INLINE, scenario)
+
+
+def test_a_thread_of_its_own_runs_all_batches_and_closes_the_model() -> None:
+    model = Doubling()
+    names: set[str] = set()
+
+    async def scenario(instance: LocalInstance) -> None:
+        await execute(instance, batch_of(1))
+        names.update(thread.name for thread in threading.enumerate())
+        await execute(instance, batch_of(2))
+
+    on_loop(model, THREAD, scenario)
+    assert model.closed.wait(10)
+    (thread,) = set(model.threads)
+    assert thread != get_ident()
+    assert model.closed_by == thread
+    assert "double_0" in names
+
+
+def test_the_loop_goes_on_while_a_thread_computes() -> None:
+    release = Event()
+
+    async def body() -> None:
+        loop, begun = asyncio.get_running_loop(), asyncio.Event()
+
+        def compute() -> None:
+            loop.call_soon_threadsafe(begun.set)
+            assert release.wait(10)
+
+        instance = LocalInstance("double_0", Doubling(compute), THREAD, loop)
+        running = asyncio.ensure_future(execute(instance, batch_of(1)))
+        await asyncio.wait_for(begun.wait(), 10)
+        release.set()
+        assert (await running).error is None
+        instance.close()
+
+    asyncio.run(body())
+
+
+def test_a_thread_that_never_ran_is_closed_on_the_loop() -> None:
+    model = Doubling()
+
+    async def scenario(instance: LocalInstance) -> None:
+        pass
+
+    on_loop(model, THREAD, scenario)
+    assert model.closed_by == get_ident()
+
+
+@pytest.mark.parametrize("kind", [INLINE, THREAD])
+@pytest.mark.parametrize("error", [ValueError("no"), MemoryError(), RecursionError()])
+def test_what_a_model_raises_is_an_outcome(kind: InstanceKind, error: Exception) -> None:
+    def fail() -> None:
+        raise error
+
+    async def scenario(instance: LocalInstance) -> None:
+        outcome = await execute(instance, batch_of(1))
+        assert outcome.error is error
+        assert list(outcome.arrays) == []
+        assert outcome.started <= outcome.gathered <= outcome.computed
+        assert (await execute(instance, batch_of(2))).error is error  # and it goes on
+
+    on_loop(Doubling(fail), kind, scenario)
+
+
+def test_inputs_that_cannot_be_gathered_are_an_outcome_too() -> None:
+    batch = batch_of(1)
+    batch.pendings.append(batch_of(2).pendings[0])
+    batch.pendings[1].request.inputs["x"].array = np.zeros((1, 1, 1), np.int64)
+    outcome = run(Doubling(), batch)
+    assert isinstance(outcome.error, ValueError)
+    assert outcome.started == outcome.gathered
+
+
+def test_moving_between_the_kinds() -> None:
+    """With a budget of one nanosecond every run is too costly, with an endless one none is."""
+    model = Doubling()
+
+    async def leaves(instance: LocalInstance) -> None:
+        assert instance.kind is INLINE
+        while instance.kind is INLINE:
+            await execute(instance, batch_of(1))
+        await execute(instance, batch_of(1))
+        assert model.threads[0] == get_ident() != model.threads[-1]
+
+    on_loop(model, AutoChoice(0, budget_ns=1), leaves)
+    assert model.closed.wait(10)
+    assert model.closed_by == model.threads[-1]
+
+    model = Doubling()
+
+    async def comes_back(instance: LocalInstance) -> None:
+        assert instance.kind is THREAD
+        while instance.kind is THREAD:
+            await execute(instance, batch_of(1))
+        await execute(instance, batch_of(1))
+        assert model.threads[0] != get_ident() == model.threads[-1]
+
+    on_loop(model, AutoChoice(float("inf"), budget_ns=10**12), comes_back)
+    assert model.closed.wait(10)
+    assert model.closed_by == model.threads[0]  # the thread that it has had since
+
+
+def test_failures_do_not_bring_a_model_back_onto_the_loop() -> None:
+    def fail() -> None:
+        raise ValueError("too early to tell the cost")
+
+    async def scenario(instance: LocalInstance) -> None:
+        for _ in range(50):
+            await execute(instance, batch_of(1))
+        assert instance.kind is THREAD
+
+    on_loop(Doubling(fail), AutoChoice(float("inf"), budget_ns=10**12), scenario)
+
+
+def test_an_idle_thread_keeps_nothing_of_its_last_batch() -> None:
+    async def scenario(instance: LocalInstance) -> None:
+        loop, gone = asyncio.get_running_loop(), asyncio.Event()
+        batch = batch_of(1)
+        weakref.finalize(
+            batch.pendings[0].sink, lambda: loop.call_soon_threadsafe(gone.set)
+        ).atexit = False
+        await execute(instance, batch)
+        del batch
+        await asyncio.wait_for(gone.wait(), 10)
+
+    on_loop(Doubling(), THREAD, scenario)
+
+
+def test_a_thread_whose_loop_is_gone_ends() -> None:
+    release = Event()
+
+    def compute() -> None:
+        assert release.wait(10)
+
+    async def body() -> None:
+        loop = asyncio.get_running_loop()
+        instance = LocalInstance("abandoned_0", Doubling(compute), THREAD, loop)
+        instance.execute(batch_of(1), lambda by, batch, outcome: None)
+
+    asyncio.run(body())
+    (thread,) = [t for t in threading.enumerate() if t.name == "abandoned_0"]
+    release.set()
+    thread.join(10)
+    assert not thread.is_alive()
