@@ -1,0 +1,186 @@
+"""Filling in what a configuration leaves out, from the model's files and the loaded model itself.
+
+Plain functions from messages to messages; nothing here opens a file. What they do follows Triton's
+auto-completion, so that the same repository means the same on both, with three differences: a
+`max_batch_size` that is written out is never changed, also if it is 0; a batching model without a
+scheduler gets `dynamic_batching`, because requests are batched unless the model says otherwise; and
+a model without instance groups gets one instance, also on the CPU.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol, TypeAlias
+
+from headrace.core.datatypes import CONFIG_NUMBERS
+from headrace.core.errors import InvalidConfig
+from headrace.core.model_spec import TensorInfo
+from headrace.repository.config import ConfigFile, Problem
+from headrace.wire.pb import model_config_pb2 as pb
+from headrace.wire.pb.model_config_pb2 import ModelConfig
+
+ModelTensor: TypeAlias = pb.ModelInput | pb.ModelOutput
+
+
+class BackendNames(Protocol):
+    """What completion needs to know of a backend."""
+
+    platform: str
+    default_filename: str
+
+
+def complete_backend(
+    file: ConfigFile, model: str, filenames: Iterable[str], backends: Mapping[str, BackendNames]
+) -> ModelConfig:
+    """A copy of the configuration with name, backend, platform and model file name filled in.
+
+    `filenames` are the entries of the first version's directory. Raises `InvalidConfig` if no
+    backend of this server is meant.
+    """
+    config = ModelConfig()
+    config.CopyFrom(file.config)
+    config.name = config.name or model
+    names = list(filenames)
+    if not config.backend:
+        config.backend = _guess_backend(config, model, names, backends)
+    backend = backends.get(config.backend)
+    if backend is None:
+        known = ", ".join(sorted(backends))
+        if not (config.backend or config.platform):
+            raise InvalidConfig(
+                f"{file.name}: the configuration names no backend or platform, and the version"
+                " directory has no file that tells"
+                f" ({', '.join(b.default_filename for b in backends.values())});"
+                f" backends of this server: {known}"
+            )
+        field = "backend" if config.backend else "platform"
+        text = (
+            f"'{config.backend or config.platform}' is not a {field} of this server,"
+            f" which has the backends: {known}"
+        )
+        raise InvalidConfig(file.explain(Problem(field, text)))
+    config.platform = config.platform or backend.platform
+    if not config.default_model_filename:
+        config.default_model_filename = _guess_filename(backend.default_filename, names)
+    return config
+
+
+def complete_tensors(
+    file: ConfigFile,
+    config: ModelConfig,
+    inputs: Sequence[TensorInfo],
+    outputs: Sequence[TensorInfo],
+    default_max_batch_size: int,
+) -> ModelConfig:
+    """A copy of `config` with `max_batch_size`, `input` and `output` filled in.
+
+    An input that the model has a value for itself is only offered if the configuration declares it.
+    """
+    result = ModelConfig()
+    result.CopyFrom(config)
+    required = [info for info in inputs if not info.optional]
+    if not file.sets("max_batch_size") and _can_batch(result, [*required, *outputs]):
+        result.max_batch_size = default_max_batch_size
+    lead = 1 if result.max_batch_size > 0 else 0
+    if not result.input:
+        for info in required:
+            if info.datatype is not None:
+                result.input.add(name=info.name)
+    if not result.output:
+        for info in outputs:
+            if info.datatype is not None:
+                result.output.add(name=info.name)
+    for declared, infos in ((result.input, inputs), (result.output, outputs)):
+        by_name = {info.name: info for info in infos}
+        for tensor in declared:
+            found = by_name.get(tensor.name)
+            if found is not None and found.datatype is not None:
+                _complete_tensor(tensor, found, lead)
+    return result
+
+
+def normalise(config: ModelConfig) -> ModelConfig:
+    """A copy of `config` with the defaults written out that hold when a field is not set."""
+    result = ModelConfig()
+    result.CopyFrom(config)
+    if result.version_policy.WhichOneof("policy_choice") is None:
+        result.version_policy.latest.num_versions = 1
+    if batches(result):
+        batching = result.dynamic_batching
+        batching.SetInParent()
+        if not batching.preferred_batch_size:
+            batching.preferred_batch_size.append(result.max_batch_size)
+    if not result.instance_group:
+        result.instance_group.add(name=result.name, kind=pb.ModelInstanceGroup.KIND_CPU, count=1)
+    for index, group in enumerate(result.instance_group):
+        group.name = group.name or f"{result.name}_{index}"
+        group.count = group.count or 1
+        if group.kind == pb.ModelInstanceGroup.KIND_AUTO:
+            group.kind = (
+                pb.ModelInstanceGroup.KIND_GPU if group.gpus else pb.ModelInstanceGroup.KIND_CPU
+            )
+    return result
+
+
+def batches(config: ModelConfig) -> bool:
+    """Whether requests to this model may run together."""
+    if config.max_batch_size < 1:
+        return False
+    if config.WhichOneof("scheduling_choice") not in (None, "dynamic_batching"):
+        return False
+    return (
+        config.parameters["batching"].string_value != "off"
+        if "batching" in config.parameters
+        else True
+    )
+
+
+def model_dims(tensor: ModelTensor) -> Sequence[int]:
+    """The dimensions that the model itself sees, without that of the batch."""
+    return tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims
+
+
+def _guess_backend(
+    config: ModelConfig, model: str, names: list[str], backends: Mapping[str, BackendNames]
+) -> str:
+    for name, backend in backends.items():
+        suffix = "." + backend.default_filename.rpartition(".")[2]
+        if config.platform:
+            if config.platform == backend.platform:
+                return name
+        elif (
+            backend.default_filename in names
+            or config.default_model_filename.endswith(suffix)
+            or model.endswith((suffix, "." + name))
+            or len([n for n in names if n.endswith(suffix)]) == 1
+        ):
+            return name
+    return ""
+
+
+def _guess_filename(default: str, names: list[str]) -> str:
+    """The default name, unless only one file of its kind lies there and is called otherwise."""
+    suffix = "." + default.rpartition(".")[2]
+    alike = [name for name in names if name.endswith(suffix)]
+    return alike[0] if default not in names and len(alike) == 1 else default
+
+
+def _can_batch(config: ModelConfig, infos: Sequence[TensorInfo]) -> bool:
+    """Whether every tensor has a variable first dimension, not spelled out in the configuration."""
+    ranks = {info.name: len(info.shape) for info in infos}
+    declared: list[ModelTensor] = [*config.input, *config.output]
+    spelled_out = any(t.dims and len(model_dims(t)) == ranks.get(t.name, -1) for t in declared)
+    return not spelled_out and all(info.shape[:1] == (-1,) for info in infos)
+
+
+def _complete_tensor(tensor: ModelTensor, info: TensorInfo, lead: int) -> None:
+    assert info.datatype is not None
+    if not tensor.data_type:
+        tensor.data_type = pb.DataType.ValueType(CONFIG_NUMBERS[info.datatype])
+    if tensor.dims:
+        return
+    dims = info.shape[lead:]
+    if lead and not dims:
+        # The model has one value a row and no axis for it: clients see [rows, 1], the model [rows].
+        tensor.dims.append(1)
+        tensor.reshape.SetInParent()
+    else:
+        tensor.dims.extend(dims)

@@ -1,0 +1,89 @@
+"""Reading `config.pbtxt`: text to a message, with errors that name file, line and field."""
+
+import difflib
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from google.protobuf import text_format
+
+from headrace.core.errors import InvalidConfig
+from headrace.repository.text_lines import field_lines
+from headrace.wire.pb.model_config_pb2 import ModelConfig
+
+_UNKNOWN_FIELD = re.compile(r'Message type "(?P<type>[\w.]+)" has no field named "(?P<name>[^"]+)"')
+_UNKNOWN_VALUE = re.compile(r'Enum type "(?P<type>[\w.]+)" has no value named (?P<name>\S+?)\.?$')
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something wrong with a configuration; `path` is the field, such as `input[0].dims`."""
+
+    path: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """A configuration as written; `lines` says where its fields stand.
+
+    `name` is what messages call the file.
+    """
+
+    name: str
+    config: ModelConfig
+    lines: dict[str, int] = field(default_factory=dict)
+
+    def explain(self, problem: Problem) -> str:
+        """`problem` as one line with file, line and field."""
+        path = problem.path
+        while path and path not in self.lines:
+            path = path.rpartition(".")[0] if "." in path else ""
+        where = f"{self.name}:{self.lines[path]}" if path else self.name
+        return f"{where}: {problem.path}: {problem.text}"
+
+    def sets(self, path: str) -> bool:
+        """Whether the file itself names the field, be it with its default value."""
+        return path in self.lines
+
+
+def read_config(path: Path | None, model: str) -> ConfigFile:
+    """The configuration in `path`, or an empty one without; raises `InvalidConfig`."""
+    if path is None:
+        return ConfigFile(f"{model} (no config.pbtxt)", ModelConfig())
+    name = f"{model}/{path.name}"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfig(f"{name}: cannot be read: {error}") from error
+    return parse_config(text, name)
+
+
+def parse_config(text: str, name: str) -> ConfigFile:
+    """Parse protobuf text format.
+
+    Raises `InvalidConfig` naming file, line and, for an unknown name, the nearest known one.
+    """
+    config = ModelConfig()
+    try:
+        text_format.Parse(text, config)
+    except text_format.ParseError as error:
+        message = re.sub(r"^\d+:\d+ : ", "", str(error)).replace("inference.", "")
+        line = error.GetLine()
+        where = f"{name}:{line}" if line else name
+        raise InvalidConfig(f"{where}: {message}{_suggestion(str(error))}") from None
+    return ConfigFile(name, config, field_lines(text))
+
+
+def _suggestion(message: str) -> str:
+    """The known names nearest to an unknown one in a parser's message, as an appendix to it."""
+    candidates: list[str] = []
+    pool = ModelConfig.DESCRIPTOR.file.pool
+    if match := _UNKNOWN_FIELD.search(message):
+        candidates = [f.name for f in pool.FindMessageTypeByName(match["type"]).fields]
+    elif match := _UNKNOWN_VALUE.search(message):
+        candidates = [v.name for v in pool.FindEnumTypeByName(match["type"]).values]
+    if match is None:
+        return ""
+    near = difflib.get_close_matches(match["name"].strip("\"'"), candidates, 1)
+    return f"; did you mean {near[0]!r}?" if near else f"; expected one of {', '.join(candidates)}"

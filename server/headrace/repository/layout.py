@@ -1,0 +1,97 @@
+"""Which models and versions lie in the model repositories.
+
+    <repository>/<model>/config.pbtxt            optional where the model's file says enough
+    <repository>/<model>/configs/<name>.pbtxt    an alternative, picked by name
+    <repository>/<model>/<version>/<model file>
+
+Names come from directory listings and are kept in a dictionary; a name from a request is only ever
+looked up there and never becomes part of a path.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from headrace.core.errors import LoadFailed
+
+_FILE_SYSTEMS_OWN = "lost+found"  # at the root of a volume
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """One model. `versions` ascend; `ignored` names version-like directories that are none.
+
+    `file` is set for a model that is nothing but a file, without a directory of its own. `problem`
+    says why the directory cannot be a model.
+    """
+
+    name: str
+    path: Path
+    config_path: Path | None
+    versions: tuple[int, ...]
+    ignored: tuple[str, ...] = ()
+    duplicate: bool = False
+    file: Path | None = None
+    problem: str = ""
+
+
+def scan(repositories: Sequence[Path], config_name: str = "") -> list[ModelSource]:
+    """All models of the repositories, by name; one that occurs in several is marked as duplicate.
+
+    Raises `LoadFailed` if a repository cannot be read; a model that cannot be has a `problem`.
+    """
+    found: dict[str, ModelSource] = {}
+    for repository in repositories:
+        for path in _model_directories(repository):
+            source = read_model_directory(path, config_name)
+            if path.name in found:
+                source = replace(source, duplicate=True)
+            found[path.name] = source
+    return [found[name] for name in sorted(found)]
+
+
+def single_file(path: Path) -> ModelSource:
+    """A model file served by itself, as version 1 of a model that is called like the file.
+
+    Raises `LoadFailed` if it is not there.
+    """
+    if not path.is_file():
+        raise LoadFailed(f"there is no model file {path}")
+    return ModelSource(path.stem, path.parent, None, (1,), file=path)
+
+
+def read_model_directory(path: Path, config_name: str = "") -> ModelSource:
+    """What lies in one model directory."""
+    try:
+        entries = [entry.name for entry in path.iterdir() if entry.is_dir()]
+    except OSError as error:
+        return ModelSource(
+            path.name, path, None, (), problem=f"its directory cannot be read: {error.strerror}"
+        )
+    config = path / "config.pbtxt"
+    if config_name:
+        named = path / "configs" / f"{config_name}.pbtxt"
+        config = named if named.is_file() else config
+    numbers = [name for name in entries if name.isdecimal()]
+    usable = [name for name in numbers if str(int(name)) == name]
+    return ModelSource(
+        path.name,
+        path,
+        config if config.is_file() else None,
+        tuple(sorted(map(int, usable))),
+        tuple(sorted(set(numbers) - set(usable))),
+    )
+
+
+def _model_directories(repository: Path) -> Iterable[Path]:
+    try:
+        entries = sorted(repository.iterdir())
+    except OSError as error:
+        raise LoadFailed(
+            f"model repository {repository} cannot be read: {error.strerror}"
+        ) from error
+    return [
+        entry
+        for entry in entries
+        if entry.is_dir() and not entry.name.startswith(".") and entry.name != _FILE_SYSTEMS_OWN
+    ]

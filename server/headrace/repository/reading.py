@@ -1,0 +1,124 @@
+"""From a completed configuration to the values that the other floors work with."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.core.datatypes import BY_CONFIG_NUMBER
+from headrace.core.model_spec import LoadSpec
+from headrace.core.signature import Signature, TensorSpec
+from headrace.repository.completion import batches
+from headrace.scheduling.policy import BatchPolicy, QueuePolicy, SchedulingPolicy, TimeoutAction
+from headrace.wire.pb import model_config_pb2 as pb
+from headrace.wire.pb.model_config_pb2 import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One instance that a configuration asks for; `device` is None for CPU."""
+
+    name: str
+    device: int | None
+
+
+def signature(config: ModelConfig) -> Signature:
+    """The declared inputs and outputs."""
+    return Signature(
+        config.name,
+        config.max_batch_size,
+        tuple(_spec(tensor, tensor.optional) for tensor in config.input),
+        tuple(_spec(tensor, False) for tensor in config.output),
+    )
+
+
+def scheduling_policy(config: ModelConfig) -> SchedulingPolicy:
+    """How the model's requests are queued and batched."""
+    batching = config.dynamic_batching
+    policy = BatchPolicy(max_rows=0)
+    if batches(config):
+        policy = BatchPolicy(
+            config.max_batch_size,
+            batching.max_queue_delay_microseconds * 1_000,
+            frozenset(batching.preferred_batch_size),
+        )
+    return SchedulingPolicy(
+        policy,
+        _queue_policy(batching.default_queue_policy),
+        batching.priority_levels,
+        batching.default_priority_level,
+        {n: _queue_policy(policy) for n, policy in batching.priority_queue_policy.items()},
+        batching.preserve_ordering,
+    )
+
+
+def placements(config: ModelConfig) -> list[Placement]:
+    """All instances, in order; `count` holds for each GPU that a group lists, or for the CPU."""
+    return list(_placements(config))
+
+
+def load_spec(
+    config: ModelConfig, root: Path, version: int, placement: Placement, threads: int
+) -> LoadSpec:
+    """What the backend needs to load one instance of one version."""
+    accelerators = config.optimization.execution_accelerators
+    chosen = (
+        accelerators.cpu_execution_accelerator
+        if placement.device is None
+        else accelerators.gpu_execution_accelerator
+    )
+    return LoadSpec(
+        config.name,
+        root / str(version) / config.default_model_filename,
+        root,
+        {name: parameter.string_value for name, parameter in config.parameters.items()},
+        config.optimization.graph.level,
+        tuple((a.name, dict(a.parameters)) for a in chosen),
+        placement.device,
+        threads,
+    )
+
+
+def execution(config: ModelConfig) -> str:
+    """The instance kind that the configuration asks for: auto, inline or thread."""
+    return (
+        config.parameters["execution"].string_value if "execution" in config.parameters else "auto"
+    )
+
+
+def chosen_versions(config: ModelConfig, available: tuple[int, ...]) -> tuple[int, ...]:
+    """Which of the available versions the version policy serves, ascending."""
+    policy = config.version_policy
+    match policy.WhichOneof("policy_choice"):
+        case "all":
+            return available
+        case "specific":
+            return tuple(v for v in available if v in policy.specific.versions)
+        case _:
+            return available[-max(policy.latest.num_versions, 1) :]
+
+
+def _placements(config: ModelConfig) -> Iterator[Placement]:
+    for group in config.instance_group:
+        on_gpu = group.kind == pb.ModelInstanceGroup.KIND_GPU
+        for device in (group.gpus or [0]) if on_gpu else [None]:
+            for n in range(group.count):
+                yield Placement(f"{group.name}_{n}", device)
+
+
+def _spec(tensor: pb.ModelInput | pb.ModelOutput, optional: bool) -> TensorSpec:
+    return TensorSpec(
+        tensor.name,
+        BY_CONFIG_NUMBER[tensor.data_type],
+        tuple(tensor.dims),
+        optional,
+        tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None,
+    )
+
+
+def _queue_policy(policy: pb.ModelQueuePolicy) -> QueuePolicy:
+    return QueuePolicy(
+        policy.max_queue_size,
+        policy.default_timeout_microseconds * 1_000,
+        TimeoutAction(policy.timeout_action),
+        policy.allow_timeout_override,
+    )

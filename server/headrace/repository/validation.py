@@ -1,0 +1,198 @@
+"""What a configuration must fulfil: each check names the field and says what was expected."""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import PurePosixPath
+
+from headrace.core.datatypes import BY_CONFIG_NUMBER
+from headrace.core.model_spec import TensorInfo
+from headrace.core.signature import quoted
+from headrace.core.tensors import brackets
+from headrace.repository.completion import ModelTensor, model_dims
+from headrace.repository.config import Problem
+from headrace.wire.pb import model_config_pb2 as pb
+from headrace.wire.pb.model_config_pb2 import ModelConfig
+
+EXECUTION = ("auto", "inline", "thread")
+
+
+def problems(config: ModelConfig, directory: str) -> Iterator[Problem]:
+    """Everything that is wrong with `config`, which lies in a directory of this name."""
+    if config.name and config.name != directory:
+        yield Problem(
+            "name",
+            f"unexpected directory name '{directory}' for model '{config.name}',"
+            " directory name must equal model name",
+        )
+    if config.max_batch_size < 0:
+        yield Problem("max_batch_size", f"must not be negative, got {config.max_batch_size}")
+    choice = config.WhichOneof("scheduling_choice")
+    if choice in ("sequence_batching", "ensemble_scheduling"):
+        yield Problem(
+            choice,
+            "is not supported by this server, and serving without it would give wrong answers",
+        )
+    file = PurePosixPath(config.default_model_filename)
+    if file.is_absolute() or ".." in file.parts:
+        yield Problem(
+            "default_model_filename", f"must lie within the version's directory, got '{file}'"
+        )
+    yield from _parameters(config)
+    yield from _tensors(config.input, "input")
+    yield from _tensors(config.output, "output")
+    yield from _dynamic_batching(config)
+    yield from _instance_groups(config)
+
+
+def tensor_problems(config: ModelConfig) -> Iterator[Problem]:
+    """What must hold of `input` and `output` once they are complete."""
+    declared: dict[str, Sequence[ModelTensor]] = {"input": config.input, "output": config.output}
+    for path, tensors in declared.items():
+        if not tensors:
+            yield Problem(path, "at least one must be declared")
+        for index, tensor in enumerate(tensors):
+            if not tensor.data_type:
+                yield Problem(f"{path}[{index}].data_type", f"is missing for '{tensor.name}'")
+
+
+def model_problems(
+    config: ModelConfig, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]
+) -> Iterator[Problem]:
+    """Where `config` and the loaded model contradict one another."""
+    lead = 1 if config.max_batch_size > 0 else 0
+    groups: tuple[tuple[str, Sequence[ModelTensor], Sequence[TensorInfo]], ...] = (
+        ("input", config.input, inputs),
+        ("output", config.output, outputs),
+    )
+    for path, tensors, infos in groups:
+        by_name = {info.name: info for info in infos}
+        for index, tensor in enumerate(tensors):
+            info = by_name.get(tensor.name)
+            at = f"{path}[{index}]"
+            if info is None:
+                yield Problem(
+                    f"{at}.name",
+                    f"the model has no {path} '{tensor.name}', it has {quoted(by_name)}",
+                )
+            elif info.datatype is None:
+                yield Problem(
+                    f"{at}.name",
+                    f"'{tensor.name}' is a {info.type_name}, which is not a tensor of the protocol",
+                )
+            elif (declared := BY_CONFIG_NUMBER.get(tensor.data_type)) is not info.datatype:
+                yield Problem(
+                    f"{at}.data_type",
+                    f"the model's {path} '{tensor.name}' is {info.datatype}, not {declared}",
+                )
+            elif info.shape and not _agree(config, tensor, info.shape):
+                expected = ([-1] if lead else []) + list(model_dims(tensor))
+                hint = (
+                    " (max_batch_size is not 0, so the model's first dimension must be variable)"
+                    if lead and info.shape[0] != -1
+                    else ""
+                )
+                yield Problem(
+                    f"{at}.dims",
+                    f"the model's {path} '{tensor.name}' has shape {brackets(info.shape)},"
+                    f" the configuration means {brackets(expected)}{hint}",
+                )
+    missing = {i.name for i in inputs if not i.optional} - {t.name for t in config.input}
+    if missing:
+        yield Problem("input", f"the model also needs the inputs {quoted(sorted(missing))}")
+
+
+def _agree(config: ModelConfig, tensor: ModelTensor, shape: tuple[int, ...]) -> bool:
+    if config.max_batch_size > 0:
+        if shape[0] != -1:
+            return False
+        shape = shape[1:]
+    dims = model_dims(tensor)
+    return len(dims) == len(shape) and all(
+        own in (-1, d) for own, d in zip(shape, dims, strict=True)
+    )
+
+
+def _parameters(config: ModelConfig) -> Iterator[Problem]:
+    for name, allowed in (("execution", EXECUTION), ("batching", ("on", "off"))):
+        if name in config.parameters:
+            value = config.parameters[name].string_value
+            if value not in allowed:
+                yield Problem(
+                    f"parameters['{name}']", f"must be one of {quoted(allowed)}, got '{value}'"
+                )
+
+
+def _tensors(tensors: Sequence[ModelTensor], path: str) -> Iterator[Problem]:
+    names: set[str] = set()
+    for index, tensor in enumerate(tensors):
+        at = f"{path}[{index}]"
+        if not tensor.name:
+            yield Problem(f"{at}.name", f"every {path} must have a name")
+        if tensor.name in names:
+            yield Problem(f"{at}.name", f"the name '{tensor.name}' is given twice")
+        names.add(tensor.name)
+        if any(d < 1 and d != -1 for d in tensor.dims):
+            yield Problem(
+                f"{at}.dims",
+                f"every dimension must be positive, or -1 for variable,"
+                f" got {brackets(tensor.dims)}",
+            )
+        if tensor.HasField("reshape"):
+            dims, shape = list(tensor.dims), list(tensor.reshape.shape)
+            fixed = math.prod(d for d in dims if d != -1), math.prod(d for d in shape if d != -1)
+            if dims.count(-1) != shape.count(-1) or fixed[0] != fixed[1]:
+                yield Problem(
+                    f"{at}.reshape",
+                    f"{brackets(shape)} must have as many elements and variable dimensions"
+                    f" as dims {brackets(dims)}",
+                )
+
+
+def _dynamic_batching(config: ModelConfig) -> Iterator[Problem]:
+    if not config.HasField("dynamic_batching"):
+        return
+    batching, path = config.dynamic_batching, "dynamic_batching"
+    for index, size in enumerate(batching.preferred_batch_size):
+        if not 0 < size <= max(config.max_batch_size, 1):
+            yield Problem(
+                f"{path}.preferred_batch_size[{index}]",
+                f"must be between 1 and max_batch_size ({config.max_batch_size}), got {size}",
+            )
+    levels = batching.priority_levels
+    if levels > 1_000:
+        yield Problem(f"{path}.priority_levels", f"at most 1000 are possible, got {levels}")
+    if levels and not 1 <= batching.default_priority_level <= levels:
+        yield Problem(
+            f"{path}.default_priority_level",
+            f"must be between 1 and priority_levels ({levels}),"
+            f" got {batching.default_priority_level}",
+        )
+    for level in sorted(batching.priority_queue_policy):
+        if not 1 <= level <= levels:
+            yield Problem(
+                f"{path}.priority_queue_policy",
+                f"level {level} is not between 1 and priority_levels ({levels})",
+            )
+    policies = [batching.default_queue_policy, *batching.priority_queue_policy.values()]
+    if batching.preserve_ordering:
+        if levels > 1:
+            yield Problem(
+                f"{path}.preserve_ordering", "cannot be combined with several priority levels"
+            )
+        if any(p.timeout_action == pb.ModelQueuePolicy.DELAY for p in policies):
+            yield Problem(
+                f"{path}.preserve_ordering", "cannot be combined with timeout_action DELAY"
+            )
+
+
+def _instance_groups(config: ModelConfig) -> Iterator[Problem]:
+    for index, group in enumerate(config.instance_group):
+        path = f"instance_group[{index}]"
+        if not 0 <= group.count <= 1_000:
+            yield Problem(f"{path}.count", f"must be between 1 and 1000, got {group.count}")
+        if group.gpus and group.kind in (
+            pb.ModelInstanceGroup.KIND_CPU,
+            pb.ModelInstanceGroup.KIND_MODEL,
+        ):
+            kind = pb.ModelInstanceGroup.Kind.Name(group.kind)
+            yield Problem(f"{path}.gpus", f"no GPUs may be listed for an instance group of {kind}")

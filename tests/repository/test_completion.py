@@ -1,0 +1,270 @@
+"""What a configuration leaves out comes from the model's files and from the loaded model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from google.protobuf import text_format
+
+from headrace.core.datatypes import Datatype
+from headrace.core.errors import InvalidConfig
+from headrace.core.model_spec import TensorInfo
+from headrace.repository.completion import (
+    BackendNames,
+    batches,
+    complete_backend,
+    complete_tensors,
+    normalise,
+)
+from headrace.repository.config import ConfigFile, parse_config, read_config
+from headrace.wire.pb.model_config_pb2 import ModelConfig
+
+
+@dataclass
+class Names:
+    """A backend as completion sees it."""
+
+    platform: str
+    default_filename: str
+
+
+BACKENDS: dict[str, BackendNames] = {
+    "onnxruntime": Names("onnxruntime_onnx", "model.onnx"),
+    "python": Names("", "model.py"),
+}
+FP32, INT64, BYTES = Datatype.FP32, Datatype.INT64, Datatype.BYTES
+
+
+def config_of(text: str) -> ModelConfig:
+    return text_format.Parse(text, ModelConfig())
+
+
+def file_of(text: str) -> ConfigFile:
+    return parse_config(text, "m/config.pbtxt")
+
+
+# --- backend and file name
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "filenames", "backend", "filename"),
+    [
+        ("", "m", ["model.onnx"], "onnxruntime", "model.onnx"),
+        ("", "m", ["model.py"], "python", "model.py"),
+        ("", "m", ["model.onnx", "model.py"], "onnxruntime", "model.onnx"),
+        ("", "m", ["resnet.onnx", "labels.txt"], "onnxruntime", "resnet.onnx"),
+        ("", "m.onnx", [], "onnxruntime", "model.onnx"),
+        ("", "m.python", [], "python", "model.py"),
+        ("", "m.onnxruntime", [], "onnxruntime", "model.onnx"),
+        ('backend: "python"', "m", ["model.onnx"], "python", "model.py"),
+        ('platform: "onnxruntime_onnx"', "m", ["model.py"], "onnxruntime", "model.onnx"),
+        ('default_model_filename: "x.onnx"', "m", ["a.py"], "onnxruntime", "x.onnx"),
+        (
+            'backend: "onnxruntime" default_model_filename: "a.onnx"',
+            "m",
+            ["model.onnx"],
+            "onnxruntime",
+            "a.onnx",
+        ),
+        ('backend: "onnxruntime"', "m", ["a.onnx", "b.onnx"], "onnxruntime", "model.onnx"),
+    ],
+)
+def test_backend_and_file_name(
+    text: str, model: str, filenames: list[str], backend: str, filename: str
+) -> None:
+    config = complete_backend(file_of(text), model, filenames, BACKENDS)
+    assert (config.backend, config.default_model_filename) == (backend, filename)
+    assert config.name == model
+
+
+def test_the_platform_is_filled_in_from_the_backend() -> None:
+    config = complete_backend(file_of(""), "m", ["model.onnx"], BACKENDS)
+    assert config.platform == "onnxruntime_onnx"
+    own = complete_backend(file_of('backend: "python" platform: "mine"'), "m", [], BACKENDS)
+    assert own.platform == "mine"
+
+
+def test_what_was_read_is_not_changed() -> None:
+    file = file_of("")
+    complete_backend(file, "m", ["model.onnx"], BACKENDS)
+    complete_tensors(file, file.config, [TensorInfo("x", FP32, (-1,))], [], 4)
+    normalise(file.config)
+    assert file.config == ModelConfig()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "",
+            "m/config.pbtxt: the configuration names no backend or platform, and the version"
+            " directory has no file that tells (model.onnx, model.py);"
+            " backends of this server: onnxruntime, python",
+        ),
+        (
+            'name: "m"\nbackend: "tensorrt"',
+            "m/config.pbtxt:2: backend: 'tensorrt' is not a backend of this server,"
+            " which has the backends: onnxruntime, python",
+        ),
+        (
+            '\nplatform: "tensorflow_graphdef"',
+            "m/config.pbtxt:2: platform: 'tensorflow_graphdef' is not a platform of this server,"
+            " which has the backends: onnxruntime, python",
+        ),
+    ],
+)
+def test_an_unknown_backend_is_named_with_its_line(text: str, says: str) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        complete_backend(file_of(text), "m", ["model.plan"], BACKENDS)
+    assert str(caught.value) == says
+
+
+# --- tensors
+
+
+def completed(
+    text: str,
+    inputs: Sequence[TensorInfo],
+    outputs: Sequence[TensorInfo],
+    default_max_batch_size: int = 4,
+) -> ModelConfig:
+    file = file_of(text)
+    return complete_tensors(file, file.config, inputs, outputs, default_max_batch_size)
+
+
+X = TensorInfo("x", FP32, (-1, 3))
+Y = TensorInfo("y", INT64, (-1,))
+FIXED = TensorInfo("y", INT64, (2, 3))
+SCALAR = TensorInfo("y", INT64, ())
+
+
+def test_a_bare_model_with_variable_rows_batches() -> None:
+    assert completed("", [X], [Y]) == config_of(
+        """
+        max_batch_size: 4
+        input { name: "x" data_type: TYPE_FP32 dims: 3 }
+        output { name: "y" data_type: TYPE_INT64 dims: 1 reshape { } }
+        """
+    )
+
+
+@pytest.mark.parametrize("output", [FIXED, SCALAR])
+def test_a_model_with_a_fixed_first_dimension_does_not(output: TensorInfo) -> None:
+    config = completed("", [X], [output])
+    assert (config.max_batch_size, list(config.input[0].dims)) == (0, [-1, 3])
+    assert list(config.output[0].dims) == list(output.shape)
+    assert not config.output[0].HasField("reshape")
+
+
+@pytest.mark.parametrize(
+    ("text", "default", "max_batch_size"),
+    [
+        ("", 4, 4),
+        ("", 0, 0),
+        ("max_batch_size: 0", 4, 0),  # written out, so it stays
+        ("max_batch_size: 16", 4, 16),
+        ('input { name: "x" dims: [ -1, 3 ] }', 4, 0),  # the rows are spelled out
+        ('input { name: "x" dims: 3 }', 4, 4),
+        ('input { name: "x" }', 4, 4),
+        ('output { name: "y" dims: 1 reshape { shape: [ ] } }', 4, 4),
+    ],
+)
+def test_the_largest_batch(text: str, default: int, max_batch_size: int) -> None:
+    assert completed(text, [X], [Y], default).max_batch_size == max_batch_size
+
+
+def test_what_is_declared_stays_and_is_only_completed() -> None:
+    text = 'input { name: "x" dims: 3 } output { name: "y" data_type: TYPE_STRING }'
+    config = completed(text, [X, TensorInfo("x2", FP32, (-1,))], [Y, TensorInfo("z", FP32, (-1,))])
+    assert [(t.name, t.data_type) for t in config.input] == [("x", FP32.config_number)]
+    assert [(t.name, t.data_type) for t in config.output] == [("y", BYTES.config_number)]
+    assert list(config.output[0].dims) == [1]
+
+
+def test_tensors_that_the_model_does_not_have_are_left_alone() -> None:
+    config = completed('input { name: "other" }', [X], [Y])
+    assert not config.input[0].data_type
+    assert not config.input[0].dims
+
+
+def test_types_that_the_protocol_does_not_have_are_left_out() -> None:
+    sequence = TensorInfo("s", None, (), "seq(tensor(float))")
+    config = completed("", [X], [sequence, Y])
+    assert [t.name for t in config.output] == ["y"]
+
+
+def test_an_input_with_a_value_of_its_own_is_only_offered_if_declared() -> None:
+    weights = TensorInfo("w", FP32, (64, 3), optional=True)
+    config = completed("", [X, weights], [Y])
+    assert (config.max_batch_size, [t.name for t in config.input]) == (4, ["x"])
+    declared = completed('input { name: "w" optional: true }', [X, weights], [Y])
+    assert declared.input[0].data_type == FP32.config_number
+
+
+def test_a_model_without_a_file_is_completed_too() -> None:
+    config = complete_tensors(read_config(None, "m"), ModelConfig(name="m"), [X], [Y], 4)
+    assert (config.max_batch_size, config.input[0].name) == (4, "x")
+
+
+# --- defaults
+
+
+def test_defaults_of_a_batching_model() -> None:
+    assert normalise(config_of('name: "m" max_batch_size: 8')) == config_of(
+        """
+        name: "m" max_batch_size: 8
+        version_policy { latest { num_versions: 1 } }
+        dynamic_batching { preferred_batch_size: 8 }
+        instance_group { name: "m" kind: KIND_CPU count: 1 }
+        """
+    )
+
+
+def test_defaults_of_a_model_that_does_not_batch() -> None:
+    assert normalise(config_of('name: "m"')) == config_of(
+        """
+        name: "m"
+        version_policy { latest { num_versions: 1 } }
+        instance_group { name: "m" kind: KIND_CPU count: 1 }
+        """
+    )
+
+
+def test_what_is_set_stays() -> None:
+    config = config_of(
+        """
+        name: "m" max_batch_size: 8
+        version_policy { all { } }
+        dynamic_batching { preferred_batch_size: 4 }
+        instance_group { name: "own" kind: KIND_MODEL count: 3 }
+        """
+    )
+    assert normalise(config) == config
+    assert normalise(normalise(config)) == normalise(config)
+
+
+def test_instance_groups_get_names_counts_and_kinds() -> None:
+    config = normalise(
+        config_of('name: "m" instance_group [ { gpus: 1 }, { count: 2 }, { kind: KIND_GPU } ]')
+    )
+    groups = [(g.name, g.count, g.Kind.Name(g.kind)) for g in config.instance_group]
+    assert groups == [("m_0", 1, "KIND_GPU"), ("m_1", 2, "KIND_CPU"), ("m_2", 1, "KIND_GPU")]
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("", False),
+        ("max_batch_size: 1", True),
+        ("max_batch_size: 4 dynamic_batching { }", True),
+        ("max_batch_size: 4 sequence_batching { }", False),
+        ("max_batch_size: 4 ensemble_scheduling { }", False),
+        ('max_batch_size: 4 parameters { key: "batching" value { string_value: "on" } }', True),
+        ('max_batch_size: 4 parameters { key: "batching" value { string_value: "off" } }', False),
+        ("dynamic_batching { }", False),
+    ],
+)
+def test_which_models_batch(text: str, answer: bool) -> None:
+    config = config_of(text)
+    assert batches(config) is answer
+    assert len(config.parameters) == ("parameters" in text)  # asking adds nothing

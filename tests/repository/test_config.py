@@ -1,0 +1,127 @@
+"""Reading `config.pbtxt`, and the messages about what is wrong with it."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.core.errors import InvalidConfig
+from headrace.repository.config import ConfigFile, Problem, parse_config, read_config
+from headrace.wire.pb.model_config_pb2 import ModelConfig
+
+GOOD = """\
+name: "m"
+max_batch_size: 8
+input [
+  { name: "x" data_type: TYPE_FP32 dims: [ 4 ] },
+  {
+    name: "y"
+    dims: [ 0 ]
+  }
+]
+dynamic_batching {
+  preferred_batch_size: [
+    4,
+    9
+  ]
+}
+parameters { key: "execution" value: { string_value: "never" } }
+"""
+
+
+def test_a_file_becomes_a_message_with_lines(tmp_path: Path) -> None:
+    path = tmp_path / "config.pbtxt"
+    path.write_text(GOOD)
+    file = read_config(path, "m")
+    assert (file.name, file.config.max_batch_size, len(file.config.input)) == (
+        "m/config.pbtxt",
+        8,
+        2,
+    )
+    assert file.sets("max_batch_size")
+    assert not file.sets("output")
+
+
+def test_no_file_is_an_empty_configuration() -> None:
+    file = read_config(None, "m")
+    assert file.config == ModelConfig()
+    assert not file.sets("max_batch_size")
+    assert file.explain(Problem("input", "is missing")) == "m (no config.pbtxt): input: is missing"
+
+
+def test_a_field_that_is_set_to_its_default_is_set() -> None:
+    assert parse_config("max_batch_size: 0", "f").sets("max_batch_size")
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match=r"m/nothing\.pbtxt: cannot be read"):
+        read_config(tmp_path / "nothing.pbtxt", "m")
+    path = tmp_path / "config.pbtxt"
+    path.write_bytes(b'name: "\xff"')
+    with pytest.raises(InvalidConfig, match=r"m/config\.pbtxt: cannot be read: .*utf-8"):
+        read_config(path, "m")
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "says"),
+    [
+        (
+            "\nmax_batchsize: 4",
+            2,
+            "no field named \"max_batchsize\".; did you mean 'max_batch_size'?",
+        ),
+        (
+            "input {\n  data_type: TYPE_FP23\n}",
+            2,
+            "has no value named TYPE_FP23.; did you mean 'TYPE_FP32'?",
+        ),
+        (
+            "instance_group [ {\n\n  kind: GPU } ]",
+            3,
+            "; expected one of KIND_AUTO, KIND_GPU, KIND_CPU, KIND_MODEL",
+        ),
+        ("dynamic_batching {\n  delay: 3 }", 2, 'ModelDynamicBatching" has no field named "delay"'),
+        ("name: m", 1, "Expected string"),
+        ('name: "m"\nname: "n"', 2, 'should not have multiple "name" fields'),
+        ("input {\n  dims: [ 1, x ]\n}", 2, "Couldn't parse integer: x"),
+        ("max_batch_size: 99999999999", 1, "Value out of range"),
+        ("input {\n", 1, 'Expected "}"'),
+    ],
+)
+def test_errors_name_file_line_and_the_nearest_name(text: str, line: int, says: str) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        parse_config(text, "m/config.pbtxt")
+    message = str(caught.value)
+    assert message.startswith(f"m/config.pbtxt:{line}: ")
+    assert says in message
+    assert "inference." not in message
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("max_batch_size", 2),
+        ("input[0].dims", 4),
+        ("input[1]", 5),
+        ("input[1].dims", 7),
+        ("input[1].data_type", 5),  # not there: where it would belong
+        ("dynamic_batching.preferred_batch_size[1]", 13),
+        ("dynamic_batching.priority_levels", 10),
+        ("parameters['execution']", 16),
+        ("output", None),
+        ("instance_group[0].count", None),
+    ],
+)
+def test_a_problem_is_told_with_file_line_and_field(path: str, line: int | None) -> None:
+    where = "f" if line is None else f"f:{line}"
+    assert parse_config(GOOD, "f").explain(Problem(path, "no")) == f"{where}: {path}: no"
+
+
+@given(st.text(max_size=60) | st.text(alphabet='{}[]<>:,;"\\#\n ainputdms019', max_size=60))
+def test_any_text_is_a_configuration_or_an_error(text: str) -> None:
+    try:
+        file = parse_config(text, "f")
+    except InvalidConfig:
+        return
+    assert isinstance(file, ConfigFile)

@@ -1,0 +1,113 @@
+"""Which models and versions lie in the model repositories."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from headrace.core.errors import LoadFailed
+from headrace.repository.layout import ModelSource, read_model_directory, scan, single_file
+from tests.models import onnx_graphs
+
+
+def directories(root: Path, *paths: str) -> Path:
+    for path in paths:
+        (root / path).mkdir(parents=True, exist_ok=True)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("entries", "versions", "ignored"),
+    [
+        ([], (), ()),
+        (["1"], (1,), ()),
+        (["10", "9", "2"], (2, 9, 10), ()),  # by number, not by text
+        (["0"], (0,), ()),
+        (["01", "1", "00"], (1,), ("00", "01")),
+        (["configs", "warmup", "initial_state", "latest", "1a", "-1", "1.0"], (), ()),
+        (["\u00b2", "\u0661", "1"], (1,), ("\u0661",)),  # digits elsewhere, no version here
+    ],
+)
+def test_versions_are_numbers_without_leading_zeros(
+    tmp_path: Path, entries: list[str], versions: tuple[int, ...], ignored: tuple[str, ...]
+) -> None:
+    source = read_model_directory(directories(tmp_path / "m", ".", *entries))
+    assert (source.versions, source.ignored) == (versions, ignored)
+
+
+def test_a_file_is_no_version(tmp_path: Path) -> None:
+    (tmp_path / "1").write_text("")
+    assert read_model_directory(tmp_path).versions == ()
+
+
+def test_a_link_to_a_directory_is_a_version(tmp_path: Path) -> None:
+    root = directories(tmp_path, "m", "elsewhere")
+    (root / "m" / "7").symlink_to(root / "elsewhere")
+    assert read_model_directory(root / "m").versions == (7,)
+
+
+def test_the_configuration_is_optional(tmp_path: Path) -> None:
+    assert read_model_directory(tmp_path).config_path is None
+    (tmp_path / "config.pbtxt").write_text("")
+    assert read_model_directory(tmp_path).config_path == tmp_path / "config.pbtxt"
+
+
+def test_an_alternative_configuration_is_picked_by_name(tmp_path: Path) -> None:
+    directories(tmp_path, "configs")
+    (tmp_path / "config.pbtxt").write_text("")
+    (tmp_path / "configs" / "small.pbtxt").write_text("")
+    small = read_model_directory(tmp_path, "small").config_path
+    assert small == tmp_path / "configs" / "small.pbtxt"
+    assert read_model_directory(tmp_path, "large").config_path == tmp_path / "config.pbtxt"
+
+
+def test_scanning_lists_directories_by_name(tmp_path: Path) -> None:
+    directories(tmp_path, "b/1", "a/2", ".git/1", "empty")
+    (tmp_path / "README.md").write_text("")
+    assert scan([tmp_path]) == [
+        ModelSource("a", tmp_path / "a", None, (2,)),
+        ModelSource("b", tmp_path / "b", None, (1,)),
+        ModelSource("empty", tmp_path / "empty", None, ()),
+    ]
+
+
+def test_a_model_in_several_repositories_is_marked(tmp_path: Path) -> None:
+    one = directories(tmp_path / "one", "a/1", "b/1")
+    two = directories(tmp_path / "two", "b/2", "c/1")
+    three = directories(tmp_path / "three", "b/3")
+    marked = {source.name: source.duplicate for source in scan([one, two, three])}
+    assert marked == {"a": False, "b": True, "c": False}
+
+
+def test_a_repository_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LoadFailed, match=r"nowhere cannot be read: No such file"):
+        scan([tmp_path / "nowhere"])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LoadFailed, match=r"file cannot be read: Not a directory"):
+        scan([tmp_path / "file"])
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is unreadable for root")
+def test_a_model_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    directories(tmp_path, "a/1")
+    (tmp_path / "a").chmod(0)
+    try:
+        (source,) = scan([tmp_path])
+        assert source.problem == "its directory cannot be read: Permission denied"
+    finally:
+        (tmp_path / "a").chmod(0o700)
+
+
+def test_a_model_that_is_nothing_but_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "resnet.v2.onnx"
+    path.write_bytes(onnx_graphs.identity())
+    source = single_file(path)
+    assert (source.name, source.versions, source.config_path) == ("resnet.v2", (1,), None)
+    assert source.file == path
+    with pytest.raises(LoadFailed, match="there is no model file"):
+        single_file(tmp_path / "nothing.onnx")
+
+
+def test_what_the_file_system_keeps_is_no_model(tmp_path: Path) -> None:
+    directories(tmp_path, "a/1", "lost+found")
+    assert [source.name for source in scan([tmp_path])] == ["a"]

@@ -1,0 +1,277 @@
+"""What a configuration must fulfil, by itself and beside the loaded model."""
+
+import re
+from collections.abc import Sequence
+
+import pytest
+from google.protobuf import text_format
+
+from headrace.core.datatypes import Datatype
+from headrace.core.model_spec import TensorInfo
+from headrace.repository.validation import model_problems, problems, tensor_problems
+from headrace.wire.pb.model_config_pb2 import ModelConfig
+
+FP32, INT64 = Datatype.FP32, Datatype.INT64
+
+
+def config_of(text: str) -> ModelConfig:
+    return text_format.Parse(text, ModelConfig())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        'name: "m"',
+        "max_batch_size: 8 dynamic_batching { preferred_batch_size: [ 1, 8 ] }",
+        'input { name: "x" dims: [ -1, 3 ] } output { name: "x" dims: 1 }',
+        'input { name: "x" dims: [ 2, 6 ] reshape { shape: [ 3, 4 ] } }',
+        'input { name: "x" dims: 1 reshape { } }',
+        'input { name: "x" dims: [ 2, -1 ] reshape { shape: [ -1, 2 ] } }',
+        "dynamic_batching { priority_levels: 3 default_priority_level: 3"
+        " priority_queue_policy { key: 1 value { } } }",
+        "dynamic_batching { preserve_ordering: true priority_levels: 1 default_priority_level: 1 }",
+        "dynamic_batching { preserve_ordering: true default_queue_policy { max_queue_size: 1 } }",
+        "instance_group [ { count: 1000 kind: KIND_GPU gpus: [ 0, 1 ] }, { kind: KIND_CPU } ]",
+        'parameters { key: "execution" value { string_value: "inline" } }',
+        'parameters { key: "batching" value { string_value: "off" } }',
+        'parameters { key: "anything" value { string_value: "goes" } }',
+        'default_model_filename: "sub/model.onnx"',
+        'default_model_filename: "..model.onnx"',
+    ],
+)
+def test_good_configurations(text: str) -> None:
+    assert list(problems(config_of(text), "m")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "says"),
+    [
+        ('name: "n"', "name", "unexpected directory name 'm' for model 'n', directory name must"),
+        ("max_batch_size: -1", "max_batch_size", "must not be negative, got -1"),
+        ("sequence_batching { }", "sequence_batching", "is not supported by this server"),
+        ("ensemble_scheduling { }", "ensemble_scheduling", "is not supported by this server"),
+        ("input { }", "input[0].name", "every input must have a name"),
+        ('output { name: "y" } output { }', "output[1].name", "every output must have a name"),
+        ('input { name: "x" } input { name: "x" }', "input[1].name", "'x' is given twice"),
+        ('input { name: "x" dims: [ 1, 0 ] }', "input[0].dims", "must be positive"),
+        ('output { name: "y" dims: -2 }', "output[0].dims", r"got \[-2\]"),
+        ('input { name: "x" dims: 6 reshape { shape: 4 } }', "input[0].reshape", "as many"),
+        ('input { name: "x" dims: -1 reshape { shape: 1 } }', "input[0].reshape", "as many"),
+        (
+            'input { name: "x" dims: [ -1, 2 ] reshape { shape: [ -1, 3 ] } }',
+            "input[0].reshape",
+            r"\[-1,3\] must have as many elements and variable dimensions as dims \[-1,2\]",
+        ),
+        (
+            "max_batch_size: 4 dynamic_batching { preferred_batch_size: [ 4, 5 ] }",
+            "dynamic_batching.preferred_batch_size[1]",
+            r"between 1 and max_batch_size \(4\), got 5",
+        ),
+        (
+            "max_batch_size: 4 dynamic_batching { preferred_batch_size: 0 }",
+            "dynamic_batching.preferred_batch_size[0]",
+            "got 0",
+        ),
+        (
+            "dynamic_batching { priority_levels: 2 }",
+            "dynamic_batching.default_priority_level",
+            r"between 1 and priority_levels \(2\), got 0",
+        ),
+        (
+            "dynamic_batching { priority_levels: 2 default_priority_level: 3 }",
+            "dynamic_batching.default_priority_level",
+            "got 3",
+        ),
+        (
+            "dynamic_batching { priority_levels: 1001 default_priority_level: 1 }",
+            "dynamic_batching.priority_levels",
+            "at most 1000",
+        ),
+        (
+            "dynamic_batching { priority_levels: 2 default_priority_level: 1"
+            " priority_queue_policy { key: 3 value { } } }",
+            "dynamic_batching.priority_queue_policy",
+            "level 3 is not between 1 and priority_levels",
+        ),
+        (
+            "dynamic_batching { priority_queue_policy { key: 1 value { } } }",
+            "dynamic_batching.priority_queue_policy",
+            "level 1 is not between",
+        ),
+        (
+            "dynamic_batching { preserve_ordering: true priority_levels: 2"
+            " default_priority_level: 1 }",
+            "dynamic_batching.preserve_ordering",
+            "several priority levels",
+        ),
+        (
+            "dynamic_batching { preserve_ordering: true"
+            " default_queue_policy { timeout_action: DELAY } }",
+            "dynamic_batching.preserve_ordering",
+            "timeout_action DELAY",
+        ),
+        (
+            "dynamic_batching { preserve_ordering: true priority_levels: 1"
+            " default_priority_level: 1"
+            " priority_queue_policy { key: 1 value { timeout_action: DELAY } } }",
+            "dynamic_batching.preserve_ordering",
+            "timeout_action DELAY",
+        ),
+        ("instance_group { count: -1 }", "instance_group[0].count", "got -1"),
+        ("instance_group { } instance_group { count: 1001 }", "instance_group[1].count", "1000"),
+        ("instance_group { kind: KIND_CPU gpus: 0 }", "instance_group[0].gpus", "of KIND_CPU"),
+        ("instance_group { kind: KIND_MODEL gpus: 0 }", "instance_group[0].gpus", "of KIND_MODEL"),
+        (
+            'parameters { key: "execution" value { string_value: "process" } }',
+            "parameters['execution']",
+            r"must be one of \['auto','inline','thread'\], got 'process'",
+        ),
+        (
+            'parameters { key: "batching" value { } }',
+            "parameters['batching']",
+            r"must be one of \['on','off'\], got ''",
+        ),
+        ('default_model_filename: "/etc/m.onnx"', "default_model_filename", "must lie within"),
+        ('default_model_filename: "../2/m.onnx"', "default_model_filename", "must lie within"),
+        ('default_model_filename: "a/../../x"', "default_model_filename", "must lie within"),
+    ],
+)
+def test_a_wrong_configuration_is_told_with_its_field(text: str, path: str, says: str) -> None:
+    (problem,) = problems(config_of(text), "m")
+    assert problem.path == path
+    assert re.search(says, problem.text), problem.text
+
+
+def test_everything_wrong_is_told_at_once() -> None:
+    text = 'name: "n" max_batch_size: -1 input { } instance_group { count: -1 }'
+    paths = [problem.path for problem in problems(config_of(text), "m")]
+    assert paths == ["name", "max_batch_size", "input[0].name", "instance_group[0].count"]
+
+
+@pytest.mark.parametrize(
+    ("text", "paths"),
+    [
+        ("", ["input", "output"]),
+        ('input { name: "x" data_type: TYPE_FP32 }', ["output"]),
+        (
+            'input { name: "x" data_type: TYPE_FP32 } input { name: "z" } output { name: "y" }',
+            ["input[1].data_type", "output[0].data_type"],
+        ),
+        (
+            'input { name: "x" data_type: TYPE_FP32 } output { name: "y" data_type: TYPE_BF16 }',
+            [],
+        ),
+    ],
+)
+def test_complete_tensors(text: str, paths: list[str]) -> None:
+    assert [problem.path for problem in tensor_problems(config_of(text))] == paths
+
+
+X = TensorInfo("x", FP32, (-1, 3))
+Y = TensorInfo("y", INT64, (-1, -1))
+GOOD = """
+    max_batch_size: 4
+    input { name: "x" data_type: TYPE_FP32 dims: 3 }
+    output { name: "y" data_type: TYPE_INT64 dims: -1 }
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "inputs", "outputs"),
+    [
+        (GOOD, [X], [Y]),
+        (GOOD, [X, TensorInfo("w", FP32, (1,), optional=True)], [Y]),  # need not be declared
+        (GOOD, [X], [Y, TensorInfo("z", FP32, (1,))]),  # outputs may be left out
+        (GOOD, [X], [TensorInfo("y", INT64, ())]),  # of unknown rank
+        (GOOD.replace("max_batch_size: 4", "").replace("dims: 3", "dims: [ -1, 3 ]"), [X],
+         [TensorInfo("y", INT64, (-1,))]),
+        (GOOD.replace("dims: -1", "dims: 5"), [X], [Y]),  # narrower than the model
+        (GOOD.replace("dims: 3", "dims: [ 3, 1 ] reshape { shape: 3 }"), [X], [Y]),
+        (GOOD.replace("dims: -1", "dims: 1 reshape { }"), [X], [TensorInfo("y", INT64, (-1,))]),
+    ],
+)  # fmt: skip
+def test_a_configuration_that_fits_the_model(
+    text: str, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]
+) -> None:
+    assert list(model_problems(config_of(text), inputs, outputs)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "inputs", "outputs", "path", "says"),
+    [
+        (
+            GOOD,
+            [X],
+            [TensorInfo("z", INT64, (-1, -1))],
+            "output[0].name",
+            r"the model has no output 'y', it has \['z'\]",
+        ),
+        (
+            GOOD,
+            [X],
+            [TensorInfo("y", None, (), "seq(tensor(float))")],
+            "output[0].name",
+            r"'y' is a seq\(tensor\(float\)\), which is not a tensor of the protocol",
+        ),
+        (
+            GOOD,
+            [TensorInfo("x", INT64, (-1, 3))],
+            [Y],
+            "input[0].data_type",
+            "the model's input 'x' is INT64, not FP32",
+        ),
+        (
+            GOOD,
+            [TensorInfo("x", FP32, (-1, 4))],
+            [Y],
+            "input[0].dims",
+            r"shape \[-1,4\], the configuration means \[-1,3\]$",
+        ),
+        (
+            GOOD,
+            [TensorInfo("x", FP32, (2, 3))],
+            [Y],
+            "input[0].dims",
+            r"shape \[2,3\], the configuration means \[-1,3\] \(max_batch_size is not 0",
+        ),
+        (
+            GOOD,
+            [X],
+            [TensorInfo("y", INT64, (-1,))],
+            "output[0].dims",
+            r"shape \[-1\], the configuration means \[-1,-1\]$",
+        ),
+        (
+            GOOD.replace("max_batch_size: 4", ""),
+            [X],
+            [TensorInfo("y", INT64, (-1,))],
+            "input[0].dims",
+            r"shape \[-1,3\], the configuration means \[3\]$",
+        ),
+        (
+            GOOD,
+            [X],
+            [TensorInfo("y", INT64, (-1, 7))],
+            "output[0].dims",
+            r"shape \[-1,7\], the configuration means \[-1,-1\]$",
+        ),
+        (
+            GOOD,
+            [X, TensorInfo("b", FP32, (-1, 1)), TensorInfo("a", FP32, (-1, 1))],
+            [Y],
+            "input",
+            r"the model also needs the inputs \['a','b'\]",
+        ),
+    ],
+)
+def test_a_configuration_that_contradicts_the_model(
+    text: str,
+    inputs: Sequence[TensorInfo],
+    outputs: Sequence[TensorInfo],
+    path: str,
+    says: str,
+) -> None:
+    (problem,) = model_problems(config_of(text), inputs, outputs)
+    assert problem.path == path
+    assert re.search(says, problem.text), problem.text
