@@ -1,0 +1,96 @@
+"""What the server tells about itself and its models, as messages of the protocol.
+
+Both transports answer from these: gRPC sends the message, HTTP its JSON form.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from headrace.core.signature import Signature, TensorSpec
+from headrace.engine.version import ModelVersion
+from headrace.observability.statistics import VersionStatistics
+from headrace.wire.pb import grpc_service_pb2 as pb
+
+# The parts of the protocol beyond its core that this server offers, under the names of their
+# specifications.
+EXTENSIONS = (
+    "classification",
+    "model_repository",
+    "schedule_policy",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+)
+
+
+def server_metadata(name: str, version: str) -> pb.ServerMetadataResponse:
+    """Who answers, and which extensions it offers."""
+    return pb.ServerMetadataResponse(name=name, version=version, extensions=EXTENSIONS)
+
+
+def model_metadata(version: ModelVersion, versions: Iterable[str]) -> pb.ModelMetadataResponse:
+    """The inputs and outputs of a version; `versions` are those that the answer lists."""
+    signature, config = version.signature, version.config
+    kinds = dict.fromkeys(instance.kind.value for instance in version.instances)
+    return pb.ModelMetadataResponse(
+        name=version.model,
+        versions=versions,
+        platform=config.platform or config.backend,
+        inputs=[_tensor(signature, spec) for spec in signature.inputs],
+        outputs=[_tensor(signature, spec) for spec in signature.outputs],
+        properties={
+            "backend": config.backend,
+            "instance_kind": ",".join(kinds),
+            "instances": str(len(version.instances)),
+        },
+    )
+
+
+def model_statistics(versions: Sequence[ModelVersion]) -> pb.ModelStatisticsResponse:
+    """The counters of some versions."""
+    return pb.ModelStatisticsResponse(model_stats=[_statistics(version) for version in versions])
+
+
+def _tensor(signature: Signature, spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:
+    return pb.ModelMetadataResponse.TensorMetadata(
+        name=spec.name, datatype=spec.datatype.value, shape=signature.wire_shape(spec)
+    )
+
+
+def _statistics(version: ModelVersion) -> pb.ModelStatistics:
+    counters = version.statistics
+    return pb.ModelStatistics(
+        name=version.model,
+        version=version.name,
+        last_inference=counters.last_inference_ms,
+        inference_count=counters.inference_count,
+        execution_count=counters.execution_count,
+        inference_stats=_inference(counters),
+        batch_stats=[
+            pb.InferBatchStatistics(
+                batch_size=rows,
+                compute_input=_duration(batch.count, batch.compute_input_ns),
+                compute_infer=_duration(batch.count, batch.compute_infer_ns),
+                compute_output=_duration(batch.count, batch.compute_output_ns),
+            )
+            for rows, batch in sorted(counters.batches.items())
+        ],
+    )
+
+
+def _inference(counters: VersionStatistics) -> pb.InferStatistics:
+    done = counters.success_count
+    return pb.InferStatistics(
+        success=_duration(done, counters.success_ns),
+        fail=_duration(counters.fail_count, counters.fail_ns),
+        queue=_duration(done, counters.queue_ns),
+        compute_input=_duration(done, counters.compute_input_ns),
+        compute_infer=_duration(done, counters.compute_infer_ns),
+        compute_output=_duration(done, counters.compute_output_ns),
+        cache_hit=_duration(0, 0),
+        cache_miss=_duration(0, 0),
+    )
+
+
+def _duration(count: int, ns: int) -> pb.StatisticDuration:
+    return pb.StatisticDuration(count=count, ns=ns)

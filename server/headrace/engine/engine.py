@@ -1,0 +1,298 @@
+"""The engine: what a transport may call.
+
+It owns the models by name, their versions and states, and admission. All methods run on the
+event-loop thread; only loading leaves it, to a pool of threads, and comes back with values.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from headrace.core.errors import (
+    InvalidRequest,
+    NotFound,
+    RepositoryError,
+    Unavailable,
+)
+from headrace.core.requests import InferRequest, InferResponse, Sink, Ticket
+from headrace.engine import documents
+from headrace.engine.admission import Admission
+from headrace.engine.loading import Backend, LoadOptions, Opened, load_version, open_model
+from headrace.engine.version import ModelVersion, State
+from headrace.observability.metrics import ServerSeries, VersionSeries
+from headrace.repository.layout import ModelSource
+from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.wire.pb.model_config_pb2 import ModelConfig
+
+log = logging.getLogger(__name__)
+
+CONTROL_DISABLED = "explicit model load / unload is not allowed if polling is enabled"
+
+
+class Model:
+    """All versions of one model, by number; `reason` says why there is none."""
+
+    def __init__(self, source: ModelSource) -> None:
+        self.source = source
+        self.versions: dict[int, ModelVersion] = {}
+        self.reason = ""
+
+    def ready_versions(self) -> list[ModelVersion]:
+        """Those that take requests, ascending."""
+        return [self.versions[n] for n in sorted(self.versions) if self.versions[n].ready]
+
+
+class Engine:
+    """Finds models, takes requests, and tells about both."""
+
+    def __init__(
+        self,
+        name: str,
+        version: str,
+        backends: Mapping[str, Backend],
+        options: LoadOptions,
+        admission: Admission,
+        strict_readiness: bool = True,
+    ) -> None:
+        self.name = name
+        self.version = version
+        self.admission = admission
+        self._backends = backends
+        self._options = options
+        self._strict_readiness = strict_readiness
+        self._models: dict[str, Model] = {}
+        self._initialised = False
+        self._shutting_down = False
+
+    # --- inference
+
+    def find(self, name: str, version: str = "") -> ModelVersion:
+        """The version that serves a request: the one named, else the highest that is ready.
+
+        Raises `NotFound`, `ModelNotReady`, or `InvalidRequest` for a version that is no number.
+        """
+        model = self._models.get(name)
+        if model is None:
+            if not self._initialised:
+                raise Unavailable("Server not ready")
+            raise NotFound(f"Request for unknown model: '{name}' is not found")
+        if not version:
+            ready = model.ready_versions()
+            if not ready:
+                raise NotFound(
+                    f"Request for unknown model: '{name}' has no available versions{_why(model)}"
+                )
+            return ready[-1]
+        found = model.versions.get(parse_version(version))
+        if found is None:
+            raise NotFound(f"Request for unknown model: '{name}' version {version} is not found")
+        if not found.ready:
+            raise found.not_ready()
+        return found
+
+    def submit(self, request: InferRequest, sink: Sink) -> Ticket:
+        """Check and queue a request; raises `ServerError` if it is refused at once."""
+        return self.find(request.model_name, request.model_version).submit(request, sink)
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """Submit a request and wait for its response; cancelling the wait cancels the request."""
+        return await self.find(request.model_name, request.model_version).infer(request)
+
+    # --- health
+
+    @property
+    def live(self) -> bool:
+        """Whether the server answers at all."""
+        return True
+
+    @property
+    def exiting(self) -> bool:
+        """Whether shutdown has begun."""
+        return self.admission.exiting
+
+    def begin_shutdown(self) -> None:
+        """Be not ready from now on, while requests are still answered."""
+        self._shutting_down = True
+
+    @property
+    def ready(self) -> bool:
+        """Whether the server takes requests; if readiness is strict, for every model it knows."""
+        if self._shutting_down or self.exiting or not self._initialised:
+            return False
+        if not self._strict_readiness:
+            return True
+        return all(
+            model.versions
+            and all(v.ready or v.reason == "unloaded" for v in model.versions.values())
+            for model in self._models.values()
+        )
+
+    def model_ready(self, name: str, version: str = "") -> bool:
+        """Whether requests for a model are taken; raises `InvalidRequest` for a bad version."""
+        if version:
+            parse_version(version)
+        try:
+            return self.find(name, version).ready
+        except (NotFound, Unavailable):
+            return False
+
+    # --- documents
+
+    def server_metadata(self) -> pb.ServerMetadataResponse:
+        """Who answers, and which extensions it offers."""
+        return documents.server_metadata(self.name, self.version)
+
+    def model_metadata(self, name: str, version: str = "") -> pb.ModelMetadataResponse:
+        """The inputs and outputs of a model; raises as `find` does."""
+        found = self.find(name, version)
+        ready = self._models[name].ready_versions()
+        names = [found.name] if version else [v.name for v in ready]
+        return documents.model_metadata(found, names)
+
+    def model_config(self, name: str, version: str = "") -> ModelConfig:
+        """The completed configuration; raises as `find` does."""
+        return self.find(name, version).config
+
+    def model_statistics(self, name: str = "", version: str = "") -> pb.ModelStatisticsResponse:
+        """Counters of one version, of all ready versions of a model, or of everything.
+
+        Raises `InvalidRequest` for a model or version that is not available.
+        """
+        if not name:
+            every = [v for n in sorted(self._models) for v in self._models[n].ready_versions()]
+            return documents.model_statistics(every)
+        model = self._models.get(name)
+        ready = model.ready_versions() if model else []
+        if not ready:
+            raise InvalidRequest(f"requested model '{name}' is not available")
+        if version:
+            number = parse_version(version)
+            ready = [v for v in ready if v.number == number]
+            if not ready:
+                raise InvalidRequest(
+                    f"requested model version {version} is not available for model '{name}'"
+                )
+        return documents.model_statistics(ready)
+
+    def index(self, ready_only: bool = False) -> pb.RepositoryIndexResponse:
+        """Every model version of the repositories with its state; models without any by name."""
+        response = pb.RepositoryIndexResponse()
+        for name in sorted(self._models):
+            model = self._models[name]
+            if not model.versions and not ready_only:
+                state = State.UNAVAILABLE.value if model.reason else ""
+                response.models.add(name=name, state=state, reason=model.reason)
+            for number in sorted(model.versions):
+                version = model.versions[number]
+                if version.ready or not ready_only:
+                    response.models.add(
+                        name=name,
+                        version=version.name,
+                        state=version.state.value,
+                        reason=version.reason,
+                    )
+        return response
+
+    def versions(self) -> Iterator[ModelVersion]:
+        """All versions of all models, by name and number."""
+        for name in sorted(self._models):
+            versions = self._models[name].versions
+            yield from (versions[n] for n in sorted(versions))
+
+    def unavailable(self) -> list[tuple[str, str]]:
+        """Models, or versions as `name/number`, that could not be loaded, with the reason."""
+        failed = [(m.source.name, m.reason) for m in self._models.values() if m.reason]
+        failed += [
+            (f"{v.model}/{v.name}", v.reason)
+            for v in self.versions()
+            if v.state is State.UNAVAILABLE
+        ]
+        return sorted(failed)
+
+    # --- metrics
+
+    def server_series(self) -> ServerSeries:
+        """The server as a scrape sees it."""
+        a = self.admission
+        return ServerSeries(self.ready, a.requests, a.bytes, a.max_requests, a.max_bytes, a.refused)
+
+    def version_series(self) -> list[VersionSeries]:
+        """The versions as a scrape sees them: those that have been loaded."""
+        return [
+            VersionSeries(
+                v.model, v.name, v.statistics, v.pending, v.load_seconds, dict(v.config.metric_tags)
+            )
+            for v in self.versions()
+            if v.ready
+        ]
+
+    # --- loading
+
+    async def load_all(self, sources: Sequence[ModelSource], threads: int) -> None:
+        """Load every model, `threads` at a time; what fails is UNAVAILABLE and keeps its reason."""
+        for source in sources:
+            duplicate = source.duplicate or source.name in self._models
+            self._models[source.name] = model = Model(source)
+            model.reason = source.problem
+            if duplicate:
+                model.reason = "model appears in two or more repositories"
+        self._initialised = True
+        with ThreadPoolExecutor(threads, thread_name_prefix="load") as pool:
+            wanted = [m for m in self._models.values() if not m.reason]
+            await asyncio.gather(*(self._load(model, pool) for model in wanted))
+
+    async def unload_all(self) -> None:
+        """Finish what was accepted and free every model."""
+        await asyncio.gather(*(version.unload() for version in self.versions()))
+
+    async def _load(self, model: Model, pool: ThreadPoolExecutor) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            opened = await loop.run_in_executor(
+                pool, open_model, model.source, self._backends, self._options
+            )
+        except Exception as error:  # one model's failure must not keep others from loading
+            model.reason = _reason(model.source.name, error)
+            return
+        for number in opened.versions:
+            model.versions[number] = ModelVersion(model.source.name, number)
+        await asyncio.gather(
+            *(self._load_version(v, opened, pool) for v in model.versions.values())
+        )
+
+    async def _load_version(
+        self, version: ModelVersion, opened: Opened, pool: ThreadPoolExecutor
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            loaded = await loop.run_in_executor(
+                pool, load_version, opened, version.number, self._options
+            )
+        except Exception as error:  # one version's failure must not keep others from loading
+            version.fail(_reason(f"{version.model} version {version.name}", error))
+            return
+        version.serve(loaded, loop)
+
+
+def parse_version(text: str) -> int:
+    """A version as a number; raises `InvalidRequest`."""
+    if not (text.isascii() and text.isdigit()) or int(text) >= 2**63:
+        raise InvalidRequest(
+            f"failed to get model version from specified version string '{text[:40]}',"
+            " version should be an integral value > 0"
+        )
+    return int(text)
+
+
+def _why(model: Model) -> str:
+    states = ", ".join(f"version {v.name} is {v.state}" for v in model.versions.values())
+    return f" ({states})" if states else ""
+
+
+def _reason(what: str, error: Exception) -> str:
+    if isinstance(error, RepositoryError):
+        log.error("failed to load %s: %s", what, error)
+        return str(error)
+    log.error("failed to load %s", what, exc_info=error)
+    return f"internal error: {type(error).__name__}"

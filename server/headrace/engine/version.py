@@ -1,0 +1,186 @@
+"""One version of one model: its state, and the scheduler that serves it."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+
+from headrace.core.errors import InvalidRequest, ModelNotReady, ServerError
+from headrace.core.requests import InferRequest, InferResponse, Sink, Ticket
+from headrace.core.signature import Signature
+from headrace.engine.clock import LoopClock
+from headrace.engine.loading import LoadedVersion
+from headrace.execution.local import LocalInstance
+from headrace.observability.statistics import VersionStatistics
+from headrace.repository import reading
+from headrace.scheduling.batch import Pending
+from headrace.scheduling.batcher import Batcher
+from headrace.wire.classification import classify_outputs
+from headrace.wire.pb.model_config_pb2 import ModelConfig
+
+log = logging.getLogger(__name__)
+
+
+class State(StrEnum):
+    """Where a version is in its life, under the protocol's names."""
+
+    LOADING = "LOADING"
+    READY = "READY"
+    UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+class FutureSink:
+    """A sink for a caller that awaits the one response of its request."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, future: "asyncio.Future[InferResponse]") -> None:
+        self.future = future
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        """Resolve the future."""
+        if not self.future.done():
+            self.future.set_result(response)
+
+    def fail(self, error: ServerError) -> None:
+        """Fail the future."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class ModelVersion:
+    """A version from when it is known. Owned by the event-loop thread.
+
+    Invariant: `batcher`, `config` and `signature` are there exactly while the state is READY or
+    UNLOADING.
+    """
+
+    def __init__(self, model: str, number: int) -> None:
+        self.model = model
+        self.number = number
+        self.name = str(number)
+        self.state = State.LOADING
+        self.reason = ""
+        self.statistics = VersionStatistics()
+        self.load_seconds = 0.0
+        self.instances: list[LocalInstance] = []
+        self.decoupled = False
+        self._split = False
+        self._batcher: Batcher | None = None
+        self._config: ModelConfig | None = None
+        self._signature: Signature | None = None
+        self._labels: Mapping[str, Sequence[str]] = {}
+
+    @property
+    def ready(self) -> bool:
+        """Whether it takes requests."""
+        return self.state is State.READY
+
+    @property
+    def config(self) -> ModelConfig:
+        """The completed configuration; raises `ModelNotReady`."""
+        if self._config is None:
+            raise self.not_ready()
+        return self._config
+
+    @property
+    def signature(self) -> Signature:
+        """The declared inputs and outputs; raises `ModelNotReady`."""
+        if self._signature is None:
+            raise self.not_ready()
+        return self._signature
+
+    @property
+    def pending(self) -> int:
+        """Accepted requests that no instance has started."""
+        return self._batcher.waiting if self._batcher else 0
+
+    def submit(self, request: InferRequest, sink: Sink) -> Ticket:
+        """Check and queue a request; raises `ServerError`."""
+        if self._batcher is None or self._signature is None:
+            raise self.not_ready()
+        try:
+            rows = self._signature.check(request)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"[request id: {request.id or '<id_unknown>'}] {error}") from None
+        return self._batcher.submit(request, sink, rows)
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """Submit a request and wait for its response; cancelling the wait cancels the request."""
+        sink = FutureSink(asyncio.get_running_loop().create_future())
+        ticket = self.submit(request, sink)
+        try:
+            response = await sink.future
+        except asyncio.CancelledError:
+            ticket.cancel()
+            raise
+        self.classify(request, response)
+        return response
+
+    def classify(self, request: InferRequest, response: InferResponse) -> None:
+        """Turn outputs into their highest classes where asked for; raises `InvalidRequest`."""
+        if request.classes is not None and self._signature is not None:
+            classify_outputs(response, request.classes, self._labels, self._signature.batches)
+
+    def serve(self, loaded: LoadedVersion, loop: asyncio.AbstractEventLoop) -> None:
+        """Take requests from now on."""
+        self._config = loaded.config
+        self._labels = loaded.labels
+        self._signature = loaded.signature
+        self.decoupled = loaded.config.model_transaction_policy.decoupled
+        self.load_seconds = loaded.seconds
+        self._batcher = Batcher(
+            loaded.signature,
+            self.name,
+            reading.scheduling_policy(loaded.config),
+            LoopClock(loop),
+            self.statistics,
+            self._report,
+        )
+        for item in loaded.instances:
+            instance = LocalInstance(item.name, item.model, item.kind, loop)
+            self.instances.append(instance)
+            self._batcher.add_instance(instance)
+        self.state = State.READY
+
+    def fail(self, reason: str) -> None:
+        """Loading did not work out."""
+        self.state = State.UNAVAILABLE
+        self.reason = reason
+
+    async def unload(self) -> None:
+        """Take no more requests, finish those that were accepted, and free the model."""
+        if self._batcher is None or self.state is State.UNLOADING:
+            return
+        self.state = State.UNLOADING
+        drained = asyncio.Event()
+        self._batcher.when_drained(drained.set)
+        await drained.wait()
+        self._batcher.close()
+        self._batcher = self._config = self._signature = None
+        self.instances.clear()
+        self.state = State.UNAVAILABLE
+        self.reason = "unloaded"
+
+    def not_ready(self) -> ModelNotReady:
+        """The error for a request that names this version while it does not serve."""
+        return ModelNotReady(
+            f"Request for unknown model: '{self.model}' version {self.name} is not at ready state"
+            f" (it is {self.state})"
+        )
+
+    def _report(self, pendings: Sequence[Pending], error: Exception) -> None:
+        fields = {"model": self.model, "version": self.name}
+        if len(pendings) == 1:
+            log.error(
+                "model %(model)s version %(version)s failed to execute a request", fields,
+                exc_info=error, extra=fields | {"request_id": pendings[0].request.id},
+            )  # fmt: skip
+        elif not self._split:
+            # Once: such a model answers, but it runs every request several times.
+            self._split = True
+            log.warning(
+                "model %s version %s failed to execute a batch of %d requests, which are run again"
+                " in halves: %s", self.model, self.name, len(pendings), error, extra=fields,
+            )  # fmt: skip
