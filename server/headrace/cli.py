@@ -1,0 +1,117 @@
+"""The `headrace` command."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from headrace import __version__
+from headrace.settings import (
+    CONFIG_FILE_ENV,
+    OPTIONS,
+    Settings,
+    SettingsError,
+    Value,
+    from_environment,
+    from_file,
+    unknown,
+)
+
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+
+_CHECK_OPTIONS = ["--json", "--help"]
+_SERVE_OPTIONS = ["--config-file", "--help"]
+_SERVE_OPTIONS += [f"--{name}" for option in OPTIONS for name in (option.name, *option.aliases)]
+
+
+class _Parser(argparse.ArgumentParser):
+    """Names the nearest known option where one is not known."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USAGE, f"{self.prog}: {message}\nSee '{self.prog} --help'.\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command; ends with an exit status: 0, 1 for a failure, 2 for wrong usage."""
+    parser = _parser()
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    options, rest = parser.parse_known_args(words)
+    if rest:
+        known = _CHECK_OPTIONS if options.command == "models" else _SERVE_OPTIONS
+        parser.error(unknown("option", rest[0].partition("=")[0], known))
+    if options.command == "models":
+        # Imported late: `--help` and usage errors should not wait for ONNX Runtime.
+        from headrace.check import check_repositories
+
+        sys.exit(check_repositories([Path(p) for p in options.repositories], options.json))
+    try:
+        settings = _settings(options)
+    except SettingsError as error:
+        parser.exit(EXIT_USAGE, f"headrace serve: {error}\n")
+    from headrace.app import run
+
+    sys.exit(run(settings))
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    """Command line, then environment, then settings file; raises `SettingsError`."""
+    given: dict[str, Value] = {}
+    if path := options.config_file or os.environ.get(CONFIG_FILE_ENV):
+        given |= from_file(Path(path))
+    given |= from_environment(os.environ)
+    if options.files:
+        options.model_file = [*(options.model_file or ()), *options.files]
+    for option in OPTIONS:
+        value = getattr(options, option.field)
+        if value is not None:
+            given[option.field] = option.parse(value, f"--{option.name}")
+    settings = Settings(**given)  # type: ignore[arg-type]  # parsed to each field's own type
+    if not settings.model_repository and not settings.model_file:
+        raise SettingsError("give --model-repository DIR, or a model file")
+    return settings
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        "headrace", description="Inference server for the KServe V2 protocol.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"headrace {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    serve = commands.add_parser(
+        "serve", help="serve model repositories", allow_abbrev=False,
+        description="Serve the models of one or more repositories over HTTP and gRPC.",
+        epilog="Each option can also be set as an environment variable, HEADRACE_HTTP_PORT for"
+        " --http-port, or in a settings file.",
+    )  # fmt: skip
+    serve.add_argument("files", nargs="*", metavar="FILE", help="model files to serve as they are")
+    serve.add_argument("--config-file", metavar="FILE", help="read settings from this TOML file")
+    for option in OPTIONS:
+        flags = [f"--{name}" for name in (option.name, *option.aliases)]
+        text = option.meaning.replace("%", "%%")
+        if option.choices:
+            text += f" ({', '.join(option.choices)})"
+        if option.default not in ("", []):
+            text += f" (default: {str(option.default).lower()})"
+        if option.kind is list:
+            serve.add_argument(
+                *flags, dest=option.field, nargs="+", action="extend", metavar="DIR", help=text
+            )
+        elif option.kind is bool:
+            serve.add_argument(
+                *flags, dest=option.field, nargs="?", const="true", metavar="BOOL", help=text
+            )
+        else:
+            metavar = "N" if option.kind is int else "TEXT"
+            serve.add_argument(*flags, dest=option.field, metavar=metavar, help=text)
+    models = commands.add_parser("models", help="look at models", allow_abbrev=False)
+    actions = models.add_subparsers(dest="action", required=True, metavar="ACTION")
+    check = actions.add_parser(
+        "check", help="validate repositories without serving them", allow_abbrev=False,
+        description="Load every model, report what is wrong, and print complete configurations.",
+    )  # fmt: skip
+    check.add_argument("repositories", nargs="+", metavar="DIR")
+    check.add_argument("--json", action="store_true", help="print one JSON document")
+    return parser

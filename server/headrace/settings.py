@@ -1,0 +1,213 @@
+"""Every setting of the server, once: its name, type, default and meaning.
+
+Command line, environment, settings file and `docs/configuration.md` all come from the fields below.
+A setting is `http_port` here, `--http-port` on the command line, `HEADRACE_HTTP_PORT` in the
+environment and `http-port` in a settings file (TOML); the first of these that is given wins, in
+this order. Names are Triton's wherever Triton has the option.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from headrace.observability.logs import FORMATS, LogSettings
+
+ENV_PREFIX = "HEADRACE_"
+Value = str | int | float | bool | list[str]
+_TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
+
+
+class SettingsError(Exception):
+    """A setting that is unknown or has a value that cannot be."""
+
+
+def _setting(
+    default: Any, meaning: str, *aliases: str, choices: tuple[str, ...] = (), least: int = 0
+) -> Any:
+    metadata = {"meaning": meaning, "aliases": aliases, "choices": choices, "least": least}
+    if isinstance(default, list):
+        return field(default_factory=list, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What an operator can decide; sizes in bytes, times in seconds unless a name says more."""
+
+    # Models
+    model_repository: list[str] = _setting(  # noqa: RUF009 - it calls `field`
+        [],
+        "Directories with models, one or more; required unless model files are given",
+        "model-store",
+    )
+    model_file: list[str] = _setting(  # noqa: RUF009
+        [],
+        "Model files (`.onnx`) to serve without a repository;"
+        " on the command line also without the option",
+    )
+    model_config_name: str = _setting(
+        "", "Read `configs/<name>.pbtxt` of a model instead of its `config.pbtxt`, where it has one"
+    )
+    disable_auto_complete_config: bool = _setting(
+        False, "Take configurations as written; fill nothing in from the model's file"
+    )
+    default_max_batch_size: int = _setting(
+        4,
+        "`max_batch_size` of a model that can batch and whose configuration does not say",
+        least=1,
+    )
+    model_load_thread_count: int = _setting(4, "How many models are loaded at once", least=1)
+    exit_on_error: bool = _setting(
+        True, "Exit if a model cannot be loaded, instead of serving the rest"
+    )
+    strict_readiness: bool = _setting(True, "Be ready only if every model is")
+    # HTTP
+    allow_http: bool = _setting(True, "Answer over HTTP")
+    http_address: str = _setting("127.0.0.1", "Address to listen on for HTTP")
+    http_port: int = _setting(8000, "Port for HTTP; 0 picks a free one")
+    http_keep_alive_secs: int = _setting(75, "How long an idle HTTP connection is kept", least=1)
+    # gRPC
+    allow_grpc: bool = _setting(True, "Answer over gRPC")
+    grpc_address: str = _setting("127.0.0.1", "Address to listen on for gRPC")
+    grpc_port: int = _setting(8001, "Port for gRPC; 0 picks a free one")
+    # Metrics
+    allow_metrics: bool = _setting(True, "Answer Prometheus scrapes")
+    metrics_address: str = _setting("127.0.0.1", "Address to listen on for metrics")
+    metrics_port: int = _setting(8002, "Port for metrics; 0 picks a free one")
+    # Limits
+    max_request_bytes: int = _setting(
+        64 << 20,
+        "Largest request, over HTTP also once it is decompressed, and largest gRPC message",
+        "http-max-input-size",
+        least=1,
+    )
+    max_admitted_requests: int = _setting(
+        10_000,
+        "Requests under way in the whole server;"
+        " more are refused with 503 / UNAVAILABLE; 0: no limit",
+    )
+    max_admitted_bytes: int = _setting(
+        1 << 30,
+        "Bytes of all requests under way; more are refused with 503 / UNAVAILABLE; 0: no limit",
+    )
+    # Life cycle
+    id: str = _setting("headrace", "The server's name in its metadata")
+    shutdown_delay_secs: int = _setting(
+        0, "After SIGTERM, how long the server is not ready but still takes requests"
+    )
+    exit_timeout_secs: int = _setting(30, "How long shutdown waits for requests under way")
+    # Logs
+    log_verbose: int = _setting(0, "1 or more for debugging output")
+    log_info: bool = _setting(True, "Write information")
+    log_warning: bool = _setting(True, "Write warnings")
+    log_error: bool = _setting(True, "Write errors")
+    log_format: str = _setting("default", "Form of a log line", choices=FORMATS)
+    log_file: str = _setting("", "File to write the log to instead of standard error")
+    access_log: bool = _setting(False, "Write a line for every request")
+
+    @property
+    def logs(self) -> LogSettings:
+        """The settings of logging."""
+        return LogSettings(
+            self.log_verbose,
+            self.log_info,
+            self.log_warning,
+            self.log_error,
+            self.log_format,
+            self.log_file,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A setting under its outside names. `kind` is bool, int, str or list (of str)."""
+
+    name: str
+    field: str
+    env: str
+    kind: type
+    default: Value
+    meaning: str
+    aliases: tuple[str, ...]
+    choices: tuple[str, ...]
+    least: int
+
+    def parse(self, value: object, where: str) -> Value:
+        """A value from the outside; raises `SettingsError` that says what was expected."""
+        text = str(value)
+        if isinstance(value, (list, dict)) and self.kind is not list:
+            raise SettingsError(f"{where} must be a single value, got {text}")
+        if self.kind is list:
+            items = value if isinstance(value, list) else text.split(":")
+            return [str(item) for item in items if str(item)]
+        if self.kind is bool:
+            if text.lower() in (*_TRUE, *_FALSE):
+                return text.lower() in _TRUE
+            raise SettingsError(f"{where} must be true or false, got {text!r}")
+        if self.kind is int:
+            try:
+                number = int(text)
+            except ValueError:
+                raise SettingsError(f"{where} must be a whole number, got {text!r}") from None
+            if number < self.least or ("port" in self.name and number > 65_535):
+                expected = f"at least {self.least}" if number < self.least else "at most 65535"
+                raise SettingsError(f"{where} must be {expected}, got {number}")
+            return number
+        if self.choices and text not in self.choices:
+            raise SettingsError(f"{where} must be one of {', '.join(self.choices)}, got {text!r}")
+        return text
+
+
+def _option(declared: "Field[Any]") -> Option:
+    default = [] if declared.default is MISSING else declared.default
+    return Option(
+        declared.name.replace("_", "-"),
+        declared.name,
+        ENV_PREFIX + declared.name.upper(),
+        type(default),
+        default,
+        **declared.metadata,
+    )
+
+
+OPTIONS: tuple[Option, ...] = tuple(_option(declared) for declared in fields(Settings))
+CONFIG_FILE_ENV = ENV_PREFIX + "CONFIG_FILE"
+
+
+def from_environment(environment: Mapping[str, str]) -> dict[str, Value]:
+    """Settings in the environment, by field; raises `SettingsError` for unknown HEADRACE_ names."""
+    by_env = {option.env: option for option in OPTIONS}
+    found: dict[str, Value] = {}
+    for name, value in environment.items():
+        if not name.startswith(ENV_PREFIX) or name == CONFIG_FILE_ENV:
+            continue
+        option = by_env.get(name)
+        if option is None:
+            raise SettingsError(unknown("environment variable", name, [*by_env, CONFIG_FILE_ENV]))
+        found[option.field] = option.parse(value, name)
+    return found
+
+
+def from_file(path: Path) -> dict[str, Value]:
+    """Settings in a TOML file, by field; raises `SettingsError` naming the file."""
+    by_name = {name: option for option in OPTIONS for name in (option.name, *option.aliases)}
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"settings file {path}: {error}") from error
+    found: dict[str, Value] = {}
+    for name, value in document.items():
+        option = by_name.get(name.replace("_", "-"))
+        if option is None:
+            raise SettingsError(f"settings file {path}: {unknown('setting', name, by_name)}")
+        found[option.field] = option.parse(value, f"settings file {path}: {name}")
+    return found
+
+
+def unknown(what: str, name: str, known: list[str] | Mapping[str, object]) -> str:
+    """The message for a name that does not exist, with the nearest one that does."""
+    near = difflib.get_close_matches(name, known, 1)
+    return f"unknown {what} {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")

@@ -1,0 +1,234 @@
+"""All HTTP routes of the protocol, with OpenAPI documentation."""
+
+import logging
+from collections.abc import Callable
+from time import perf_counter
+from typing import Annotated, Any
+
+import orjson
+from fastapi import FastAPI, Path, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from headrace import __version__
+from headrace.core.errors import InvalidRequest, ServerError, Unavailable, Unsupported
+from headrace.engine.engine import CONTROL_DISABLED, Engine
+from headrace.transports.http import openapi
+from headrace.transports.http.infer import InferRoute
+from headrace.wire.documents import to_json
+from headrace.wire.http_infer import error_body
+from headrace.wire.status import INTERNAL, INTERNAL_TEXT, STATUS
+
+log = logging.getLogger(__name__)
+access = logging.getLogger("headrace.access")
+
+Name = Annotated[str, Path(description="Name of a model")]
+Version = Annotated[str, Path(pattern="^[0-9]+$", description="Number of a version")]
+_JSON = "application/json"
+_CONTROL_LIMIT = 1 << 20  # bytes of a control request's body
+
+
+def create_app(engine: Engine, max_request_bytes: int, access_log: bool) -> ASGIApp:
+    """The application that answers for `engine`."""
+    app = FastAPI(
+        title="headrace",
+        version=__version__,
+        summary="KServe V2 (Open Inference) protocol",
+        redirect_slashes=False,
+        docs_url="/docs",
+        redoc_url=None,
+        openapi_url="/openapi.json",
+    )
+    app.router.routes.insert(0, InferRoute(engine, max_request_bytes))
+    _health(app, engine)
+    _metadata(app, engine)
+    _repository(app, engine)
+    _errors(app)
+    openapi.describe_infer(app)
+    return AccessLog(app) if access_log else app
+
+
+def _health(app: FastAPI, engine: Engine) -> None:
+    @app.get("/v2/health/live", tags=["health"], summary="Is the server alive?")
+    async def live() -> Response:
+        return _json({"live": engine.live})
+
+    @app.get("/v2/health/ready", tags=["health"], summary="Does the server take requests?")
+    async def ready() -> Response:
+        return _json({"ready": engine.ready}, 200 if engine.ready else 503)
+
+    @app.get("/v2/models/{name}/ready", tags=["health"], summary="Does the model take requests?")
+    async def model_ready(name: Name) -> Response:
+        return _model_ready(engine, name, "")
+
+    @app.get(
+        "/v2/models/{name}/versions/{version}/ready", tags=["health"], summary="… this version?"
+    )
+    async def version_ready(name: Name, version: Version) -> Response:
+        return _model_ready(engine, name, version)
+
+
+def _metadata(app: FastAPI, engine: Engine) -> None:
+    @app.get("/v2", tags=["metadata"], summary="Server metadata")
+    @app.get("/v2/", include_in_schema=False)
+    async def server_metadata() -> Response:
+        return _json(to_json(engine.server_metadata()))
+
+    # Before the routes with a model name: a model cannot be called "stats".
+    @app.get("/v2/models/stats", tags=["statistics"], summary="Statistics of all models")
+    async def all_statistics() -> Response:
+        return _json(to_json(engine.model_statistics()))
+
+    documents: tuple[tuple[str, str, str, Callable[[str, str], dict[str, Any]]], ...] = (
+        ("", "metadata", "Model metadata", lambda n, v: to_json(engine.model_metadata(n, v))),
+        (
+            "/config",
+            "metadata",
+            "Model configuration",
+            lambda n, v: to_json(engine.model_config(n, v)),
+        ),
+        (
+            "/stats",
+            "statistics",
+            "Model statistics",
+            lambda n, v: to_json(engine.model_statistics(n, v)),
+        ),
+    )
+    for suffix, tag, summary, document in documents:
+        _add_document(app, suffix, tag, summary, document)
+
+
+def _add_document(
+    app: FastAPI,
+    suffix: str,
+    tag: str,
+    summary: str,
+    document: Callable[[str, str], dict[str, Any]],
+) -> None:
+    """A document of a model, with and without a version."""
+    operation = f"model{suffix.replace('/', '_')}"
+
+    @app.get(f"/v2/models/{{name}}{suffix}", tags=[tag], summary=summary, operation_id=operation)
+    async def of_model(name: Name) -> Response:
+        return _json(document(name, ""))
+
+    @app.get(
+        f"/v2/models/{{name}}/versions/{{version}}{suffix}",
+        tags=[tag], summary=f"{summary} of a version", operation_id=f"version_{operation}",
+    )  # fmt: skip
+    async def of_version(name: Name, version: Version) -> Response:
+        return _json(document(name, version))
+
+
+def _repository(app: FastAPI, engine: Engine) -> None:
+    @app.post("/v2/repository/index", tags=["repository"], summary="All models and their states")
+    @app.post("/v2/repository/{repository}/index", include_in_schema=False)
+    async def index(request: Request) -> Response:
+        body = await _body(request)
+        ready = body.get("ready", False)
+        if type(ready) is not bool:
+            raise InvalidRequest("Invalid value for 'ready': expected a boolean")
+        models = to_json(engine.index(ready))["models"]
+        # A model that was never loaded has a name and nothing else.
+        return _json([{key: value for key, value in model.items() if value} for model in models])
+
+    @app.post("/v2/repository/models/{name}/load", include_in_schema=False)
+    @app.post("/v2/repository/models/{name}/unload", include_in_schema=False)
+    async def control(name: str) -> Response:
+        raise Unavailable(CONTROL_DISABLED)
+
+    @app.post("/v2/repository/{repository}/models/{name}/load", include_in_schema=False)
+    @app.post("/v2/repository/{repository}/models/{name}/unload", include_in_schema=False)
+    async def control_named(repository: str, name: str) -> Response:
+        raise Unsupported("'repository_name' specification is not supported")
+
+
+def _errors(app: FastAPI) -> None:
+    """Every error in the protocol's form, also those that FastAPI itself finds."""
+
+    @app.exception_handler(ServerError)
+    async def server_error(_: Request, error: ServerError) -> Response:
+        status = STATUS[type(error)]
+        retry = {"retry-after": str(status.retry_after)} if status.retry_after else None
+        return Response(error_body(str(error)), status.http, retry, _JSON)
+
+    @app.exception_handler(HTTPException)
+    async def http_error(_: Request, error: HTTPException) -> Response:
+        return Response(error_body(error.detail), error.status_code, error.headers, _JSON)
+
+    # A path parameter that does not fit: a version that is no number has no route, as in Triton.
+    from fastapi.exceptions import RequestValidationError
+
+    @app.exception_handler(RequestValidationError)
+    async def no_route(_: Request, error: RequestValidationError) -> Response:
+        return Response(error_body("Not Found"), 404, media_type=_JSON)
+
+    @app.exception_handler(Exception)
+    async def bug(request: Request, error: Exception) -> Response:
+        log.error("bug while answering %s", request.url.path, exc_info=error)
+        return Response(error_body(INTERNAL_TEXT), INTERNAL.http, media_type=_JSON)
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    """The JSON object of a control request; empty for an empty body."""
+    pieces = b""
+    async for piece in request.stream():
+        pieces += piece
+        if len(pieces) > _CONTROL_LIMIT:
+            raise InvalidRequest(f"the request body exceeds {_CONTROL_LIMIT} bytes")
+    if not pieces.strip():
+        return {}
+    try:
+        document = orjson.loads(pieces)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"failed to parse the request JSON buffer: {error}") from None
+    if type(document) is not dict:
+        raise InvalidRequest("the request must be a JSON object")
+    return document
+
+
+def _model_ready(engine: Engine, name: str, version: str) -> Response:
+    ready = engine.model_ready(name, version)
+    answer: dict[str, Any] = {"name": name, "ready": ready}
+    return _json(
+        answer if ready else answer | {"error": "Model version not ready"}, 200 if ready else 503
+    )
+
+
+def _json(document: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(document), status, media_type=_JSON)
+
+
+class AccessLog:
+    """One line for each HTTP request, once it is answered."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun = perf_counter()
+        status = 0
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        finally:
+            client = scope.get("client")
+            fields = {
+                "client": client[0] if client else "",
+                "method": scope["method"],
+                "path": scope["path"],
+                "status": status or 499,
+                "duration_ms": round((perf_counter() - begun) * 1_000, 3),
+            }
+            access.info(
+                "%(client)s %(method)s %(path)s %(status)s %(duration_ms)s ms", fields, extra=fields
+            )

@@ -1,0 +1,164 @@
+"""The floors of the server: a module imports from floors below its own, and from its own package.
+
+Reads every import statement, also those in functions and those for the type checker only.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SERVER = Path(__file__).parents[2] / "server"
+ROOT = "headrace"
+
+# The modules that put everything together: one part, though each is a file of its own.
+COMPOSITION = {"cli", "app", "check", "settings", "__main__"}
+FLOORS = {
+    "core": 0,
+    "observability": 1,
+    "wire": 2,
+    "scheduling": 2,
+    "backends": 2,
+    "workers": 2,
+    "execution": 3,
+    "repository": 4,
+    "engine": 5,
+    "transports.http": 6,
+    "transports.grpc": 6,
+    "composition": 7,
+}
+# Which parts may import what, of the libraries that shape what imports them.
+LIBRARIES = {
+    "fastapi": {"transports.http", "transports.grpc", "composition"},
+    "starlette": {"transports.http", "transports.grpc", "composition"},
+    "uvicorn": {"transports.http", "transports.grpc", "composition"},
+    "grpc": {"transports.grpc", "composition"},
+    "onnxruntime": {"backends"},
+}
+NOWHERE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle"}
+VAGUE_NAMES = {"utils", "util", "helpers", "helper", "manager", "managers"}
+MAX_LINES = 400
+
+MODULES = sorted((SERVER / ROOT).rglob("*.py"))
+every_module = pytest.mark.parametrize(
+    "path", MODULES, ids=[str(path.relative_to(SERVER)) for path in MODULES]
+)
+
+
+def module_name(path: Path, server: Path = SERVER) -> str:
+    """The dotted name of a file: a package is called like its directory."""
+    parts = path.relative_to(server).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+NAMES = {module_name(path) for path in MODULES}
+
+
+def part_of(module: str) -> str | None:
+    """The entry of `FLOORS` that a module belongs to; None for what lies around them."""
+    inner = module.removeprefix(ROOT).removeprefix(".")
+    if inner.partition(".")[0] in COMPOSITION:
+        return "composition"
+    found = [part for part in FLOORS if inner == part or inner.startswith(part + ".")]
+    return found[0] if found else None
+
+
+def imports(path: Path, server: Path) -> Iterator[tuple[int, str]]:
+    """The line and the full name of every module that is imported; submodules in place of names."""
+    package = module_name(path, server).split(".")
+    if path.name != "__init__.py":
+        package.pop()
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            origin = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                submodule = f"{origin}.{alias.name}"
+                yield node.lineno, submodule if submodule in NAMES else origin
+
+
+def complaints(path: Path, server: Path = SERVER) -> Iterator[str]:
+    """What is wrong with the imports of one module, each with its line."""
+    own = part_of(module_name(path, server))
+    for line, name in imports(path, server):
+        where = f"{path.relative_to(server)}:{line}: {name}"
+        library = name.partition(".")[0]
+        if library in NOWHERE:
+            yield f"{where} is not used anywhere in the server"
+        elif library in LIBRARIES and own not in LIBRARIES[library]:
+            yield f"{where} is only for {', '.join(sorted(LIBRARIES[library]))}"
+        if library != ROOT or name == ROOT:  # the root itself holds the version, imports nothing
+            continue
+        part = part_of(name)
+        if part is None:
+            yield f"{where} is not on a floor"
+        elif own is None:
+            yield f"{where}: what lies around the floors imports nothing"
+        elif part != own and FLOORS[part] >= FLOORS[own]:
+            yield f"{where} is on floor {FLOORS[part]}, the importer on {FLOORS[own]}"
+
+
+@every_module
+def test_imports_go_strictly_downwards(path: Path) -> None:
+    assert list(complaints(path)) == []
+
+
+@every_module
+def test_every_module_has_a_floor(path: Path) -> None:
+    name = module_name(path)
+    assert part_of(name) is not None or name in {ROOT, f"{ROOT}.transports"}
+
+
+@every_module
+def test_names_say_what_is_inside(path: Path) -> None:
+    parts = path.relative_to(SERVER).with_suffix("").parts
+    assert not VAGUE_NAMES & {word for part in parts for word in part.split("_")}
+
+
+@every_module
+def test_a_file_can_be_read_in_one_go(path: Path) -> None:
+    lines = path.read_text().count("\n")
+    assert lines <= MAX_LINES
+
+
+@pytest.mark.parametrize(
+    ("importer", "statement", "says"),
+    [
+        ("wire/x.py", "import headrace.engine", "is on floor 5, the importer on 2"),
+        ("wire/x.py", "from headrace import engine", "is on floor 5"),
+        ("wire/x.py", "from headrace.scheduling.batch import Batch", "is on floor 2, the importer"),
+        ("wire/x.py", "from ..execution import cores", "is on floor 3"),
+        ("wire/x.py", "def f():\n    from headrace.app import main", "is on floor 7"),
+        ("transports/http/x.py", "import headrace.transports.grpc.server", "is on floor 6"),
+        ("transports/__init__.py", "import headrace.core", "around the floors imports nothing"),
+        ("wire/x.py", "import headrace.misc", "is not on a floor"),
+        ("engine/x.py", "import fastapi.routing", "is only for"),
+        ("transports/http/x.py", "from grpc import aio", "is only for"),
+        ("execution/x.py", "import onnxruntime as ort", "is only for backends"),
+        ("app.py", "import onnxruntime", "is only for backends"),
+        ("workers/x.py", "import pickle", "is not used anywhere"),
+        (
+            "wire/x.py",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import headrace.engine",
+            "x.py:3: headrace.engine is on floor 5",
+        ),
+        ("wire/x.py", "from headrace.wire.y import z", ""),
+        ("wire/__init__.py", "from .x import y", ""),
+        ("wire/x.py", "from headrace import __version__", ""),
+        ("app.py", "import uvicorn, grpc", ""),
+        ("cli.py", "from headrace.settings import Settings", ""),
+        ("transports/grpc/x.py", "import grpc", ""),
+        ("engine/x.py", "from headrace.repository import reading", ""),
+        ("backends/x.py", "import onnxruntime", ""),
+    ],
+)
+def test_what_is_found(importer: str, statement: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / ROOT / importer
+    path.parent.mkdir(parents=True)
+    path.write_text(statement)
+    found = list(complaints(path, tmp_path))
+    assert [says in complaint for complaint in found] == ([True] if says else [])
