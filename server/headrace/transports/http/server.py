@@ -29,6 +29,14 @@ class _Protocol(HttpToolsProtocol):
         self._in_head = False
         super().on_headers_complete()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:  # a trailer behind a chunked body, of which nobody here wants any
+            self._head_size += len(name) + len(value)
+            if self._head_size > _HEAD_LIMIT:
+                raise ValueError("too many trailers")  # the parser turns it into a refusal
+            return
+        super().on_header(name, value)
+
     def data_received(self, data: bytes) -> None:
         continued = self._in_head
         super().data_received(data)
@@ -38,10 +46,17 @@ class _Protocol(HttpToolsProtocol):
                 self._refuse_head()
 
     def _refuse_head(self) -> None:
-        body = error_body(f"the request line and headers exceed {_HEAD_LIMIT} bytes")
+        text = f"the request line and headers exceed {_HEAD_LIMIT} bytes"
+        self._refuse(b"431 Request Header Fields Too Large", text)
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(b"400 Bad Request", msg)
+
+    def _refuse(self, status: bytes, text: str) -> None:
+        body = error_body(text)
         self.transport.write(
-            b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
-            b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body)
+            b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+            b"connection: close\r\n\r\n%b" % (status, len(body), body)
         )
         self.transport.close()
 

@@ -1,0 +1,249 @@
+"""ModelStreamInfer: many requests for any models on one stream."""
+
+import threading
+from collections.abc import Iterator
+from queue import SimpleQueue
+from typing import Any, Self
+
+import grpc
+import numpy as np
+import pytest
+
+from headrace.wire.pb import grpc_service_pb2 as pb
+from tests.contract.conftest import Rounds
+from tests.support.client import Input, Parameter
+from tests.support.grpc_client import GrpcClient, infer_message, parameter, procedure, read_answer
+from tests.support.scrape import Scraper
+from tests.support.server_process import ServerProcess
+
+
+class Stream:
+    """A stream whose requests a test sends one by one."""
+
+    def __init__(self, client: GrpcClient, *metadata: tuple[str, str]) -> None:
+        self._requests: SimpleQueue[pb.ModelInferRequest | None] = SimpleQueue()
+        self.call = client.stream(self._sent(), metadata)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._requests.put(None)
+        self.call.cancel()
+
+    def send(self, *messages: pb.ModelInferRequest) -> None:
+        """Send requests."""
+        for message in messages:
+            self._requests.put(message)
+
+    def half_close(self) -> None:
+        """Send no more."""
+        self._requests.put(None)
+
+    def receive(self) -> pb.ModelStreamInferResponse:
+        """Wait for a message."""
+        response: pb.ModelStreamInferResponse = next(self.call)
+        return response
+
+    def rest(self) -> list[pb.ModelStreamInferResponse]:
+        """Wait for all further messages and for the end, which must be a good one."""
+        responses: list[pb.ModelStreamInferResponse] = list(self.call)
+        assert self.call.code() is grpc.StatusCode.OK
+        return responses
+
+    def _sent(self) -> Iterator[pb.ModelInferRequest]:
+        while (message := self._requests.get()) is not None:
+            yield message
+
+
+@pytest.fixture(scope="module")
+def client(busy_server: ServerProcess) -> Iterator[GrpcClient]:
+    """The server with slow models, over gRPC."""
+    with GrpcClient(busy_server.grpc) as client:
+        yield client
+
+
+def _sum(values: list[float], id: str = "", **parameters: Parameter) -> pb.ModelInferRequest:
+    row = np.array([values], np.float32)
+    return infer_message("row_sum", [Input("INPUT0", row)], id=id, parameters=parameters)
+
+
+def _spin(rounds: Any, id: str = "", model: str = "spin_two") -> pb.ModelInferRequest:
+    return infer_message(model, [Input("ROUNDS", np.array(rounds))], id=id)
+
+
+def _lookup(index: int, id: str = "") -> pb.ModelInferRequest:
+    return infer_message("lookup", [Input("INPUT0", np.array([[index]]))], id=id)
+
+
+def _parameters(message: pb.ModelStreamInferResponse) -> dict[str, Any]:
+    return {name: parameter(value) for name, value in message.infer_response.parameters.items()}
+
+
+def test_requests_for_several_models(client: GrpcClient) -> None:
+    with Stream(client) as stream:
+        stream.send(_sum([1, 2], id="a"), _lookup(3, id="b"), _sum([5], id="c"))
+        stream.half_close()
+        messages = stream.rest()
+    assert [message.error_message for message in messages] == ["", "", ""]
+    answers = [read_answer(message.infer_response) for message in messages]
+    assert [(answer.id, answer.model_name) for answer in answers] == [
+        ("a", "row_sum"), ("b", "lookup"), ("c", "row_sum"),
+    ]  # fmt: skip
+    assert [answer["OUTPUT0"].tolist() for answer in answers] == [[[3]], [[30]], [[5]]]
+    assert all(answer.parameters == {"triton_final_response": True} for answer in answers)
+
+
+def test_each_answer_comes_at_once(client: GrpcClient) -> None:
+    with Stream(client) as stream:
+        for n in range(5):
+            stream.send(_sum([n], id=str(n)))
+            assert stream.receive().infer_response.id == str(n)
+
+
+def test_answers_come_in_the_order_of_requests(client: GrpcClient, rounds: Rounds) -> None:
+    """They are executed side by side, yet what is ready early waits for what was sent earlier."""
+    with Stream(client) as stream:
+        stream.send(_spin(rounds(0.3), id="slow"), _sum([1], id="quick"))
+        stream.half_close()
+        assert [message.infer_response.id for message in stream.rest()] == ["slow", "quick"]
+
+
+def test_many_requests_under_way(client: GrpcClient) -> None:
+    count = 3000  # more than the server takes in at once
+    with Stream(client) as stream:
+        stream.send(*(_sum([n, 1], id=str(n)) for n in range(count)))
+        stream.half_close()
+        messages = stream.rest()
+    answers = [read_answer(message.infer_response) for message in messages]
+    assert [answer.id for answer in answers] == [str(n) for n in range(count)]
+    assert [answer["OUTPUT0"].item() for answer in answers] == [n + 1 for n in range(count)]
+
+
+def test_two_streams_do_not_block_each_other(client: GrpcClient, rounds: Rounds) -> None:
+    with Stream(client) as slow, Stream(client) as quick:
+        slow.send(_spin(rounds(0.5), id="slow"))
+        ended = threading.Event()
+        slow.call.add_callback(ended.set)
+        slow.half_close()
+        quick.send(_sum([1], id="quick"))
+        assert quick.receive().infer_response.id == "quick"
+        assert not ended.is_set()
+        assert [message.infer_response.id for message in slow.rest()] == ["slow"]
+
+
+def test_an_error_before_execution(client: GrpcClient) -> None:
+    """A message with the request's id; the stream goes on."""
+    with Stream(client) as stream:
+        stream.send(infer_message("nope", id="lost"))
+        refused = stream.receive()
+        assert refused.error_message == "Request for unknown model: 'nope' is not found"
+        assert refused.infer_response == pb.ModelInferResponse(id="lost")
+        stream.send(infer_message("row_sum", id="empty"))
+        refused = stream.receive()
+        assert "expected 1 inputs but got 0 inputs for model 'row_sum'" in refused.error_message
+        assert refused.infer_response == pb.ModelInferResponse(id="empty")
+        stream.send(_sum([1], id="good"))
+        assert stream.receive().infer_response.id == "good"
+
+
+def test_an_error_of_execution(client: GrpcClient) -> None:
+    """It says which model failed, and that nothing more comes for the request."""
+    with Stream(client) as stream:
+        stream.send(_lookup(99, id="bad"), _lookup(1, id="good"))
+        failed, good = stream.receive(), stream.receive()
+    assert failed.error_message == "model 'lookup' failed to execute the request"
+    response = failed.infer_response
+    assert (response.id, response.model_name, response.model_version) == ("bad", "lookup", "1")
+    assert not response.outputs
+    assert _parameters(failed) == {"triton_final_response": True}
+    assert good.infer_response.id == "good"
+
+
+def test_real_statuses_if_asked_for(client: GrpcClient) -> None:
+    with Stream(client, ("triton_grpc_error", "true")) as stream:
+        stream.send(_lookup(1, id="good"))
+        assert stream.receive().infer_response.id == "good"
+        stream.send(_lookup(99, id="bad"))
+        with pytest.raises(grpc.RpcError):
+            stream.receive()
+        assert stream.call.code() is grpc.StatusCode.INTERNAL
+        assert stream.call.details() == "model 'lookup' failed to execute the request"
+
+
+def test_a_real_status_cancels_what_else_is_under_way(
+    client: GrpcClient, rounds: Rounds, busy_metrics: Scraper
+) -> None:
+    with Stream(client) as other, Stream(client, ("triton_grpc_error", "true")) as stream:
+        other.send(_spin(rounds(0.4), model="spin"))
+        busy_metrics.until_running("spin")
+        stream.send(_lookup(99), _spin([[1]], model="spin"))
+        with pytest.raises(grpc.RpcError):
+            stream.receive()
+        busy_metrics.until_queued("spin", 0)
+        other.half_close()
+        assert len(other.rest()) == 1
+
+
+@pytest.mark.parametrize("id", ["", "x"])
+def test_final_response_is_marked(client: GrpcClient, id: str) -> None:
+    with Stream(client) as stream:
+        stream.send(_sum([1], id=id, triton_enable_empty_final_response=True))
+        stream.half_close()
+        [message] = stream.rest()
+    assert _parameters(message) == {"triton_final_response": True}
+    assert message.infer_response.id == id
+
+
+def test_timing_on_a_stream(client: GrpcClient) -> None:
+    with Stream(client) as stream:
+        stream.send(_sum([1], headrace_timing=True))
+        names = set(_parameters(stream.receive()))
+    assert names == {"triton_final_response", "queue_us", "compute_us", "batch_rows"}
+
+
+def test_classification_on_a_stream(grpc_client: GrpcClient) -> None:
+    message = infer_message("ranked", [Input("INPUT0", np.array([[1, 5, 2, 0]], np.float32))])
+    message.outputs.add(name="OUTPUT0").parameters["classification"].int64_param = 1
+    with Stream(grpc_client) as stream:
+        stream.send(message)
+        answer = read_answer(stream.receive().infer_response)
+    assert answer["OUTPUT0"].tolist() == [[b"5.000000:1:one"]]
+
+
+def test_a_stream_without_requests(client: GrpcClient) -> None:
+    with Stream(client) as stream:
+        stream.half_close()
+        assert stream.rest() == []
+
+
+def test_half_close_waits_for_what_is_under_way(client: GrpcClient, rounds: Rounds) -> None:
+    with Stream(client) as stream:
+        stream.send(_spin(rounds(0.2), id="slow"))
+        stream.half_close()
+        assert [message.infer_response.id for message in stream.rest()] == ["slow"]
+
+
+def test_cancelling_a_stream_drops_what_waits(
+    client: GrpcClient, rounds: Rounds, busy_metrics: Scraper
+) -> None:
+    name, labels = "nv_inference_request_failure", {"model": "spin_limited", "reason": "CANCELED"}
+    before = busy_metrics.now().value(name, **labels)
+    with Stream(client) as stream:
+        stream.send(_spin(rounds(0.4), model="spin_limited"))
+        busy_metrics.until_running("spin_limited")
+        stream.send(_spin([[1]], model="spin_limited"), _spin([[2]], model="spin_limited"))
+        busy_metrics.until_queued("spin_limited", 2)
+        stream.call.cancel()
+        busy_metrics.until_queued("spin_limited", 0)
+    busy_metrics.until_idle()
+    assert busy_metrics.now().value(name, **labels) - before == 3
+
+
+def test_bytes_that_are_no_message(client: GrpcClient) -> None:
+    """A message that cannot be read is an error of its own; the next one is answered."""
+    path = "/inference.GRPCInferenceService/ModelStreamInfer"
+    stream = procedure(client.channel, path, pb.ModelStreamInferResponse, "stream_stream")
+    messages = list(stream(iter([b"\xff\xff", _sum([1], id="good")]), timeout=60))
+    assert messages[0].error_message.startswith("not a valid ModelInferRequest message")
+    assert messages[1].infer_response.id == "good"

@@ -1,0 +1,342 @@
+"""HTTP alone: paths and methods, how messages are framed, what a connection survives."""
+
+import json
+from urllib.parse import quote
+
+import pytest
+
+from tests.support.http_socket import HttpSocket, RawAnswer, ask, request
+from tests.support.server_process import ServerProcess
+
+_INFER = "/v2/models/row_sum/infer"
+_GOOD = json.dumps(
+    {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}
+).encode()
+_SPACED = "spaced out \u00fc+%"
+
+
+def _is_sum(answer: RawAnswer) -> bool:
+    return bool(answer.document["outputs"][0]["data"] == [3.0])
+
+
+# --- routes
+
+
+@pytest.mark.parametrize("path", ["/v2", "/v2/", "/v2?x=1"])
+def test_server_metadata(server: ServerProcess, path: str) -> None:
+    answer = ask(server.http, "GET", path)
+    assert answer.document["name"] == "headrace"
+    assert answer.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    ("path", "document"),
+    [
+        ("/v2/health/live", {"live": True}),
+        ("/v2/health/ready", {"ready": True}),
+        ("/v2/models/simple/ready", {"name": "simple", "ready": True}),
+        ("/v2/models/simple/versions/1/ready", {"name": "simple", "ready": True}),
+    ],
+)
+def test_health_has_a_body(server: ServerProcess, path: str, document: dict[str, object]) -> None:
+    assert ask(server.http, "GET", path).document == document
+
+
+def test_model_that_is_not_ready(server: ServerProcess) -> None:
+    answer = ask(server.http, "GET", "/v2/models/nope/ready")
+    assert answer.status == 503
+    assert json.loads(answer.body) == {
+        "name": "nope", "ready": False, "error": "Model version not ready",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v2"),
+        ("POST", "/v2/health/live"),
+        ("PUT", "/v2/health/ready"),
+        ("DELETE", "/v2/models/simple"),
+        ("POST", "/v2/models/simple/config"),
+        ("POST", "/v2/models/stats"),
+        ("POST", "/v2/models/simple/versions/1/stats"),
+        ("GET", _INFER),
+        ("PUT", _INFER),
+        ("OPTIONS", _INFER),
+        ("OPTIONS", "/v2"),
+        ("GET", "/v2/repository/index"),
+        ("GET", "/v2/repository/models/simple/load"),
+        ("HEAD", "/v2"),
+        ("HEAD", "/v2/health/live"),
+        ("HEAD", _INFER),
+    ],
+)
+def test_wrong_method(server: ServerProcess, method: str, path: str) -> None:
+    answer = ask(server.http, method, path)
+    assert answer.status == 405
+    assert method == "HEAD" or answer.error == "Method Not Allowed"
+    assert answer.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/"),
+        ("GET", "/v3"),
+        ("GET", "/V2"),
+        ("GET", "/v2/nothing"),
+        ("GET", "/v2/health"),
+        ("GET", "/v2/health/live/"),
+        ("GET", "/v2/models/simple/"),
+        ("GET", "/v2/models/simple/nothing"),
+        ("GET", "/v2/models/simple/versions/abc"),
+        ("GET", "/v2/models/simple/versions/-1/config"),
+        ("GET", "/v2/models/simple/versions/1/trace/setting"),
+        ("POST", "/v2/models//infer"),
+        ("POST", "/v2/models/simple/infer/"),
+        ("POST", "/v2/models/simple/versions/abc/infer"),
+        ("POST", "/v2/models/simple/versions/1.0/infer"),
+        ("POST", "/v2/models/simple/versions//infer"),
+        ("POST", "/v2/models/simple/more/infer"),
+        ("GET", "/v2/models/../../etc/passwd"),
+    ],
+)
+def test_no_such_route(server: ServerProcess, method: str, path: str) -> None:
+    answer = ask(server.http, method, path)
+    assert (answer.status, answer.error) == (404, "Not Found")
+
+
+def test_names_are_decoded(server: ServerProcess) -> None:
+    path = f"/v2/models/{quote(_SPACED)}"
+    assert ask(server.http, "GET", path).document["name"] == _SPACED
+    assert ask(server.http, "GET", f"{path}/ready").document["name"] == _SPACED
+    assert ask(server.http, "GET", f"{path}/config").document["name"] == _SPACED
+    body = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}
+    answer = ask(server.http, "POST", f"{path}/infer", json.dumps(body).encode())
+    assert answer.document["model_name"] == _SPACED
+
+
+def test_query_is_ignored(server: ServerProcess) -> None:
+    assert _is_sum(ask(server.http, "POST", f"{_INFER}?verbose=1&x=/infer", _GOOD))
+
+
+def test_errors_are_json_everywhere(server: ServerProcess) -> None:
+    """Clients look for the text only where the type is exactly this."""
+    for method, path in (
+        ("GET", "/v2/models/nope"),
+        ("GET", "/v2/models/nope/config"),
+        ("GET", "/v2/models/nope/stats"),
+        ("POST", "/v2/models/nope/infer"),
+        ("POST", _INFER),
+        ("POST", "/v2/repository/models/simple/load"),
+        ("POST", "/v2/repository/somewhere/models/simple/unload"),
+    ):
+        answer = ask(server.http, method, path)
+        assert answer.status >= 400
+        assert answer.error
+
+
+# --- documents
+
+
+def test_config_as_json(server: ServerProcess) -> None:
+    """Snake case, numbers also for 64 bits, names of enum values, defaults written out."""
+    config = ask(server.http, "GET", "/v2/models/spin_delay/config").document
+    batching = config["dynamic_batching"]
+    assert config["max_batch_size"] == 1
+    assert config["version_policy"] == {"latest": {"num_versions": 1}}
+    assert config["input"][0]["data_type"] == "TYPE_INT64"
+    assert config["input"][0]["dims"] == [1]
+    assert config["input"][0]["optional"] is False
+    assert config["instance_group"][0]["kind"] == "KIND_CPU"
+    assert config["instance_group"][0]["gpus"] == []
+    assert config["parameters"] == {"execution": {"string_value": "thread"}}
+    assert config["metric_tags"] == {}
+    assert batching["preferred_batch_size"] == [1]
+    assert batching["max_queue_delay_microseconds"] == 0
+    assert batching["default_queue_policy"] == {
+        "timeout_action": "DELAY",
+        "default_timeout_microseconds": 60000000,
+        "allow_timeout_override": True,
+        "max_queue_size": 0,
+    }
+    assert "sequence_batching" not in config
+
+
+def test_priorities_as_json(server: ServerProcess) -> None:
+    config = ask(server.http, "GET", "/v2/models/spin_priority/config").document
+    assert list(config["dynamic_batching"]["priority_queue_policy"]) == ["1"]  # a key is a string
+    assert config["dynamic_batching"]["priority_levels"] == 2
+
+
+def test_statistics_as_json(server: ServerProcess) -> None:
+    ask(server.http, "POST", _INFER, _GOOD)
+    for path in ("/v2/models/row_sum/stats", "/v2/models/row_sum/versions/1/stats"):
+        [model] = ask(server.http, "GET", path).document["model_stats"]
+        assert (model["name"], model["version"]) == ("row_sum", "1")
+        assert type(model["last_inference"]) is int
+        assert set(model["inference_stats"]) == {
+            "success", "fail", "queue", "compute_input", "compute_infer", "compute_output",
+            "cache_hit", "cache_miss",
+        }  # fmt: skip
+        assert model["inference_stats"]["cache_hit"] == {"count": 0, "ns": 0}
+        assert set(model["batch_stats"][0]) == {
+            "batch_size", "compute_input", "compute_infer", "compute_output",
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"ready": false}', b'{"ready": true, "more": 1}'])
+@pytest.mark.parametrize("path", ["/v2/repository/index", "/v2/repository/any/index"])
+def test_index_as_json(server: ServerProcess, path: str, body: bytes) -> None:
+    answer = ask(server.http, "POST", path, body)
+    models = json.loads(answer.body)
+    assert {"name": "simple", "version": "1", "state": "READY"} in models
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b'{"ready": 1}', "Invalid value for 'ready': expected a boolean"),
+        (b'{"ready": null}', "Invalid value for 'ready': expected a boolean"),
+        (b"[]", "the request must be a JSON object"),
+        (b"{", "failed to parse the request JSON buffer"),
+        (b" " * 2_000_000, "the request body exceeds 1048576 bytes"),
+    ],
+)
+def test_index_with_a_bad_body(server: ServerProcess, body: bytes, text: str) -> None:
+    answer = ask(server.http, "POST", "/v2/repository/index", body)
+    assert answer.status == 400
+    assert answer.error.startswith(text)
+
+
+# --- connections
+
+
+def test_chunked_body(server: ServerProcess) -> None:
+    pieces = [_GOOD[:1], _GOOD[1:40], _GOOD[40:]]
+    chunks = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
+    head = f"POST {_INFER} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    with HttpSocket(server.http) as connection:
+        for part in (head, chunks, b"0\r\n\r\n"):
+            connection.send(part)
+        assert _is_sum(connection.receive())
+        assert _is_sum(connection.ask("POST", _INFER, _GOOD))
+
+
+def test_body_in_pieces(server: ServerProcess) -> None:
+    with HttpSocket(server.http) as connection:
+        data = request("POST", _INFER, _GOOD)
+        for start in range(0, len(data), 7):
+            connection.send(data[start : start + 7])
+        assert _is_sum(connection.receive())
+
+
+def test_expect_100_continue(server: ServerProcess) -> None:
+    with HttpSocket(server.http) as connection:
+        length = str(len(_GOOD))
+        head = request("POST", _INFER, Expect="100-continue", Content_Length=length)
+        connection.send(head)
+        assert connection.receive().status == 100
+        connection.send(_GOOD)
+        assert _is_sum(connection.receive())
+
+
+_BAD_REQUESTS: list[tuple[bytes, int]] = [
+    (request("POST", _INFER, b"{"), 400),
+    (request("POST", _INFER, b"{}"), 400),
+    (request("POST", "/v2/models/nope/infer", _GOOD), 404),
+    (request("POST", "/v2/nothing", _GOOD), 404),
+    (request("PUT", _INFER, _GOOD), 405),
+    (request("POST", "/v2/health/live", _GOOD), 405),
+    (request("POST", _INFER, _GOOD, Content_Encoding="br"), 501),
+    (request("POST", _INFER, _GOOD, Content_Encoding="gzip"), 400),
+    (request("POST", _INFER, _GOOD, Inference_Header_Content_Length="x"), 400),
+    (request("POST", "/v2/repository/models/simple/load", b"{}"), 503),
+]
+
+
+def test_a_connection_survives_errors(server: ServerProcess) -> None:
+    with HttpSocket(server.http) as connection:
+        for bad, status in _BAD_REQUESTS:
+            connection.send(bad)
+            assert connection.receive().status == status
+            assert _is_sum(connection.ask("POST", _INFER, _GOOD))
+
+
+def test_pipelined_requests(server: ServerProcess) -> None:
+    good = request("POST", _INFER, _GOOD)
+    expected: list[int] = []
+    data = b""
+    for bad, status in _BAD_REQUESTS:
+        data += good + bad
+        expected += [200, status]
+    with HttpSocket(server.http) as connection:
+        connection.send(data)
+        assert [connection.receive().status for _ in expected] == expected
+
+
+def test_connection_close_is_honoured(server: ServerProcess) -> None:
+    with HttpSocket(server.http) as connection:
+        assert _is_sum(connection.ask("POST", _INFER, _GOOD, Connection="close"))
+        assert connection.at_end()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"nonsense\r\n\r\n",
+        b"POST /v2 HTTP/1.1\r\nContent-Length: abc\r\n\r\n",
+        b"POST /v2 HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20,  # somebody tries TLS
+    ],
+)
+def test_what_is_not_http(server: ServerProcess, data: bytes) -> None:
+    with HttpSocket(server.http) as connection:
+        connection.send(data)
+        answer = connection.receive()
+        assert (answer.status, answer.error) == (400, "Invalid HTTP request received.")
+        assert connection.at_end()
+    assert ask(server.http, "GET", "/v2/health/live").status == 200
+
+
+def test_trailers_are_read_and_dropped(server: ServerProcess) -> None:
+    head = f"POST {_INFER} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    body = b"%x\r\n%b\r\n0\r\n" % (len(_GOOD), _GOOD)
+    with HttpSocket(server.http) as connection:
+        connection.send(head + body + b"X-Digest: 1\r\n\r\n")
+        assert _is_sum(connection.receive())
+        connection.send(head + body + b"X-Digest: 1\r\n" * 10_000 + b"\r\n")
+        assert connection.receive().status in (200, 400)
+        assert connection.at_end()
+    assert ask(server.http, "GET", "/v2/health/live").status == 200
+
+
+# --- limits
+
+
+def test_too_large_a_body(narrow: ServerProcess) -> None:
+    answer = ask(narrow.http, "POST", "/v2/models/identity/infer", b" " * 5000)
+    assert answer.status == 413
+    assert answer.error == (
+        "the request body (5000 bytes) exceeds the maximum allowed value of 4096 bytes."
+        " Use --max-request-bytes to increase the limit"
+    )
+
+
+def test_too_large_a_body_is_refused_before_it_is_sent(narrow: ServerProcess) -> None:
+    with HttpSocket(narrow.http) as connection:
+        connection.send(request("POST", "/v2/models/identity/infer", Content_Length=str(10 << 30)))
+        assert connection.receive().status == 413
+        assert connection.at_end()
+
+
+def test_too_large_a_chunked_body(narrow: ServerProcess) -> None:
+    with HttpSocket(narrow.http) as connection:
+        connection.send(
+            b"POST /v2/models/identity/infer HTTP/1.1\r\nHost: x\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n"
+        )
+        connection.send(b"1388\r\n" + b" " * 5000 + b"\r\n")
+        answer = connection.receive()
+    assert answer.status == 413
+    assert "--max-request-bytes" in answer.error

@@ -1,0 +1,124 @@
+"""A server that takes one request of 4096 bytes at once, and writes a JSON line for each."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import numpy as np
+import pytest
+
+from headrace.core.errors import PayloadTooLarge, Unavailable
+from headrace.core.tensors import Array
+from headrace.wire.pb import grpc_service_pb2 as pb
+from tests.contract.conftest import CLIENTS, Rounds
+from tests.support.client import Client
+from tests.support.grpc_client import GrpcClient
+from tests.support.http_socket import HttpSocket, ask, request
+from tests.support.scrape import Scraper, until
+from tests.support.server_process import ServerProcess
+
+_ONE: dict[str, Array] = {"INPUT0": np.ones((1, 1), np.float32)}
+
+
+@pytest.fixture(params=CLIENTS)
+def limited(request: pytest.FixtureRequest, narrow: ServerProcess) -> Iterator[Client]:
+    """The narrow server through each transport and form of tensors."""
+    with CLIENTS[request.param](narrow) as client:
+        yield client
+
+
+@pytest.fixture
+def narrow_metrics(narrow: ServerProcess) -> Iterator[Scraper]:
+    """The narrow server's metrics."""
+    with Scraper(narrow.metrics) as scraper:
+        yield scraper
+
+
+def test_too_large_a_request(limited: Client) -> None:
+    with pytest.raises(PayloadTooLarge) as refused:
+        limited.infer("identity", {"INPUT0": np.ones((8, 150), np.float32)})
+    assert "exceeds the maximum allowed value of 4096 bytes" in str(refused.value)
+    assert "--max-request-bytes" in str(refused.value)
+
+
+def test_one_too_many(
+    limited: Client, narrow_metrics: Scraper, pool: ThreadPoolExecutor, rounds: Rounds
+) -> None:
+    refused = narrow_metrics.now().value("headrace_overloaded_total")
+    running = pool.submit(limited.infer, "spin", {"ROUNDS": rounds(0.5)})
+    narrow_metrics.until_running("spin")
+    with pytest.raises(Unavailable, match="the server is at its limit of 1 requests at once"):
+        limited.infer("identity", _ONE)
+    assert limited.live()
+    assert limited.ready()
+    assert running.result()["OUTPUT0"].tolist() == rounds(0.5).tolist()
+    narrow_metrics.until_idle()
+    assert limited.infer("identity", _ONE)["OUTPUT0"].tolist() == [[1]]
+    assert narrow_metrics.now().value("headrace_overloaded_total") - refused == 1
+
+
+def test_overload_says_when_to_come_back(
+    narrow: ServerProcess, narrow_metrics: Scraper, rounds: Rounds
+) -> None:
+    """Over HTTP, which has a header for it; the refused connection can be used again."""
+    count = int(rounds(0.5)[0, 0])
+    tensor = {"name": "ROUNDS", "datatype": "INT64", "shape": [1, 1], "data": [count]}
+    body = json.dumps({"inputs": [tensor]}).encode()
+    with HttpSocket(narrow.http) as busy, HttpSocket(narrow.http) as other:
+        busy.send(request("POST", "/v2/models/spin/infer", body))
+        narrow_metrics.until_running("spin")
+        answer = other.ask("POST", "/v2/models/spin/infer", body)
+        assert answer.status == 503
+        assert answer.headers["retry-after"] == "1"
+        assert busy.receive().status == 200
+        assert other.ask("GET", "/v2/health/ready").status == 200
+
+
+def test_access_log(narrow: ServerProcess) -> None:
+    """One JSON object for each request, over both transports."""
+    with GrpcClient(narrow.grpc) as client:
+        client.infer("identity", _ONE)
+        with pytest.raises(PayloadTooLarge):
+            client.infer("identity", {"INPUT0": np.ones((8, 150), np.float32)})
+    ask(narrow.http, "GET", "/v2/models/access_log_probe")
+
+    def lines() -> list[dict[str, object]]:
+        entries = [json.loads(line) for line in narrow.log.splitlines()]
+        return [entry for entry in entries if entry["logger"] == "headrace.access"]
+
+    probe = "/v2/models/access_log_probe"
+    until(lambda: any(entry["path"] == probe for entry in lines()), "the access log's line")
+    found = lines()
+    [http] = [entry for entry in found if entry["path"] == probe]
+    assert (http["method"], http["status"], http["client"]) == ("GET", 404, "127.0.0.1")
+    assert http["level"] == "info"
+    assert isinstance(http["duration_ms"], float)
+    statuses = {
+        entry["status"]
+        for entry in found
+        if entry["path"] == "/inference.GRPCInferenceService/ModelInfer"
+    }
+    assert {"OK", "RESOURCE_EXHAUSTED"} <= statuses
+
+
+def test_log_lines_are_json(narrow: ServerProcess) -> None:
+    for line in narrow.log.splitlines():
+        entry = json.loads(line)
+        assert {"time", "level", "logger", "message"} <= set(entry)
+        assert entry["time"].endswith("Z")
+
+
+def test_requests_are_not_logged_unless_asked(server: ServerProcess) -> None:
+    ask(server.http, "GET", "/v2/models/access_log_probe")
+    ask(server.http, "GET", "/v2")
+    assert "access_log_probe" not in server.log
+
+
+@pytest.mark.slow
+def test_message_far_beyond_the_limit(narrow: ServerProcess) -> None:
+    """grpcio refuses this one itself, before it is read; its own text names no setting."""
+    with GrpcClient(narrow.grpc) as client:
+        infer = client.procedure("ModelInfer", pb.ModelInferResponse)
+        call = infer.future(bytes(100 << 20), timeout=60)
+        assert call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -1,0 +1,151 @@
+"""A server while it loads its models, and when one of them cannot be loaded."""
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import pytest
+
+from headrace.core.errors import NotFound, Unavailable
+from headrace.wire.pb import health_pb2
+from tests.contract.conftest import CLIENTS
+from tests.contract.repository import write_failing_repository, write_late_repository
+from tests.support.client import Client
+from tests.support.grpc_client import GrpcClient, procedure
+from tests.support.http_socket import ask
+from tests.support.scrape import until
+from tests.support.server_process import ServerProcess
+
+_ZERO = {"INPUT0": np.zeros((1, 1), np.float32)}
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@pytest.fixture(scope="module")
+def starting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server that has opened its ports; its model `late` takes a while, `broken` will fail."""
+    root = tmp_path_factory.mktemp("failing")
+    write_failing_repository(root)
+    with ServerProcess(root, options=["--exit-on-error=false"], wait=False) as process:
+        yield process
+        assert process.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def started(starting: ServerProcess) -> ServerProcess:
+    """The same, with `late` loaded."""
+    with GrpcClient(starting.grpc) as client:
+        until(lambda: client.model_ready("late"), "the late model", seconds=60)
+    return starting
+
+
+@pytest.fixture(scope="module", params=["http", "grpc"])
+def client(request: pytest.FixtureRequest, started: ServerProcess) -> Iterator[Client]:
+    """The server with a broken model, through each transport."""
+    with CLIENTS[request.param](started) as client:
+        yield client
+
+
+def test_while_a_model_is_loading(starting: ServerProcess) -> None:
+    with GrpcClient(starting.grpc) as client:
+        assert client.live()
+        assert not client.ready()
+        assert not client.model_ready("late")
+        with pytest.raises(Unavailable, match="'late' version 1 is not at ready state"):
+            client.model_metadata("late", "1")
+        with pytest.raises(NotFound, match="'late' has no available versions"):
+            client.model_metadata("late")
+        states = {model.name: model.state for model in client.index().models}
+        assert states["late"] == "LOADING"
+        assert "late" not in {model.name for model in client.index(ready=True).models}
+    assert ask(starting.http, "GET", "/v2/health/live").document == {"live": True}
+    answer = ask(starting.http, "GET", "/v2/health/ready")
+    assert (answer.status, json.loads(answer.body)) == (503, {"ready": False})
+
+
+def test_a_model_that_failed(client: Client) -> None:
+    models = {model.name: model for model in client.index().models}
+    assert {name: model.state for name, model in models.items()} == {
+        "broken": "UNAVAILABLE", "good": "READY", "late": "READY",
+    }  # fmt: skip
+    assert "model.onnx is not a valid ONNX model" in models["broken"].reason
+    assert {model.name for model in client.index(ready=True).models} == {"good", "late"}
+    assert not client.model_ready("broken")
+    for ask_for in (client.model_metadata, client.model_config):
+        with pytest.raises(NotFound, match="'broken' has no available versions"):
+            ask_for("broken")
+        with pytest.raises(Unavailable, match="'broken' version 1 is not at ready state"):
+            ask_for("broken", "1")
+    with pytest.raises(NotFound, match="'broken' has no available versions"):
+        client.infer("broken", _ZERO)
+    with pytest.raises(Unavailable, match="'broken' version 1 is not at ready state"):
+        client.infer("broken", _ZERO, version="1")
+
+
+def test_the_server_is_alive_but_not_ready(client: Client) -> None:
+    """With strict readiness, as long as one of its models is not served."""
+    assert client.live()
+    assert not client.ready()
+
+
+def test_other_models_are_served(client: Client) -> None:
+    assert client.model_ready("good")
+    assert client.infer("good", _ZERO)["OUTPUT0"].tolist() == [[1]]
+    assert [model.name for model in client.statistics()] == ["good", "late"]
+
+
+def test_the_log_says_why(started: ServerProcess) -> None:
+    assert "failed to load broken version 1: " in started.log
+    assert "not ready after" in started.output
+
+
+def test_health_of_a_server_that_is_not_ready(started: ServerProcess) -> None:
+    with GrpcClient(started.grpc) as client:
+        assert _check(client) == _NOT_SERVING
+        with _Watch(client) as watch:
+            assert watch.next() == _NOT_SERVING
+
+
+def test_health_watch_sees_the_server_get_ready(tmp_path: Path) -> None:
+    write_late_repository(tmp_path)
+    with (
+        ServerProcess(tmp_path, wait=False) as process,
+        GrpcClient(process.grpc) as client,
+        _Watch(client) as watch,
+    ):
+        assert watch.next() == _NOT_SERVING
+        assert watch.next() == _SERVING
+        assert client.ready()
+        assert _check(client) == _SERVING
+        process.send(signal.SIGTERM)
+        assert watch.next() == _NOT_SERVING
+
+
+class _Watch:
+    """A health watch."""
+
+    def __init__(self, client: GrpcClient) -> None:
+        path = "/grpc.health.v1.Health/Watch"
+        watch = procedure(client.channel, path, health_pb2.HealthCheckResponse, "unary_stream")
+        self._updates = watch(b"", timeout=60)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._updates.cancel()
+
+    def next(self) -> int:
+        """Wait for the next status."""
+        status: int = next(self._updates).status
+        return status
+
+
+def _check(client: GrpcClient) -> int:
+    path = "/grpc.health.v1.Health/Check"
+    check = procedure(client.channel, path, health_pb2.HealthCheckResponse)
+    status: int = check(b"", timeout=60).status
+    return status

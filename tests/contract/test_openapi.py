@@ -1,0 +1,103 @@
+"""The description of the HTTP routes, and the page that shows it."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.http_socket import ask
+from tests.support.server_process import ServerProcess
+
+ROUTES = {
+    ("get", "/v2"),
+    ("get", "/v2/health/live"),
+    ("get", "/v2/health/ready"),
+    ("get", "/v2/models/stats"),
+    ("get", "/v2/models/{name}"),
+    ("get", "/v2/models/{name}/config"),
+    ("get", "/v2/models/{name}/ready"),
+    ("get", "/v2/models/{name}/stats"),
+    ("get", "/v2/models/{name}/versions/{version}"),
+    ("get", "/v2/models/{name}/versions/{version}/config"),
+    ("get", "/v2/models/{name}/versions/{version}/ready"),
+    ("get", "/v2/models/{name}/versions/{version}/stats"),
+    ("post", "/v2/models/{name}/infer"),
+    ("post", "/v2/models/{name}/versions/{version}/infer"),
+    ("post", "/v2/repository/index"),
+}
+
+
+@pytest.fixture(scope="module")
+def document(server: ServerProcess) -> dict[str, object]:
+    """The OpenAPI document."""
+    return ask(server.http, "GET", "/openapi.json").document
+
+
+def test_every_route_is_described(document: dict[str, dict[str, dict[str, object]]]) -> None:
+    described = {(method, path) for path, item in document["paths"].items() for method in item}
+    assert described == ROUTES
+
+
+def test_every_route_that_is_described_is_there(server: ServerProcess) -> None:
+    for method, path in ROUTES:
+        target = path.format(name="row_sum", version="1")
+        answer = ask(server.http, method.upper(), target)
+        # Without a body the infer routes have nothing to run.
+        assert answer.status == (400 if target.endswith("/infer") else 200), path
+
+
+def test_operations_are_complete(document: dict[str, dict[str, dict[str, object]]]) -> None:
+    operations = [op for item in document["paths"].values() for op in item.values()]
+    names = [op["operationId"] for op in operations if isinstance(op, dict)]
+    assert len(set(names)) == len(ROUTES)
+    for operation in operations:
+        assert isinstance(operation, dict)
+        assert operation["summary"]
+        assert operation["tags"]
+        assert operation["responses"]
+
+
+def test_references_lead_somewhere(document: dict[str, object]) -> None:
+    for reference in _references(document):
+        target: object = document
+        for name in reference.removeprefix("#/").split("/"):
+            assert isinstance(target, dict)
+            target = target[name]
+
+
+def test_schemas_are_schemas_that_fit(
+    document: dict[str, dict[str, dict[str, object]]], server: ServerProcess
+) -> None:
+    validator = pytest.importorskip(
+        "jsonschema"
+    ).Draft202012Validator  # which OpenAPI 3.1 builds on
+    for schema in document["components"]["schemas"].values():
+        validator.check_schema(schema)
+    good = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}
+    answer = ask(server.http, "POST", "/v2/models/row_sum/infer", json.dumps(good).encode())
+    for name, value in (
+        ("InferRequest", good),
+        ("InferResponse", answer.document),
+        ("Error", {"error": "text"}),
+    ):
+        whole = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
+        validator(whole).validate(value)
+
+
+def test_documentation_page(server: ServerProcess) -> None:
+    answer = ask(server.http, "GET", "/docs")
+    assert answer.status == 200
+    assert answer.headers["content-type"].startswith("text/html")
+    assert b"/openapi.json" in answer.body
+
+
+def _references(value: object) -> Iterator[str]:
+    if isinstance(value, dict):
+        for name, member in value.items():
+            if name == "$ref":
+                yield member
+            else:
+                yield from _references(member)
+    elif isinstance(value, list):
+        for member in value:
+            yield from _references(member)

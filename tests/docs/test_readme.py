@@ -1,0 +1,76 @@
+"""What the README and the pages under docs/ say: their commands run, their links lead somewhere."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.settings import OPTIONS
+from tests.support.server_process import ServerProcess
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    page
+    for pattern in ("*.md", "docs/**/*.md", "deploy/**/*.md", "model_repository/**/*.md")
+    for page in ROOT.glob(pattern)
+)
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with ServerProcess() as running:
+        yield running
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_the_curl_command_classifies_the_digit(server: ServerProcess) -> None:
+    command = next(block for block in blocks(README, "sh") if block.startswith("curl"))
+    command = command.replace("localhost:8000", server.http)
+    answer = subprocess.run(["bash", "-c", command], capture_output=True, check=True, text=True)
+    assert json.loads(answer.stdout) == json.loads(blocks(README, "json")[0])
+
+
+def test_the_client_program_classifies_the_digit(server: ServerProcess) -> None:
+    pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed")
+    program = blocks(README, "python")[0].replace("localhost:8001", server.grpc)
+    answer = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=True, text=True
+    )
+    assert answer.stdout.strip() == "[[3]]"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files(page: Path) -> None:
+    text = re.sub(
+        r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def test_the_options_that_pages_name_exist() -> None:
+    pages = [page for page in PAGES if page.name not in ("benchmarks.md", "CONTRIBUTING.md")]
+    named = set(re.findall(r"`(--[a-z-]+)[`=]", "".join(p.read_text("utf-8") for p in pages)))
+    known = {f"--{name}" for option in OPTIONS for name in (option.name, *option.aliases)}
+    assert named - known <= {"--config-file"}
+
+
+def test_the_tests_that_pages_name_exist() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    named = re.findall(r"`((?:[a-z_]+/)+test_[a-z0-9_]+\.py)(?:::(test_[a-z0-9_]+))?`", text)
+    assert len(named) > 50
+    for path, test in named:
+        file = ROOT / "tests" / path
+        assert file.exists(), path
+        assert not test or re.search(rf"def {test}\(", file.read_text("utf-8")), f"{path}::{test}"

@@ -1,0 +1,207 @@
+"""One client for every transport, so that a test says once what all of them must do.
+
+A client asks what the protocol lets anyone ask and gives the answer as values that do not depend on
+the transport: documents as messages of `headrace.wire.pb`, tensors as numpy arrays, refusals as the
+error class whose status the server sent.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+
+from headrace.core.datatypes import BY_NUMPY, NUMPY, Datatype
+from headrace.core.errors import ServerError
+from headrace.core.tensors import Array
+from headrace.wire.pb.grpc_service_pb2 import (
+    ModelMetadataResponse,
+    ModelStatistics,
+    RepositoryIndexResponse,
+    ServerMetadataResponse,
+)
+from headrace.wire.pb.model_config_pb2 import ModelConfig
+from headrace.wire.status import STATUS
+
+Parameter = str | int | float | bool
+Inputs = Mapping[str, Array] | Sequence["Input"]
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input as it is sent; datatype and shape are the array's own unless a test says more."""
+
+    name: str
+    array: Array
+    datatype: str = ""
+    shape: Sequence[int] | None = None
+
+    @property
+    def sent_datatype(self) -> str:
+        """The datatype that the request names."""
+        return self.datatype or BY_NUMPY[self.array.dtype].value
+
+    @property
+    def sent_shape(self) -> list[int]:
+        """The shape that the request names."""
+        return list(self.array.shape if self.shape is None else self.shape)
+
+
+@dataclass(frozen=True)
+class Output:
+    """A requested output; `classes` 0 asks for the tensor itself."""
+
+    name: str
+    classes: int = 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An inference response."""
+
+    model_name: str
+    model_version: str
+    id: str
+    parameters: dict[str, Any]
+    outputs: dict[str, Array]
+    datatypes: dict[str, str]
+    server_timing: str = field(default="", compare=False)
+
+    def __getitem__(self, output: str) -> Array:
+        return self.outputs[output]
+
+
+class Client(ABC):
+    """What a test may ask, whatever carries it; methods raise the `ServerError` that came back.
+
+    Safe to use from several threads.
+    """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close all connections."""
+
+    @abstractmethod
+    def carries(self, datatype: Datatype) -> bool:
+        """Whether the form in which this client sends tensors has a place for `datatype`."""
+
+    @property
+    def carries_bytes(self) -> bool:
+        """Whether elements of BYTES may be any bytes, not only text."""
+        return self.carries(Datatype.FP16)
+
+    @abstractmethod
+    def live(self) -> bool:
+        """Whether the server says that it is alive."""
+
+    @abstractmethod
+    def ready(self) -> bool:
+        """Whether the server says that it is ready."""
+
+    @abstractmethod
+    def model_ready(self, name: str, version: str = "") -> bool:
+        """Whether the server says that it takes requests for a model."""
+
+    @abstractmethod
+    def server_metadata(self) -> ServerMetadataResponse:
+        """Who answers."""
+
+    @abstractmethod
+    def model_metadata(self, name: str, version: str = "") -> ModelMetadataResponse:
+        """Inputs and outputs of a model."""
+
+    @abstractmethod
+    def model_config(self, name: str, version: str = "") -> ModelConfig:
+        """A model's completed configuration."""
+
+    @abstractmethod
+    def statistics(self, name: str = "", version: str = "") -> list[ModelStatistics]:
+        """The counters of one version, of all versions of a model, or of everything."""
+
+    @abstractmethod
+    def index(self, ready: bool = False) -> RepositoryIndexResponse:
+        """The models of the repositories."""
+
+    @abstractmethod
+    def load(self, name: str, repository: str = "") -> None:
+        """Ask for a model to be loaded."""
+
+    @abstractmethod
+    def unload(self, name: str, repository: str = "") -> None:
+        """Ask for a model to be unloaded."""
+
+    def infer(
+        self,
+        model: str,
+        inputs: Inputs,
+        *,
+        outputs: Sequence[str] = (),
+        version: str = "",
+        id: str = "",
+        parameters: Mapping[str, Parameter] | None = None,
+        classes: Mapping[str, int] | None = None,
+    ) -> Answer:
+        """Run `model`; `outputs` empty asks for all, `classes` for the highest of some outputs."""
+        given = (
+            [Input(name, array) for name, array in inputs.items()]
+            if isinstance(inputs, Mapping)
+            else inputs
+        )
+        wanted = [Output(name, (classes or {}).get(name, 0)) for name in outputs]
+        wanted += [Output(name, k) for name, k in (classes or {}).items() if name not in outputs]
+        return self.send_infer(model, given, wanted, version, id, dict(parameters or {}))
+
+    @abstractmethod
+    def send_infer(
+        self,
+        model: str,
+        inputs: Sequence[Input],
+        outputs: Sequence[Output],
+        version: str,
+        id: str,
+        parameters: dict[str, Parameter],
+    ) -> Answer:
+        """`infer` with its arguments in their plainest form."""
+
+
+def error_by_http(status: int, text: str) -> ServerError:
+    """The error whose HTTP status this is; of several the most general one."""
+    return next(cls for cls, row in STATUS.items() if row.http == status)(text)
+
+
+def error_by_grpc(code: int, text: str) -> ServerError:
+    """The error whose gRPC status this is; of several the most general one."""
+    return next(cls for cls, row in STATUS.items() if row.grpc == code)(text)
+
+
+def to_raw(array: Array, datatype: str) -> bytes:
+    """The elements of `array` as the protocol's binary form has them."""
+    if datatype == "BYTES":
+        return b"".join(len(e).to_bytes(4, "little") + e for e in array.ravel().tolist())
+    return array.tobytes()
+
+
+def from_raw(raw: bytes, datatype: str, shape: Sequence[int]) -> Array:
+    """The array whose binary form is `raw`."""
+    if datatype != "BYTES":
+        return np.frombuffer(raw, NUMPY[Datatype(datatype)]).reshape(shape)
+    elements: list[bytes] = []
+    while raw:
+        end = 4 + int.from_bytes(raw[:4], "little")
+        elements.append(raw[4:end])
+        raw = raw[end:]
+    return strings(elements, shape)
+
+
+def strings(elements: Sequence[bytes], shape: Sequence[int] | None = None) -> Array:
+    """A BYTES array; flat unless a shape is given."""
+    array = np.empty(len(elements), object)
+    array[:] = elements
+    return array if shape is None else array.reshape(shape)

@@ -1,0 +1,177 @@
+"""The client over HTTP, with tensors as JSON or in binary form."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import httpx
+import numpy as np
+from google.protobuf.json_format import ParseDict
+from google.protobuf.message import Message
+
+from headrace.core.datatypes import NUMPY, Datatype
+from headrace.core.tensors import Array
+from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.wire.pb.model_config_pb2 import ModelConfig
+from tests.support.client import (
+    Answer,
+    Client,
+    Input,
+    Output,
+    Parameter,
+    error_by_http,
+    from_raw,
+    strings,
+    to_raw,
+)
+
+M = TypeVar("M", bound=Message)
+JSON_SIZE = "Inference-Header-Content-Length"
+
+
+class HttpClient(Client):
+    """Speaks HTTP; `binary` says in which form tensors travel, both ways."""
+
+    def __init__(self, url: str, binary: bool) -> None:
+        self._binary = binary
+        self._http = httpx.Client(
+            base_url=url, timeout=60, limits=httpx.Limits(max_connections=None), trust_env=False
+        )
+
+    def close(self) -> None:
+        self._http.close()
+
+    def carries(self, datatype: Datatype) -> bool:
+        return self._binary or datatype not in (Datatype.FP16, Datatype.BF16)
+
+    def live(self) -> bool:
+        return bool(self._http.get("/v2/health/live").json()["live"])
+
+    def ready(self) -> bool:
+        return _is_ready(self._http.get("/v2/health/ready"))
+
+    def model_ready(self, name: str, version: str = "") -> bool:
+        return _is_ready(self._http.get(f"{_path(name, version)}/ready"))
+
+    def server_metadata(self) -> pb.ServerMetadataResponse:
+        return self._document("/v2", pb.ServerMetadataResponse())
+
+    def model_metadata(self, name: str, version: str = "") -> pb.ModelMetadataResponse:
+        return self._document(_path(name, version), pb.ModelMetadataResponse())
+
+    def model_config(self, name: str, version: str = "") -> ModelConfig:
+        return self._document(f"{_path(name, version)}/config", ModelConfig())
+
+    def statistics(self, name: str = "", version: str = "") -> list[pb.ModelStatistics]:
+        path = f"{_path(name, version)}/stats" if name else "/v2/models/stats"
+        return list(self._document(path, pb.ModelStatisticsResponse()).model_stats)
+
+    def index(self, ready: bool = False) -> pb.RepositoryIndexResponse:
+        body = {"ready": True} if ready else {}
+        models = _json(self._http.post("/v2/repository/index", json=body))
+        return ParseDict({"models": models}, pb.RepositoryIndexResponse())
+
+    def load(self, name: str, repository: str = "") -> None:
+        self._control(name, "load", repository)
+
+    def unload(self, name: str, repository: str = "") -> None:
+        self._control(name, "unload", repository)
+
+    def send_infer(
+        self,
+        model: str,
+        inputs: Sequence[Input],
+        outputs: Sequence[Output],
+        version: str,
+        id: str,
+        parameters: dict[str, Parameter],
+    ) -> Answer:
+        document: dict[str, Any] = {"inputs": [self._tensor(item) for item in inputs]}
+        if id:
+            document["id"] = id
+        if outputs:
+            document["outputs"] = [self._wanted(item) for item in outputs]
+        elif self._binary:
+            parameters = {"binary_data_output": True} | parameters
+        if parameters:
+            document["parameters"] = parameters
+        body, headers = json.dumps(document).encode(), {}
+        if self._binary:
+            headers = {JSON_SIZE: str(len(body)), "Content-Type": "application/octet-stream"}
+            body += b"".join(to_raw(item.array, item.sent_datatype) for item in inputs)
+        response = self._http.post(f"{_path(model, version)}/infer", content=body, headers=headers)
+        return read_answer(response)
+
+    def _tensor(self, item: Input) -> dict[str, Any]:
+        tensor = {"name": item.name, "shape": item.sent_shape, "datatype": item.sent_datatype}
+        if self._binary:
+            size = len(to_raw(item.array, item.sent_datatype))
+            return tensor | {"parameters": {"binary_data_size": size}}
+        elements = item.array.ravel().tolist()
+        if item.array.dtype == object:
+            elements = [element.decode() for element in elements]
+        return tensor | {"data": elements}
+
+    def _wanted(self, item: Output) -> dict[str, Any]:
+        parameters: dict[str, Parameter] = {"binary_data": True} if self._binary else {}
+        if item.classes:
+            parameters["classification"] = item.classes
+        return {"name": item.name, "parameters": parameters}
+
+    def _document(self, path: str, message: M) -> M:
+        return ParseDict(_json(self._http.get(path)), message)
+
+    def _control(self, name: str, action: str, repository: str) -> None:
+        prefix = f"/v2/repository/{repository}" if repository else "/v2/repository"
+        _json(self._http.post(f"{prefix}/models/{name}/{action}"))
+
+
+def read_answer(response: httpx.Response) -> Answer:
+    """An inference response in whatever form; raises the `ServerError` that came instead."""
+    if response.status_code != 200:
+        raise error_by_http(response.status_code, response.json()["error"])
+    size = int(response.headers.get(JSON_SIZE, len(response.content)))
+    document, tail = json.loads(response.content[:size]), response.content[size:]
+    arrays: dict[str, Array] = {}
+    for item in document["outputs"]:
+        binary_size = item.get("parameters", {}).get("binary_data_size")
+        if binary_size is None:
+            arrays[item["name"]] = _from_json(item["data"], item["datatype"], item["shape"])
+        else:
+            raw, tail = tail[:binary_size], tail[binary_size:]
+            arrays[item["name"]] = from_raw(raw, item["datatype"], item["shape"])
+    assert not tail, "more bytes than the outputs have"
+    return Answer(
+        document["model_name"],
+        document["model_version"],
+        document.get("id", ""),
+        document.get("parameters", {}),
+        arrays,
+        {item["name"]: item["datatype"] for item in document["outputs"]},
+        response.headers.get("Server-Timing", ""),
+    )
+
+
+def _from_json(data: list[Any], datatype: str, shape: Sequence[int]) -> Array:
+    if datatype == "BYTES":
+        return strings([element.encode() for element in data], shape)
+    return np.array(data, NUMPY[Datatype(datatype)]).reshape(shape)
+
+
+def _path(model: str, version: str) -> str:
+    return f"/v2/models/{model}/versions/{version}" if version else f"/v2/models/{model}"
+
+
+def _json(response: httpx.Response) -> Any:
+    if response.status_code != 200:
+        raise error_by_http(response.status_code, response.json()["error"])
+    return response.json() if response.content else None
+
+
+def _is_ready(response: httpx.Response) -> bool:
+    """The body and the status of a readiness answer must say the same."""
+    ready: bool = response.json().get("ready", False)
+    assert ready == (response.status_code == 200)
+    if response.status_code not in (200, 503):
+        raise error_by_http(response.status_code, response.json()["error"])
+    return ready

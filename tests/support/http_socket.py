@@ -1,0 +1,99 @@
+"""HTTP as it lies on the wire: a test writes the bytes itself."""
+
+import json
+import socket
+from dataclasses import dataclass
+from http.client import HTTPMessage, parse_headers
+from typing import Any, Self
+
+
+@dataclass(frozen=True)
+class RawAnswer:
+    """One response."""
+
+    status: int
+    headers: HTTPMessage
+    body: bytes
+
+    @property
+    def error(self) -> str:
+        """The text of an error in the protocol's form, which it must have."""
+        assert self.headers["content-type"] == "application/json"
+        document: dict[str, Any] = json.loads(self.body)
+        assert list(document) == ["error"]
+        text: str = document["error"]
+        return text
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The JSON object that it is."""
+        assert self.status == 200, self.body
+        document: dict[str, Any] = json.loads(self.body)
+        return document
+
+
+class HttpSocket:
+    """One connection to a server."""
+
+    def __init__(self, address: str, seconds: float = 30) -> None:
+        host, _, port = address.rpartition(":")
+        self._socket = socket.create_connection((host, int(port)), seconds)
+        self._file = self._socket.makefile("rb")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self._socket.close()
+
+    def send(self, data: bytes) -> None:
+        """Write bytes as they are."""
+        self._socket.sendall(data)
+
+    def receive(self, head: bool = False) -> RawAnswer:
+        """Read one response; one to HEAD has no body, whatever its headers say."""
+        line = self._file.readline()
+        assert line.startswith(b"HTTP/1.1 "), f"no status line but {line!r}"
+        status = int(line.split()[1])
+        headers = parse_headers(self._file)
+        if head or status == 100:
+            return RawAnswer(status, headers, b"")
+        if headers["transfer-encoding"] == "chunked":
+            return RawAnswer(status, headers, self._chunks())
+        return RawAnswer(status, headers, self._file.read(int(headers["content-length"])))
+
+    def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> RawAnswer:
+        """Send one request with the length of its body, and read the response."""
+        self.send(request(method, path, body, **headers))
+        return self.receive(head=method == "HEAD")
+
+    def at_end(self) -> bool:
+        """Wait until the server sends or closes; whether it closed."""
+        try:
+            return self._file.read(1) == b""
+        except ConnectionResetError:
+            return True
+
+    def _chunks(self) -> bytes:
+        body = b""
+        while size := int(self._file.readline(), 16):
+            body += self._file.read(size)
+            self._file.readline()
+        self._file.readline()
+        return body
+
+
+def request(method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
+    """A request as bytes; `Accept_Encoding="gzip"` is a header. Without a body it has no length."""
+    lines = [f"{method} {path} HTTP/1.1", "Host: test"]
+    if (body or method == "POST") and "Content_Length" not in headers:
+        lines.append(f"Content-Length: {len(body)}")
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+
+
+def ask(address: str, method: str, path: str, body: bytes = b"", **headers: str) -> RawAnswer:
+    """One request on a connection of its own."""
+    with HttpSocket(address) as connection:
+        return connection.ask(method, path, body, **headers)

@@ -1,0 +1,159 @@
+"""Clients that do what they are told, also what no library would.
+
+HTTP over a bare socket, and gRPC with messages as bytes.
+"""
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import grpc
+import grpc.aio
+
+SERVICE = "/inference.GRPCInferenceService"
+_MESSAGE_LIMIT = 64 << 20
+_NO_LIMIT = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """What came back; header names are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class HttpConnection:
+    """One connection; the bytes that are sent are the caller's own affair."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def open(cls, address: str) -> Self:
+        """Connect to host:port."""
+        host, _, port = address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port), limit=_MESSAGE_LIMIT)
+        return cls(reader, writer)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def send(self, data: bytes) -> None:
+        """Send bytes as they are."""
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def receive(self) -> HttpAnswer:
+        """The next answer; raises `asyncio.IncompleteReadError` if the connection ends first."""
+        head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        pairs = (line.partition(":") for line in head[1:] if line)
+        headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
+        body = await self._reader.readexactly(int(headers.get("content-length", 0)))
+        return HttpAnswer(int(head[0].split(" ", 2)[1]), headers, body)
+
+    async def ended(self) -> bool:
+        """Wait for the other side to close; whether it did so without a further byte."""
+        try:
+            return not await self._reader.read(1)
+        except ConnectionError:
+            return True
+
+    async def post(
+        self, path: str, body: bytes, headers: Mapping[str, str] | None = None
+    ) -> HttpAnswer:
+        """Send a whole request and wait for its answer."""
+        await self.send(post_bytes(path, body, headers))
+        return await self.receive()
+
+    async def close(self) -> None:
+        """Close it in the ordinary way."""
+        self._writer.close()
+        with contextlib.suppress(ConnectionError):  # the other side may have been faster
+            await self._writer.wait_closed()
+
+    def reset(self) -> None:
+        """Throw it away: the other side gets a reset."""
+        sock = self._writer.get_extra_info("socket")
+        if sock.fileno() >= 0:  # unless the other side has been faster
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._writer.transport.abort()
+
+
+def post_bytes(path: str, body: bytes, headers: Mapping[str, str] | None = None) -> bytes:
+    """A POST request as bytes."""
+    lines = [f"POST {path} HTTP/1.1", "Host: test", f"Content-Length: {len(body)}"]
+    lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+
+
+async def post(
+    address: str, path: str, body: bytes, headers: Mapping[str, str] | None = None
+) -> HttpAnswer:
+    """One request on a connection of its own."""
+    async with await HttpConnection.open(address) as connection:
+        return await connection.post(path, body, headers)
+
+
+async def get(address: str, path: str) -> HttpAnswer:
+    """One GET on a connection of its own."""
+    async with await HttpConnection.open(address) as connection:
+        await connection.send(f"GET {path} HTTP/1.1\r\nHost: test\r\n\r\n".encode())
+        return await connection.receive()
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """A channel with a connection of its own, without limits on message sizes."""
+    return grpc.aio.insecure_channel(address, options=_NO_LIMIT)
+
+
+def procedure(
+    channel: grpc.aio.Channel, method: str
+) -> "grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]":
+    """A procedure of the inference service, from bytes to bytes."""
+    return channel.unary_unary(f"{SERVICE}/{method}")
+
+
+def open_stream(channel: grpc.aio.Channel) -> "grpc.aio.StreamStreamCall[bytes, bytes]":
+    """A call of ModelStreamInfer."""
+    stream: grpc.aio.StreamStreamMultiCallable[bytes, bytes]
+    stream = channel.stream_stream(f"{SERVICE}/ModelStreamInfer")
+    return stream()
+
+
+def call(
+    channel: grpc.aio.Channel, method: str, message: bytes, timeout: float | None = None
+) -> "grpc.aio.UnaryUnaryCall[bytes, bytes]":
+    """Start a call of the inference service; awaiting it gives the answer's bytes.
+
+    That raises `AioRpcError` for any status but OK.
+    """
+    return procedure(channel, method)(message, timeout=timeout)
+
+
+async def code_of(started: "grpc.aio.UnaryUnaryCall[bytes, bytes]") -> grpc.StatusCode:
+    """How a call ended."""
+    try:
+        await started
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK

@@ -1,0 +1,81 @@
+"""What the metrics port says, and waiting until it says something."""
+
+import re
+import time
+from collections.abc import Callable
+
+import httpx
+
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_POLL_SECS = 0.002
+
+
+class Metrics:
+    """The samples of one scrape."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def samples(self, name: str) -> list[tuple[dict[str, str], float]]:
+        """Labels and value of every sample of this name."""
+        lines = re.findall(rf"^{name}(?:\{{(.*)\}})? (\S+)$", self.text, re.MULTILINE)
+        return [(dict(_LABEL.findall(labels)), float(value)) for labels, value in lines]
+
+    def value(self, name: str, **labels: str) -> float:
+        """The sum of the samples of this name with (at least) these labels; one there must be."""
+        found = [value for own, value in self.samples(name) if labels.items() <= own.items()]
+        assert found, f"no sample {name} with {labels}"
+        return sum(found)
+
+
+class Scraper:
+    """Reads the metrics of one server."""
+
+    def __init__(self, address: str) -> None:
+        self._http = httpx.Client(base_url=f"http://{address}", timeout=60, trust_env=False)
+
+    def __enter__(self) -> "Scraper":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def now(self) -> Metrics:
+        """One scrape."""
+        response = self._http.get("/metrics")
+        assert response.status_code == 200
+        return Metrics(response.text)
+
+    def until_queued(self, model: str, count: int) -> None:
+        """Wait until `count` requests to `model` are queued and not started."""
+        until(
+            lambda: self.now().value("nv_inference_pending_request_count", model=model) == count,
+            f"{count} requests waiting for {model}",
+        )
+
+    def until_running(self, model: str, others: int = 0) -> None:
+        """Wait until a request to `model` runs, while `others` further requests are under way.
+
+        It has been admitted and is not queued. Twice in a row, because between being admitted and
+        being queued lies reading the request.
+        """
+
+        def running() -> bool:
+            metrics = self.now()
+            admitted = metrics.value("headrace_admitted_requests")
+            queued = metrics.value("nv_inference_pending_request_count", model=model)
+            return admitted == others + 1 and queued == 0
+
+        until(lambda: running() and running(), f"a request running in {model}")
+
+    def until_idle(self) -> None:
+        """Wait until no request is under way."""
+        until(lambda: self.now().value("headrace_admitted_requests") == 0, "an idle server")
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:
+    """Wait for a condition of another process; fails when it has not come true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s in vain for {what}"
+        time.sleep(_POLL_SECS)

@@ -1,0 +1,118 @@
+"""A real headrace server in a process of its own, on free ports of 127.0.0.1."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+EXAMPLES = Path(__file__).parents[2] / "model_repository"
+_ADDRESS = re.compile(r"^(HTTP|gRPC|metrics) +(?:http://)?(127\.0\.0\.1:\d+)")
+_START_SECS = 60
+
+
+class ServerProcess:
+    """Starts on entering and has printed its last start-up line then; ends by SIGTERM on leaving.
+
+    `http`, `grpc` and `metrics` are addresses as host:port. `output` is what it has printed so far,
+    `log` what it has written to standard error.
+    """
+
+    def __init__(
+        self,
+        *repositories: Path,
+        options: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        wait: bool = True,
+    ) -> None:
+        """With `wait` False, entering returns once the doors are open, before models are loaded."""
+        self._command = [
+            sys.executable, "-m", "headrace", "serve",
+            "--model-repository", *map(str, repositories or (EXAMPLES,)),
+            "--http-port=0", "--grpc-port=0", "--metrics-port=0", *options,
+        ]  # fmt: skip
+        self._environment = dict(environment or {})
+        self._last_line = re.compile(r"ready after" if wait else r"metrics +http")
+        self._lines: list[str] = []
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self.http = self.grpc = self.metrics = ""
+        self.process: subprocess.Popen[str] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where HTTP requests go."""
+        return f"http://{self.http}"
+
+    @property
+    def pid(self) -> int:
+        """The server's process id."""
+        assert self.process is not None
+        return self.process.pid
+
+    @property
+    def output(self) -> str:
+        """Standard output so far."""
+        return "".join(self._lines)
+
+    @property
+    def log(self) -> str:
+        """Standard error so far."""
+        # Not by seek and read: the server writes where this file stands, through the same open
+        # file.
+        size = os.fstat(self._errors.fileno()).st_size
+        return os.pread(self._errors.fileno(), size, 0).decode()
+
+    def __enter__(self) -> Self:
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")}
+        self.process = subprocess.Popen(
+            self._command, stdout=subprocess.PIPE, stderr=self._errors, text=True,
+            env=environment | self._environment,
+        )  # fmt: skip
+        started = threading.Event()
+        threading.Thread(target=self._read, args=(started,), daemon=True).start()
+        started.wait(_START_SECS)
+        if not self._last_line.search(self.output):
+            self.stop(signal.SIGKILL)
+            raise AssertionError(f"the server did not start:\n{self.output}\n{self.log}")
+        return self
+
+    def _read(self, started: threading.Event) -> None:
+        assert self.process is not None
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for line in lines:
+                self._lines.append(line)
+                if match := _ADDRESS.match(line):
+                    setattr(self, match[1].lower(), match[2])
+                if self._last_line.search(line):
+                    started.set()
+        started.set()
+
+    def send(self, number: int) -> None:
+        """Send a signal and go on."""
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def stop(self, number: int = signal.SIGTERM, timeout: float = 60) -> int:
+        """Send a signal and wait; the exit status."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(timeout)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.stop()
+        finally:
+            self._errors.close()

@@ -1,0 +1,78 @@
+"""Looking at a server from outside: its metrics, its statistics, its process.
+
+And waiting for what they show, which is how a test knows that the server is where it should be.
+"""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+import orjson
+import psutil
+
+from tests.support.raw_clients import get
+from tests.support.server_process import ServerProcess
+
+_SAMPLE = re.compile(r"^(\w+(?:\{[^}]*\})?) (\S+)$", re.MULTILINE)
+
+
+async def metrics(server: ServerProcess) -> dict[str, float]:
+    """Every sample of a scrape, by its name with labels as printed."""
+    text = (await get(server.metrics, "/metrics")).body.decode()
+    return {name: float(value) for name, value in _SAMPLE.findall(text)}
+
+
+async def admitted(server: ServerProcess) -> tuple[float, float]:
+    """Requests and bytes that the server counts as under way."""
+    samples = await metrics(server)
+    return samples["headrace_admitted_requests"], samples["headrace_admitted_bytes"]
+
+
+async def failures(server: ServerProcess, model: str, reason: str) -> float:
+    """How many accepted requests of a model ended without an answer for this reason."""
+    name = f'nv_inference_request_failure{{model="{model}",reason="{reason}",version="1"}}'
+    return (await metrics(server))[name]
+
+
+async def pending(server: ServerProcess, model: str) -> float:
+    """Accepted requests of a model that no instance has started."""
+    name = f'nv_inference_pending_request_count{{model="{model}",version="1"}}'
+    return (await metrics(server))[name]
+
+
+async def statistics(server: ServerProcess, model: str) -> dict[str, Any]:
+    """The statistics document of a model's only version."""
+    answer = await get(server.http, f"/v2/models/{model}/stats")
+    assert answer.status == 200, answer
+    document: dict[str, Any] = orjson.loads(answer.body)["model_stats"][0]
+    return document
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What the server's process holds at one moment."""
+
+    files: int
+    threads: int
+    resident: int  # bytes
+
+    @classmethod
+    def of(cls, pid: int) -> "Resources":
+        """What process `pid` holds now."""
+        process = psutil.Process(pid)
+        return cls(process.num_fds(), process.num_threads(), process.memory_info().rss)
+
+
+async def until(
+    probe: Callable[[], Awaitable[Any]], expected: Callable[[Any], bool], within: float = 30
+) -> Any:
+    """Ask again and again until the answer is as expected; the answer."""
+    deadline = monotonic() + within
+    while not expected(answer := await probe()):
+        if monotonic() > deadline:
+            raise AssertionError(f"after {within} s it is still {answer!r}")
+        await asyncio.sleep(0.005)  # leave the server the core that it may need to get there
+    return answer

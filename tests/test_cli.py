@@ -1,0 +1,389 @@
+"""The `headrace` command: what it accepts, what it refuses and in which words, how it ends."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from headrace import __version__
+from headrace.cli import main
+from headrace.settings import ENV_PREFIX, OPTIONS
+from tests.support.http_client import HttpClient
+from tests.support.http_socket import ask
+from tests.support.server_process import ServerProcess
+
+_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith(ENV_PREFIX):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with one model."""
+    root = tmp_path_factory.mktemp("good")
+    _write_model(root / "same" / "1" / "model.onnx")
+    return root
+
+
+@pytest.fixture(scope="module")
+def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with a good model, one that is none, and one with a wrong configuration."""
+    root = tmp_path_factory.mktemp("bad")
+    for name in ("same", "misconfigured"):
+        _write_model(root / name / "1" / "model.onnx")
+    (root / "misconfigured" / "config.pbtxt").write_text("max_batch_size: 8\nmax_bach_size: 8\n")
+    (root / "no_model" / "1").mkdir(parents=True)
+    (root / "no_model" / "1" / "model.onnx").write_bytes(b"nothing")
+    return root
+
+
+def _write_model(path: Path) -> None:
+    """OUTPUT0 = INPUT0."""
+    tensors = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", 2])
+        for name in ("INPUT0", "OUTPUT0")
+    ]
+    node = helper.make_node("Identity", ["INPUT0"], ["OUTPUT0"])
+    graph = helper.make_graph([node], "same", tensors[:1], tensors[1:])
+    opset = helper.make_opsetid("", 17)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), path)
+
+
+def _refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The message of a command that is refused for how it is used."""
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    captured = capsys.readouterr()
+    assert ended.value.code == 2
+    assert captured.out == ""
+    return captured.err
+
+
+def _run(
+    *words: str, environment: Mapping[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """Run the command in a process of its own, until it ends."""
+    return subprocess.run(
+        [sys.executable, "-m", "headrace", *words],
+        capture_output=True, text=True, timeout=60, env={**os.environ, **(environment or {})},
+    )  # fmt: skip
+
+
+# --- usage
+
+
+@pytest.mark.parametrize("words", [["--help"], ["serve", "--help"], ["models", "check", "--help"]])
+def test_help(capsys: pytest.CaptureFixture[str], words: Sequence[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 0
+    assert "usage: headrace" in capsys.readouterr().out
+
+
+def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    text = capsys.readouterr().out
+    for option in OPTIONS:
+        for name in (option.name, *option.aliases):
+            assert f"--{name}" in text
+        assert option.meaning.split()[0] in text
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"headrace {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["sevre"], "invalid choice: 'sevre'"),
+        (["models"], "the following arguments are required: ACTION"),
+        (["models", "check"], "the following arguments are required: DIR"),
+        (["serve"], "give --model-repository DIR, or a model file"),
+        (["serve", "--model-repository"], "--model-store: expected at least one argument"),
+        (["serve", "--http-port"], "--http-port: expected one argument"),
+    ],
+)
+def test_incomplete_commands(
+    capsys: pytest.CaptureFixture[str], words: Sequence[str], text: str
+) -> None:
+    assert text in _refused(capsys, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["serve", "--htp-port", "1"], "unknown option '--htp-port'; did you mean '--http-port'?"),
+        (["serve", "--htp-port=1"], "unknown option '--htp-port'; did you mean '--http-port'?"),
+        (["serve", "--http-por=1"], "unknown option '--http-por'; did you mean '--http-port'?"),
+        (["serve", "--confg-file=x"], "did you mean '--config-file'?"),
+        (["serve", "--model-repositry", "x"], "did you mean '--model-repository'?"),
+        (["serve", "--http-max-input-sise=1"], "did you mean '--http-max-input-size'?"),
+        (["serve", "--zzzzzzzzzz"], "unknown option '--zzzzzzzzzz'\n"),
+        (["models", "check", "--jsn", "x"], "unknown option '--jsn'; did you mean '--json'?"),
+        (["models", "check", "x", "--http-port=1"], "unknown option '--http-port'\n"),
+    ],
+)
+def test_unknown_options(
+    capsys: pytest.CaptureFixture[str], words: Sequence[str], text: str
+) -> None:
+    assert text in _refused(capsys, *words)
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("--http-port=abc", "--http-port must be a whole number, got 'abc'"),
+        ("--http-port=1.5", "--http-port must be a whole number, got '1.5'"),
+        ("--http-port=-1", "--http-port must be at least 0, got -1"),
+        ("--http-port=65536", "--http-port must be at most 65535, got 65536"),
+        ("--max-request-bytes=0", "--max-request-bytes must be at least 1, got 0"),
+        ("--allow-grpc=maybe", "--allow-grpc must be true or false, got 'maybe'"),
+        ("--log-format=xml", "--log-format must be one of default, ISO8601, json, got 'xml'"),
+    ],
+)
+def test_values_that_cannot_be(capsys: pytest.CaptureFixture[str], option: str, text: str) -> None:
+    assert text in _refused(capsys, "serve", "--model-repository", "x", option)
+
+
+# --- environment and settings file
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("HEADRACE_HTTP_PORT", "abc", "HEADRACE_HTTP_PORT must be a whole number, got 'abc'"),
+        ("HEADRACE_STRICT_READINESS", "2", "HEADRACE_STRICT_READINESS must be true or false"),
+        (
+            "HEADRACE_HTP_PORT",
+            "1",
+            "unknown environment variable 'HEADRACE_HTP_PORT'; did you mean 'HEADRACE_HTTP_PORT'?",
+        ),
+    ],
+)
+def test_environment_that_cannot_be(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    value: str,
+    text: str,
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert text in _refused(capsys, "serve", "--model-repository", "x")
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("htp-port = 1", "unknown setting 'htp-port'; did you mean 'http-port'?"),
+        ("[http]\nport = 1", "unknown setting 'http'"),
+        ("http-port = 'abc'", "http-port must be a whole number, got 'abc'"),
+        ("http-port = 1.5", "http-port must be a whole number, got '1.5'"),
+        ("http-port = true", "http-port must be a whole number, got 'True'"),
+        ("http-port = [1]", "http-port must be a single value, got [1]"),
+        ("id = ['a', 'b']", "id must be a single value, got ['a', 'b']"),
+        ("access-log = 3", "access-log must be true or false, got '3'"),
+        ("http-port = ", "Invalid value"),
+        ("\xff", "settings file"),
+    ],
+)
+def test_settings_file_that_cannot_be(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str, text: str
+) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_bytes(content.encode("latin-1"))
+    message = _refused(capsys, "serve", "--config-file", str(file))
+    assert text in message
+    assert str(file) in message
+
+
+def test_settings_file_that_is_not_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    missing = str(tmp_path / "none.toml")
+    assert missing in _refused(capsys, "serve", "--config-file", missing)
+    monkeypatch.setenv("HEADRACE_CONFIG_FILE", missing)
+    assert missing in _refused(capsys, "serve")
+
+
+def test_command_line_wins_over_environment_over_file(good: Path, tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(
+        f"model-repository = ['{good}']\n"
+        "id = 'from the file'\nlog_format = 'json'\nhttp-max-input-size = 1234\n"
+    )
+    environment = {
+        "HEADRACE_CONFIG_FILE": str(file),
+        "HEADRACE_ID": "from the environment",
+        "HEADRACE_LOG_FORMAT": "ISO8601",
+        "HEADRACE_ACCESS_LOG": "true",
+    }
+    options = ["--id=from the command line"]
+    with ServerProcess(good, options=options, environment=environment) as server:
+        with HttpClient(server.url, binary=False) as client:
+            assert client.server_metadata().name == "from the command line"
+            answer = ask(server.http, "POST", "/v2/models/same/infer", b" " * 2000)
+        assert "maximum allowed value of 1234 bytes" in answer.error
+        server.stop()
+        line = next(line for line in server.log.splitlines() if "headrace.access" in line)
+    assert line[10] == "T"  # an ISO date, not JSON
+    assert line[23] == "Z"
+
+
+# --- serving
+
+
+def test_start_up_shows_addresses_and_models(good: Path) -> None:
+    with ServerProcess(good) as server:
+        assert f"HTTP     http://{server.http}  (documentation at http://{server.http}/docs)" in (
+            server.output
+        )
+        assert f"gRPC     {server.grpc}\n" in server.output
+        assert f"metrics  http://{server.metrics}/metrics\n" in server.output
+        [row] = [line.split() for line in server.output.splitlines() if line.startswith("same")]
+        assert row[:3] == ["same", "1", "onnxruntime"]
+        assert "READY" in row
+
+
+def test_only_the_doors_that_are_wanted(good: Path) -> None:
+    options = ["--allow-grpc=false", "--allow-metrics=0"]
+    with ServerProcess(good, options=options, wait=True) as server:
+        assert ask(server.http, "GET", "/v2/health/ready").status == 200
+        assert "gRPC" not in server.output
+        assert "metrics" not in server.output
+
+
+def test_a_model_file_by_itself(tmp_path: Path) -> None:
+    file = tmp_path / "files" / "alone.onnx"
+    _write_model(file)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with (
+        ServerProcess(empty, options=["--model-file", str(file)]) as server,
+        HttpClient(server.url, binary=False) as client,
+    ):
+        answer = client.infer("alone", {"INPUT0": np.ones((1, 2), np.float32)})
+    assert (answer.model_version, answer["OUTPUT0"].tolist()) == ("1", [[1, 1]])
+
+
+@pytest.mark.parametrize("command", [["serve", "--model-repository"], ["models", "check"]])
+def test_repository_that_is_not_there(tmp_path: Path, command: list[str]) -> None:
+    missing = str(tmp_path / "nowhere")
+    ended = _run(*command, missing)
+    assert ended.returncode == 1
+    assert f"model repository {missing} cannot be read" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_model_file_that_is_not_there(tmp_path: Path) -> None:
+    missing = str(tmp_path / "none.onnx")
+    ended = _run("serve", missing, *_PORTS)
+    assert (ended.returncode, ended.stderr) == (
+        1,
+        f"headrace serve: there is no model file {missing}\n",
+    )
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that somebody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+@pytest.mark.parametrize("door", ["HTTP", "gRPC", "metrics"])
+def test_port_in_use(good: Path, taken: int, door: str) -> None:
+    ports = [port for port in _PORTS if door.lower() not in port]
+    ended = _run("serve", "--model-repository", str(good), *ports, f"--{door.lower()}-port={taken}")
+    assert ended.returncode == 1
+    assert f"headrace serve: cannot listen on 127.0.0.1:{taken} for {door}" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_log_file_that_cannot_be_written(good: Path, tmp_path: Path) -> None:
+    file = tmp_path / "no" / "such" / "directory.log"
+    ended = _run("serve", "--model-repository", str(good), *_PORTS, f"--log-file={file}")
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("headrace serve: cannot write the log: ")
+
+
+def test_exit_on_error(bad: Path) -> None:
+    ended = _run("serve", "--model-repository", str(bad), *_PORTS)
+    assert ended.returncode == 1
+    assert "a model cannot be loaded; --exit-on-error=false serves the rest" in ended.stderr
+    assert "misconfigured/config.pbtxt:2" in ended.stderr
+    assert "did you mean 'max_batch_size'?" in ended.stderr
+    assert "READY" in ended.stdout
+
+
+def test_serving_the_rest(bad: Path) -> None:
+    options = ["--exit-on-error=false", "--strict-readiness=false"]
+    with ServerProcess(bad, options=options) as server:
+        assert ask(server.http, "GET", "/v2/health/ready").status == 200
+        assert ask(server.http, "GET", "/v2/models/same/ready").status == 200
+        assert ask(server.http, "GET", "/v2/models/no_model/ready").status == 503
+        assert server.stop() == 0
+
+
+# --- models check
+
+
+def test_check_of_a_good_repository(good: Path) -> None:
+    ended = _run("models", "check", str(good))
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("ok    same (versions 1)\n")
+    assert 'platform: "onnxruntime_onnx"' in ended.stdout
+    assert ended.stdout.endswith("1 models, 0 with errors\n")
+
+
+def test_check_of_a_bad_repository(bad: Path) -> None:
+    ended = _run("models", "check", str(bad))
+    assert ended.returncode == 1
+    assert "ERROR misconfigured\n      misconfigured/config.pbtxt:2" in ended.stdout
+    assert "did you mean 'max_batch_size'?" in ended.stdout
+    assert "ERROR no_model\n      model.onnx is not a valid ONNX model" in ended.stdout
+    assert "ok    same (versions 1)\n" in ended.stdout
+    assert ended.stdout.endswith("3 models, 2 with errors\n")
+
+
+def test_check_of_two_repositories_with_the_same_model(good: Path, bad: Path) -> None:
+    ended = _run("models", "check", str(good), str(bad))
+    assert ended.returncode == 1
+    assert "ERROR same\n      model appears in two or more repositories" in ended.stdout
+
+
+def test_check_as_json(bad: Path) -> None:
+    ended = _run("models", "check", "--json", str(bad))
+    assert (ended.returncode, ended.stderr) == (1, "")
+    reports = {report["model"]: report for report in json.loads(ended.stdout)}
+    assert {name: report["ok"] for name, report in reports.items()} == {
+        "misconfigured": False, "no_model": False, "same": True,
+    }  # fmt: skip
+    assert reports["same"]["versions"] == [1]
+    assert reports["same"]["config"]["max_batch_size"] == 4
+    assert reports["same"]["config"]["input"][0]["data_type"] == "TYPE_FP32"
+    assert "max_bach_size" in reports["misconfigured"]["error"]
+
+
+def test_check_of_an_empty_repository(tmp_path: Path) -> None:
+    ended = _run("models", "check", str(tmp_path))
+    assert (ended.returncode, ended.stdout) == (0, "0 models, 0 with errors\n")
