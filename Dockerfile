@@ -1,0 +1,34 @@
+# Builds a small image that holds Python, the pinned runtime packages and headrace, nothing else.
+#
+#   docker build -t headrace:0.1.0 .
+#   docker run --rm --read-only -p 8000-8002:8000-8002 -v "$PWD/model_repository:/models:ro" headrace:0.1.0
+
+FROM python:3.13-slim AS build
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
+WORKDIR /src
+# Packages before sources: a change of the code alone re-uses this layer.
+COPY requirements/serve.txt requirements/build.txt requirements/
+RUN python -m venv /opt/build && python -m venv --without-pip /opt/headrace \
+    && /opt/build/bin/pip install --require-hashes -r requirements/build.txt \
+    && pip --python /opt/headrace/bin/python install --require-hashes -r requirements/serve.txt
+COPY pyproject.toml README.md LICENSE ./
+COPY server/ server/
+RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --no-index --wheel-dir dist . \
+    && pip --python /opt/headrace/bin/python install --no-deps --no-index dist/*.whl
+
+FROM python:3.13-slim
+COPY --from=build /opt/headrace /opt/headrace
+# A container has its own network, so the server listens on all of its addresses.
+ENV PATH="/opt/headrace/bin:$PATH" \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    HEADRACE_HTTP_ADDRESS=0.0.0.0 \
+    HEADRACE_GRPC_ADDRESS=0.0.0.0 \
+    HEADRACE_METRICS_ADDRESS=0.0.0.0
+WORKDIR /models
+USER 65532:65532
+EXPOSE 8000 8001 8002
+HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --retries=3 \
+    CMD ["python", "-c", "import os, urllib.request as r; r.build_opener(r.ProxyHandler({})).open('http://127.0.0.1:' + os.environ.get('HEADRACE_HTTP_PORT', '8000') + '/v2/health/live', timeout=2)"]
+ENTRYPOINT ["headrace"]
+CMD ["serve", "--model-repository", "/models"]

@@ -1,0 +1,259 @@
+"""The manifests are valid for their schemas and name only options, ports and paths that exist."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from socket import socket
+from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from headrace.settings import OPTIONS
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+KUBERNETES_VERSIONS = ("1.31", "1.34")
+DEFAULT_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
+
+Manifest = dict[str, Any]
+
+
+def load(path: str) -> Manifest:
+    manifest = yaml.safe_load((DEPLOY / path).read_text())
+    assert isinstance(manifest, dict)
+    return manifest
+
+
+DEPLOYMENT = load("kubernetes/deployment.yaml")
+SERVICE = load("kubernetes/service.yaml")
+BUDGET = load("kubernetes/pod-disruption-budget.yaml")
+KUSTOMIZATION = load("kubernetes/kustomization.yaml")
+RUNTIME = load("kserve/cluster-serving-runtime.yaml")
+INFERENCE_SERVICE = load("kserve/inference-service.yaml")
+
+POD = DEPLOYMENT["spec"]["template"]["spec"]
+(CONTAINER,) = POD["containers"]
+(KSERVE_CONTAINER,) = RUNTIME["spec"]["containers"]
+CONTAINERS = pytest.mark.parametrize(
+    "container", [CONTAINER, KSERVE_CONTAINER], ids=["kubernetes", "kserve"]
+)
+
+
+def options(container: Manifest) -> dict[str, str]:
+    """What `--name=value` arguments and `HEADRACE_*` variables set, by option name."""
+    command, *arguments = container["args"]
+    assert command == "serve"
+    given = dict(argument.removeprefix("--").split("=", 1) for argument in arguments)
+    names = {option.env: option.name for option in OPTIONS}
+    return given | {names[variable["name"]]: variable["value"] for variable in container["env"]}
+
+
+def ports(container: Manifest) -> dict[str, int]:
+    """Where the server listens under these arguments."""
+    given = options(container)
+    return {door: int(given.get(f"{door}-port", port)) for door, port in DEFAULT_PORTS.items()}
+
+
+@pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
+@pytest.mark.parametrize("manifest", [DEPLOYMENT, SERVICE, BUDGET], ids=lambda m: str(m["kind"]))
+def test_kubernetes_accepts(manifest: Manifest, version: str) -> None:
+    kubernetes_validate.validate(manifest, version, strict=True)
+
+
+@pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
+def test_kubernetes_accepts_the_runtime_container(version: str) -> None:
+    containers = RUNTIME["spec"]["containers"]
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "headrace"},
+        "spec": {"containers": containers},
+    }
+    kubernetes_validate.validate(pod, version, strict=True)
+
+
+def test_kustomization_lists_every_manifest() -> None:
+    others = {path.name for path in (DEPLOY / "kubernetes").glob("*.yaml")}
+    assert set(KUSTOMIZATION["resources"]) == others - {"kustomization.yaml"}
+    assert [image["name"] for image in KUSTOMIZATION["images"]] == [CONTAINER["image"]]
+
+
+# The SDK registers protobuf files of its own, so it gets an interpreter of its own. Members below
+# Kubernetes' classes, such as a container's, are for the tests above.
+UNKNOWN_MEMBERS = """
+import json, sys
+import kserve.models
+
+def unknown(value, kind, path):
+    if kind.startswith("list["):
+        for item in value:
+            yield from unknown(item, kind[5:-1], path)
+    elif hasattr(kserve.models, kind):
+        model = getattr(kserve.models, kind)
+        attributes = {member: attribute for attribute, member in model.attribute_map.items()}
+        for member in value:
+            if member in attributes:
+                inner = model.openapi_types[attributes[member]]
+                yield from unknown(value[member], inner, path + [member])
+            else:
+                yield ".".join(path + [member])
+
+json.dump(list(unknown(json.load(sys.stdin), sys.argv[1], [])), sys.stdout)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("manifest", "model", "expected"),
+    [
+        (RUNTIME, "V1alpha1ClusterServingRuntime", []),
+        (INFERENCE_SERVICE, "V1beta1InferenceService", []),
+        (RUNTIME | {"spec": {"formats": []}}, "V1alpha1ClusterServingRuntime", ["spec.formats"]),
+    ],
+    ids=["runtime", "inference service", "misspelt"],
+)
+def test_kserve_knows_every_member(manifest: Manifest, model: str, expected: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", UNKNOWN_MEMBERS, model],
+        input=json.dumps(manifest),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == expected
+
+
+def test_runtime_has_what_kserve_requires() -> None:
+    assert RUNTIME["apiVersion"] == "serving.kserve.io/v1alpha1"
+    assert KSERVE_CONTAINER["name"] == "kserve-container"
+    assert RUNTIME["spec"]["protocolVersions"] == ["v2", "grpc-v2"]
+    (model_format,) = RUNTIME["spec"]["supportedModelFormats"]
+    assert model_format == {"name": "onnx", "version": "1", "autoSelect": True, "priority": 2}
+    assert options(KSERVE_CONTAINER)["model-repository"] == "/mnt/models"
+
+
+def test_inference_service_uses_the_runtime() -> None:
+    model = INFERENCE_SERVICE["spec"]["predictor"]["model"]
+    assert model["runtime"] == RUNTIME["metadata"]["name"]
+    assert model["protocolVersion"] in RUNTIME["spec"]["protocolVersions"]
+    formats = {supported["name"] for supported in RUNTIME["spec"]["supportedModelFormats"]}
+    assert model["modelFormat"]["name"] in formats
+    assert model["storageUri"]
+
+
+@CONTAINERS
+def test_options_exist(container: Manifest) -> None:
+    assert set(options(container)) <= {option.name for option in OPTIONS}
+    assert {variable["name"] for variable in container["env"]} <= {o.env for o in OPTIONS}
+
+
+def test_kubernetes_ports_are_the_servers() -> None:
+    listening = ports(CONTAINER)
+    assert {port["name"]: port["containerPort"] for port in CONTAINER["ports"]} == listening
+    assert {port["targetPort"]: port["port"] for port in SERVICE["spec"]["ports"]} == listening
+    annotations = DEPLOYMENT["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["prometheus.io/port"] == str(listening["metrics"])
+
+
+def test_kserve_ports_are_the_servers() -> None:
+    listening = ports(KSERVE_CONTAINER)
+    assert [port["containerPort"] for port in KSERVE_CONTAINER["ports"]] == [listening["http"]]
+    assert KSERVE_CONTAINER["readinessProbe"]["httpGet"]["port"] == listening["http"]
+    annotations = RUNTIME["spec"]["annotations"]
+    assert annotations["prometheus.kserve.io/port"] == str(listening["metrics"])
+
+
+def test_selectors_find_the_pods() -> None:
+    labels = DEPLOYMENT["spec"]["template"]["metadata"]["labels"]
+    assert DEPLOYMENT["spec"]["selector"]["matchLabels"] == labels
+    assert BUDGET["spec"]["selector"]["matchLabels"] == labels
+    assert SERVICE["spec"]["selector"] == labels
+
+
+def test_models_are_mounted_read_only_where_the_server_looks() -> None:
+    (mount,) = CONTAINER["volumeMounts"]
+    (volume,) = POD["volumes"]
+    assert mount["name"] == volume["name"]
+    assert mount["mountPath"] == options(CONTAINER)["model-repository"]
+    assert mount["readOnly"] is volume["persistentVolumeClaim"]["readOnly"] is True
+
+
+def test_pod_outlives_the_servers_own_shutdown() -> None:
+    given = options(CONTAINER)
+    shutdown = int(given["shutdown-delay-secs"]) + int(given["exit-timeout-secs"])
+    assert shutdown < POD["terminationGracePeriodSeconds"]
+
+
+@CONTAINERS
+def test_container_has_no_privileges(container: Manifest) -> None:
+    context = POD["securityContext"] | container["securityContext"]
+    assert context["runAsNonRoot"] is True
+    assert context["runAsUser"] > 0
+    assert context["readOnlyRootFilesystem"] is True
+    assert context["allowPrivilegeEscalation"] is False
+    assert context["capabilities"] == {"drop": ["ALL"]}
+    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+
+
+@CONTAINERS
+def test_container_has_requests_and_limits(container: Manifest) -> None:
+    for bound in ("requests", "limits"):
+        assert set(container["resources"][bound]) == {"cpu", "memory"}
+
+
+def free_port() -> int:
+    with socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[dict[str, int]]:
+    """The ports of a server that runs as in the Deployment, with an empty repository."""
+    free = {door: free_port() for door in DEFAULT_PORTS}
+    given = options(CONTAINER) | {"model-repository": str(tmp_path), "shutdown-delay-secs": "0"}
+    given |= {f"{door}-port": str(port) for door, port in free.items()}
+    arguments = [f"--{name}={value}" for name, value in given.items()]
+    server = subprocess.Popen(
+        [Path(sys.executable).with_name("headrace"), "serve", *arguments],
+        env={k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")},
+    )
+    try:
+        yield free
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def eventual_status(url: str, seconds: float) -> int:
+    """The answer's status, as soon as something answers there with success."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            with urlopen(url, timeout=5) as answer:
+                status: int = answer.status
+                return status
+        except URLError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_server_answers_what_the_manifests_ask(running: dict[str, int]) -> None:
+    annotations = DEPLOYMENT["spec"]["template"]["metadata"]["annotations"]
+    asked = {("metrics", annotations["prometheus.io/path"])}
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        get = CONTAINER[probe]["httpGet"]
+        asked.add((get["port"], get["path"]))
+    assert len(asked) == 3
+    for door, path in asked:
+        assert eventual_status(f"http://127.0.0.1:{running[door]}{path}", seconds=20) == 200
