@@ -1,0 +1,177 @@
+"""The command: reads the arguments, starts the server, measures, writes the results."""
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks import stages
+from benchmarks.measure import Plan, errors_of, measure
+from benchmarks.messages import PROTOCOLS
+from benchmarks.models import MLP, MLP_UNBATCHED, MODELS, write_repository
+from benchmarks.report import as_json, as_markdown, insert, this_machine
+from benchmarks.server import BenchmarkError, Target, parse_peer, split_cores, started
+from benchmarks.summary import Cell, Repetition
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "benchmarks.md"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; 1 if a single answer was missing or wrong, or nothing could be measured."""
+    options = _parser().parse_args(arguments)
+    if options.write_models:
+        write_repository(options.write_models)
+        return 0
+    if options.stages:
+        stages.main()
+        return 0
+    try:
+        return _run(options)
+    except BenchmarkError as error:
+        print(f"scripts/bench: {error}", file=sys.stderr)
+        return 1
+
+
+def _run(options: argparse.Namespace) -> int:
+    plan = _plan(options)
+    peers = [parse_peer(text) for text in options.peer]
+    core, client_cores = split_cores()
+    machine = this_machine(core)
+    os.sched_setaffinity(0, client_cores)
+    with _target(options.url, core, options.server_option) as target:
+        targets = [target, *peers]
+        if len({t.name for t in targets}) < len(targets):
+            raise BenchmarkError("two servers have the same name")
+        cells = plan.cells(targets)
+        each = plan.seconds + plan.warm_up
+        minutes = len(cells) * plan.repetitions * each / 60
+        print(f"{len(cells)} cells, {minutes:.1f} minutes", file=sys.stderr)
+        results = measure(plan, targets, _show)
+    markdown = as_markdown(plan, machine, results)
+    options.output.mkdir(parents=True, exist_ok=True)
+    (options.output / "results.json").write_text(as_json(plan, machine, results), encoding="utf-8")
+    (options.output / "results.md").write_text(markdown, encoding="utf-8")
+    print(markdown)
+    if options.record:
+        PAGE.write_text(insert(PAGE.read_text(encoding="utf-8"), markdown), encoding="utf-8")
+    for text, count in errors_of(results).most_common(10):
+        print(f"{count} x {text}", file=sys.stderr)
+    return 1 if errors_of(results) else 0
+
+
+@contextmanager
+def _target(url: str, core: int | None, server_options: Sequence[str]) -> Iterator[Target]:
+    """The server in question: the one at `url`, or our own, started here."""
+    if url:
+        yield parse_peer(url if "=" in url else f"server={url}")
+        return
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as directory:
+        write_repository(Path(directory))
+        with started(Path(directory), core, server_options) as target:
+            yield target
+
+
+def _plan(options: argparse.Namespace) -> Plan:
+    seconds, warm_up = (0.3, 0.1) if options.quick else (3.0, 1.0)
+    return Plan(
+        models=options.models,
+        protocols=options.protocols,
+        concurrency=options.concurrency,
+        seconds=options.seconds or seconds,
+        warm_up=warm_up if options.warm_up is None else options.warm_up,
+        repetitions=options.repetitions or (1 if options.quick else 5),
+        streams=options.streams,
+    )
+
+
+def _show(cell: Cell, repetition: Repetition) -> None:
+    print(
+        f"{cell.server:10} {cell.model:13} {cell.protocol:11} {cell.concurrency:3}"
+        f" {repetition.throughput:9.0f}/s  p50 {repetition.p50 * 1_000:7.3f} ms"
+        f"  errors {repetition.failures}",
+        file=sys.stderr,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "scripts/bench",
+        description="Measure the server with one row per request, in a closed loop.",
+    )
+    models = [name for name in MODELS if name != MLP_UNBATCHED]
+    add = parser.add_argument
+    add("--quick", action="store_true", help="a look, not a measurement: 1 repetition of 0.3 s")
+    add("--models", type=_names(models), default=[MLP], metavar="LIST", help=", ".join(models))
+    add(
+        "--protocols", type=_names(list(PROTOCOLS)), default=list(PROTOCOLS), metavar="LIST",
+        help=", ".join(PROTOCOLS) + " (default: all)",
+    )  # fmt: skip
+    add(
+        "--concurrency", type=_numbers, default=[1, 4, 16, 64], metavar="LIST",
+        help="requests at once (default: 1,4,16,64)",
+    )  # fmt: skip
+    add("--seconds", type=_positive, metavar="S", help="measured time of a repetition (default: 3)")
+    add("--warm-up", type=float, metavar="S", help="time before that (default: 1)")
+    add("--repetitions", type=_count, metavar="N", help="of each cell (default: 5)")
+    add(
+        "--streams", type=_count, default=1, metavar="N",
+        help="concurrent calls on each gRPC connection (default: 1)",
+    )  # fmt: skip
+    add(
+        "--server-option", action="append", default=[], metavar="OPTION",
+        help="a further option for the server, as --server-option=--name=value",
+    )  # fmt: skip
+    add(
+        "--url", default="", metavar="HTTP,GRPC",
+        help="measure the server at these addresses, host:port each, instead of starting one",
+    )  # fmt: skip
+    add(
+        "--peer", action="append", default=[], metavar="NAME=HTTP,GRPC",
+        help="measure this server of the same models too, side by side, and show ratios",
+    )  # fmt: skip
+    add("--write-models", type=Path, metavar="DIR", help="write the model repository and end")
+    add(
+        "--output", type=Path, default=ROOT / "benchmarks" / "results", metavar="DIR",
+        help="where results.json and results.md go (default: benchmarks/results)",
+    )  # fmt: skip
+    add("--stages", action="store_true", help="print what each stage of a request costs, and end")
+    add("--record", action="store_true", help="put the tables into docs/benchmarks.md")
+    return parser
+
+
+class _names:
+    """Reads a list of known names, with commas between them."""
+
+    def __init__(self, known: Sequence[str]) -> None:
+        self._known = known
+
+    def __call__(self, text: str) -> list[str]:
+        names = list(dict.fromkeys(text.split(",")))
+        for name in names:
+            if name not in self._known:
+                raise argparse.ArgumentTypeError(f"'{name}' is none of {', '.join(self._known)}")
+        return names
+
+
+def _numbers(text: str) -> list[int]:
+    return list(dict.fromkeys(_count(part) for part in text.split(",")))
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a positive whole number")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 3600:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds")
+    return value

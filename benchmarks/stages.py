@@ -1,0 +1,218 @@
+"""What each stage of a request costs, in this process, without sockets: `scripts/bench --stages`.
+
+The request is one row of the MLP. Figures are the fastest of several rounds: other work on the
+machine can only add to them.
+"""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from time import monotonic_ns, perf_counter
+from typing import Any
+
+from benchmarks.http1 import header
+from benchmarks.messages import PROTOCOLS
+from benchmarks.models import MLP, MODELS
+from benchmarks.report import table
+from headrace.backends.onnx import OnnxBackend, OnnxModel
+from headrace.core.datatypes import Datatype
+from headrace.core.errors import ServerError
+from headrace.core.model_spec import LoadSpec
+from headrace.core.requests import InferRequest, InferResponse
+from headrace.core.signature import Signature, TensorSpec
+from headrace.execution.choice import InstanceKind
+from headrace.execution.local import LocalInstance
+from headrace.observability.statistics import VersionStatistics
+from headrace.scheduling.batch import Batch, Outcome, Pending
+from headrace.scheduling.batcher import Batcher
+from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy
+from headrace.wire import grpc_infer, http_infer
+
+ROWS = (1, 16, 64)
+_ROUNDS = 7
+_ROUND_SECS = 0.05
+_SIGNATURE = Signature(
+    MLP,
+    64,
+    (TensorSpec("input", Datatype.FP32, (64,)),),
+    (TensorSpec("output", Datatype.FP32, (10,)),),
+)
+
+Work = Callable[[], object]
+
+
+class _Tick:
+    """The scheduler's clock, and an event loop of one callback."""
+
+    now = staticmethod(monotonic_ns)
+
+    def __init__(self) -> None:
+        self._callback: Callable[[], None] | None = None
+
+    def soon(self, callback: Callable[[], None]) -> object:
+        """Remember what `end` runs."""
+        self._callback = callback
+        return None
+
+    def at(self, when: int, callback: Callable[[], None]) -> Any:
+        """Nothing here is ever delayed."""
+        raise AssertionError("a timer in a model without delay. This is a bug.")
+
+    def end(self) -> None:
+        """The end of the tick."""
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback()
+
+
+class _Sink:
+    """Takes answers and forgets them."""
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        """Take an answer."""
+
+    def fail(self, error: ServerError) -> None:
+        """Nothing fails here."""
+        raise error
+
+
+def main() -> None:
+    """Measure and print."""
+    with tempfile.TemporaryDirectory(prefix="headrace-stages-") as directory:
+        MODELS[MLP].write(Path(directory))
+        root = Path(directory) / MLP
+        model = OnnxBackend().load(LoadSpec(MLP, root / "1" / "model.onnx", root))
+        print(report(model))
+
+
+def report(model: OnnxModel, round_secs: float = _ROUND_SECS) -> str:
+    """The tables, as Markdown."""
+    singles = [
+        (name, f"{_cost(work, round_secs):.2f}") for name, work in _single_stages(model).items()
+    ]
+    titles = ("stage", *(f"batch of {rows}" for rows in ROWS))
+    stages: dict[str, list[str]] = {}
+    for rows in ROWS:
+        for name, work in _batch_stages(model, rows).items():
+            stages.setdefault(name, []).append(f"{_cost(work, round_secs) / rows:.2f}")
+    return "\n\n".join((
+        "Microseconds per request, outside of batches:",
+        table(("stage", "us"), singles, left=1),
+        "Microseconds per request, by the size of the batch:",
+        table(titles, [(name, *costs) for name, costs in stages.items()], left=1),
+    ))  # fmt: skip
+
+
+def _single_stages(model: OnnxModel) -> dict[str, Work]:
+    """What is done for each request alone."""
+    bodies = {name: _body(name) for name in PROTOCOLS}
+    request = _request()
+    response = _response(model, request)
+    plain, binary = http_infer.ResponseForm(), http_infer.ResponseForm(binary=True)
+    head = _message("http-binary").partition(b"\r\n\r\n")[0].lower() + b"\r\n"
+    json_size = int(header(head, b"inference-header-content-length") or 0)
+
+    decode = partial(http_infer.decode_infer, MLP, "")
+
+    def decode_grpc() -> None:
+        data = bodies["grpc"]
+        grpc_infer.decode_infer(grpc_infer.parse_infer(data), len(data))
+
+    return {
+        "decode HTTP JSON": partial(decode, bodies["http-json"], None),
+        "decode HTTP binary": partial(decode, bodies["http-binary"], json_size),
+        "decode gRPC": decode_grpc,
+        "check": partial(_SIGNATURE.check, request),
+        "encode HTTP JSON": partial(http_infer.encode_infer, response, plain),
+        "encode HTTP binary": partial(http_infer.encode_infer, response, binary),
+        "encode gRPC": lambda: grpc_infer.encode_infer(response).SerializeToString(),
+    }
+
+
+def _batch_stages(model: OnnxModel, rows: int) -> dict[str, Work]:
+    """What is done for a batch of `rows` requests."""
+    batcher, tick = _batcher(model)
+    requests = [_request() for _ in range(rows)]
+    sink = _Sink()
+    pendings = [Pending(request, sink, 1, None, 0, batcher) for request in requests]
+    batch = Batch(_SIGNATURE, pendings)
+    inputs = batch.gather()
+    arrays = model.infer(inputs, ["output"])
+    parts = batch.split(arrays)
+    outcome = Outcome(arrays, None, 0, 0, 0)
+
+    def schedule() -> None:
+        for request in requests:
+            batcher.submit(request, sink, 1)
+        tick.end()
+
+    return {
+        "gather": batch.gather,
+        "run": partial(model.infer, inputs, ["output"]),
+        "split": partial(batch.split, arrays),
+        "respond": partial(batch.respond, "1", parts, outcome),
+        "from submit to sink, all of these included": schedule,
+    }
+
+
+def _batcher(model: OnnxModel) -> tuple[Batcher, _Tick]:
+    tick = _Tick()
+    policy = SchedulingPolicy(BatchPolicy(_SIGNATURE.max_batch_size))
+    batcher = Batcher(_SIGNATURE, "1", policy, tick, VersionStatistics(), _raise)
+    batcher.add_instance(LocalInstance(MLP, model, InstanceKind.INLINE, _NO_LOOP))
+    tick.end()
+    return batcher, tick
+
+
+# An inline instance never uses its event loop.
+_NO_LOOP: Any = None
+
+
+def _raise(pendings: Sequence[Pending], error: Exception) -> None:
+    raise error
+
+
+def _body(protocol: str) -> bytes:
+    """The request as a transport hands it on: without HTTP's head, or gRPC's prefix."""
+    message = _message(protocol)
+    return message[5:] if protocol == "grpc" else message.partition(b"\r\n\r\n")[2]
+
+
+def _message(protocol: str) -> bytes:
+    return PROTOCOLS[protocol].exchanges("localhost", MODELS[MLP])[0].message
+
+
+def _request() -> InferRequest:
+    data = _body("grpc")
+    return grpc_infer.decode_infer(grpc_infer.parse_infer(data), len(data))
+
+
+def _response(model: OnnxModel, request: InferRequest) -> InferResponse:
+    answers: list[InferResponse] = []
+
+    class Keep(_Sink):
+        def respond(self, response: InferResponse, final: bool) -> None:
+            answers.append(response)
+
+    batcher, tick = _batcher(model)
+    batcher.submit(request, Keep(), 1)
+    tick.end()
+    return answers[0]
+
+
+def _cost(work: Work, round_secs: float) -> float:
+    """Microseconds of one call."""
+    count = 1
+    while (elapsed := _time(work, count)) < round_secs / 4:
+        count *= 4
+    count = max(round(count * round_secs / elapsed), 1)
+    return min(_time(work, count) for _ in range(_ROUNDS)) / count * 1e6
+
+
+def _time(work: Work, count: int) -> float:
+    calls: Sequence[None] = [None] * count
+    begun = perf_counter()
+    for _ in calls:
+        work()
+    return perf_counter() - begun
