@@ -1,0 +1,57 @@
+"""Requests to the model that can be kept busy, over both protocols."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from struct import pack, unpack
+
+import grpc.aio
+import orjson
+
+from headrace.wire.pb import grpc_service_pb2 as pb
+from tests.faults.conftest import Busy
+from tests.support.busy_model import busy_json
+from tests.support.raw_clients import HttpConnection, call, post, post_bytes
+from tests.support.server_process import ServerProcess
+from tests.support.watching import admitted, until
+
+INFER = {name: f"/v2/models/{name}/infer" for name in ("busy", "busy_alone", "simple")}
+_HOLD_SECS = 0.6
+
+
+def busy_message(model: str, value: int, cost: int = 0) -> bytes:
+    """A ModelInferRequest of one row."""
+    message = pb.ModelInferRequest(model_name=model, id=str(value))
+    for name, number in (("VALUE", value), ("COST", cost)):
+        message.inputs.add(name=name, datatype="INT64", shape=[1, 1])
+        message.raw_input_contents.append(pack("<q", number))
+    return message.SerializeToString()
+
+
+async def infer(server: ServerProcess, model: str, value: int, cost: int = 0) -> int:
+    """Run one request over HTTP; its RESULT."""
+    answer = await post(server.http, INFER[model], busy_json(value, cost))
+    assert answer.status == 200, answer
+    result: int = orjson.loads(answer.body)["outputs"][0]["data"][0]
+    return result
+
+
+async def infer_grpc(channel: grpc.aio.Channel, model: str, value: int, cost: int = 0) -> int:
+    """Run one request over gRPC; its RESULT."""
+    data = await call(channel, "ModelInfer", busy_message(model, value, cost))
+    result: int = unpack("<q", pb.ModelInferResponse.FromString(data).raw_output_contents[0])[0]
+    return result
+
+
+@asynccontextmanager
+async def holding(busy: Busy, model: str, seconds: float = _HOLD_SECS) -> AsyncIterator[None]:
+    """Keep the model's only instance busy for a while: what is sent within waits in the queue.
+
+    On leaving, the request that does it has been answered.
+    """
+    async with await HttpConnection.open(busy.server.http) as connection:
+        before, _ = await admitted(busy.server)
+        body = busy_json(1, round(busy.second * seconds))
+        await connection.send(post_bytes(INFER[model], body))
+        await until(lambda: admitted(busy.server), lambda found: found[0] == before + 1)
+        yield
+        assert (await connection.receive()).status == 200

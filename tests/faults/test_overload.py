@@ -1,0 +1,292 @@
+"""More than the server takes: refused at once, while what it has taken is answered."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from tests.faults.conftest import Busy
+from tests.faults.requests import INFER, busy_message, holding, infer, infer_grpc
+from tests.support.busy_model import POISON, busy_json, cost_of_a_second, write_busy_model
+from tests.support.raw_clients import (
+    HttpConnection,
+    call,
+    get,
+    open_channel,
+    open_stream,
+    post,
+    post_bytes,
+)
+from tests.support.server_process import ServerProcess
+from tests.support.watching import admitted, failures, metrics, pending, statistics, until
+
+MODEL = "busy_alone"
+LIMIT = 4
+
+
+@pytest.fixture(scope="module")
+def few(repository: Path) -> Iterator[Busy]:
+    """A server that admits few requests."""
+    with ServerProcess(repository, options=[f"--max-admitted-requests={LIMIT}"]) as server:
+        yield Busy(server, cost_of_a_second(server.http))
+        assert server.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def small(repository: Path) -> Iterator[Busy]:
+    """A server that admits few bytes."""
+    options = ["--max-admitted-bytes=100000", "--max-request-bytes=5000000"]
+    with ServerProcess(repository, options=options) as server:
+        yield Busy(server, cost_of_a_second(server.http))
+        assert server.stop() == 0
+
+
+async def refused_grpc(started: "grpc.aio.UnaryUnaryCall[bytes, bytes]") -> str:
+    """The text with which a call was refused as UNAVAILABLE."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await started
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    return caught.value.details() or ""
+
+
+@pytest.mark.parametrize("waiting_over", ["http", "grpc"])
+def test_too_many_requests(few: Busy, waiting_over: str) -> None:
+    async def scenario() -> None:
+        server = few.server
+        overloaded = (await metrics(server))["headrace_overloaded_total"]
+        async with open_channel(server.grpc) as channel:
+            async with holding(few, MODEL):
+                start: Callable[[int], Awaitable[int]] = (
+                    (lambda n: infer(server, MODEL, n))
+                    if waiting_over == "http"
+                    else (lambda n: infer_grpc(channel, MODEL, n))
+                )
+                waiting = [asyncio.ensure_future(start(n)) for n in range(LIMIT - 1)]
+                await until(lambda: pending(server, MODEL), lambda n: n == LIMIT - 1)
+
+                answer = await post(server.http, INFER[MODEL], busy_json(9))
+                assert answer.status == 503
+                assert int(answer.headers["retry-after"]) > 0
+                assert b"limit of 4 requests" in answer.body
+                text = await refused_grpc(call(channel, "ModelInfer", busy_message(MODEL, 9)))
+                assert "limit of 4 requests" in text
+
+                # Refused at once, not after those in front; and the server still tells of itself.
+                assert not any(task.done() for task in waiting)
+                assert (await get(server.http, "/v2/health/ready")).status == 200
+                assert (await admitted(server))[0] == LIMIT
+            assert await asyncio.gather(*waiting) == list(range(LIMIT - 1))
+        await until(lambda: admitted(server), lambda found: found == (0, 0))
+        assert (await metrics(server))["headrace_overloaded_total"] == overloaded + 2
+        assert await infer(server, MODEL, 7) == 7
+
+    asyncio.run(scenario())
+
+
+def test_too_many_requests_on_a_stream(few: Busy) -> None:
+    async def scenario() -> None:
+        from headrace.wire.pb import grpc_service_pb2 as pb
+
+        server = few.server
+        async with open_channel(server.grpc) as channel, holding(few, MODEL):
+            stream = open_stream(channel)
+            for value in range(LIMIT + 3):
+                await stream.write(busy_message(MODEL, value))
+            await stream.done_writing()
+            messages = [pb.ModelStreamInferResponse.FromString(data) async for data in stream]
+        texts = [message.error_message for message in messages]
+        assert texts[: LIMIT - 1] == [""] * (LIMIT - 1)
+        assert all("limit of 4 requests" in text for text in texts[LIMIT - 1 :])
+        assert len(texts) == LIMIT + 3
+        await until(lambda: admitted(server), lambda found: found == (0, 0))
+
+    asyncio.run(scenario())
+
+
+def test_too_many_bytes(small: Busy) -> None:
+    async def scenario() -> None:
+        server = small.server
+        padded = busy_json(2) + b" " * 60_000
+        async with open_channel(server.grpc) as channel:
+            async with holding(small, MODEL):
+                waiting = asyncio.ensure_future(post(server.http, INFER[MODEL], padded))
+                await until(lambda: pending(server, MODEL), lambda n: n == 1)
+
+                answer = await post(server.http, INFER[MODEL], padded)
+                assert answer.status == 503
+                assert int(answer.headers["retry-after"]) > 0
+                assert b"limit of 100000 bytes" in answer.body
+                large = busy_message(MODEL, 3) + b"\x1a\xe0\xd4\x03" + b"x" * 60_000  # id
+                text = await refused_grpc(call(channel, "ModelInfer", large))
+                assert "limit of 100000 bytes" in text
+                small_one = asyncio.ensure_future(infer(server, MODEL, 4))
+                await until(lambda: pending(server, MODEL), lambda n: n == 2)
+            assert (await waiting).status == 200
+            assert await small_one == 4
+        await until(lambda: admitted(server), lambda found: found == (0, 0))
+
+    asyncio.run(scenario())
+
+
+def test_a_body_is_refused_before_it_is_sent(small: Busy) -> None:
+    async def scenario() -> None:
+        head = f"POST {INFER[MODEL]} HTTP/1.1\r\nHost: test\r\nContent-Length: 900000000000\r\n\r\n"
+        async with await HttpConnection.open(small.server.http) as connection:
+            await connection.send(head.encode())
+            answer = await connection.receive()
+            assert answer.status == 413
+            assert b"5000000 bytes" in answer.body
+            assert answer.headers["connection"] == "close"
+            assert await connection.ended()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("why", ["overload", "no such model"])
+def test_a_request_is_refused_while_its_body_is_yet_to_come(few: Busy, why: str) -> None:
+    async def scenario() -> None:
+        server = few.server
+        path = INFER[MODEL] if why == "overload" else "/v2/models/nobody/infer"
+        whole = post_bytes(path, busy_json(2) + b" " * 300_000)
+        head, body = whole.split(b"\r\n\r\n", 1)
+        async with (
+            await HttpConnection.open(server.http) as connection,
+            holding(few, MODEL),
+        ):
+            waiting = [asyncio.ensure_future(infer(server, MODEL, n)) for n in range(LIMIT - 1)]
+            await until(lambda: pending(server, MODEL), lambda n: n == LIMIT - 1)
+            await connection.send(head + b"\r\n\r\n" + body[:10])
+            answer = await connection.receive()
+            assert answer.status == (503 if why == "overload" else 404)
+            assert not any(task.done() for task in waiting)
+            # Sent all the same, it is passed over, and the connection is as good as new.
+            await connection.send(body[10:])
+            await asyncio.gather(*waiting)
+            assert (await connection.post(INFER[MODEL], busy_json(3))).status == 200
+
+    asyncio.run(scenario())
+
+
+def test_a_body_beyond_the_limit_is_refused_without_its_length_being_told(small: Busy) -> None:
+    async def scenario() -> None:
+        server = small.server
+        head = f"POST {INFER[MODEL]} HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n"
+        async with await HttpConnection.open(server.http) as connection:
+            await connection.send(head.encode())
+            chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
+            for _ in range(5_000_000 // 0x10000 + 1):
+                await connection.send(chunk)
+            # There is no last chunk: it is refused for what has come so far.
+            assert (await connection.receive()).status == 413
+            assert await connection.ended()
+        await until(lambda: admitted(server), lambda found: found == (0, 0))
+
+    asyncio.run(scenario())
+
+
+def test_a_body_that_unpacks_beyond_the_limit(small: Busy) -> None:
+    import gzip
+
+    async def scenario() -> None:
+        body = gzip.compress(b" " * 50_000_000)
+        headers = {"Content-Encoding": "gzip"}
+        answer = await post(small.server.http, INFER[MODEL], body, headers)
+        assert answer.status == 413, answer
+        await until(lambda: admitted(small.server), lambda found: found == (0, 0))
+
+    asyncio.run(scenario())
+
+
+def test_a_full_queue_of_one_model(tmp_path: Path) -> None:
+    write_busy_model(
+        tmp_path, max_batch_size=1,
+        more="dynamic_batching { default_queue_policy { max_queue_size: 2 } }",
+    )  # fmt: skip
+
+    async def scenario() -> None:
+        with ServerProcess(tmp_path) as server:
+            busy = Busy(server, cost_of_a_second(server.http))
+            async with open_channel(server.grpc) as channel:
+                async with holding(busy, "busy"):
+                    waiting = [asyncio.ensure_future(infer(server, "busy", n)) for n in range(2)]
+                    await until(lambda: pending(server, "busy"), lambda n: n == 2)
+                    answer = await post(server.http, INFER["busy"], busy_json(9))
+                    assert answer.status == 503
+                    assert b"maximum queue size of 2" in answer.body
+                    assert answer.headers["retry-after"]
+                    text = await refused_grpc(call(channel, "ModelInfer", busy_message("busy", 9)))
+                    assert "maximum queue size of 2" in text
+                assert await asyncio.gather(*waiting) == [0, 1]
+            await until(lambda: admitted(server), lambda found: found == (0, 0))
+
+    asyncio.run(scenario())
+
+
+def test_one_poisoned_request_in_a_batch(busy: Busy) -> None:
+    async def scenario() -> None:
+        server = busy.server
+        before = await statistics(server, "busy")
+        failed = await failures(server, "busy", "BACKEND")
+        values = [POISON if n == 5 else n for n in range(8)]
+        async with holding(busy, "busy"):
+            waiting = [
+                asyncio.ensure_future(post(server.http, INFER["busy"], busy_json(value)))
+                for value in values
+            ]
+            await until(lambda: pending(server, "busy"), lambda n: n == 8)
+        answers = await asyncio.gather(*waiting)
+        assert [answer.status for answer in answers] == [500 if n == 5 else 200 for n in range(8)]
+        for n, answer in enumerate(answers):
+            if n != 5:
+                assert b'"data":[%d]' % n in answer.body
+        assert b"model 'busy' failed to execute the request" in answers[5].body
+        after = await statistics(server, "busy")
+        # The one that held the instance, and seven good ones.
+        assert after["inference_count"] - before["inference_count"] == 8
+        assert await failures(server, "busy", "BACKEND") == failed + 1
+
+    asyncio.run(scenario())
+
+
+def test_what_waits_too_long_is_refused(tmp_path: Path) -> None:
+    policy = "default_timeout_microseconds: 100000 timeout_action: REJECT"
+    write_busy_model(
+        tmp_path,
+        max_batch_size=1,
+        more=f"dynamic_batching {{ default_queue_policy {{ {policy} }} }}",
+    )
+
+    async def scenario() -> None:
+        with ServerProcess(tmp_path) as server:
+            busy = Busy(server, cost_of_a_second(server.http))
+            async with open_channel(server.grpc) as channel:
+                async with holding(busy, "busy"):
+                    refused = asyncio.ensure_future(
+                        refused_grpc(call(channel, "ModelInfer", busy_message("busy", 9)))
+                    )
+                    answer = await post(server.http, INFER["busy"], busy_json(9))
+                    assert answer.status == 503
+                    assert b"timeout expired" in answer.body
+                    assert "timeout expired" in await refused
+                    assert (await admitted(server))[0] == 1  # before its turn would have come
+                assert await failures(server, "busy", "REJECTED") == 2
+
+    asyncio.run(scenario())
+
+
+def test_several_requests_on_one_connection_at_once(busy: Busy) -> None:
+    async def scenario() -> None:
+        async with await HttpConnection.open(busy.server.http) as connection:
+            values = range(20)
+            await connection.send(
+                b"".join(post_bytes(INFER["busy"], busy_json(value)) for value in values)
+            )
+            for value in values:  # in the order of the requests
+                answer = await connection.receive()
+                assert answer.status == 200
+                assert b'"data":[%d]' % value in answer.body
+
+    asyncio.run(scenario())

@@ -1,0 +1,220 @@
+"""How the server ends: what it has admitted is answered; its exit status says if all was well."""
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import orjson
+import psutil
+import pytest
+
+from tests.faults.conftest import Busy
+from tests.faults.requests import INFER, busy_message, infer, infer_grpc
+from tests.support.busy_model import FOREVER, busy_json, cost_of_a_second
+from tests.support.raw_clients import (
+    HttpConnection,
+    call,
+    code_of,
+    get,
+    open_channel,
+    open_stream,
+    post,
+    post_bytes,
+)
+from tests.support.server_process import ServerProcess
+from tests.support.watching import admitted, metrics, until
+
+MODEL = "busy_alone"
+
+
+@contextmanager
+def serving(repository: Path, *options: str) -> Iterator[Busy]:
+    """A server of one's own, to be ended."""
+    with ServerProcess(repository, options=options) as server:
+        yield Busy(server, cost_of_a_second(server.http))
+
+
+async def ended(server: ServerProcess, within: float = 60) -> int:
+    """Wait for the process; its exit status."""
+    assert server.process is not None
+    return await asyncio.to_thread(server.process.wait, within)
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
+def test_nothing_in_flight_is_lost(repository: Path, number: int) -> None:
+    async def scenario() -> None:
+        with serving(repository) as busy:
+            server, cost = busy.server, busy.second // 20
+            async with open_channel(server.grpc) as channel:
+                stream = open_stream(channel)
+                for value in range(3):
+                    await stream.write(busy_message(MODEL, value, cost))
+                waiting = [
+                    asyncio.ensure_future(start)
+                    for n in range(6)
+                    for start in (
+                        infer(server, MODEL, n, cost),
+                        infer_grpc(channel, MODEL, n, cost),
+                    )
+                ]
+                await until(lambda: admitted(server), lambda found: found[0] == 15)
+                server.send(number)
+                assert await asyncio.gather(*waiting) == [n for n in range(6) for _ in (0, 1)]
+                for _ in range(3):
+                    assert isinstance(await stream.read(), bytes)
+                # Its client has not closed it, so the server does.
+                with pytest.raises(grpc.aio.AioRpcError, match="Server exiting"):
+                    await stream.read()
+            assert await ended(server) == 0
+            assert "every admitted request was answered" in server.log
+
+    asyncio.run(scenario())
+
+
+def test_a_body_that_is_half_there_is_waited_for(repository: Path) -> None:
+    async def scenario() -> None:
+        with serving(repository) as busy:
+            server = busy.server
+            whole = post_bytes(INFER[MODEL], busy_json(4))
+            async with await HttpConnection.open(server.http) as connection:
+                await connection.send(whole[:-10])
+                await until(lambda: admitted(server), lambda found: found[0] == 1)
+                server.send(signal.SIGTERM)
+                await until(lambda: metrics(server), lambda m: m["headrace_ready"] == 0)
+                await connection.send(whole[-10:])
+                assert (await connection.receive()).status == 200
+                assert await connection.ended()
+            assert await ended(server) == 0
+
+    asyncio.run(scenario())
+
+
+def test_not_ready_first_and_refusing_later(repository: Path) -> None:
+    async def scenario() -> None:
+        with serving(repository, "--shutdown-delay-secs=2") as busy:
+            server = busy.server
+            async with open_channel(server.grpc) as channel:
+                assert (await get(server.http, "/v2/health/ready")).status == 200
+                server.send(signal.SIGTERM)
+                not_ready = await until(
+                    lambda: get(server.http, "/v2/health/ready"), lambda a: a.status != 200
+                )
+                assert not_ready.status == 503
+                assert orjson.loads(not_ready.body)["ready"] is False
+                # Load balancers take their time to notice: until then requests are answered.
+                assert (await get(server.http, "/v2/health/live")).status == 200
+                assert await infer(server, MODEL, 3) == 3
+                assert await infer_grpc(channel, MODEL, 4) == 4
+                health: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
+                health = channel.unary_unary("/grpc.health.v1.Health/Check")
+                assert await health(b"") == b"\x08\x02"  # NOT_SERVING
+            assert await ended(server) == 0
+
+    asyncio.run(scenario())
+
+
+def test_nothing_new_is_admitted_while_the_rest_is_finished(repository: Path) -> None:
+    async def scenario() -> None:
+        with serving(repository) as busy:
+            server = busy.server
+            async with (
+                open_channel(server.grpc) as channel,
+                await HttpConnection.open(server.http) as early,
+            ):
+                await channel.channel_ready()
+                held = asyncio.ensure_future(infer(server, MODEL, 1, busy.second))
+                await until(lambda: admitted(server), lambda found: found[0] == 1)
+                server.send(signal.SIGTERM)
+                await until(lambda: metrics(server), lambda m: m["headrace_ready"] == 0)
+                answer = await early.post(INFER[MODEL], busy_json(2))
+                assert answer.status == 503
+                assert orjson.loads(answer.body) == {"error": "Server exiting"}
+                assert answer.headers["retry-after"]
+                code = await code_of(call(channel, "ModelInfer", busy_message(MODEL, 2)))
+                assert code is grpc.StatusCode.UNAVAILABLE
+                assert await held == 1
+            assert await ended(server) == 0
+
+    asyncio.run(scenario())
+
+
+def test_idle_connections_and_streams_do_not_hold_it_up(repository: Path) -> None:
+    async def scenario() -> None:
+        with serving(repository, "--exit-timeout-secs=30") as busy:
+            server = busy.server
+            async with open_channel(server.grpc) as channel:
+                kept = await HttpConnection.open(server.http)
+                assert (await kept.post(INFER[MODEL], busy_json(1))).status == 200
+                fresh = await HttpConnection.open(server.http)
+                half = await HttpConnection.open(server.http)
+                await half.send(b"POST /v2/mod")
+                stream = open_stream(channel)
+                await stream.write(busy_message(MODEL, 1))
+                assert await stream.read()
+                server.send(signal.SIGTERM)
+                assert await ended(server, 10) == 0
+                with pytest.raises(grpc.aio.AioRpcError, match="Server exiting"):
+                    await stream.read()
+                for connection in (kept, fresh, half):
+                    assert await connection.ended()
+                    await connection.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_second_signal_ends_it_at_once(repository: Path) -> None:
+    async def scenario() -> None:
+        with serving(repository) as busy:
+            server = busy.server
+            async with await HttpConnection.open(server.http) as connection:
+                await connection.send(post_bytes(INFER[MODEL], busy_json(1, FOREVER)))
+                await until(lambda: admitted(server), lambda found: found[0] == 1)
+                server.send(signal.SIGTERM)
+                await until(lambda: metrics(server), lambda m: m["headrace_ready"] == 0)
+                assert psutil.pid_exists(server.pid)
+                server.send(signal.SIGTERM)
+                assert await ended(server, 5) == 1
+            assert "exiting at once" in server.log
+
+    asyncio.run(scenario())
+
+
+async def status_of(server: ServerProcess, body: bytes) -> int:
+    """The status of a request over HTTP."""
+    return (await post(server.http, INFER[MODEL], body)).status
+
+
+@pytest.mark.parametrize("over", ["http", "grpc"])
+def test_a_request_that_never_ends_is_given_up(repository: Path, over: str) -> None:
+    async def scenario() -> None:
+        with serving(repository, "--exit-timeout-secs=1") as busy:
+            server = busy.server
+            async with open_channel(server.grpc) as channel:
+                waiting: asyncio.Future[int | grpc.StatusCode]
+                if over == "http":
+                    body = busy_json(1, FOREVER)
+                    waiting = asyncio.ensure_future(status_of(server, body))
+                else:
+                    message = busy_message(MODEL, 1, FOREVER)
+                    waiting = asyncio.ensure_future(code_of(call(channel, "ModelInfer", message)))
+                await until(lambda: admitted(server), lambda found: found[0] == 1)
+                server.send(signal.SIGTERM)
+                assert await ended(server, 15) == 1
+                answer = await waiting
+                assert answer in (503, grpc.StatusCode.UNAVAILABLE)
+            assert "1 requests were still under way after 1 s" in server.log
+            assert "Traceback" not in server.log, server.log
+
+    asyncio.run(scenario())
+
+
+def test_it_can_be_ended_while_it_loads(repository: Path) -> None:
+    with ServerProcess(repository, wait=False) as server:
+        assert server.stop(timeout=30) in (0, 1)
+        assert "Traceback" not in server.log, server.log

@@ -1,0 +1,82 @@
+"""Starting with a model, an address or a repository that is no good."""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import orjson
+import pytest
+
+from tests.faults.requests import infer
+from tests.support.busy_model import write_busy_model
+from tests.support.raw_clients import call, code_of, get, open_channel
+from tests.support.server_process import ServerProcess
+
+
+@pytest.fixture
+def half_bad(tmp_path: Path) -> Path:
+    """A repository with one model that is well, and one whose file is no model."""
+    write_busy_model(tmp_path)
+    version = tmp_path / "broken" / "1"
+    version.mkdir(parents=True)
+    (version / "model.onnx").write_bytes(b"this is no model")
+    return tmp_path
+
+
+def start(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a server that is expected to end by itself."""
+    command = [sys.executable, "-m", "headrace", "serve", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def free_ports() -> tuple[str, ...]:
+    """Options that let every door listen where it can."""
+    return ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
+
+
+def test_a_model_that_fails_ends_the_start(half_bad: Path) -> None:
+    done = start("--model-repository", str(half_bad), *free_ports())
+    assert done.returncode == 1
+    assert "broken" in done.stderr
+    assert "--exit-on-error=false" in done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(("strict", "ready"), [("true", 503), ("false", 200)])
+def test_the_rest_is_served_if_asked_for(half_bad: Path, strict: str, ready: int) -> None:
+    async def scenario() -> None:
+        options = ["--exit-on-error=false", f"--strict-readiness={strict}"]
+        with ServerProcess(half_bad, options=options) as server:
+            assert await infer(server, "busy", 3) == 3
+            assert (await get(server.http, "/v2/health/live")).status == 200
+            assert (await get(server.http, "/v2/health/ready")).status == ready
+            assert (await get(server.http, "/v2/models/busy/ready")).status == 200
+            assert (await get(server.http, "/v2/models/broken/ready")).status == 503
+            async with open_channel(server.grpc) as channel:
+                code = await code_of(call(channel, "ModelMetadata", b"\x0a\x06broken"))
+                assert code.name == "NOT_FOUND"
+            document = (await get(server.http, "/v2/models/stats")).body
+            assert [entry["name"] for entry in orjson.loads(document)["model_stats"]] == ["busy"]
+            assert server.stop() == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_repository_that_is_not_there(tmp_path: Path) -> None:
+    done = start("--model-repository", str(tmp_path / "nowhere"), *free_ports())
+    assert done.returncode == 1
+    assert "nowhere" in done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("door", ["http", "grpc", pytest.param("metrics", marks=pytest.mark.slow)])
+def test_a_port_that_is_taken(tmp_path: Path, door: str) -> None:
+    write_busy_model(tmp_path)
+    with ServerProcess(tmp_path) as server:
+        port = getattr(server, door).rpartition(":")[2]
+        options = [option for option in free_ports() if not option.startswith(f"--{door}")]
+        done = start("--model-repository", str(tmp_path), f"--{door}-port={port}", *options)
+    assert done.returncode == 1
+    assert f"127.0.0.1:{port}" in done.stderr
+    assert "Traceback" not in done.stderr, done.stderr

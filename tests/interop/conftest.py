@@ -1,0 +1,29 @@
+"""A server with the example models, and one more whose requests take as long as they say."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.support.busy_model import cost_of_a_second, write_busy_model
+from tests.support.server_process import EXAMPLES, ServerProcess
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Where the server listens, as host:port, and how much COST of its busy model is a second."""
+
+    http: str
+    grpc: str
+    metrics: str
+    second: int
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The server; nothing that a test does to it may outlast the test."""
+    repository = tmp_path_factory.mktemp("repository")
+    write_busy_model(repository)
+    with ServerProcess(EXAMPLES, repository) as server:
+        yield Served(server.http, server.grpc, server.metrics, cost_of_a_second(server.http))
+        assert server.stop() == 0

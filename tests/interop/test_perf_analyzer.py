@@ -1,0 +1,115 @@
+"""perf_analyzer, the load generator of Triton's users, against the server.
+
+It is taken from the environment variable HEADRACE_PERF_ANALYZER, from the PATH, or from
+build/bench, where `scripts/bench_tools` puts it.
+"""
+
+import csv
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.interop.conftest import Served
+
+_FETCHED = Path(__file__).parents[2] / "build" / "bench" / "perf_analyzer"
+# As short as a measurement can be that it still calls stable: three windows that agree within 90 %.
+_SHORT = ("-p", "250", "-r", "10", "-s", "90")
+
+
+def find_program() -> str:
+    """The program, or "". On PyPI a package of its name holds nothing that could be run."""
+    named = os.environ.get("HEADRACE_PERF_ANALYZER")
+    for candidate in (named, shutil.which("perf_analyzer"), str(_FETCHED)):
+        if not candidate:
+            continue
+        try:
+            done = subprocess.run([candidate, "--version"], capture_output=True, timeout=30)
+        except OSError:
+            continue
+        if done.returncode == 0 and b"Perf Analyzer Version" in done.stdout + done.stderr:
+            return candidate
+    return ""
+
+
+@pytest.fixture(scope="module")
+def program() -> str:
+    """The program; without it the tests are skipped."""
+    found = find_program()
+    if not found:
+        pytest.skip("perf_analyzer is not here; scripts/bench_tools fetches it")
+    return found
+
+
+def measure(program: str, *arguments: str) -> str:
+    """What it prints; it must have measured something and found no error."""
+    done = subprocess.run(
+        [program, *arguments], capture_output=True, text=True, timeout=110, check=False
+    )
+    printed = done.stdout + done.stderr
+    assert done.returncode == 0, printed
+    throughputs = re.findall(r"throughput: ([\d.]+) infer/sec", printed)
+    assert throughputs, printed
+    assert all(float(throughput) > 0 for throughput in throughputs), printed
+    assert "rror" not in printed, printed
+    return printed
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_simple(program: str, served: Served, protocol: str) -> None:
+    address = served.http if protocol == "http" else served.grpc
+    printed = measure(program, "-m", "simple", "-i", protocol, "-u", address, *_SHORT)
+    # Its own count is of the windows; the server's statistics, read around them, are of no less.
+    client, server = (
+        int(n) for n in re.findall(r"(?:Request count|Inference count): (\d+)", printed)
+    )
+    assert server >= client > 0
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_several_at_once(program: str, served: Served, protocol: str) -> None:
+    address = served.http if protocol == "http" else served.grpc
+    options = ("--concurrency-range", "4", "-b", "2")
+    printed = measure(program, "-m", "simple", "-i", protocol, "-u", address, *options, *_SHORT)
+    assert "Concurrency: 4" in printed
+
+
+def test_streaming(program: str, served: Served) -> None:
+    measure(program, "-m", "simple", "-i", "grpc", "-u", served.grpc, "--streaming", *_SHORT)
+
+
+@pytest.mark.slow
+def test_strings(program: str, served: Served) -> None:
+    options = ("--string-data", "7", "-u", served.grpc)
+    measure(program, "-m", "simple_string", "-i", "grpc", *options, *_SHORT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_asynchronous_with_a_report(
+    program: str, served: Served, tmp_path: Path, protocol: str
+) -> None:
+    address = served.http if protocol == "http" else served.grpc
+    report = tmp_path / "report.csv"
+    options = ("--async", "--max-threads", "1", "--concurrency-range", "4", "-f", str(report))
+    measure(program, "-m", "simple", "-i", protocol, "-u", address, *options, *_SHORT)
+    rows = list(csv.DictReader(report.read_text().splitlines()))
+    assert float(rows[0]["Inferences/Second"]) > 0
+    # What it has from the server's statistics, in microseconds.
+    assert float(rows[0]["Server Compute Infer"]) >= 0
+
+
+@pytest.mark.slow
+def test_metrics_are_read(program: str, served: Served) -> None:
+    options = ("--collect-metrics", "--metrics-url", f"{served.metrics}/metrics", "-u", served.http)
+    measure(program, "-m", "simple", *options, *_SHORT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_defaults(program: str, served: Served, protocol: str) -> None:
+    address = served.http if protocol == "http" else served.grpc
+    measure(program, "-m", "simple", "-i", protocol, "-u", address)

@@ -1,0 +1,541 @@
+"""tritonclient over HTTP and gRPC, synchronous and asynchronous, used as its examples use it."""
+
+from collections.abc import Iterator
+from queue import Queue
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tritonclient.utils import InferenceServerException
+
+from tests.interop.conftest import Served
+from tests.interop.triton import FAMILIES, Client
+from tests.support.busy_model import POISON
+
+MODELS = {"busy", "digits", "simple", "simple_identity", "simple_string", "text_language"}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def client(request: pytest.FixtureRequest, served: Served) -> Iterator[Client]:
+    """Each client in turn."""
+    yield from connected(request.param, served)
+
+
+@pytest.fixture(scope="module", params=["http", "http.aio"])
+def http(request: pytest.FixtureRequest, served: Served) -> Iterator[Client]:
+    """The clients over HTTP."""
+    yield from connected(request.param, served)
+
+
+@pytest.fixture(scope="module", params=["grpc", "grpc.aio"])
+def grpc(request: pytest.FixtureRequest, served: Served) -> Iterator[Client]:
+    """The clients over gRPC."""
+    yield from connected(request.param, served)
+
+
+def connected(family: str, served: Served) -> Iterator[Client]:
+    """A client for the length of a fixture."""
+    with Client(family, served.http if family.startswith("http") else served.grpc) as client:
+        yield client
+
+
+def status(http_status: int, grpc_status: str, client: Client) -> str:
+    """How an exception of this client names a status."""
+    return str(http_status) if client.over_http else f"StatusCode.{grpc_status}"
+
+
+def counting(rows: int, first: int = 0) -> NDArray[np.int32]:
+    """What `Client.sum_and_difference` puts into INPUT0."""
+    return np.arange(first, first + rows * 16, dtype=np.int32).reshape(rows, 16)
+
+
+# --- health and documents
+
+
+def test_health(client: Client) -> None:
+    assert client.call("is_server_live") is True
+    assert client.call("is_server_ready") is True
+    assert client.call("is_model_ready", "simple") is True
+    assert client.call("is_model_ready", "digits", "2") is True
+
+
+def test_what_is_not_there_is_not_ready(client: Client) -> None:
+    assert client.call("is_model_ready", "nobody") is False
+    assert client.call("is_model_ready", "digits", "77") is False
+
+
+def test_server_metadata(client: Client) -> None:
+    answer = client.call("get_server_metadata", **as_json(client))
+    assert answer["name"] == "headrace"
+    assert answer["version"]
+    assert "binary_tensor_data" in answer["extensions"]
+
+
+def test_model_metadata(client: Client) -> None:
+    answer = client.call("get_model_metadata", "simple", **as_json(client))
+    assert answer["name"] == "simple"
+    assert answer["versions"] == ["1"]
+    assert answer["platform"] == "onnxruntime_onnx"
+    found = [(t["name"], t["datatype"], list(map(int, t["shape"]))) for t in answer["inputs"]]
+    assert found == [("INPUT0", "INT32", [-1, 16]), ("INPUT1", "INT32", [-1, 16])]
+    assert [t["name"] for t in answer["outputs"]] == ["OUTPUT0", "OUTPUT1"]
+
+
+def test_model_metadata_of_a_version(client: Client) -> None:
+    assert client.call("get_model_metadata", "digits", **as_json(client))["versions"] == ["1", "2"]
+    one = client.call("get_model_metadata", "digits", model_version="1", **as_json(client))
+    assert one["versions"] == ["1"]
+
+
+def test_model_config(client: Client) -> None:
+    answer = client.call("get_model_config", "simple", **as_json(client))
+    config = answer if client.over_http else answer["config"]
+    assert config["name"] == "simple"
+    assert config["max_batch_size"] == 8
+    assert config["backend"] == "onnxruntime"
+    assert [tensor["data_type"] for tensor in config["input"]] == ["TYPE_INT32", "TYPE_INT32"]
+
+
+def test_statistics_count_what_was_inferred(client: Client) -> None:
+    before = simple_statistics(client)
+    client.call("infer", "simple", client.sum_and_difference(rows=3))
+    after = simple_statistics(client)
+    assert int(after["inference_count"]) - int(before.get("inference_count", 0)) == 3
+    assert int(after["execution_count"]) - int(before.get("execution_count", 0)) == 1
+    assert int(after["inference_stats"]["success"]["ns"]) > 0
+    assert any(int(batch["batch_size"]) == 3 for batch in after["batch_stats"])
+
+
+def test_statistics_of_all_models(client: Client) -> None:
+    answer = client.call("get_inference_statistics", **as_json(client))
+    assert {entry["name"] for entry in answer["model_stats"]} == MODELS
+    of_version = client.call("get_inference_statistics", "digits", "2", **as_json(client))
+    assert [entry["version"] for entry in of_version["model_stats"]] == ["2"]
+
+
+def test_repository_index(client: Client) -> None:
+    answer = client.call("get_model_repository_index", **as_json(client))
+    models = answer if client.over_http else answer["models"]
+    assert {model["name"] for model in models} == MODELS
+    assert {model["state"] for model in models} == {"READY"}
+
+
+def test_documents_as_messages(grpc: Client) -> None:
+    assert grpc.call("get_server_metadata").name == "headrace"
+    assert grpc.call("get_model_metadata", "simple").inputs[0].shape == [-1, 16]
+    assert grpc.call("get_model_config", "simple").config.max_batch_size == 8
+    assert grpc.call("get_inference_statistics", "simple").model_stats[0].name == "simple"
+    assert {m.name for m in grpc.call("get_model_repository_index").models} == MODELS
+
+
+def as_json(client: Client) -> dict[str, bool]:
+    """The option with which gRPC clients give dictionaries, as HTTP clients always do."""
+    return {} if client.over_http else {"as_json": True}
+
+
+def simple_statistics(client: Client) -> dict[str, Any]:
+    """What the model `simple` has done."""
+    answer = client.call("get_inference_statistics", "simple", **as_json(client))
+    entry: dict[str, Any] = answer["model_stats"][0]
+    return entry
+
+
+# --- inference
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_infer(client: Client, rows: int) -> None:
+    outputs = [client.output("OUTPUT0"), client.output("OUTPUT1")]
+    answer = client.call("infer", "simple", client.sum_and_difference(rows), outputs=outputs)
+    assert np.array_equal(answer.as_numpy("OUTPUT0"), counting(rows) + 1)
+    assert np.array_equal(answer.as_numpy("OUTPUT1"), counting(rows) - 1)
+    assert client.document(answer)["model_version"] == "1"
+
+
+def test_infer_without_naming_outputs_gives_all(client: Client) -> None:
+    answer = client.call("infer", "simple", client.sum_and_difference())
+    assert np.array_equal(answer.as_numpy("OUTPUT0"), counting(1) + 1)
+    assert np.array_equal(answer.as_numpy("OUTPUT1"), counting(1) - 1)
+
+
+def test_infer_gives_only_the_outputs_that_were_named(client: Client) -> None:
+    outputs = [client.output("OUTPUT1")]
+    answer = client.call("infer", "simple", client.sum_and_difference(), outputs=outputs)
+    assert np.array_equal(answer.as_numpy("OUTPUT1"), counting(1) - 1)
+    assert answer.as_numpy("OUTPUT0") is None
+    assert answer.get_output("OUTPUT0") is None
+
+
+@pytest.mark.parametrize("inputs", [True, False], ids=["binary in", "JSON in"])
+@pytest.mark.parametrize("outputs", [True, False], ids=["binary out", "JSON out"])
+def test_json_and_binary(http: Client, inputs: bool, outputs: bool) -> None:
+    wanted = [http.output("OUTPUT0", outputs), http.output("OUTPUT1", not outputs)]
+    answer = http.call("infer", "simple", http.sum_and_difference(2, binary=inputs), outputs=wanted)
+    assert np.array_equal(answer.as_numpy("OUTPUT0"), counting(2) + 1)
+    assert np.array_equal(answer.as_numpy("OUTPUT1"), counting(2) - 1)
+    assert ("data" in answer.get_output("OUTPUT0")) is not outputs
+
+
+def test_one_input_as_json_and_one_as_binary(http: Client) -> None:
+    inputs = [http.sum_and_difference(binary=False)[0], http.sum_and_difference(binary=True)[1]]
+    answer = http.call("infer", "simple", inputs)
+    assert np.array_equal(answer.as_numpy("OUTPUT0"), counting(1) + 1)
+
+
+@pytest.mark.parametrize("binary", [True, False], ids=["binary", "JSON"])
+def test_strings_of_digits(client: Client, binary: bool) -> None:
+    numbers = np.arange(16).reshape(1, 16)
+    texts = np.array([[str(n).encode() for n in numbers[0]]], object)
+    inputs = [client.input("INPUT0", texts, binary), client.input("INPUT1", texts, binary)]
+    outputs = [client.output("OUTPUT0", binary), client.output("OUTPUT1", binary)]
+    answer = client.call("infer", "simple_string", inputs, outputs=outputs)
+    assert np.array_equal(answer.as_numpy("OUTPUT0").astype(int), 2 * numbers)
+    assert np.array_equal(answer.as_numpy("OUTPUT1").astype(int), 0 * numbers)
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        pytest.param([b"", b"\x01", "Grüße".encode(), b"x" * 70_000], id="bytes"),
+        pytest.param([b"\0\0", b"a\0b"], id="zeros inside"),
+        pytest.param([b""] * 3, id="empty"),
+    ],
+)
+def test_strings_come_back_as_they_went(client: Client, texts: list[bytes]) -> None:
+    sent = np.array([texts], object)
+    answer = client.call("infer", "simple_identity", [client.input("INPUT0", sent)])
+    assert answer.as_numpy("OUTPUT0").tolist() == [texts]
+
+
+def test_strings_as_json(http: Client) -> None:
+    sent = np.array([["plain", 'quoted " \\', "Grüße", ""]], object)
+    inputs, outputs = [http.input("INPUT0", sent, False)], [http.output("OUTPUT0", False)]
+    answer = http.call("infer", "simple_identity", inputs, outputs=outputs)
+    # Read from JSON, elements are text; read from bytes, they are bytes.
+    assert answer.as_numpy("OUTPUT0").tolist() == sent.tolist()
+
+
+def test_a_digit(client: Client) -> None:
+    image = np.zeros((1, 8, 8), np.float32)
+    image[0, 1:7, 3:5] = 16  # a stroke from top to bottom
+    for version in ("1", "2", ""):
+        tensor = client.input("image", image)
+        answer = client.call("infer", "digits", [tensor], model_version=version)
+        assert answer.as_numpy("label").tolist() == [[1]]
+        assert answer.as_numpy("probabilities").shape == (1, 10)
+        assert client.document(answer)["model_version"] == (version or "2")
+
+
+def test_the_most_likely_digits_with_their_labels(client: Client) -> None:
+    image = client.input("image", np.zeros((2, 8, 8), np.float32))
+    outputs = [client.output("probabilities", class_count=3)]
+    answer = client.call("infer", "digits", [image], outputs=outputs).as_numpy("probabilities")
+    assert answer.shape == (2, 3)
+    first = [element.decode().split(":") for element in answer[0]]
+    assert len({index for _, index, _ in first}) == 3
+    assert [float(value) for value, _, _ in first] == sorted(
+        (float(value) for value, _, _ in first), reverse=True
+    )
+
+
+def test_a_language(client: Client) -> None:
+    text = np.array([[b"the quick brown fox jumps over the lazy dog and runs away"]], object)
+    answer = client.call("infer", "text_language", [client.input("text", text)])
+    assert answer.as_numpy("language").shape == (1, 1)
+    assert answer.as_numpy("confidence").dtype == np.float32
+
+
+def test_request_ids_come_back(client: Client) -> None:
+    answer = client.call("infer", "simple", client.sum_and_difference(), request_id="a-request")
+    assert client.document(answer)["id"] == "a-request"
+    answer = client.call("infer", "simple", client.sum_and_difference())
+    assert client.document(answer).get("id", "") == ""
+
+
+def test_parameters_and_headers_are_taken(client: Client) -> None:
+    answer = client.call(
+        "infer", "simple", client.sum_and_difference(), headers={"x-tenant": "a"}, priority=1,
+        timeout=5_000_000, parameters={"text": "x", "whole": 3, "flag": True},
+    )  # fmt: skip
+    assert np.array_equal(answer.as_numpy("OUTPUT0"), counting(1) + 1)
+
+
+def test_sequence_parameters_are_taken(client: Client) -> None:
+    for sequence_id in (7, "a-sequence"):
+        answer = client.call(
+            "infer", "simple", client.sum_and_difference(), sequence_id=sequence_id,
+            sequence_start=True, sequence_end=True,
+        )  # fmt: skip
+        assert np.array_equal(answer.as_numpy("OUTPUT0"), counting(1) + 1)
+
+
+def test_timings_come_as_parameters_where_asked_for(client: Client) -> None:
+    inputs = client.sum_and_difference()
+    answer = client.call("infer", "simple", inputs, parameters={"headrace_timing": True})
+    found = client.document(answer)["parameters"]
+    assert {"queue_us", "compute_us", "batch_rows"} <= set(found)
+
+
+@pytest.mark.parametrize("back", ["gzip", "deflate", None])
+@pytest.mark.parametrize("there", ["gzip", "deflate", None])
+def test_compression_over_http(http: Client, there: str | None, back: str | None) -> None:
+    answer = http.call(
+        "infer", "simple", http.sum_and_difference(8), request_compression_algorithm=there,
+        response_compression_algorithm=back,
+    )  # fmt: skip
+    assert np.array_equal(answer.as_numpy("OUTPUT0"), counting(8) + 1)
+
+
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+def test_compression_over_grpc(grpc: Client, algorithm: str) -> None:
+    inputs = grpc.sum_and_difference(8)
+    answer = grpc.call("infer", "simple", inputs, compression_algorithm=algorithm)
+    assert np.array_equal(answer.as_numpy("OUTPUT0"), counting(8) + 1)
+
+
+def test_generating_and_parsing_bodies_oneself(http: Client, served: Served) -> None:
+    from http.client import HTTPConnection
+
+    kind = http.types.InferenceServerClient
+    body, json_size = kind.generate_request_body(http.sum_and_difference(2))
+    connection = HTTPConnection(served.http)
+    headers = {"Inference-Header-Content-Length": str(json_size)} if json_size else {}
+    connection.request("POST", "/v2/models/simple/infer", body, headers)
+    answer = connection.getresponse()
+    size = int(answer.headers["Inference-Header-Content-Length"])
+    result = kind.parse_response_body(answer.read(), header_length=size)
+    connection.close()
+    assert np.array_equal(result.as_numpy("OUTPUT0"), counting(2) + 1)
+
+
+# --- many at once
+
+
+def test_async_infer_over_http(served: Served) -> None:
+    with Client("http", served.http, concurrency=8) as client:
+        started = [
+            client.call("async_infer", "simple", client.sum_and_difference(1, n), request_id=str(n))
+            for n in range(50)
+        ]
+        for n, request in enumerate(started):
+            answer = request.get_result(timeout=30)
+            assert answer.get_response()["id"] == str(n)
+            assert np.array_equal(answer.as_numpy("OUTPUT0"), counting(1, n) + 1)
+
+
+def test_async_infer_over_grpc(served: Served) -> None:
+    answers: Queue[tuple[Any, Any]] = Queue()
+    with Client("grpc", served.grpc) as client:
+        for n in range(50):
+            client.call(
+                "async_infer", "simple", client.sum_and_difference(1, n),
+                lambda result, error: answers.put((result, error)), request_id=str(n),
+            )  # fmt: skip
+        seen = set()
+        for _ in range(50):
+            answer, error = answers.get(timeout=30)
+            assert error is None
+            n = int(answer.get_response().id)
+            assert np.array_equal(answer.as_numpy("OUTPUT0"), counting(1, n) + 1)
+            seen.add(n)
+    assert seen == set(range(50))
+
+
+@pytest.mark.parametrize("family", ["http.aio", "grpc.aio"])
+def test_many_at_once_asynchronously(served: Served, family: str) -> None:
+    with Client(family, served.http if family == "http.aio" else served.grpc) as client:
+        calls = [("simple", client.sum_and_difference(1 + n % 8, n)) for n in range(50)]
+        answers = client.together("infer", calls)
+    for n, answer in enumerate(answers):
+        assert np.array_equal(answer.as_numpy("OUTPUT0"), counting(1 + n % 8, n) + 1)
+
+
+# --- streams
+
+
+def test_a_stream(served: Served) -> None:
+    answers: Queue[tuple[Any, Any]] = Queue()
+    with Client("grpc", served.grpc) as client:
+        client.call("start_stream", lambda result, error: answers.put((result, error)))
+        for n in range(20):
+            inputs = client.sum_and_difference(1 + n % 8, n)
+            client.call("async_stream_infer", "simple", inputs, request_id=str(n))
+        for n in range(20):  # in the order of the requests
+            answer, error = answers.get(timeout=30)
+            assert error is None
+            assert answer.get_response().id == str(n)
+            assert answer.get_response().parameters["triton_final_response"].bool_param is True
+            assert np.array_equal(answer.as_numpy("OUTPUT1"), counting(1 + n % 8, n) - 1)
+        client.call("stop_stream")
+    assert answers.empty()
+
+
+def test_a_stream_outlives_an_error(served: Served) -> None:
+    answers: Queue[tuple[Any, Any]] = Queue()
+    with Client("grpc", served.grpc) as client:
+        client.call("start_stream", lambda result, error: answers.put((result, error)))
+        for model in ("simple", "nobody", "simple"):
+            client.call("async_stream_infer", model, client.sum_and_difference())
+        outcomes = [answers.get(timeout=30) for _ in range(3)]
+        client.call("stop_stream")
+    assert [error is None for _, error in outcomes] == [True, False, True]
+    assert "unknown model: 'nobody'" in str(outcomes[1][1])
+
+
+def test_a_stream_with_an_empty_final_response_asked_for(served: Served) -> None:
+    answers: Queue[tuple[Any, Any]] = Queue()
+    with Client("grpc", served.grpc) as client:
+        client.call("start_stream", lambda result, error: answers.put((result, error)))
+        inputs = client.sum_and_difference()
+        client.call("async_stream_infer", "simple", inputs, enable_empty_final_response=True)
+        client.call("stop_stream")
+    answer, error = answers.get(timeout=30)
+    assert error is None
+    assert np.array_equal(answer.as_numpy("OUTPUT0"), counting(1) + 1)
+    assert answers.empty()
+
+
+def test_a_stream_with_statuses_asked_for(served: Served) -> None:
+    answers: Queue[tuple[Any, Any]] = Queue()
+    with Client("grpc", served.grpc) as client:
+        client.call(
+            "start_stream", lambda result, error: answers.put((result, error)),
+            headers={"triton_grpc_error": "true"},
+        )  # fmt: skip
+        client.call("async_stream_infer", "busy", client.work(POISON, 0))
+        _, error = answers.get(timeout=30)
+        client.call("stop_stream")
+    assert error.status() == "StatusCode.INTERNAL"
+
+
+def test_a_stream_stopped_with_its_requests(served: Served) -> None:
+    answers: Queue[tuple[Any, Any]] = Queue()
+    with Client("grpc", served.grpc) as client:
+        client.call("start_stream", lambda result, error: answers.put((result, error)))
+        client.call("async_stream_infer", "busy", client.work(1, served.second))
+        client.call("stop_stream", cancel_requests=True)
+    _, error = answers.get(timeout=30)
+    assert error.status() == "StatusCode.CANCELLED"
+
+
+def test_a_stream_asynchronously(served: Served) -> None:
+    with Client("grpc.aio", served.grpc) as client:
+        requests = [
+            {"model_name": m, "inputs": client.sum_and_difference(1, n), "request_id": str(n)}
+            for n, m in enumerate(["simple", "nobody", "simple"])
+        ]
+        outcomes = client.stream(requests)
+    assert [error is None for _, error in outcomes] == [True, False, True]
+    assert outcomes[2][0].get_response().id == "2"
+    assert np.array_equal(outcomes[2][0].as_numpy("OUTPUT0"), counting(1, 2) + 1)
+
+
+# --- errors
+
+
+def test_an_unknown_model(client: Client) -> None:
+    with pytest.raises(InferenceServerException, match="unknown model: 'nobody'") as caught:
+        client.call("infer", "nobody", client.sum_and_difference())
+    assert caught.value.status() == status(404, "NOT_FOUND", client)
+    with pytest.raises(InferenceServerException, match="unknown model: 'nobody'") as caught:
+        client.call("get_model_metadata", "nobody")
+    assert caught.value.status() == status(404, "NOT_FOUND", client)
+
+
+def test_an_unknown_version(client: Client) -> None:
+    with pytest.raises(InferenceServerException, match="version 77 is not found") as caught:
+        client.call("infer", "simple", client.sum_and_difference(), model_version="77")
+    assert caught.value.status() == status(404, "NOT_FOUND", client)
+
+
+def test_a_wrong_datatype(client: Client) -> None:
+    wrong = client.input("INPUT0", np.zeros((1, 16), np.float32))
+    with pytest.raises(InferenceServerException, match="data-type is 'FP32'") as caught:
+        client.call("infer", "simple", [wrong, client.sum_and_difference()[1]])
+    assert caught.value.status() == status(400, "INVALID_ARGUMENT", client)
+
+
+def test_a_wrong_shape(client: Client) -> None:
+    wrong = client.input("INPUT0", np.zeros((1, 8), np.int32))
+    with pytest.raises(
+        InferenceServerException, match="unexpected shape for input 'INPUT0'"
+    ) as caught:
+        client.call("infer", "simple", [wrong, client.sum_and_difference()[1]])
+    assert caught.value.status() == status(400, "INVALID_ARGUMENT", client)
+
+
+def test_too_many_rows(client: Client) -> None:
+    with pytest.raises(InferenceServerException, match="batch-size must be <= 8") as caught:
+        client.call("infer", "simple", client.sum_and_difference(rows=9))
+    assert caught.value.status() == status(400, "INVALID_ARGUMENT", client)
+
+
+def test_a_missing_input(client: Client) -> None:
+    with pytest.raises(InferenceServerException, match="missing required input") as caught:
+        client.call("infer", "simple", client.sum_and_difference()[:1])
+    assert caught.value.status() == status(400, "INVALID_ARGUMENT", client)
+
+
+def test_an_unknown_output(client: Client) -> None:
+    outputs = [client.output("NONE")]
+    with pytest.raises(
+        InferenceServerException, match="unexpected inference output 'NONE'"
+    ) as caught:
+        client.call("infer", "simple", client.sum_and_difference(), outputs=outputs)
+    assert caught.value.status() == status(400, "INVALID_ARGUMENT", client)
+
+
+def test_a_failing_model(client: Client) -> None:
+    with pytest.raises(InferenceServerException, match="model 'busy' failed") as caught:
+        client.call("infer", "busy", client.work(POISON, 0))
+    assert caught.value.status() == status(500, "INTERNAL", client)
+
+
+def test_statistics_of_an_unknown_model(client: Client) -> None:
+    with pytest.raises(InferenceServerException, match="'nobody' is not available") as caught:
+        client.call("get_inference_statistics", "nobody")
+    assert caught.value.status() == status(400, "INVALID_ARGUMENT", client)
+
+
+def test_a_deadline_of_a_call(grpc: Client, served: Served) -> None:
+    with pytest.raises(InferenceServerException, match="Deadline Exceeded") as caught:
+        grpc.call("infer", "busy", grpc.work(1, served.second), client_timeout=0.05)
+    assert caught.value.status() == "StatusCode.DEADLINE_EXCEEDED"
+    answer = grpc.call("infer", "simple", grpc.sum_and_difference(), client_timeout=30)
+    assert np.array_equal(answer.as_numpy("OUTPUT0"), counting(1) + 1)
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "http_status", "grpc_status"),
+    [
+        ("load_model", ("simple",), 503, "UNAVAILABLE"),
+        ("unload_model", ("simple",), 503, "UNAVAILABLE"),
+        ("get_system_shared_memory_status", (), 404, "UNIMPLEMENTED"),
+        ("register_system_shared_memory", ("r", "/k", 8), 404, "UNIMPLEMENTED"),
+        ("unregister_system_shared_memory", ("r",), 404, "UNIMPLEMENTED"),
+        ("get_cuda_shared_memory_status", (), 404, "UNIMPLEMENTED"),
+        ("register_cuda_shared_memory", ("r", b"aGFuZGxl", 0, 8), 404, "UNIMPLEMENTED"),
+        ("unregister_cuda_shared_memory", ("r",), 404, "UNIMPLEMENTED"),
+        ("get_trace_settings", (), 404, "UNIMPLEMENTED"),
+        ("get_trace_settings", ("simple",), 404, "UNIMPLEMENTED"),
+        ("update_trace_settings", ("simple", {"trace_rate": "1"}), 404, "UNIMPLEMENTED"),
+        ("get_log_settings", (), 404, "UNIMPLEMENTED"),
+        ("update_log_settings", ({"log_verbose_level": 1},), 404, "UNIMPLEMENTED"),
+    ],
+)
+def test_what_the_server_does_not_offer_is_refused(
+    client: Client, method: str, arguments: tuple[Any, ...], http_status: int, grpc_status: str
+) -> None:
+    with pytest.raises(InferenceServerException) as caught:
+        client.call(method, *arguments)
+    assert caught.value.status() == status(http_status, grpc_status, client)
+    assert caught.value.message()
+
+
+def test_tensors_in_shared_memory_are_refused(client: Client) -> None:
+    tensor = client.types.InferInput("INPUT0", [1, 16], "INT32")
+    tensor.set_shared_memory("region", 64)
+    with pytest.raises(InferenceServerException) as caught:
+        client.call("infer", "simple", [tensor, client.sum_and_difference()[1]])
+    assert caught.value.status() == status(501, "UNIMPLEMENTED", client)
