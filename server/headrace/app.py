@@ -126,7 +126,12 @@ class Application:
         settings, engine = self._settings, self._engine
         print(f"headrace {__version__}")
         if settings.allow_http:
-            app = create_app(engine, settings.max_request_bytes, settings.access_log)
+            app = create_app(
+                engine,
+                settings.max_request_bytes,
+                settings.http_body_timeout_secs,
+                settings.access_log,
+            )
             listener = _bind(settings.http_address, settings.http_port, "HTTP")
             server = HttpServer(app, listener, settings.http_keep_alive_secs)
             self._http.append(server)

@@ -69,6 +69,9 @@ class Settings:
     http_address: str = _setting("127.0.0.1", "Address to listen on for HTTP")
     http_port: int = _setting(8000, "Port for HTTP; 0 picks a free one")
     http_keep_alive_secs: int = _setting(75, "How long an idle HTTP connection is kept", least=1)
+    http_body_timeout_secs: int = _setting(
+        60, "How long the next part of a request's body may be awaited, before 408", least=1
+    )
     # gRPC
     allow_grpc: bool = _setting(True, "Answer over gRPC")
     grpc_address: str = _setting("127.0.0.1", "Address to listen on for gRPC")

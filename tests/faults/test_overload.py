@@ -38,7 +38,9 @@ def few(repository: Path) -> Iterator[Busy]:
 @pytest.fixture(scope="module")
 def small(repository: Path) -> Iterator[Busy]:
     """A server that admits few bytes."""
-    options = ["--max-admitted-bytes=100000", "--max-request-bytes=5000000"]
+    options = [
+        "--max-admitted-bytes=100000", "--max-request-bytes=5000000", "--http-body-timeout-secs=1",
+    ]  # fmt: skip
     with ServerProcess(repository, options=options) as server:
         yield Busy(server, cost_of_a_second(server.http))
         assert server.stop() == 0
@@ -126,6 +128,27 @@ def test_too_many_bytes(small: Busy) -> None:
                 await until(lambda: pending(server, MODEL), lambda n: n == 2)
             assert (await waiting).status == 200
             assert await small_one == 4
+        await until(lambda: admitted(server), lambda found: found == (0, 0))
+
+    asyncio.run(scenario())
+
+
+def test_bytes_that_are_announced_and_do_not_come_take_nothing_from_others(small: Busy) -> None:
+    async def scenario() -> None:
+        server = small.server
+        head = f"POST {INFER[MODEL]} HTTP/1.1\r\nHost: test\r\nContent-Length: 90000\r\n\r\n"
+        connections = [await HttpConnection.open(server.http) for _ in range(5)]
+        for connection in connections:
+            await connection.send(head.encode())
+        assert await infer(server, MODEL, 4) == 4
+        padded = busy_json(2) + b" " * 60_000
+        assert (await post(server.http, INFER[MODEL], padded)).status == 200
+        for connection in connections:  # after a second each
+            answer = await connection.receive()
+            assert answer.status == 408
+            assert b"no more of the request body came for 1 s" in answer.body
+            assert await connection.ended()
+            await connection.close()
         await until(lambda: admitted(server), lambda found: found == (0, 0))
 
     asyncio.run(scenario())

@@ -26,8 +26,12 @@ class Admission:
         self._on_empty: Callable[[], None] | None = None
         self._on_close: set[Callable[[], None]] = set()
 
-    def enter(self, nbytes: int) -> None:
-        """Count a request of `nbytes` in; raises `Overloaded` or `ServerExiting`."""
+    def enter(self, nbytes: int, expected: int = 0) -> None:
+        """Count a request of `nbytes` in; raises `Overloaded` or `ServerExiting`.
+
+        `expected` bytes are announced: they must fit, but count only when they come (`grow`), so
+        that a client that announces much and sends nothing takes nothing from others.
+        """
         if self.exiting:
             raise ServerExiting("Server exiting")
         if self.max_requests and self.requests >= self.max_requests:
@@ -36,7 +40,7 @@ class Admission:
                 f"the server is at its limit of {self.max_requests} requests at once"
                 " (--max-admitted-requests); try again later"
             )
-        self._check_bytes(nbytes, alone=self.requests == 0)
+        self._check_bytes(nbytes + expected, alone=self.requests == 0)
         self.requests += 1
         self.bytes += nbytes
 

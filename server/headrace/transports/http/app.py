@@ -28,7 +28,9 @@ _JSON = "application/json"
 _CONTROL_LIMIT = 1 << 20  # bytes of a control request's body
 
 
-def create_app(engine: Engine, max_request_bytes: int, access_log: bool) -> ASGIApp:
+def create_app(
+    engine: Engine, max_request_bytes: int, body_timeout_secs: int, access_log: bool
+) -> ASGIApp:
     """The application that answers for `engine`."""
     app = FastAPI(
         title="headrace",
@@ -39,7 +41,7 @@ def create_app(engine: Engine, max_request_bytes: int, access_log: bool) -> ASGI
         redoc_url=None,
         openapi_url="/openapi.json",
     )
-    app.router.routes.insert(0, InferRoute(engine, max_request_bytes))
+    app.router.routes.insert(0, InferRoute(engine, max_request_bytes, body_timeout_secs))
     _health(app, engine)
     _metadata(app, engine)
     _repository(app, engine)

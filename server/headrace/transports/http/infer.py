@@ -52,9 +52,10 @@ class _Disconnected(Exception):
 class InferRoute(BaseRoute):
     """Matches `/v2/models/{name}[/versions/{digits}]/infer` and answers it."""
 
-    def __init__(self, engine: Engine, max_request_bytes: int) -> None:
+    def __init__(self, engine: Engine, max_request_bytes: int, body_timeout_secs: int) -> None:
         self._engine = engine
         self._limit = max_request_bytes
+        self._body_timeout = body_timeout_secs
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Starlette's routing interface."""
@@ -86,9 +87,8 @@ class InferRoute(BaseRoute):
             declared = _content_length(headers)
             if declared > self._limit:
                 raise PayloadTooLarge(too_large("request body", self._limit, declared))
-            self._engine.admission.enter(declared)
+            self._engine.admission.enter(0, declared)
             entered = True
-            body_size[0] = declared
             body = await self._read(receive, body_size)
             consumed = True
             if "content-encoding" in headers:
@@ -115,6 +115,9 @@ class InferRoute(BaseRoute):
         except asyncio.CancelledError:
             # Only the end of the process cancels a request, one that it has waited for long enough.
             await _send_error(send, STATUS[ServerExiting].http, "Server exiting", [_CLOSE])
+        except TimeoutError:
+            text = f"no more of the request body came for {self._body_timeout} s"
+            await _send_error(send, 408, text, [_CLOSE])
         except ServerError as error:
             status = STATUS[type(error)]
             extra: Headers = (
@@ -137,30 +140,23 @@ class InferRoute(BaseRoute):
                 self._engine.admission.leave(body_size[0])
 
     async def _read(self, receive: Receive, counted: list[int]) -> bytes:
-        """The whole body, bounded while it is read."""
-        message = await receive()
-        if not message.get("more_body", False) and message["type"] == "http.request":
-            body: bytes = message["body"]
-            if len(body) > counted[0]:
-                self._grow(counted, len(body) - counted[0])
-            if len(body) > self._limit:
-                raise PayloadTooLarge(too_large("request body", self._limit))
-            return body
+        """The whole body, bounded in size and in patience while it is read."""
         pieces: list[bytes] = []
         size = 0
-        while True:
-            if message["type"] == "http.disconnect":
-                raise _Disconnected
-            piece = message.get("body", b"")
-            size += len(piece)
-            if size > self._limit:
-                raise PayloadTooLarge(too_large("request body", self._limit))
-            if size > counted[0]:
-                self._grow(counted, size - counted[0])
-            pieces.append(piece)
-            if not message.get("more_body", False):
-                return b"".join(pieces)
-            message = await receive()
+        async with asyncio.timeout(self._body_timeout) as patience:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise _Disconnected
+                piece: bytes = message.get("body", b"")
+                size += len(piece)
+                if size > self._limit:
+                    raise PayloadTooLarge(too_large("request body", self._limit))
+                self._grow(counted, len(piece))
+                if not message.get("more_body", False):
+                    return b"".join([*pieces, piece]) if pieces else piece
+                pieces.append(piece)
+                patience.reschedule(asyncio.get_running_loop().time() + self._body_timeout)
 
     def _grow(self, counted: list[int], nbytes: int) -> None:
         if nbytes > 0:
