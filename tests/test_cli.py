@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from headrace import __version__
 from headrace.cli import main
-from headrace.settings import ENV_PREFIX, OPTIONS
+from headrace.settings import ENV_PREFIX, OPTIONS, from_environment
 from tests.support.http_client import HttpClient
 from tests.support.http_socket import ask
 from tests.support.server_process import ServerProcess
@@ -117,7 +117,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         ([], "the following arguments are required: COMMAND"),
         (["sevre"], "invalid choice: 'sevre'"),
         (["models"], "the following arguments are required: ACTION"),
-        (["models", "check"], "the following arguments are required: DIR"),
+        (["models", "check"], "the following arguments are required: PATH"),
         (["serve"], "give --model-repository DIR, or a model file"),
         (["serve", "--model-repository"], "--model-store: expected at least one argument"),
         (["serve", "--http-port"], "--http-port: expected one argument"),
@@ -379,11 +379,88 @@ def test_check_as_json(bad: Path) -> None:
         "misconfigured": False, "no_model": False, "same": True,
     }  # fmt: skip
     assert reports["same"]["versions"] == [1]
-    assert reports["same"]["config"]["max_batch_size"] == 4
+    assert reports["same"]["config"]["max_batch_size"] == 64
     assert reports["same"]["config"]["input"][0]["data_type"] == "TYPE_FP32"
     assert "max_bach_size" in reports["misconfigured"]["error"]
 
 
 def test_check_of_an_empty_repository(tmp_path: Path) -> None:
     ended = _run("models", "check", str(tmp_path))
-    assert (ended.returncode, ended.stdout) == (0, "0 models, 0 with errors\n")
+    assert (ended.returncode, ended.stdout) == (1, "0 models, 0 with errors\n")
+    assert "expected MODEL/VERSION/model.onnx, found nothing" in ended.stderr
+
+
+def test_check_of_files_and_warnings(good: Path, tmp_path: Path) -> None:
+    file = good / "same" / "1" / "model.onnx"
+    config = tmp_path / "same" / "config.pbtxt"
+    _write_model(tmp_path / "same" / "1" / "model.onnx")
+    config.write_text(
+        "response_cache { enable: true }\nversion_policy { specific { versions: [1, 3] } }"
+    )
+    ended = _run("models", "check", "--quiet", str(file), str(tmp_path))
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout == (
+        "ok    same (versions 1)\n"
+        "      warning: same/config.pbtxt:1: response_cache has no effect on this server\n"
+        "      warning: same/config.pbtxt: version_policy names versions that are not there: 3\n"
+        "ok    model (versions 1)\n"
+        "2 models, 0 with errors\n"
+    )
+
+
+def test_what_a_repository_holds_instead_of_models_is_said(good: Path, tmp_path: Path) -> None:
+    _write_model(tmp_path / "flat.onnx")
+    ended = _run("models", "check", str(tmp_path))
+    assert ended.returncode == 1
+    assert "expected MODEL/VERSION/model.onnx, found flat.onnx" in ended.stderr
+    (tmp_path / "flat" / "01").mkdir(parents=True)
+    ended = _run("models", "check", str(tmp_path))
+    assert "model 'flat' has no version directory" in ended.stdout
+    assert "01: a version has no leading zero" in ended.stdout
+    ended = _run("serve", str(good), *_PORTS)
+    assert ended.returncode == 1
+    assert "is a directory; serve it with --model-repository" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("--model-control-mode=explicit", "is an option of Triton's that headrace does not offer"),
+        ("--strict-model-config=false", "--disable-auto-complete-config does what"),
+    ],
+)
+def test_options_of_tritons(capsys: pytest.CaptureFixture[str], word: str, says: str) -> None:
+    message = _refused(capsys, "serve", "--model-repository", "x", word)
+    assert says in message
+    assert "headrace serve --help" in message
+
+
+def test_a_server_without_doors_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--allow-http=false", "--allow-grpc=false")
+    assert "nothing could be asked" in _refused(capsys, "serve", "--model-repository", "x", *words)
+
+
+def test_two_doors_on_one_port_are_refused(good: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ports = (f"--http-port={port}", f"--grpc-port={port}", "--metrics-port=0")
+    ended = _run("serve", "--model-repository", str(good), *ports)
+    assert ended.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port} for gRPC" in ended.stderr
+
+
+def test_what_kubernetes_adds_for_a_service_is_passed_over() -> None:
+    links = {
+        "HEADRACE_SERVICE_HOST": "10.0.0.1",
+        "HEADRACE_SERVICE_PORT": "8000",
+        "HEADRACE_SERVICE_PORT_HTTP": "8000",
+        "HEADRACE_PORT": "tcp://10.0.0.1:8000",
+        "HEADRACE_PORT_8000_TCP": "tcp://10.0.0.1:8000",
+        "HEADRACE_PORT_8000_TCP_ADDR": "10.0.0.1",
+        "HEADRACE_GRPC_SERVICE_HOST": "10.0.0.2",
+        "HEADRACE_GRPC_PORT": "tcp://10.0.0.2:8001",  # the name of a setting, too
+        "HEADRACE_GRPC_PORT_8001_TCP_PROTO": "tcp",
+        "HEADRACE_HTTP_PORT": "9000",
+    }
+    assert from_environment(links) == {"http_port": 9000}

@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import NoReturn
@@ -30,7 +30,7 @@ from headrace.engine.version import ModelVersion
 from headrace.execution.cores import core_limit
 from headrace.observability.logs import configure_logging
 from headrace.observability.metrics import ServerCollector, registry, render
-from headrace.repository.layout import scan, single_file
+from headrace.repository.layout import ModelSource, nothing_in, scan, single_file
 from headrace.settings import Settings
 from headrace.transports.grpc.call import Handlers
 from headrace.transports.grpc.grpcio import GrpcioServer
@@ -63,6 +63,19 @@ def run(settings: Settings) -> int:
     return status
 
 
+def find_sources(
+    repositories: Sequence[Path], files: Sequence[Path], config_name: str = ""
+) -> tuple[list[ModelSource], list[str]]:
+    """The models of repositories and single files, and what looks wrong with the repositories.
+
+    Raises `RepositoryError` for a repository or file that is not there.
+    """
+    sources = scan(repositories, config_name)
+    parents = {source.path.parent for source in sources}
+    empty = [repository for repository in repositories if repository not in parents]
+    return sources + [single_file(path) for path in files], [nothing_in(path) for path in empty]
+
+
 class Application:
     """One server process."""
 
@@ -91,8 +104,13 @@ class Application:
             loop.add_signal_handler(number, self._on_signal, number)
         begun = monotonic()
         try:
-            sources = scan([Path(p) for p in settings.model_repository], settings.model_config_name)
-            sources += [single_file(Path(p)) for p in settings.model_file]
+            sources, warnings = find_sources(
+                [Path(p) for p in settings.model_repository],
+                [Path(p) for p in settings.model_file],
+                settings.model_config_name,
+            )
+            for warning in warnings:
+                log.warning(warning)
             await self._open_doors()
         except (RepositoryError, OSError) as error:
             print(f"headrace serve: {error}", file=sys.stderr)
@@ -111,7 +129,9 @@ class Application:
         gc.collect()
         gc.freeze()
         state = "ready" if self._engine.ready else "not ready"
-        print(f"{state} after {monotonic() - begun:.2f} s", flush=True)
+        seconds = monotonic() - begun
+        log.info("%s after %.2f s", state, seconds)
+        print(f"{state} after {seconds:.2f} s", flush=True)
         await self._stop.wait()
         return await self._shut_down()
 
@@ -249,6 +269,4 @@ def _print_models(versions: list[ModelVersion], unavailable: list[tuple[str, str
         print(
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         )
-    for name, reason in unavailable:
-        print(f"{name}: {reason}", file=sys.stderr)
     sys.stdout.flush()

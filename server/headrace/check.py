@@ -1,63 +1,77 @@
-"""`headrace models check`: load repositories without serving them, and show what they mean here."""
+"""`headrace models check`: load models without serving them, and show what they mean here."""
 
 import logging
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import orjson
 from google.protobuf import text_format
 
-from headrace.app import BACKENDS
+from headrace.app import BACKENDS, find_sources
 from headrace.core.errors import RepositoryError
 from headrace.engine.loading import LoadedInstance, LoadOptions, load_version, open_model
 from headrace.execution.choice import AutoChoice
 from headrace.execution.cores import core_limit
 from headrace.observability.logs import LogSettings, configure_logging
-from headrace.repository.layout import ModelSource, scan
+from headrace.repository.layout import ModelSource
 from headrace.wire.documents import to_json
-from headrace.wire.pb.model_config_pb2 import ModelConfig
+
+log = logging.getLogger(__name__)
 
 
-def check_repositories(repositories: Sequence[Path], as_json: bool) -> int:
-    """Print a report; 0 if every model can be served, else 1."""
+def check_models(
+    paths: Sequence[Path], default_max_batch_size: int, as_json: bool, quiet: bool
+) -> int:
+    """Print a report on repositories and model files; 0 if all of them can be served, and some."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` is no error
     configure_logging(LogSettings(info=False))
-    logging.captureWarnings(True)
+    files = [path for path in paths if path.is_file()]
+    repositories = [path for path in paths if not path.is_file()]
     try:
-        sources = scan(repositories)
+        sources, warnings = find_sources(repositories, files)
     except RepositoryError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    options = LoadOptions(core_limit())
+    options = LoadOptions(core_limit(), default_max_batch_size=default_max_batch_size)
     reports = [_check(source, options) for source in sources]
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
     if as_json:
         print(orjson.dumps(reports, option=orjson.OPT_INDENT_2).decode())
     else:
         for report in reports:
-            _print(report)
+            _print(report, quiet)
         failed = sum(not report["ok"] for report in reports)
         print(f"{len(reports)} models, {failed} with errors")
-    return 0 if all(report["ok"] for report in reports) else 1
+    return 0 if reports and all(report["ok"] for report in reports) else 1
 
 
-def _check(source: ModelSource, options: LoadOptions) -> dict[str, object]:
-    report: dict[str, object] = {"model": source.name, "ok": False, "versions": []}
+def _check(source: ModelSource, options: LoadOptions) -> dict[str, Any]:
+    report: dict[str, Any] = {"model": source.name, "ok": False, "versions": [], "warnings": []}
     if source.duplicate:
         return report | {"error": "model appears in two or more repositories"}
     if source.problem:
         return report | {"error": source.problem}
     try:
         opened = open_model(source, BACKENDS, options)
+        report["warnings"] += opened.warnings
         for version in opened.versions:
             loaded = load_version(opened, version, options)
-            report["versions"] = [*report["versions"], version]  # type: ignore[misc]
+            report["versions"].append(version)
+            report["warnings"] += [w for w in loaded.warnings if w not in report["warnings"]]
             report["instances"] = [f"{i.name}: {_kind(i)}" for i in loaded.instances]
             report["config"] = to_json(loaded.config)
-            report["config_pbtxt"] = _text(loaded.config)
+            report["config_pbtxt"] = text_format.MessageToString(loaded.config)
             for instance in loaded.instances:
                 instance.model.close()
     except RepositoryError as error:
         return report | {"error": str(error)}
+    except Exception as error:  # the others are to be checked all the same
+        log.error("bug while checking %s", source.name, exc_info=error)
+        return report | {"error": f"internal error: {type(error).__name__}"}
     return report | {"ok": True}
 
 
@@ -66,17 +80,12 @@ def _kind(instance: LoadedInstance) -> str:
     return f"auto ({kind.kind})" if isinstance(kind, AutoChoice) else str(kind)
 
 
-def _text(config: ModelConfig) -> str:
-    return text_format.MessageToString(config)
-
-
-def _print(report: dict[str, object]) -> None:
+def _print(report: dict[str, Any], quiet: bool) -> None:
+    versions = ", ".join(map(str, report["versions"]))
     mark = "ok   " if report["ok"] else "ERROR"
-    versions = ", ".join(map(str, report["versions"]))  # type: ignore[call-overload]
     print(f"{mark} {report['model']}" + (f" (versions {versions})" if versions else ""))
-    if not report["ok"]:
-        for line in str(report["error"]).splitlines():
-            print(f"      {line}")
-        return
-    for line in str(report["config_pbtxt"]).splitlines():
+    for warning in report["warnings"]:
+        print(f"      warning: {warning}")
+    text = report["error"] if not report["ok"] else "" if quiet else report["config_pbtxt"]
+    for line in text.splitlines():
         print(f"      {line}")

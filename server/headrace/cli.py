@@ -22,16 +22,51 @@ from headrace.settings import (
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 
-_CHECK_OPTIONS = ["--json", "--help"]
+_CHECK_OPTIONS = ["--json", "--quiet", "--default-max-batch-size", "--help"]
 _SERVE_OPTIONS = ["--config-file", "--help"]
 _SERVE_OPTIONS += [f"--{name}" for option in OPTIONS for name in (option.name, *option.aliases)]
+
+
+# What people bring from Triton's command line, and what to do instead, where there is something.
+_TRITONS = dict.fromkeys(
+    (
+        "--model-control-mode", "--repository-poll-secs", "--load-model",
+        "--model-load-retry-count", "--model-namespacing", "--reuse-http-port",
+        "--http-header-forward-pattern",
+        "--http-restricted-api", "--reuse-grpc-port", "--grpc-infer-allocation-pool-size",
+        "--grpc-max-response-pool-size", "--grpc-use-ssl", "--grpc-use-ssl-mutual",
+        "--grpc-server-cert", "--grpc-server-key", "--grpc-root-cert",
+        "--grpc-infer-response-compression-level", "--grpc-keepalive-time",
+        "--grpc-keepalive-timeout", "--grpc-keepalive-permit-without-calls",
+        "--grpc-http2-max-pings-without-data", "--grpc-http2-max-ping-strikes",
+        "--grpc-http2-min-recv-ping-interval-without-data", "--grpc-max-connection-age",
+        "--grpc-max-connection-age-grace", "--grpc-header-forward-pattern",
+        "--grpc-restricted-protocol", "--allow-gpu-metrics", "--allow-cpu-metrics",
+        "--metrics-interval-ms", "--metrics-config", "--trace-config", "--trace-file",
+        "--trace-level", "--trace-rate", "--trace-count", "--trace-log-frequency", "--cache-config",
+        "--cache-directory", "--response-cache-byte-size", "--rate-limit", "--rate-limit-resource",
+        "--backend-directory", "--repoagent-directory", "--host-policy",
+        "--pinned-memory-pool-byte-size", "--cuda-memory-pool-byte-size",
+        "--cuda-virtual-address-size", "--min-supported-compute-capability",
+        "--buffer-manager-thread-count", "--model-load-gpu-limit", "--enable-peer-access",
+        "--allow-client-shm", "--allow-sagemaker", "--sagemaker-port", "--allow-vertex-ai",
+    ),
+    "",
+) | {
+    "--strict-model-config": "--disable-auto-complete-config does what its value true did",
+    "--backend-config": "settings of a backend lie in a model's parameters;"
+    " --default-max-batch-size is an option of its own",
+    "--http-thread-count": "one event loop answers over HTTP",
+    "--grpc-infer-thread-count": "one event loop answers over gRPC",
+}  # fmt: skip
 
 
 class _Parser(argparse.ArgumentParser):
     """Names the nearest known option where one is not known."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_USAGE, f"{self.prog}: {message}\nSee '{self.prog} --help'.\n")
+        prog = self.prog if " " in self.prog else f"{self.prog} serve"
+        self.exit(EXIT_USAGE, f"{self.prog}: {message}\nSee '{prog} --help'.\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -41,12 +76,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     options, rest = parser.parse_known_args(words)
     if rest:
         known = _CHECK_OPTIONS if options.command == "models" else _SERVE_OPTIONS
-        parser.error(unknown("option", rest[0].partition("=")[0], known))
+        name = rest[0].partition("=")[0]
+        if options.command == "serve" and name in _TRITONS:
+            text = f"{name} is an option of Triton's that headrace does not offer"
+            parser.error(text + (f"; {_TRITONS[name]}" if _TRITONS[name] else ""))
+        parser.error(unknown("option", name, known))
     if options.command == "models":
         # Imported late: `--help` and usage errors should not wait for ONNX Runtime.
-        from headrace.check import check_repositories
+        from headrace.check import check_models
 
-        sys.exit(check_repositories([Path(p) for p in options.repositories], options.json))
+        paths = [Path(p) for p in options.paths]
+        sys.exit(check_models(paths, options.default_max_batch_size, options.json, options.quiet))
     try:
         settings = _settings(options)
     except SettingsError as error:
@@ -71,6 +111,8 @@ def _settings(options: argparse.Namespace) -> Settings:
     settings = Settings(**given)  # type: ignore[arg-type]  # parsed to each field's own type
     if not settings.model_repository and not settings.model_file:
         raise SettingsError("give --model-repository DIR, or a model file")
+    if not (settings.allow_http or settings.allow_grpc):
+        raise SettingsError("--allow-http and --allow-grpc are both false: nothing could be asked")
     return settings
 
 
@@ -96,8 +138,9 @@ def _parser() -> _Parser:
         if option.default not in ("", []):
             text += f" (default: {str(option.default).lower()})"
         if option.kind is list:
+            metavar = "FILE" if option.field == "model_file" else "DIR"
             serve.add_argument(
-                *flags, dest=option.field, nargs="+", action="extend", metavar="DIR", help=text
+                *flags, dest=option.field, nargs="+", action="extend", metavar=metavar, help=text
             )
         elif option.kind is bool:
             serve.add_argument(
@@ -112,6 +155,11 @@ def _parser() -> _Parser:
         "check", help="validate repositories without serving them", allow_abbrev=False,
         description="Load every model, report what is wrong, and print complete configurations.",
     )  # fmt: skip
-    check.add_argument("repositories", nargs="+", metavar="DIR")
+    check.add_argument("paths", nargs="+", metavar="PATH", help="repositories, or model files")
+    check.add_argument("--quiet", action="store_true", help="print no configurations")
+    check.add_argument(
+        "--default-max-batch-size", type=int, metavar="N", help="as of 'serve'",
+        default=next(o.default for o in OPTIONS if o.field == "default_max_batch_size"),
+    )  # fmt: skip
     check.add_argument("--json", action="store_true", help="print one JSON document")
     return parser

@@ -7,6 +7,7 @@ this order. Names are Triton's wherever Triton has the option.
 """
 
 import difflib
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
@@ -55,7 +56,7 @@ class Settings:
         False, "Take configurations as written; fill nothing in from the model's file"
     )
     default_max_batch_size: int = _setting(
-        4,
+        64,
         "`max_batch_size` of a model that can batch and whose configuration does not say",
         least=1,
     )
@@ -177,6 +178,9 @@ def _option(declared: "Field[Any]") -> Option:
 
 
 OPTIONS: tuple[Option, ...] = tuple(_option(declared) for declared in fields(Settings))
+# Kubernetes puts such variables into every pod for a Service that is called "headrace" or alike.
+_LINK_NAME = re.compile(r"HEADRACE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_\w+)")
+_LINK_VALUES = ("tcp://", "udp://", "sctp://")
 CONFIG_FILE_ENV = ENV_PREFIX + "CONFIG_FILE"
 
 
@@ -186,6 +190,8 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Value]:
     found: dict[str, Value] = {}
     for name, value in environment.items():
         if not name.startswith(ENV_PREFIX) or name == CONFIG_FILE_ENV:
+            continue
+        if value.startswith(_LINK_VALUES) or _LINK_NAME.fullmatch(name):
             continue
         option = by_env.get(name)
         if option is None:

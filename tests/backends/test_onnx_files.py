@@ -187,3 +187,10 @@ def test_graphs_nested_without_end_are_refused(root: Path) -> None:
     path = write(root, b"\x3a" + _varint(len(message)) + message)
     with pytest.raises(LoadFailed, match="nested too deeply"):
         external_files(path)
+
+
+def test_a_pointer_of_git_lfs_is_told_from_damage(tmp_path: Path) -> None:
+    file = tmp_path / "model.onnx"
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(LoadFailed, match="pointer of Git LFS"):
+        external_files(file)

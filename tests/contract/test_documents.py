@@ -90,8 +90,8 @@ def test_config_is_completed_from_the_model(caller: Client) -> None:
     assert (config.name, config.backend) == ("bare", "onnxruntime")
     assert config.platform == "onnxruntime_onnx"
     assert config.default_model_filename == "model.onnx"
-    assert config.max_batch_size == 4
-    assert list(config.dynamic_batching.preferred_batch_size) == [4]
+    assert config.max_batch_size == 64
+    assert list(config.dynamic_batching.preferred_batch_size) == [64]
     assert config.version_policy.latest.num_versions == 1
     assert [(t.name, t.data_type, list(t.dims)) for t in config.input] == [
         ("INPUT0", 11, [3]),

@@ -1,6 +1,7 @@
 """The description of the HTTP routes, and the page that shows it."""
 
 import json
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -89,6 +90,9 @@ def test_documentation_page(server: ServerProcess) -> None:
     assert answer.status == 200
     assert answer.headers["content-type"].startswith("text/html")
     assert b"/openapi.json" in answer.body
+    for path in (b"/v2/models/{name}/infer", b"/v2/health/ready"):
+        assert path in answer.body
+    assert not re.search(rb"(src|href)=['\"]?(https?:)?//", answer.body)  # nothing from elsewhere
 
 
 def _references(value: object) -> Iterator[str]:

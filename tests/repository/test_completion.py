@@ -97,8 +97,8 @@ def test_what_was_read_is_not_changed() -> None:
     [
         (
             "",
-            "m/config.pbtxt: the configuration names no backend or platform, and the version"
-            " directory has no file that tells (model.onnx, model.py);"
+            "m/config.pbtxt: no backend or platform is named, and no file tells: expected"
+            " model.onnx or model.py, found model.plan;"
             " backends of this server: onnxruntime, python",
         ),
         (

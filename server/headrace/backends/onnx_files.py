@@ -32,6 +32,9 @@ _MAX_DEPTH = 64  # of graphs within attributes within graphs
 _IN_MEMORY = "*/_ORT_MEM_ADDR_/*"
 
 
+_LFS = b"version https://git-lfs"
+
+
 class _Damaged(Exception):
     """Not a protobuf encoding."""
 
@@ -52,7 +55,9 @@ def external_files(model_file: Path) -> set[str]:
         try:
             _walk(view, 0, len(view), "Model", 0, locations)
         except _Damaged as error:
-            raise LoadFailed(f"{model_file.name} is not a valid ONNX model: {error}") from None
+            is_pointer = bytes(view[: len(_LFS)]) == _LFS
+            what = "it is a pointer of Git LFS; fetch the file itself" if is_pointer else error
+            raise LoadFailed(f"{model_file.name} is not a valid ONNX model: {what}") from None
         return locations
 
 

@@ -98,7 +98,8 @@ def execution_providers(spec: LoadSpec) -> list[tuple[str, dict[str, str]]]:
         if name not in available:
             raise LoadFailed(
                 f"execution provider {name} is not in the installed ONNX Runtime, which has"
-                f" {', '.join(available)}; install a build that has it, or ask for KIND_CPU"
+                f" {', '.join(available)}; install a build that has it, or take"
+                " the accelerator or KIND_GPU out of the configuration"
             )
     if all(name != _CPU for name, _ in providers):
         providers.append((_CPU, {}))

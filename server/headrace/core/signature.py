@@ -127,7 +127,7 @@ class Signature:
         if rows > self.max_batch_size:
             raise InvalidRequest(
                 f"inference request batch-size must be <= {self.max_batch_size} for '{self.model}',"
-                f" got {rows}"
+                f" got {rows} (its limit is max_batch_size in config.pbtxt)"
             )
         return rows
 

@@ -255,6 +255,8 @@ class Engine:
         except Exception as error:  # one model's failure must not keep others from loading
             model.reason = _reason(model.source.name, error)
             return
+        for warning in opened.warnings:
+            log.warning(warning)
         for number in opened.versions:
             model.versions[number] = ModelVersion(model.source.name, number)
         await asyncio.gather(
@@ -272,7 +274,17 @@ class Engine:
         except Exception as error:  # one version's failure must not keep others from loading
             version.fail(_reason(f"{version.model} version {version.name}", error))
             return
+        for warning in loaded.warnings:
+            log.warning(warning)
         version.serve(loaded, loop)
+        fields = {"model": version.model, "version": version.name}
+        log.info(
+            "loaded %s version %s in %.2f s",
+            version.model,
+            version.name,
+            loaded.seconds,
+            extra=fields,
+        )
 
 
 def parse_version(text: str) -> int:

@@ -7,20 +7,17 @@ instances.
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from time import monotonic, perf_counter_ns
+from time import monotonic
 from typing import Protocol
 
-import numpy as np
-
-from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidConfig
 from headrace.core.model_spec import LoadSpec
-from headrace.core.signature import Signature, TensorSpec
-from headrace.core.tensors import Array
-from headrace.execution.choice import BUDGET_NS, AutoChoice, InstanceKind
+from headrace.core.signature import Signature
+from headrace.engine.measuring import measure
+from headrace.execution.choice import AutoChoice, InstanceKind
 from headrace.execution.cores import threads_for
 from headrace.execution.runner import LoadedModel
 from headrace.repository import completion, reading, validation
@@ -34,7 +31,6 @@ log = logging.getLogger(__name__)
 # A model file of up to this size is first loaded with one thread and measured: it may be fit to run
 # inline.
 _SMALL_FILE = 16 << 20
-_WARM_RUNS = 3
 
 
 class Backend(Protocol):
@@ -56,7 +52,7 @@ class LoadOptions:
 
     cores: int
     auto_complete: bool = True
-    default_max_batch_size: int = 4
+    default_max_batch_size: int = 64
     config_name: str = ""
 
 
@@ -69,6 +65,7 @@ class Opened:
     config: ModelConfig
     backend: Backend
     versions: tuple[int, ...]
+    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,43 +85,75 @@ class LoadedVersion:
     signature: Signature
     labels: Mapping[str, tuple[str, ...]]
     instances: list[LoadedInstance]
+    warnings: tuple[str, ...]
     seconds: float
 
 
 def open_model(
     source: ModelSource, backends: Mapping[str, Backend], options: LoadOptions
 ) -> Opened:
-    """Read and check the configuration of a model; raises `InvalidConfig`.
-
-    Fields that have no effect on this server are logged, once.
-    """
+    """Read and check the configuration of a model; raises `InvalidConfig`."""
     file = read_config(source.config_path, source.name)
     _refuse(file, validation.problems(file.config, source.name))
-    filenames: list[str] = []
-    if source.file is not None:
-        filenames = [source.file.name]
-    elif source.versions:
-        filenames = [entry.name for entry in (source.path / str(source.versions[0])).iterdir()]
+    if not source.versions:
+        raise InvalidConfig(_no_versions(source))
+    directory = source.path / str(source.versions[0])
+    filenames = (
+        [entry.name for entry in directory.iterdir()] if source.file is None else [source.file.name]
+    )
     config = completion.complete_backend(file, source.name, filenames, backends)
     backend = backends[config.backend]
-    for name in source.ignored:
-        log.warning(
-            "model %s: directory %s is not a version: it has a leading zero", source.name, name
-        )
-    for path in without_effect(file.config, backend.reads_parameter):
-        line = file.lines.get(path)
-        log.warning(
-            "%s: %s has no effect on this server",
-            f"{file.name}:{line}" if line else file.name,
-            path,
-        )
     versions = reading.chosen_versions(config, source.versions)
     if not versions:
         raise InvalidConfig(
-            "at least one version must be available under the version policy of model"
-            f" '{source.name}'"
+            f"{file.name}: version_policy: at least one version must be available under the version"
+            f" policy of model '{source.name}'; there are {', '.join(map(str, source.versions))}"
         )
-    return Opened(source, file, config, backend, versions)
+    warnings = tuple(_config_warnings(source, file, backend, versions))
+    return Opened(source, file, config, backend, versions, warnings)
+
+
+def _no_versions(source: ModelSource) -> str:
+    ignored = (
+        f"; {', '.join(source.ignored)}: a version has no leading zero" if source.ignored else ""
+    )
+    return (
+        f"model '{source.name}' has no version directory; its files belong into one whose name is a"
+        f" number, such as {source.name}/1/{ignored}"
+    )
+
+
+def _config_warnings(
+    source: ModelSource, file: ConfigFile, backend: Backend, versions: tuple[int, ...]
+) -> Iterator[str]:
+    """What in a configuration, or beside it, does not do what its author may expect."""
+    for name in source.ignored:
+        yield f"{source.name}: directory {name} is not a version: it has a leading zero"
+    for path in without_effect(file.config, backend.reads_parameter):
+        line = file.lines.get(path)
+        where = f"{file.name}:{line}" if line else file.name
+        yield f"{where}: {path} has no effect on this server"
+    missing = set(file.config.version_policy.specific.versions) - set(versions)
+    if missing:
+        numbers = ", ".join(map(str, sorted(missing)))
+        yield f"{file.name}: version_policy names versions that are not there: {numbers}"
+
+
+def _model_warnings(opened: Opened, model: LoadedModel, config: ModelConfig) -> Iterator[str]:
+    """What of a loaded model is not served, or may be served otherwise than meant."""
+    name = opened.source.name
+    served = {tensor.name for tensor in config.input} | {tensor.name for tensor in config.output}
+    for info in (*model.inputs, *model.outputs):
+        if info.datatype is None and info.name not in served:
+            yield (
+                f"{name}: '{info.name}' is a {info.type_name}, which is no tensor of the protocol,"
+                " and is left out (of a converter's zipmap option: switch it off)"
+            )
+        elif info.name in served and not info.shape and not opened.file.sets("input"):
+            yield (
+                f"{name}: the model gives no shape for '{info.name}', which is taken for a scalar;"
+                " if it is none, declare its dims in config.pbtxt"
+            )
 
 
 def complete(opened: Opened, model: LoadedModel, options: LoadOptions) -> ModelConfig:
@@ -136,6 +165,9 @@ def complete(opened: Opened, model: LoadedModel, options: LoadOptions) -> ModelC
             file, config, inputs, outputs, options.default_max_batch_size
         )
     config = completion.normalise(config)
+    if not config.output and outputs and all(info.datatype is None for info in outputs):
+        types = ", ".join(f"'{info.name}' is a {info.type_name}" for info in outputs)
+        raise InvalidConfig(f"{file.name}: no output is a tensor of the protocol: {types}")
     _refuse(file, validation.tensor_problems(config))
     _refuse(file, validation.model_problems(config, inputs, outputs))
     return config
@@ -158,6 +190,7 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
         config = complete(opened, model, options)
         signature = reading.signature(config)
         labels = _labels(opened, config)
+        warnings = tuple(_model_warnings(opened, model, config))
         kind = _choose(wanted, model, signature)
         if first_threads != threads and _kind_of(kind) is not InstanceKind.INLINE:
             # Too heavy for the event loop after all: it gets all the cores that it may use.
@@ -168,13 +201,13 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
         for placement in placements[1:]:
             spec = _spec(opened.source, config, version, placement, first_threads)
             copy = opened.backend.load(spec)
-            own = AutoChoice(_measure(copy, signature)) if isinstance(kind, AutoChoice) else kind
+            own = AutoChoice(measure(copy, signature)) if isinstance(kind, AutoChoice) else kind
             loaded.append(LoadedInstance(placement.name, copy, own))
     except BaseException:
         for instance in loaded:
             instance.model.close()
         raise
-    return LoadedVersion(config, signature, labels, loaded, monotonic() - begun)
+    return LoadedVersion(config, signature, labels, loaded, warnings, monotonic() - begun)
 
 
 def _spec(
@@ -225,38 +258,4 @@ def _kind_of(kind: InstanceKind | AutoChoice) -> InstanceKind:
 
 
 def _choose(wanted: str, model: LoadedModel, signature: Signature) -> InstanceKind | AutoChoice:
-    return AutoChoice(_measure(model, signature)) if wanted == "auto" else InstanceKind(wanted)
-
-
-def _measure(model: LoadedModel, signature: Signature) -> float:
-    """Nanoseconds of one run at the largest batch, after warm-up, with zeros for input.
-
-    A model that fails on zeros is none that can be measured; it counts as too heavy for the event
-    loop.
-    """
-    cost = float("inf")
-    names = [spec.name for spec in signature.outputs]
-    for rows in sorted({1, max(signature.max_batch_size, 1)}):
-        inputs = {spec.name: _zeros(spec, signature, rows) for spec in signature.inputs}
-        cost = float("inf")
-        for _ in range(_WARM_RUNS):
-            begun = perf_counter_ns()
-            try:
-                model.infer(inputs, names)
-            except Exception as error:  # any: the model says nothing about what it takes
-                log.debug("model %s cannot be measured with zeros: %s", signature.model, error)
-                return float("inf")
-            cost = min(cost, perf_counter_ns() - begun)
-            if cost > 100 * BUDGET_NS:
-                return cost  # as heavy as this, it needs no more runs to be known
-    return cost
-
-
-def _zeros(spec: TensorSpec, signature: Signature, rows: int) -> Array:
-    dims = spec.dims if spec.reshape is None else spec.reshape
-    shape = [*([rows] if signature.batches else []), *(1 if d == -1 else d for d in dims)]
-    if spec.datatype is Datatype.BYTES:
-        array = np.empty(shape, object)
-        array.fill(b"0")  # text that is a number too, for graphs that cast it
-        return array
-    return np.zeros(shape, NUMPY[spec.datatype])
+    return AutoChoice(measure(model, signature)) if wanted == "auto" else InstanceKind(wanted)

@@ -46,9 +46,9 @@ def complete_backend(
         known = ", ".join(sorted(backends))
         if not (config.backend or config.platform):
             raise InvalidConfig(
-                f"{file.name}: the configuration names no backend or platform, and the version"
-                " directory has no file that tells"
-                f" ({', '.join(b.default_filename for b in backends.values())});"
+                f"{file.name}: no backend or platform is named, and no file tells: expected"
+                f" {' or '.join(b.default_filename for b in backends.values())},"
+                f" found {', '.join(sorted(names)[:5]) or 'nothing'};"
                 f" backends of this server: {known}"
             )
         field = "backend" if config.backend else "platform"

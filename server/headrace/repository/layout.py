@@ -55,9 +55,20 @@ def single_file(path: Path) -> ModelSource:
 
     Raises `LoadFailed` if it is not there.
     """
+    if path.is_dir():
+        raise LoadFailed(f"{path} is a directory; serve it with --model-repository {path}")
     if not path.is_file():
         raise LoadFailed(f"there is no model file {path}")
     return ModelSource(path.stem, path.parent, None, (1,), file=path)
+
+
+def nothing_in(repository: Path) -> str:
+    """What to tell somebody whose repository holds no model."""
+    found = sorted(entry.name for entry in repository.iterdir())[:5]
+    return (
+        f"no models in {repository}: expected MODEL/VERSION/model.onnx,"
+        f" found {', '.join(found) or 'nothing'}"
+    )
 
 
 def read_model_directory(path: Path, config_name: str = "") -> ModelSource:

@@ -14,6 +14,9 @@ class Call(Protocol):
     def set_trailing(self, name: str, value: str) -> None:
         """Send `name: value` with the status."""
 
+    def note(self, name: str, value: str) -> None:
+        """Put `name` (request_id, model, version) into the call's line of the access log."""
+
 
 Unary = Callable[[bytes, Call], Awaitable[bytes]]
 Stream = Callable[[AsyncIterator[bytes], Call], AsyncIterator[bytes]]

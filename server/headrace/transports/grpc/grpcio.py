@@ -26,12 +26,13 @@ _MAX_TEXT = 2_000  # bytes; each may take three in a header, and clients accept 
 class _AioCall:
     """A call of `grpc.aio`, as handlers see it."""
 
-    __slots__ = ("_context", "_metadata", "_trailing")
+    __slots__ = ("_context", "_metadata", "_trailing", "notes")
 
     def __init__(self, context: Any) -> None:
         self._context = context
         self._metadata: dict[str, str] | None = None
         self._trailing: list[tuple[str, str]] = []
+        self.notes: dict[str, str] = {}
 
     def metadata(self) -> Mapping[str, str]:
         if self._metadata is None:
@@ -42,6 +43,16 @@ class _AioCall:
     def set_trailing(self, name: str, value: str) -> None:
         self._trailing.append((name, value))
         self._context.set_trailing_metadata(tuple(self._trailing))
+
+    @property
+    def client(self) -> str:
+        """The client's address, without its port."""
+        peer: str = self._context.peer()
+        kind, _, address = peer.partition(":")
+        return address.rpartition(":")[0] if kind in ("ipv4", "ipv6") else peer
+
+    def note(self, name: str, value: str) -> None:
+        self.notes[name] = value
 
 
 class GrpcioServer:
@@ -101,8 +112,9 @@ class GrpcioServer:
         async def answer(data: bytes, context: Any) -> bytes:
             begun = perf_counter()
             status = 0
+            call = _AioCall(context)
             try:
-                return await handler(data, _AioCall(context))
+                return await handler(data, call)
             except ServerError as error:
                 status = STATUS[type(error)].grpc
                 await context.abort(_CODES[status], _text(error))
@@ -117,7 +129,7 @@ class GrpcioServer:
                 raise
             finally:
                 if self._access_log:
-                    _log_access(context, path, status, begun)
+                    _log_access(call, path, status, begun)
 
         return answer
 
@@ -125,9 +137,10 @@ class GrpcioServer:
         async def answer(request: Any, context: Any) -> AsyncIterator[bytes]:
             begun = perf_counter()
             status = 0
+            call = _AioCall(context)
             requests: AsyncIterator[bytes] = _one(request) if single else request
             try:
-                async for message in handler(requests, _AioCall(context)):
+                async for message in handler(requests, call):
                     yield message
             except ServerError as error:
                 status = STATUS[type(error)].grpc
@@ -141,7 +154,7 @@ class GrpcioServer:
                 await context.abort(_CODES[status], INTERNAL_TEXT)
             finally:
                 if self._access_log:
-                    _log_access(context, path, status, begun)
+                    _log_access(call, path, status, begun)
 
         return answer
 
@@ -158,14 +171,16 @@ async def _one(message: bytes) -> AsyncIterator[bytes]:
     yield message
 
 
-def _log_access(context: Any, path: str, status: int, begun: float) -> None:
+def _log_access(call: _AioCall, path: str, status: int, begun: float) -> None:
     fields = {
-        "client": context.peer(),
+        "client": call.client,
         "method": "gRPC",
         "path": path,
         "status": _CODES[status].name,
         "duration_ms": round((perf_counter() - begun) * 1_000, 3),
     }
     access.info(
-        "%(client)s %(method)s %(path)s %(status)s %(duration_ms)s ms", fields, extra=fields
+        "%(client)s %(method)s %(path)s %(status)s %(duration_ms)s ms",
+        fields,
+        extra=fields | call.notes,
     )

@@ -71,6 +71,9 @@ class InferenceService:
         try:
             message = parse_infer(data)
             found = self._engine.find(message.model_name, message.model_version)
+            call.note("model", found.model)
+            call.note("version", found.name)
+            call.note("request_id", message.id)
             if found.decoupled:
                 raise Unsupported(
                     "ModelInfer RPC doesn't support models with decoupled transaction policy"

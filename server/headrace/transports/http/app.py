@@ -14,6 +14,7 @@ from headrace import __version__
 from headrace.core.errors import InvalidRequest, ServerError, Unavailable, Unsupported
 from headrace.engine.engine import CONTROL_DISABLED, Engine
 from headrace.transports.http import openapi
+from headrace.transports.http.docs_page import render_docs
 from headrace.transports.http.infer import InferRoute
 from headrace.wire.documents import to_json
 from headrace.wire.http_infer import error_body
@@ -37,7 +38,7 @@ def create_app(
         version=__version__,
         summary="KServe V2 (Open Inference) protocol",
         redirect_slashes=False,
-        docs_url="/docs",
+        docs_url=None,
         redoc_url=None,
         openapi_url="/openapi.json",
     )
@@ -47,6 +48,11 @@ def create_app(
     _repository(app, engine)
     _errors(app)
     openapi.describe_infer(app)
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return Response(render_docs(app.openapi()), media_type="text/html; charset=utf-8")
+
     return AccessLog(app) if access_log else app
 
 
@@ -232,5 +238,7 @@ class AccessLog:
                 "duration_ms": round((perf_counter() - begun) * 1_000, 3),
             }
             access.info(
-                "%(client)s %(method)s %(path)s %(status)s %(duration_ms)s ms", fields, extra=fields
+                "%(client)s %(method)s %(path)s %(status)s %(duration_ms)s ms",
+                fields,
+                extra=fields | scope.get("inference", {}),
             )

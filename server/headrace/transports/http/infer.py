@@ -80,6 +80,7 @@ class InferRoute(BaseRoute):
                 return
             name, version = scope["infer_target"]
             found = self._engine.find(name, version)
+            about = scope["inference"] = {"model": name, "version": found.name}
             if found.decoupled:
                 raise Unsupported(
                     "HTTP end point doesn't support models with decoupled transaction policy"
@@ -100,6 +101,7 @@ class InferRoute(BaseRoute):
                 request, form = decode_raw(found.signature, name, version, body)
             else:
                 request, form = decode_infer(name, version, body, json_size)
+            about["request_id"] = request.id
             timed = request.parameters.pop(TIMING_PARAMETER, False) is True
             sink = FutureSink(asyncio.get_running_loop().create_future())
             ticket = found.submit(request, sink)

@@ -63,6 +63,7 @@ def describe_infer(app: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         document = generate()
+        _leave_out_validation(document)
         document.setdefault("components", {}).setdefault("schemas", {}).update(_SCHEMAS)
         paths = document["paths"]
         paths["/v2/models/{name}/infer"] = {"post": _operation("infer", ["name"])}
@@ -72,6 +73,15 @@ def describe_infer(app: FastAPI) -> None:
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend it
+
+
+def _leave_out_validation(document: dict[str, Any]) -> None:
+    """FastAPI declares its own validation error everywhere; this server never sends it."""
+    for path in document["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)
+    for schema in ("HTTPValidationError", "ValidationError"):
+        document.get("components", {}).get("schemas", {}).pop(schema, None)
 
 
 def _operation(name: str, parameters: list[str]) -> dict[str, Any]:

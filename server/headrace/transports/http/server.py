@@ -119,6 +119,7 @@ def bind(address: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((address, port))
+        listener.listen(_BACKLOG)  # now, so that a second door on this port is refused
     except OSError:
         listener.close()
         raise

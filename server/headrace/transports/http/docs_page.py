@@ -1,0 +1,70 @@
+"""The page at `/docs`: the OpenAPI description as HTML that needs nothing from elsewhere.
+
+The usual viewers are loaded from a public network, which a cluster often cannot reach.
+"""
+
+import json
+from html import escape
+from typing import Any
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem;
+  margin: 2rem auto; padding: 0 1rem; color: #222 }
+h1 { margin-bottom: 0 }
+h2 { margin-top: 2.2rem; text-transform: capitalize; border-bottom: 1px solid #ddd }
+code, pre { font: 13px/1.45 ui-monospace, monospace }
+pre { background: #f6f7f8; padding: .8rem; overflow: auto }
+details { margin: .4rem 0; border: 1px solid #ddd; border-radius: 4px; padding: .35rem .7rem }
+summary { cursor: pointer } summary span { color: #666; margin-left: .7rem }
+.get, .post { display: inline-block; width: 3.4rem; font-weight: 700 }
+.get { color: #0a6 }
+.post { color: #06c }
+table { border-collapse: collapse } td { padding: .15rem 1.2rem .15rem 0; vertical-align: top }
+"""
+
+
+def render_docs(document: dict[str, Any]) -> str:
+    """The whole page for an OpenAPI document."""
+    info = document["info"]
+    parts = [
+        "<!doctype html><html lang=en><meta charset=utf-8>",
+        "<meta name=viewport content='width=device-width, initial-scale=1'>",
+        f"<title>{escape(info['title'])}</title><style>{_STYLE}</style>",
+        f"<h1>{escape(info['title'])} <small>{escape(info['version'])}</small></h1>",
+        f"<p>{escape(info.get('summary', ''))}. The same as a document for tools:"
+        " <a href=/openapi.json>/openapi.json</a></p>",
+    ]
+    by_tag: dict[str, list[str]] = {}
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            text = _operation(path, method, operation)
+            by_tag.setdefault(operation.get("tags", ["other"])[0], []).append(text)
+    for tag, texts in by_tag.items():
+        parts += [f"<h2>{escape(tag)}</h2>", *texts]
+    parts.append("<h2>schemas</h2>")
+    for name, schema in document["components"]["schemas"].items():
+        parts.append(f"<details><summary>{escape(name)}</summary>{_json(schema)}</details>")
+    return "\n".join(parts)
+
+
+def _operation(path: str, method: str, operation: dict[str, Any]) -> str:
+    rows = [
+        f"<tr><td><code>{escape(p['name'])}</code><td>in {escape(p['in'])}"
+        f"<td>{escape(p.get('description', ''))}"
+        for p in operation.get("parameters", ())
+    ]
+    rows += [
+        f"<tr><td>{escape(status)}<td colspan=2>{escape(answer['description'])}"
+        for status, answer in operation["responses"].items()
+    ]
+    body = operation.get("requestBody")
+    return (
+        f"<details><summary><code><span class={method}>{method.upper()}</span>"
+        f" {escape(path)}</code>"
+        f"<span>{escape(operation.get('summary', ''))}</span></summary>"
+        f"<table>{''.join(rows)}</table>{_json(body['content']) if body else ''}</details>"
+    )
+
+
+def _json(value: Any) -> str:
+    return f"<pre>{escape(json.dumps(value, indent=2))}</pre>"
