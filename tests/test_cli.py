@@ -1,21 +1,17 @@
 """The `headrace` command: what it accepts, what it refuses and in which words, how it ends."""
 
-import json
 import os
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper
 
 from headrace import __version__
 from headrace.cli import main
 from headrace.settings import ENV_PREFIX, OPTIONS, from_environment
+from tests.support.command import run, write_bad_repository, write_model
 from tests.support.http_client import HttpClient
 from tests.support.http_socket import ask
 from tests.support.server_process import ServerProcess
@@ -34,33 +30,13 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository with one model."""
     root = tmp_path_factory.mktemp("good")
-    _write_model(root / "same" / "1" / "model.onnx")
+    write_model(root / "same" / "1" / "model.onnx")
     return root
 
 
 @pytest.fixture(scope="module")
 def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with a good model, one that is none, and one with a wrong configuration."""
-    root = tmp_path_factory.mktemp("bad")
-    for name in ("same", "misconfigured"):
-        _write_model(root / name / "1" / "model.onnx")
-    (root / "misconfigured" / "config.pbtxt").write_text("max_batch_size: 8\nmax_bach_size: 8\n")
-    (root / "no_model" / "1").mkdir(parents=True)
-    (root / "no_model" / "1" / "model.onnx").write_bytes(b"nothing")
-    return root
-
-
-def _write_model(path: Path) -> None:
-    """OUTPUT0 = INPUT0."""
-    tensors = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", 2])
-        for name in ("INPUT0", "OUTPUT0")
-    ]
-    node = helper.make_node("Identity", ["INPUT0"], ["OUTPUT0"])
-    graph = helper.make_graph([node], "same", tensors[:1], tensors[1:])
-    opset = helper.make_opsetid("", 17)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), path)
+    return write_bad_repository(tmp_path_factory.mktemp("bad"))
 
 
 def _refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -71,16 +47,6 @@ def _refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert ended.value.code == 2
     assert captured.out == ""
     return captured.err
-
-
-def _run(
-    *words: str, environment: Mapping[str, str] | None = None
-) -> "subprocess.CompletedProcess[str]":
-    """Run the command in a process of its own, until it ends."""
-    return subprocess.run(
-        [sys.executable, "-m", "headrace", *words],
-        capture_output=True, text=True, timeout=60, env={**os.environ, **(environment or {})},
-    )  # fmt: skip
 
 
 # --- usage
@@ -274,7 +240,7 @@ def test_only_the_doors_that_are_wanted(good: Path) -> None:
 
 def test_a_model_file_by_itself(tmp_path: Path) -> None:
     file = tmp_path / "files" / "alone.onnx"
-    _write_model(file)
+    write_model(file)
     empty = tmp_path / "empty"
     empty.mkdir()
     with (
@@ -288,7 +254,7 @@ def test_a_model_file_by_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", [["serve", "--model-repository"], ["models", "check"]])
 def test_repository_that_is_not_there(tmp_path: Path, command: list[str]) -> None:
     missing = str(tmp_path / "nowhere")
-    ended = _run(*command, missing)
+    ended = run(*command, missing)
     assert ended.returncode == 1
     assert f"model repository {missing} cannot be read" in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -296,7 +262,7 @@ def test_repository_that_is_not_there(tmp_path: Path, command: list[str]) -> Non
 
 def test_model_file_that_is_not_there(tmp_path: Path) -> None:
     missing = str(tmp_path / "none.onnx")
-    ended = _run("serve", missing, *_PORTS)
+    ended = run("serve", missing, *_PORTS)
     assert (ended.returncode, ended.stderr) == (
         1,
         f"headrace serve: there is no model file {missing}\n",
@@ -313,7 +279,7 @@ def taken() -> Iterator[int]:
 @pytest.mark.parametrize("door", ["HTTP", "gRPC", "metrics"])
 def test_port_in_use(good: Path, taken: int, door: str) -> None:
     ports = [port for port in _PORTS if door.lower() not in port]
-    ended = _run("serve", "--model-repository", str(good), *ports, f"--{door.lower()}-port={taken}")
+    ended = run("serve", "--model-repository", str(good), *ports, f"--{door.lower()}-port={taken}")
     assert ended.returncode == 1
     assert f"headrace serve: cannot listen on 127.0.0.1:{taken} for {door}" in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -321,13 +287,13 @@ def test_port_in_use(good: Path, taken: int, door: str) -> None:
 
 def test_log_file_that_cannot_be_written(good: Path, tmp_path: Path) -> None:
     file = tmp_path / "no" / "such" / "directory.log"
-    ended = _run("serve", "--model-repository", str(good), *_PORTS, f"--log-file={file}")
+    ended = run("serve", "--model-repository", str(good), *_PORTS, f"--log-file={file}")
     assert ended.returncode == 1
     assert ended.stderr.startswith("headrace serve: cannot write the log: ")
 
 
 def test_exit_on_error(bad: Path) -> None:
-    ended = _run("serve", "--model-repository", str(bad), *_PORTS)
+    ended = run("serve", "--model-repository", str(bad), *_PORTS)
     assert ended.returncode == 1
     assert "a model cannot be loaded; --exit-on-error=false serves the rest" in ended.stderr
     assert "misconfigured/config.pbtxt:2" in ended.stderr
@@ -342,84 +308,6 @@ def test_serving_the_rest(bad: Path) -> None:
         assert ask(server.http, "GET", "/v2/models/same/ready").status == 200
         assert ask(server.http, "GET", "/v2/models/no_model/ready").status == 503
         assert server.stop() == 0
-
-
-# --- models check
-
-
-def test_check_of_a_good_repository(good: Path) -> None:
-    ended = _run("models", "check", str(good))
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout.startswith("ok    same (versions 1)\n")
-    assert 'platform: "onnxruntime_onnx"' in ended.stdout
-    assert ended.stdout.endswith("1 models, 0 with errors\n")
-
-
-def test_check_of_a_bad_repository(bad: Path) -> None:
-    ended = _run("models", "check", str(bad))
-    assert ended.returncode == 1
-    assert "ERROR misconfigured\n      misconfigured/config.pbtxt:2" in ended.stdout
-    assert "did you mean 'max_batch_size'?" in ended.stdout
-    assert "ERROR no_model\n      model.onnx is not a valid ONNX model" in ended.stdout
-    assert "ok    same (versions 1)\n" in ended.stdout
-    assert ended.stdout.endswith("3 models, 2 with errors\n")
-
-
-def test_check_of_two_repositories_with_the_same_model(good: Path, bad: Path) -> None:
-    ended = _run("models", "check", str(good), str(bad))
-    assert ended.returncode == 1
-    assert "ERROR same\n      model appears in two or more repositories" in ended.stdout
-
-
-def test_check_as_json(bad: Path) -> None:
-    ended = _run("models", "check", "--json", str(bad))
-    assert (ended.returncode, ended.stderr) == (1, "")
-    reports = {report["model"]: report for report in json.loads(ended.stdout)}
-    assert {name: report["ok"] for name, report in reports.items()} == {
-        "misconfigured": False, "no_model": False, "same": True,
-    }  # fmt: skip
-    assert reports["same"]["versions"] == [1]
-    assert reports["same"]["config"]["max_batch_size"] == 64
-    assert reports["same"]["config"]["input"][0]["data_type"] == "TYPE_FP32"
-    assert "max_bach_size" in reports["misconfigured"]["error"]
-
-
-def test_check_of_an_empty_repository(tmp_path: Path) -> None:
-    ended = _run("models", "check", str(tmp_path))
-    assert (ended.returncode, ended.stdout) == (1, "0 models, 0 with errors\n")
-    assert "expected MODEL/VERSION/model.onnx, found nothing" in ended.stderr
-
-
-def test_check_of_files_and_warnings(good: Path, tmp_path: Path) -> None:
-    file = good / "same" / "1" / "model.onnx"
-    config = tmp_path / "same" / "config.pbtxt"
-    _write_model(tmp_path / "same" / "1" / "model.onnx")
-    config.write_text(
-        "response_cache { enable: true }\nversion_policy { specific { versions: [1, 3] } }"
-    )
-    ended = _run("models", "check", "--quiet", str(file), str(tmp_path))
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout == (
-        "ok    same (versions 1)\n"
-        "      warning: same/config.pbtxt:1: response_cache has no effect on this server\n"
-        "      warning: same/config.pbtxt: version_policy names versions that are not there: 3\n"
-        "ok    model (versions 1)\n"
-        "2 models, 0 with errors\n"
-    )
-
-
-def test_what_a_repository_holds_instead_of_models_is_said(good: Path, tmp_path: Path) -> None:
-    _write_model(tmp_path / "flat.onnx")
-    ended = _run("models", "check", str(tmp_path))
-    assert ended.returncode == 1
-    assert "expected MODEL/VERSION/model.onnx, found flat.onnx" in ended.stderr
-    (tmp_path / "flat" / "01").mkdir(parents=True)
-    ended = _run("models", "check", str(tmp_path))
-    assert "model 'flat' has no version directory" in ended.stdout
-    assert "01: a version has no leading zero" in ended.stdout
-    ended = _run("serve", str(good), *_PORTS)
-    assert ended.returncode == 1
-    assert "is a directory; serve it with --model-repository" in ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -445,7 +333,7 @@ def test_two_doors_on_one_port_are_refused(good: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     ports = (f"--http-port={port}", f"--grpc-port={port}", "--metrics-port=0")
-    ended = _run("serve", "--model-repository", str(good), *ports)
+    ended = run("serve", "--model-repository", str(good), *ports)
     assert ended.returncode == 1
     assert f"cannot listen on 127.0.0.1:{port} for gRPC" in ended.stderr
 

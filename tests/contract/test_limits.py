@@ -94,8 +94,8 @@ def test_access_log(narrow: ServerProcess) -> None:
     assert (http["method"], http["status"], http["client"]) == ("GET", 404, "127.0.0.1")
     assert http["level"] == "info"
     assert isinstance(http["duration_ms"], float)
-    [ok, *_] = [entry for entry in found if entry.get("model") == "identity"]
-    assert (ok["status"], ok["version"], ok["client"]) == ("OK", "1", "127.0.0.1")
+    [ok, *_] = [e for e in found if e.get("model") == "identity" and e["status"] == "OK"]
+    assert (ok["method"], ok["version"], ok["client"]) == ("gRPC", "1", "127.0.0.1")
     statuses = {
         entry["status"]
         for entry in found

@@ -1,0 +1,96 @@
+"""`headrace models check`: what it finds, and how it says so."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import run, write_bad_repository, write_model
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with one model."""
+    root = tmp_path_factory.mktemp("good")
+    write_model(root / "same" / "1" / "model.onnx")
+    return root
+
+
+@pytest.fixture(scope="module")
+def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_bad_repository(tmp_path_factory.mktemp("bad"))
+
+
+def test_check_of_a_good_repository(good: Path) -> None:
+    ended = run("models", "check", str(good))
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("ok    same (versions 1)\n")
+    assert 'platform: "onnxruntime_onnx"' in ended.stdout
+    assert ended.stdout.endswith("1 models, 0 with errors\n")
+
+
+def test_check_of_a_bad_repository(bad: Path) -> None:
+    ended = run("models", "check", str(bad))
+    assert ended.returncode == 1
+    assert "ERROR misconfigured\n      misconfigured/config.pbtxt:2" in ended.stdout
+    assert "did you mean 'max_batch_size'?" in ended.stdout
+    assert "ERROR no_model\n      model.onnx is not a valid ONNX model" in ended.stdout
+    assert "ok    same (versions 1)\n" in ended.stdout
+    assert ended.stdout.endswith("3 models, 2 with errors\n")
+
+
+def test_check_of_two_repositories_with_the_same_model(good: Path, bad: Path) -> None:
+    ended = run("models", "check", str(good), str(bad))
+    assert ended.returncode == 1
+    assert "ERROR same\n      model appears in two or more repositories" in ended.stdout
+
+
+def test_check_as_json(bad: Path) -> None:
+    ended = run("models", "check", "--json", str(bad))
+    assert (ended.returncode, ended.stderr) == (1, "")
+    reports = {report["model"]: report for report in json.loads(ended.stdout)}
+    assert {name: report["ok"] for name, report in reports.items()} == {
+        "misconfigured": False, "no_model": False, "same": True,
+    }  # fmt: skip
+    assert reports["same"]["versions"] == [1]
+    assert reports["same"]["config"]["max_batch_size"] == 64
+    assert reports["same"]["config"]["input"][0]["data_type"] == "TYPE_FP32"
+    assert "max_bach_size" in reports["misconfigured"]["error"]
+
+
+def test_check_of_an_empty_repository(tmp_path: Path) -> None:
+    ended = run("models", "check", str(tmp_path))
+    assert (ended.returncode, ended.stdout) == (1, "0 models, 0 with errors\n")
+    assert "expected MODEL/VERSION/model.onnx, found nothing" in ended.stderr
+
+
+def test_check_of_files_and_warnings(good: Path, tmp_path: Path) -> None:
+    file = good / "same" / "1" / "model.onnx"
+    config = tmp_path / "same" / "config.pbtxt"
+    write_model(tmp_path / "same" / "1" / "model.onnx")
+    config.write_text(
+        "response_cache { enable: true }\nversion_policy { specific { versions: [1, 3] } }"
+    )
+    ended = run("models", "check", "--quiet", str(file), str(tmp_path))
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout == (
+        "ok    same (versions 1)\n"
+        "      warning: same/config.pbtxt:1: response_cache has no effect on this server\n"
+        "      warning: same/config.pbtxt: version_policy names versions that are not there: 3\n"
+        "ok    model (versions 1)\n"
+        "2 models, 0 with errors\n"
+    )
+
+
+def test_what_a_repository_holds_instead_of_models_is_said(good: Path, tmp_path: Path) -> None:
+    write_model(tmp_path / "flat.onnx")
+    ended = run("models", "check", str(tmp_path))
+    assert ended.returncode == 1
+    assert "expected MODEL/VERSION/model.onnx, found flat.onnx" in ended.stderr
+    (tmp_path / "flat" / "01").mkdir(parents=True)
+    ended = run("models", "check", str(tmp_path))
+    assert "model 'flat' has no version directory" in ended.stdout
+    assert "01: a version has no leading zero" in ended.stdout
+    ended = run("serve", str(good), "--http-port=0")
+    assert ended.returncode == 1
+    assert "is a directory; serve it with --model-repository" in ended.stderr
