@@ -53,7 +53,7 @@ def request(
         name: Tensor(name, datatype, np.zeros(shape, NUMPY[datatype]))
         for name, shape in shapes.items()
     }
-    return InferRequest("m", "", "", inputs, outputs)
+    return InferRequest("m", "", "", inputs, tuple(outputs))
 
 
 def mixed(a: Shape, b: Shape) -> InferRequest:

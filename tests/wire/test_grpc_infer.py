@@ -1,5 +1,6 @@
 """gRPC inference messages: the rules of the protocol as tables, then what holds for any message."""
 
+import contextlib
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,13 @@ from headrace.core.requests import (
     Timing,
 )
 from headrace.core.tensors import Tensor
-from headrace.wire.grpc_infer import decode_infer, encode_infer, parse_infer, set_parameter
+from headrace.wire.grpc_infer import (
+    check_field_count,
+    decode_infer,
+    encode_infer,
+    parse_infer,
+    set_parameter,
+)
 from headrace.wire.pb import grpc_service_pb2 as pb
 from tests.wire.strategies import (
     PROPERTY,
@@ -447,3 +454,23 @@ requests = st.builds(
 @given(requests)
 def test_messages_that_are_nearly_right(request_: pb.ModelInferRequest) -> None:
     assert_served_or_refused(request_.SerializeToString())
+
+
+@pytest.mark.parametrize("field", [b"\x2a\x00", b"\x32\x00", b"\x3a\x00", b"\x22\x00", b"\x78\x01"])
+def test_more_fields_than_memory_should_bear(field: bytes) -> None:
+    """Inputs, outputs, raw contents, parameters, unknown ones: none is parsed."""
+    tracemalloc.start()
+    with pytest.raises(InvalidRequest, match="may have 16384 fields"):
+        parse_infer(field * 1_000_000)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 10 << 20
+
+
+@PROPERTY
+@given(st.binary(max_size=2000))
+def test_counting_fields_takes_any_bytes(noise: bytes) -> None:
+    with contextlib.suppress(InvalidRequest):
+        check_field_count(noise)
+    with contextlib.suppress(InvalidRequest):
+        check_field_count(noise * 200)

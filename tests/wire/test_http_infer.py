@@ -2,6 +2,7 @@
 
 import json
 import tracemalloc
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -496,7 +497,7 @@ def test_a_response_has_no_member_without_need() -> None:
 
 def test_nan_in_a_response() -> None:
     buffers, _ = encode_infer(response(fp32(NAN, 1)), ResponseForm())
-    assert buffers[0].endswith(b'"data":[NaN,1.0]}]}')
+    assert bytes(buffers[0]).endswith(b'"data":[NaN,1.0]}]}')
 
 
 def test_a_binary_response() -> None:
@@ -510,7 +511,7 @@ def test_a_binary_response() -> None:
     buffers, json_size = encode_infer(response(*outputs), form)
     assert json_size == len(buffers[0])
     assert buffers[1:] == [np.array([1, 2], "<f4").tobytes(), b"\1\0\0\0\xff\0\0\0\0"]
-    assert orjson.loads(buffers[0])["outputs"] == [
+    assert orjson.loads(bytes(buffers[0]))["outputs"] == [
         {
             "name": "y",
             "datatype": "FP32",
@@ -581,9 +582,9 @@ def test_error_body(text: str, body: str) -> None:
 # What holds for any body
 
 
-def as_request(buffers: list[bytes]) -> tuple[bytes, int]:
+def as_request(buffers: Sequence[bytes | memoryview]) -> tuple[bytes, int]:
     """A response turned into a request: its outputs become inputs."""
-    head = json.dumps({"inputs": json.loads(buffers[0])["outputs"]}).encode()
+    head = json.dumps({"inputs": json.loads(bytes(buffers[0]))["outputs"]}).encode()
     return b"".join([head, *buffers[1:]]), len(head)
 
 

@@ -10,15 +10,17 @@ ServerError ─┬─ InvalidRequest       the client broke the protocol or the 
              │   ├─ Overloaded       the whole server is at its limit of admitted requests or bytes
              │   └─ ServerExiting    the server is shutting down
              ├─ Unsupported          understood, but this server or model does not do it
+             │   └─ UnsupportedEncoding  a compression that is not offered
              ├─ Cancelled            the client went away or its deadline passed
              └─ ExecutionFailed      the backend raised, or gave something that breaks the signature
 
 RepositoryError ─┬─ InvalidConfig    a model's configuration is wrong; names file, line and field
+                 ├─ InvalidOption    the same as a backend tells it, which knows the field only
                  └─ LoadFailed       a model's files could not be turned into something that runs
 
 A `ServerError` reaches a client: its text says what was wrong and what was expected, never
-internals. A `RepositoryError` reaches whoever operates the server: start-up output, log and the
-repository index.
+internals. A `RepositoryError` reaches whoever operates the server, by start-up output and log; what
+of it may reach clients, by the repository index, is its `public` text.
 """
 
 
@@ -66,6 +68,10 @@ class Unsupported(ServerError):
     """A part of the protocol that this server, or this model, does not offer."""
 
 
+class UnsupportedEncoding(Unsupported):
+    """The body is compressed in a way that this server does not offer."""
+
+
 class Cancelled(ServerError):
     """Nobody waits for the answer any more."""
 
@@ -75,11 +81,28 @@ class ExecutionFailed(ServerError):
 
 
 class RepositoryError(Exception):
-    """Base of what keeps a model from being served."""
+    """Base of what keeps a model from being served.
+
+    `public` is what clients are told of it: without paths of this machine and without the words of
+    libraries. It is the whole text unless given.
+    """
+
+    def __init__(self, text: str, public: str = "") -> None:
+        super().__init__(text)
+        self.public = public or text
 
 
 class InvalidConfig(RepositoryError):
     """A model configuration that cannot be accepted."""
+
+
+class InvalidOption(RepositoryError):
+    """A setting for a backend that it cannot follow; `path` is the configuration's field."""
+
+    def __init__(self, path: str, text: str) -> None:
+        super().__init__(f"{path}: {text}")
+        self.path = path
+        self.text = text
 
 
 class LoadFailed(RepositoryError):

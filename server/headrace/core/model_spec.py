@@ -16,7 +16,7 @@ class LoadSpec:
     directory, may be read. `parameters` are the configuration's, as strings. `graph_level` is the
     configuration's `optimization.graph.level`. `accelerators` are (name, options) in order of
     preference. `device` is None for CPU and a GPU's number otherwise. `threads` is how many cores
-    the instance may use.
+    the instance may use. `group` is the index of its instance group, for messages.
     """
 
     model: str
@@ -27,6 +27,7 @@ class LoadSpec:
     accelerators: tuple[tuple[str, Mapping[str, str]], ...] = ()
     device: int | None = None
     threads: int = 1
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)

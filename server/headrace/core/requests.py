@@ -1,6 +1,6 @@
 """What every transport turns its input into, and what it gets back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -27,7 +27,7 @@ class InferRequest:
     model_version: str
     id: str
     inputs: dict[str, Tensor]
-    outputs: Sequence[str] = ()
+    outputs: tuple[str, ...] = ()
     parameters: dict[str, Parameter] = field(default_factory=dict)
     priority: int = 0
     timeout: int = 0
@@ -36,6 +36,15 @@ class InferRequest:
     sequence_end: bool = False
     classes: Mapping[str, int] | None = None
     nbytes: int = 0
+
+
+class RawRequest(InferRequest):
+    """A request that is nothing yet but the bytes of a model's only input.
+
+    They are its one input, under no name. What knows the signature makes a request of them.
+    """
+
+    __slots__ = ()
 
 
 @dataclass(slots=True)

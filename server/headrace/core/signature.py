@@ -14,6 +14,7 @@ from headrace.core.requests import InferRequest
 from headrace.core.tensors import Array, Tensor, brackets
 
 Shape = tuple[int, ...]
+_KNOWN = 1024  # kinds of request that a signature remembers
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,6 @@ class TensorSpec:
     dims: Shape
     optional: bool = False
     reshape: Shape | None = None
-    ragged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,7 @@ class Signature:
     _outputs: dict[str, TensorSpec] = field(init=False, repr=False, compare=False)
     _required: int = field(init=False, repr=False, compare=False)
     _uniform: bool = field(init=False, repr=False, compare=False)
+    _known: dict[object, int] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         required = [spec for spec in self.inputs if not spec.optional]
@@ -75,12 +76,38 @@ class Signature:
             )
         return spec
 
+    def check_tensor(self, name: str, datatype: Datatype, shape: Sequence[int]) -> None:
+        """Check one input by what is said of it, before its data is looked at.
+
+        For data that costs something to look at; `check` does not lean on it. Raises
+        `InvalidRequest`.
+        """
+        spec = self.input(name)
+        if datatype is not spec.datatype:
+            raise InvalidRequest(self._wrong_datatype(spec, datatype))
+        row = shape[1:] if self.batches else shape
+        if not fits(tuple(row), spec.dims) or (self.batches and not shape):
+            raise InvalidRequest(self._wrong_shape(spec, shape))
+        if self.batches and shape[0] > self.max_batch_size:
+            raise InvalidRequest(self._too_many_rows(shape[0]))
+
     def check(self, request: InferRequest) -> int:
         """The number of rows in `request` (1 if the model does not batch).
 
         Raises `InvalidRequest` naming the first thing that does not fit: an unknown output, a
         missing or unknown input, a datatype, a shape, differing or too many rows.
         """
+        # Names, datatypes and shapes repeat; what has passed once passes again.
+        inputs = request.inputs
+        key = (request.outputs, *[(n, t.datatype, t.array.shape) for n, t in inputs.items()])
+        rows = self._known.get(key)
+        if rows is None:
+            rows = self._check(request)
+            if len(self._known) < _KNOWN:
+                self._known[key] = rows
+        return rows
+
+    def _check(self, request: InferRequest) -> int:
         for name in request.outputs:
             if name not in self._outputs:
                 raise InvalidRequest(
@@ -94,10 +121,7 @@ class Signature:
         for name, tensor in inputs.items():
             spec = self.input(name)
             if tensor.datatype is not spec.datatype:
-                raise InvalidRequest(
-                    f"inference input '{name}' data-type is '{tensor.datatype}',"
-                    f" but model '{self.model}' expects '{spec.datatype}'"
-                )
+                raise InvalidRequest(self._wrong_datatype(spec, tensor.datatype))
             shape = tensor.array.shape
             if not self.batches:
                 if shape != spec.dims and not fits(shape, spec.dims):
@@ -125,10 +149,7 @@ class Signature:
         if rows == -1:
             return 1  # every input is optional and none was given
         if rows > self.max_batch_size:
-            raise InvalidRequest(
-                f"inference request batch-size must be <= {self.max_batch_size} for '{self.model}',"
-                f" got {rows} (its limit is max_batch_size in config.pbtxt)"
-            )
+            raise InvalidRequest(self._too_many_rows(rows))
         return rows
 
     def batch_key(self, request: InferRequest) -> object:
@@ -162,6 +183,18 @@ class Signature:
         elif unknown:
             text += f", of which {quoted(unknown)} are not inputs of the model."
         return text
+
+    def _wrong_datatype(self, spec: TensorSpec, datatype: Datatype) -> str:
+        return (
+            f"inference input '{spec.name}' data-type is '{datatype}',"
+            f" but model '{self.model}' expects '{spec.datatype}'"
+        )
+
+    def _too_many_rows(self, rows: int) -> str:
+        return (
+            f"inference request batch-size must be <= {self.max_batch_size} for '{self.model}',"
+            f" got {rows} (its limit is max_batch_size in config.pbtxt)"
+        )
 
     def _wrong_shape(self, spec: TensorSpec, shape: Sequence[int]) -> str:
         note = ""

@@ -11,6 +11,8 @@ from headrace.core.datatypes import ITEM_SIZES, NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Buffer = bytes | memoryview
+_COPIED = 4096  # bytes up to which a copy costs less than a view
 
 # Not frozen: a frozen dataclass takes three times as long to build, and every request builds
 # several. Nothing in the server assigns to a tensor after it was made.
@@ -66,6 +68,13 @@ def element_count(name: str, shape: Sequence[int]) -> int:
             f" maximum size of {_MAX_ELEMENTS}"
         )
     return count
+
+
+def raw_bytes(array: Array) -> Buffer:
+    """An array of a fixed-size datatype as bytes in row-major order; large ones as a view."""
+    if array.nbytes <= _COPIED or not array.flags.c_contiguous:
+        return array.tobytes()
+    return array.reshape(-1).view(np.uint8).data
 
 
 def brackets(shape: Sequence[int]) -> str:

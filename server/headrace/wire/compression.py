@@ -1,44 +1,51 @@
 """Content encodings of HTTP bodies: gzip and deflate, both ways.
 
 A compressed body is unpacked piece by piece and dropped as soon as it grows past the limit, so that
-a small body can never become a large one in memory. The ratio needs no limit of its own: deflate
-cannot get past 1032.
+a small body can never become a large one in memory. It may grow to `FREE_BYTES` whatever it was,
+and to `MAX_RATIO` times its size: honest tensors do not get there, except those of a constant.
 """
 
 import gzip
 import zlib
 
-from headrace.core.errors import InvalidRequest, PayloadTooLarge, Unsupported
+from headrace.core.errors import InvalidRequest, PayloadTooLarge, UnsupportedEncoding
 
 ENCODINGS = ("gzip", "deflate")
+FREE_BYTES = 16 << 20
+MAX_RATIO = 250
 _CHUNK = 1 << 20
 _LEVEL = 3  # on tensors, higher levels cost several times as much for a few per cent
 
 
-def decompress(body: bytes, encoding: str, limit: int) -> bytes:
-    """`body` unpacked; `limit` bytes at most.
+def decompress(body: bytes | memoryview, encoding: str, limit: int) -> bytes | memoryview:
+    """`body` unpacked; `limit` bytes at most, and no more than its size can honestly give.
 
-    Raises `Unsupported` for another encoding, `InvalidRequest` for a damaged or cut stream,
+    Raises `UnsupportedEncoding` for another encoding, `InvalidRequest` for a damaged or cut stream,
     `PayloadTooLarge` past the limit.
     """
     encoding = encoding.strip().lower()
     if encoding in ("", "identity"):
         return body
     if encoding not in ENCODINGS:
-        raise Unsupported(
+        raise UnsupportedEncoding(
             f"Unsupported compression type '{encoding}', expected one of gzip, deflate, identity"
         )
     # 32 + 15: a gzip or zlib header, told apart by itself; clients mix the two names up.
     unpacker = zlib.decompressobj(47)
     pieces: list[bytes] = []
     size = 0
-    pending = body
+    pending: bytes | memoryview = body
     try:
         while pending and not unpacker.eof:
             piece = unpacker.decompress(pending, _CHUNK)
             size += len(piece)
             if size > limit:
                 raise PayloadTooLarge(too_large("decompressed request body", limit))
+            if size > FREE_BYTES and size > MAX_RATIO * len(body):
+                raise PayloadTooLarge(
+                    f"the request body grows to more than {MAX_RATIO} times its compressed size"
+                    f" ({len(body)} bytes), which is allowed up to {FREE_BYTES} bytes only"
+                )
             pieces.append(piece)
             pending = unpacker.unconsumed_tail
     except zlib.error as error:

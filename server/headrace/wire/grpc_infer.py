@@ -1,5 +1,6 @@
 """`ModelInferRequest` messages to requests, and responses to `ModelInferResponse` messages."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -8,13 +9,16 @@ from headrace.core.datatypes import BY_NAME, ITEM_SIZES, Datatype
 from headrace.core.errors import InvalidRequest, Unsupported
 from headrace.core.requests import MAX_TENSORS, InferRequest, InferResponse, Parameter
 from headrace.core.signature import quoted
-from headrace.core.tensors import Tensor, element_count
+from headrace.core.tensors import Buffer, Tensor, element_count
 from headrace.wire.bytes_tensor import decode_bytes_tensor, encode_bytes_tensor
 from headrace.wire.classification import check_class_count
 from headrace.wire.elements import tensor_from_values
 from headrace.wire.parameters import split_parameters
 from headrace.wire.pb import grpc_service_pb2 as pb
 
+# Two bytes make an empty input, which takes a hundred times as much memory once it is parsed.
+MAX_FIELDS = 4 * MAX_TENSORS
+_LONG = 64 << 10  # bytes of a message above which its fields are counted before they are parsed
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 _TRANSPORT = frozenset({EMPTY_FINAL_RESPONSE, "binary_data_output"})
 _CONTENTS: dict[Datatype, str] = {
@@ -33,16 +37,61 @@ _CONTENTS: dict[Datatype, str] = {
 }
 
 
-def parse_infer(data: bytes) -> pb.ModelInferRequest:
+def parse_infer(data: Buffer) -> pb.ModelInferRequest:
     """The message in `data`; raises `InvalidRequest`."""
+    if len(data) > _LONG:
+        check_field_count(data)
     try:
-        return pb.ModelInferRequest.FromString(data)
+        return pb.ModelInferRequest.FromString(data)  # type: ignore[arg-type]  # any buffer will do
     except DecodeError as error:
         raise InvalidRequest(f"not a valid ModelInferRequest message: {error}") from None
 
 
-def decode_infer(message: pb.ModelInferRequest, nbytes: int) -> InferRequest:
-    """Turn a message of `nbytes` bytes into a request; raises `InvalidRequest`."""
+def check_field_count(data: Buffer) -> None:
+    """Raises `InvalidRequest` for more top-level fields than a request can have use for.
+
+    Of what is not well-formed, only what comes before the fault is looked at.
+    """
+    position, size = 0, len(data)
+    for _ in range(MAX_FIELDS):
+        tag, position = read_varint(data, position)
+        kind = tag & 7
+        if position and kind == 2:
+            length, position = read_varint(data, position)
+            position += length if position else 0
+        elif position and kind == 0:
+            _, position = read_varint(data, position)
+        elif position and kind in (1, 5):
+            position += 8 if kind == 1 else 4
+        else:
+            return
+        if not 0 < position < size:
+            return
+    raise InvalidRequest(
+        f"a request may have {MAX_FIELDS} fields (inputs, raw_input_contents, outputs, parameters),"
+        " got more"
+    )
+
+
+def read_varint(data: Buffer, position: int, most: int = 10) -> tuple[int, int]:
+    """A number of `most` bytes at most, and the position after it, 0 if there is none."""
+    value = shift = 0
+    for index in range(position, min(position + most, len(data))):
+        byte = data[index]
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, index + 1
+        shift += 7
+    return 0, 0
+
+
+def decode_infer(
+    message: pb.ModelInferRequest, nbytes: int, raw: Sequence[Buffer] | None = None
+) -> InferRequest:
+    """Turn a message of `nbytes` bytes into a request; raises `InvalidRequest`.
+
+    `raw` are its raw contents where the message itself was parsed without them.
+    """
     parameters = {name: _value(name, value) for name, value in message.parameters.items()}
     reserved, custom = split_parameters(parameters, _TRANSPORT)
     if type(parameters.get(EMPTY_FINAL_RESPONSE, False)) is not bool:
@@ -52,7 +101,8 @@ def decode_infer(message: pb.ModelInferRequest, nbytes: int) -> InferRequest:
     if len(message.inputs) > MAX_TENSORS:
         raise InvalidRequest(f"a request may have {MAX_TENSORS} inputs, got {len(message.inputs)}")
     tensors: dict[str, Tensor] = {}
-    raw = message.raw_input_contents
+    if raw is None:
+        raw = message.raw_input_contents
     for index, item in enumerate(message.inputs):
         name = item.name
         if name in tensors:

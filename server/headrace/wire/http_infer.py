@@ -8,24 +8,36 @@ Strategy for speed: orjson reads the JSON at once; binary tensors become views i
 are written by orjson and put into the answer as ready fragments.
 """
 
+import gc
 import json
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import orjson
 
 from headrace.core.datatypes import BY_NAME, ITEM_SIZES, Datatype
 from headrace.core.errors import InvalidRequest, Unsupported
-from headrace.core.requests import MAX_TENSORS, InferRequest, InferResponse
+from headrace.core.requests import (
+    MAX_TENSORS,
+    InferRequest,
+    InferResponse,
+    Parameter,
+    RawRequest,
+)
 from headrace.core.signature import Signature, quoted
-from headrace.core.tensors import Tensor, brackets
+from headrace.core.tensors import Buffer, Tensor, brackets, raw_bytes
 from headrace.wire.bytes_tensor import decode_bytes_tensor, encode_bytes_tensor, object_array
 from headrace.wire.classification import check_class_count
-from headrace.wire.elements import json_elements, json_name, tensor_from_json
+from headrace.wire.elements import json_elements, json_name, tensor_from_flat, tensor_from_json
 from headrace.wire.parameters import split_parameters
 
+MAX_CONTAINERS = 4_000_000  # arrays and objects in the JSON of one request
+_LONG = 64 << 10  # bytes or elements above which it pays to look before decoding
 _TRANSPORT = frozenset({"binary_data_output"})
+_INT = frozenset({int})
 _JSON_SIZE = re.compile(r"-?[0-9]{1,10}")
 # A string need not end, and what it has matched it does not give back: so a body is read once,
 # whatever it holds.
@@ -41,13 +53,23 @@ class ResponseForm:
 
 
 def decode_infer(
-    model: str, version: str, body: bytes, json_size: int | None
+    model: str,
+    version: str,
+    body: Buffer,
+    json_size: int | None,
+    signature: Signature | None = None,
 ) -> tuple[InferRequest, ResponseForm]:
     """Decode a body whose first `json_size` bytes are JSON, all of it for None.
 
-    Raises `InvalidRequest`, and `Unsupported` for what this server does not offer.
+    Inputs with much data that do not fit `signature`, if there is one, are refused before their
+    data is decoded; the check as a whole comes later. Raises `InvalidRequest`, and `Unsupported`
+    for what this server does not offer.
     """
     size = len(body)
+    quick = False
+    if size <= _LONG:
+        body = bytes(body)
+        quick = body.rfind(b"true") < 0 and body.rfind(b"false") < 0
     if json_size is None:
         document, tail = _parse(body), memoryview(b"")
     else:
@@ -55,22 +77,34 @@ def decode_infer(
         document, tail = _parse(view[:json_size]), view[json_size:]
     if type(document) is not dict:
         raise InvalidRequest(f"the request must be a JSON object, got {json_name(type(document))}")
-    request_id = _member(document, "id", str, "")
-    parameters = _member(document, "parameters", dict, {})
-    reserved, custom = split_parameters(parameters, _TRANSPORT)
-    binary = parameters.get("binary_data_output", False)
-    if type(binary) is not bool:
-        raise InvalidRequest(
-            f"parameter 'binary_data_output' must be a boolean, got {json_name(type(binary))}"
-        )
-    form = ResponseForm(binary)
-    inputs = _member(document, "inputs", list, None)
+    request_id = document.get("id", "")
+    if type(request_id) is not str:
+        request_id = _member(document, "id", str, "")
+    form = ResponseForm()
+    reserved: dict[str, Any] = {}
+    custom: dict[str, Parameter] = {}
+    if document.get("parameters") is not None:
+        parameters = _member(document, "parameters", dict, None)
+        reserved, custom = split_parameters(parameters, _TRANSPORT)
+        form.binary = parameters.get("binary_data_output", False)
+        if type(form.binary) is not bool:
+            raise InvalidRequest(
+                "parameter 'binary_data_output' must be a boolean,"
+                f" got {json_name(type(form.binary))}"
+            )
+    inputs = document.get("inputs")
+    if type(inputs) is not list:
+        inputs = _member(document, "inputs", list, None)
     if len(inputs) > MAX_TENSORS:
         raise InvalidRequest(f"a request may have {MAX_TENSORS} inputs, got {len(inputs)}")
     tensors: dict[str, Tensor] = {}
     position = 0
     for item in inputs:
-        tensor, position = _input(item, tail, position)
+        flat = tensor_from_flat(item) if quick and type(item) is dict else None
+        if flat is None:
+            tensor, position = _input(item, tail, position, signature)
+        else:
+            tensor = flat
         if tensor.name in tensors:
             raise InvalidRequest(f"input '{tensor.name}' already exists in request")
         tensors[tensor.name] = tensor
@@ -79,17 +113,16 @@ def decode_infer(
             f"unexpected additional input data for model '{model}':"
             f" {len(tail)} bytes follow the JSON, the inputs use {position}"
         )
-    classes = _outputs(_member(document, "outputs", list, []), form)
-    request = InferRequest(
-        model, version, request_id, tensors, tuple(form.named), custom, nbytes=size, **reserved
-    )
-    if classes:
-        request.classes = classes
+    request = InferRequest(model, version, request_id, tensors, (), custom, nbytes=size, **reserved)
+    if document.get("outputs") is not None:
+        classes = _outputs(_member(document, "outputs", list, None), form)
+        request.outputs = tuple(form.named)
+        request.classes = classes or None
     return request, form
 
 
 def decode_raw(
-    signature: Signature, model: str, version: str, body: bytes
+    signature: Signature, model: str, version: str, body: Buffer
 ) -> tuple[InferRequest, ResponseForm]:
     """Decode a body that is nothing but the data of a model's only input; one row if it batches.
 
@@ -109,7 +142,7 @@ def decode_raw(
                 f" not {brackets(spec.dims)}"
             )
         tensor = Tensor(
-            spec.name, spec.datatype, object_array([body], [*lead, *(1 for _ in spec.dims)])
+            spec.name, spec.datatype, object_array([bytes(body)], [*lead, *(1 for _ in spec.dims)])
         )
     else:
         shape = lead + list(spec.dims)
@@ -128,38 +161,65 @@ def decode_raw(
     return request, ResponseForm(binary=True)
 
 
-def encode_infer(response: InferResponse, form: ResponseForm) -> tuple[list[bytes], int | None]:
+def pass_raw(model: str, version: str, body: Buffer) -> tuple[InferRequest, ResponseForm]:
+    """Take a body for `decode_raw` where the signature is not known; `body_of` gives it back."""
+    tensor = Tensor("", Datatype.UINT8, np.frombuffer(body, np.uint8))
+    return RawRequest(model, version, "", {"": tensor}, nbytes=len(body)), ResponseForm(binary=True)
+
+
+def body_of(request: RawRequest) -> Buffer:
+    """The body that `pass_raw` was given."""
+    return request.inputs[""].array.data
+
+
+def encode_infer(response: InferResponse, form: ResponseForm) -> tuple[list[Buffer], int | None]:
     """The body as a list of buffers, and the size of the JSON in front if binary tensors follow it.
 
     Raises `InvalidRequest` where an output has no JSON form.
     """
-    outputs: list[dict[str, Any]] = []
-    buffers: list[bytes] = [b""]
+    parts = [b"{"]
+    if response.id:
+        parts += (b'"id":', orjson.dumps(response.id), b",")
+    parts.append(_model_text(response.model_name, response.model_version))
+    if response.parameters:
+        parts += (b'"parameters":', orjson.dumps(response.parameters), b",")
+    parts.append(b'"outputs":[')
+    buffers: list[Buffer] = [b""]
     for tensor in response.outputs:
         array = tensor.array
-        item: dict[str, Any] = {
-            "name": tensor.name,
-            "datatype": tensor.datatype,
-            "shape": array.shape,
-        }
         if form.named.get(tensor.name, form.binary):
-            raw = (
-                encode_bytes_tensor(array) if tensor.datatype is Datatype.BYTES else array.tobytes()
+            bytes_tensor = tensor.datatype is Datatype.BYTES
+            raw = encode_bytes_tensor(array) if bytes_tensor else raw_bytes(array)
+            parts += (
+                _tensor_text(tensor.name, tensor.datatype, array.shape),
+                b'"parameters":{"binary_data_size":%d}},' % len(raw),
             )
-            item["parameters"] = {"binary_data_size": len(raw)}
             if raw:
                 buffers.append(raw)
         else:
-            item["data"] = orjson.Fragment(json_elements(tensor))
-        outputs.append(item)
-    document: dict[str, Any] = {"id": response.id} if response.id else {}
-    document["model_name"] = response.model_name
-    document["model_version"] = response.model_version
-    if response.parameters:
-        document["parameters"] = response.parameters
-    document["outputs"] = outputs
-    buffers[0] = orjson.dumps(document)
-    return buffers, len(buffers[0]) if len(buffers) > 1 else None
+            parts += (
+                _tensor_text(tensor.name, tensor.datatype, array.shape),
+                b'"data":',
+                json_elements(tensor),
+                b"},",
+            )
+    if response.outputs:
+        parts[-1] = parts[-1][:-1]  # no comma behind the last
+    parts.append(b"]}")
+    buffers[0] = text = b"".join(parts)
+    return buffers, len(text) if len(buffers) > 1 else None
+
+
+@lru_cache(1024)
+def _model_text(model: str, version: str) -> bytes:
+    """The members of a response that name its model."""
+    return orjson.dumps({"model_name": model, "model_version": version})[1:-1] + b","
+
+
+@lru_cache(4096)
+def _tensor_text(name: str, datatype: Datatype, shape: tuple[int, ...]) -> bytes:
+    """The beginning of an output, up to its data or parameters."""
+    return orjson.dumps({"name": name, "datatype": datatype, "shape": shape})[:-1] + b","
 
 
 def parse_json_size(header: str | None, body_size: int) -> int | None:
@@ -184,7 +244,28 @@ def error_body(text: str) -> bytes:
     return orjson.dumps({"error": text.encode(errors="replace").decode()})
 
 
-def _parse(text: bytes | memoryview) -> Any:
+def _parse(text: Buffer) -> Any:
+    if len(text) <= _LONG:
+        return _parse_any(text)
+    # A list or object of two bytes of text takes 64 bytes of memory and more.
+    raw = bytes(text)
+    containers = raw.count(b"[") + raw.count(b"{")
+    if containers > MAX_CONTAINERS:
+        raise InvalidRequest(
+            f"the request JSON holds {containers} arrays and objects, at most {MAX_CONTAINERS} are"
+            " allowed: send large tensors as flat arrays or in binary"
+        )
+    # The collector would go through all of them again and again, and find nothing.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return _parse_any(raw)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _parse_any(text: Buffer) -> Any:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -208,17 +289,21 @@ def _long_word(match: re.Match[bytes]) -> bytes:
 
 def _member(document: dict[str, Any], name: str, kind: type, default: Any) -> Any:
     """A member of a JSON object, checked for its type; required if `default` is None."""
-    value = document.get(name, default)
-    if type(value) is not kind:
-        if name not in document:
-            raise InvalidRequest(f"Unable to parse '{name}': the request has no member '{name}'")
-        raise InvalidRequest(
-            f"Unable to parse '{name}': expected {json_name(kind)}, got {json_name(type(value))}"
-        )
-    return value
+    value = document.get(name)
+    if type(value) is kind:
+        return value
+    if value is None and default is not None:
+        return default  # many clients write null for what they do not set
+    if name not in document:
+        raise InvalidRequest(f"Unable to parse '{name}': the request has no member '{name}'")
+    raise InvalidRequest(
+        f"Unable to parse '{name}': expected {json_name(kind)}, got {json_name(type(value))}"
+    )
 
 
-def _input(item: Any, tail: memoryview, position: int) -> tuple[Tensor, int]:
+def _input(
+    item: Any, tail: memoryview, position: int, signature: Signature | None
+) -> tuple[Tensor, int]:
     """One tensor, and where the binary data of the next one begins."""
     if type(item) is not dict:
         raise InvalidRequest(
@@ -227,7 +312,7 @@ def _input(item: Any, tail: memoryview, position: int) -> tuple[Tensor, int]:
     name = _member(item, "name", str, None)
     shape = _member(item, "shape", list, None)
     # bool is an int to Python, not to JSON; a set of exact types tells them apart.
-    if set(map(type, shape)) - {int} or (shape and min(shape) < 0):
+    if not set(map(type, shape)) <= _INT or (shape and min(shape) < 0):
         raise InvalidRequest(
             f"Unable to parse 'shape' of input '{name}': expected non-negative integers"
         )
@@ -237,9 +322,11 @@ def _input(item: Any, tail: memoryview, position: int) -> tuple[Tensor, int]:
         raise InvalidRequest(
             f"input '{name}' has the unknown datatype '{text}', expected one of {quoted(BY_NAME)}"
         )
-    parameters = _member(item, "parameters", dict, {})
-    binary_size = parameters.get("binary_data_size")
-    region = parameters.get("shared_memory_region")
+    binary_size = region = None
+    if item.get("parameters") is not None:
+        parameters = _member(item, "parameters", dict, None)
+        binary_size = parameters.get("binary_data_size")
+        region = parameters.get("shared_memory_region")
     if (("data" in item) + (binary_size is not None) + (region is not None)) != 1:
         raise InvalidRequest(
             "Input must set only one of the following fields: 'data', 'binary_data_size' in"
@@ -250,6 +337,8 @@ def _input(item: Any, tail: memoryview, position: int) -> tuple[Tensor, int]:
         raise Unsupported(f"input '{name}': shared memory is not supported by this server")
     if binary_size is None:
         data = _member(item, "data", list, None)
+        if len(data) > _LONG and signature is not None:
+            signature.check_tensor(name, datatype, shape)
         return tensor_from_json(name, datatype, shape, data), position
     if type(binary_size) is not int or binary_size < 0:
         raise InvalidRequest(f"'binary_data_size' of input '{name}' must be a non-negative integer")
@@ -260,6 +349,8 @@ def _input(item: Any, tail: memoryview, position: int) -> tuple[Tensor, int]:
         )
     raw = tail[position:end]
     if datatype is Datatype.BYTES:
+        if binary_size > _LONG and signature is not None:
+            signature.check_tensor(name, datatype, shape)
         return decode_bytes_tensor(name, shape, raw), end
     return Tensor.from_bytes(name, datatype, shape, raw), end
 

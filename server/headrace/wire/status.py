@@ -22,6 +22,7 @@ from headrace.core.errors import (
     ServerExiting,
     Unavailable,
     Unsupported,
+    UnsupportedEncoding,
 )
 
 
@@ -45,6 +46,7 @@ STATUS: dict[type[ServerError], Status] = {
     Overloaded: Status(503, 14, retry_after=1),
     ServerExiting: Status(503, 14, retry_after=1),
     Unsupported: Status(501, 12),  # UNIMPLEMENTED
+    UnsupportedEncoding: Status(501, 12),
     Cancelled: Status(499, 1),  # CANCELLED
     ExecutionFailed: Status(500, 13),  # INTERNAL
 }

@@ -1,0 +1,339 @@
+"""Infer messages without copies: the raw tensors stay where they are, protobuf gets the rest.
+
+The large part of a ModelInferRequest, and the part that differs from one request to the next, is
+`raw_input_contents`. So the top-level fields are walked by hand, which is all that is needed to
+find these and the id; what remains is parsed by protobuf and, since clients send the same again and
+again, remembered by its bytes. A message that is written in an unusual way is left to protobuf
+altogether: both ways give the same request, or the same error.
+
+Responses are built the other way around: what outputs of the same names, datatypes and shapes have
+in common is serialised once, and the id and the raw tensors are put beside it.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from headrace.core.datatypes import NUMPY, Datatype
+from headrace.core.requests import InferRequest, InferResponse
+from headrace.core.tensors import Array, Buffer, Tensor, raw_bytes
+from headrace.wire.bytes_tensor import decode_bytes_tensor, encode_bytes_tensor
+from headrace.wire.grpc_infer import (
+    MAX_FIELDS,
+    decode_infer,
+    parse_infer,
+    read_varint,
+    set_parameter,
+)
+from headrace.wire.pb import grpc_service_pb2 as pb
+
+# Tags of fields that hold bytes: the number of the field, and wire type 2.
+_ID, _RAW_INPUT = 0x1A, 0x3A
+_OTHERS = frozenset({0x0A, 0x12, 0x22, 0x2A, 0x32})  # model name and version, ..., outputs
+_STREAM_RESPONSE = b"\x12"
+_REMEMBERED = 256  # heads, and sizes of messages
+_REMEMBERED_SIZE = 4096  # bytes of a head
+_LAYOUTS = 4  # of messages of one size
+
+
+class Fields:
+    """Where in a message its id and its raw tensors are, and the bytes of everything else."""
+
+    __slots__ = ("fixed", "head", "id_start", "id_stop", "raw")
+
+    def __init__(self) -> None:
+        self.head = b""
+        self.id_start = self.id_stop = 0
+        self.raw: list[tuple[int, int]] = []
+        # All but the contents of the id and the tensors, in place: (start, stop, bytes).
+        self.fixed: list[tuple[int, int, bytes]] = []
+
+
+def walk(data: Buffer) -> Fields | None:
+    """Walk the top-level fields; None where that is better left to protobuf."""
+    size = len(data)
+    fields = Fields()
+    head: list[bytes] = []
+    position = kept = fixed = count = 0
+    while position < size:
+        count += 1
+        if count > MAX_FIELDS:
+            return None  # which will be refused
+        tag = data[position]
+        start = position + 2
+        if start > size:
+            return None
+        length = data[position + 1]
+        if length > 127:
+            length, start = read_varint(data, position + 1, 4)
+            if not start:
+                return None
+        stop = start + length
+        if stop > size:
+            return None
+        if tag in (_RAW_INPUT, _ID):
+            head.append(bytes(data[kept:position]))
+            fields.fixed.append((fixed, start, bytes(data[fixed:start])))
+            kept = fixed = stop
+            if tag == _ID:
+                if fields.id_stop:  # the last one counts, but each has to be text
+                    return None
+                fields.id_start, fields.id_stop = start, stop
+            else:
+                fields.raw.append((start, stop))
+        elif tag not in _OTHERS:
+            return None
+        position = stop
+    head.append(bytes(data[kept:size]))
+    if fixed < size:
+        fields.fixed.append((fixed, size, bytes(data[fixed:size])))
+    fields.head = b"".join(head)
+    return fields
+
+
+class _Template:
+    """What requests with the same head have in common, which is all but id and tensors' data."""
+
+    __slots__ = ("inputs", "request")
+
+    def __init__(self, request: InferRequest) -> None:
+        self.inputs = [
+            (
+                tensor.name, tensor.datatype, NUMPY[tensor.datatype], tensor.array.shape,
+                tensor.array.nbytes,
+            )
+            for tensor in request.inputs.values()
+        ]  # fmt: skip
+        self.request = replace(request, inputs={}, parameters=dict(request.parameters))
+
+
+class InferMessage:
+    """A message of which the model, its version and the id are known."""
+
+    __slots__ = (
+        "_data", "_fields", "_message", "_reader", "_template", "id", "model_name", "model_version",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        reader: "InferReader",
+        data: Buffer,
+        fields: Fields | None,
+        template: _Template | None,
+        message: pb.ModelInferRequest | None,
+        id: str,
+    ) -> None:
+        self._reader = reader
+        self._data = data
+        self._fields = fields
+        self._template = template
+        self._message = message
+        self.id = id
+        source: Any = template.request if template is not None else message
+        self.model_name: str = source.model_name
+        self.model_version: str = source.model_version
+
+    def request(self, nbytes: int) -> InferRequest:
+        """The request; raises `InvalidRequest`."""
+        fields, template = self._fields, self._template
+        if fields is None:
+            assert self._message is not None
+            return decode_infer(self._message, nbytes)
+        if template is None:
+            return self._reader.decode(self._message, self._data, fields, self.id, nbytes)
+        data = self._data
+        inputs: dict[str, Tensor] = {}
+        for (name, datatype, dtype, shape, size), (start, stop) in zip(
+            template.inputs, fields.raw, strict=False
+        ):
+            if datatype is Datatype.BYTES:
+                inputs[name] = decode_bytes_tensor(name, shape, memoryview(data)[start:stop])
+            elif stop - start == size:
+                array: Array = np.ndarray(shape, dtype, data, start)
+                inputs[name] = Tensor(name, datatype, array)
+            else:  # for its message
+                Tensor.from_bytes(name, datatype, shape, memoryview(data)[start:stop])
+        known = template.request
+        return InferRequest(
+            known.model_name, known.model_version, self.id, inputs, known.outputs,
+            dict(known.parameters), known.priority, known.timeout, known.sequence_id,
+            known.sequence_start, known.sequence_end, known.classes, nbytes,
+        )  # fmt: skip
+
+
+class InferReader:
+    """Reads ModelInferRequest messages; remembers what repeats."""
+
+    def __init__(self) -> None:
+        self._templates: dict[bytes, _Template] = {}
+        # By size, since messages that are laid out alike have the same.
+        self._layouts: dict[int, list[tuple[Fields, _Template]]] = {}
+
+    def read(self, data: Buffer) -> InferMessage:
+        """The message in `data`, which must stay as it is; raises `InvalidRequest`."""
+        for fields, template in self._layouts.get(len(data), ()):
+            for start, stop, content in fields.fixed:
+                if data[start:stop] != content:
+                    break
+            else:
+                id = ""
+                if fields.id_stop:
+                    try:
+                        id = str(data[fields.id_start : fields.id_stop], "utf-8")
+                    except UnicodeDecodeError:
+                        break  # protobuf has its own message for this
+                return InferMessage(self, data, fields, template, None, id)
+        return self._read_new(data)
+
+    def decode(
+        self,
+        message: pb.ModelInferRequest | None,
+        data: Buffer,
+        fields: Fields,
+        id: str,
+        nbytes: int,
+    ) -> InferRequest:
+        """The request of a message whose head is new, and the memory of it."""
+        assert message is not None
+        view = memoryview(data)
+        raw = [view[start:stop] for start, stop in fields.raw]
+        request = decode_infer(message, nbytes, raw)
+        request.id = id
+        if len(fields.head) <= _REMEMBERED_SIZE and len(raw) == len(message.inputs):
+            if len(self._templates) >= _REMEMBERED:
+                self._templates.clear()
+                self._layouts.clear()
+            template = _Template(request)
+            self._templates[fields.head] = template
+            self._remember_layout(len(data), fields, template)
+        return request
+
+    def _read_new(self, data: Buffer) -> InferMessage:
+        fields = walk(data)
+        if fields is None or not fields.raw:
+            message = parse_infer(data)
+            return InferMessage(self, data, None, None, message, message.id)
+        try:
+            id = str(data[fields.id_start : fields.id_stop], "utf-8")
+        except UnicodeDecodeError:
+            message = parse_infer(data)  # which raises, in its own words
+            return InferMessage(self, data, None, None, message, message.id)
+        template = self._templates.get(fields.head)
+        if template is None:
+            return InferMessage(self, data, fields, None, parse_infer(fields.head), id)
+        if len(template.inputs) != len(fields.raw):
+            message = parse_infer(fields.head)
+            return InferMessage(self, data, fields, None, message, id)
+        self._remember_layout(len(data), fields, template)
+        return InferMessage(self, data, fields, template, None, id)
+
+    def _remember_layout(self, size: int, fields: Fields, template: _Template) -> None:
+        if len(self._layouts) >= _REMEMBERED:
+            self._layouts.clear()
+        layouts = self._layouts.setdefault(size, [])
+        layouts.insert(0, (fields, template))
+        del layouts[_LAYOUTS:]
+
+
+# --- responses
+
+
+class InferWriter:
+    """Writes ModelInferResponse messages; remembers what repeats."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, list[bytes]] = {}
+
+    def pieces(self, response: InferResponse) -> list[Buffer]:
+        """The message, in pieces; large tensors are pointed at, not copied.
+
+        Whoever gets the pieces must be done with them before an output's memory is written again.
+        """
+        outputs = response.outputs
+        if len(outputs) == 1:
+            [tensor] = outputs
+            key: object = (
+                response.model_name, response.model_version, tensor.name, tensor.datatype,
+                tensor.array.shape,
+            )  # fmt: skip
+        else:
+            key = (
+                response.model_name,
+                response.model_version,
+                tuple((t.name, t.datatype, t.array.shape) for t in outputs),
+            )
+        heads = self._known.get(key)
+        if heads is None:
+            heads = self._remember(key, response)
+        pieces: list[Buffer] = []
+        if response.id:
+            id = response.id.encode()
+            pieces.append(b"\x1a" + varint(len(id)) + id)
+        if response.parameters:
+            pieces.append(_parameters(response))
+        if not outputs:
+            pieces.append(heads[-1])
+        for tensor, head in zip(outputs, heads, strict=False):
+            if tensor.datatype is Datatype.BYTES:
+                data = encode_bytes_tensor(tensor.array)
+                pieces += (head, b"\x32" + varint(len(data)), data)
+            else:
+                pieces += (head, raw_bytes(tensor.array))
+        return pieces
+
+    def _remember(self, key: object, response: InferResponse) -> list[bytes]:
+        """What comes before each tensor: first all that is common, and the field's own tag."""
+        message = pb.ModelInferResponse(
+            model_name=response.model_name, model_version=response.model_version
+        )
+        tags: list[bytes] = []
+        for tensor in response.outputs:
+            message.outputs.add(
+                name=tensor.name, datatype=tensor.datatype.value, shape=tensor.array.shape
+            )
+            fixed = tensor.datatype is not Datatype.BYTES
+            tags.append(b"\x32" + varint(tensor.array.nbytes) if fixed else b"")
+        common = message.SerializeToString()
+        heads = [common + tags[0], *tags[1:]] if tags else [common]
+        if len(self._known) >= _REMEMBERED:
+            self._known.clear()
+        self._known[key] = heads
+        return heads
+
+
+def varint(value: int) -> bytes:
+    """A length as protobuf writes it."""
+    if value < 128:
+        return bytes((value,))
+    out = []
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes((*out, value))
+
+
+def stream_response(pieces: list[Buffer]) -> list[Buffer]:
+    """A ModelStreamInferResponse with a ModelInferResponse that is in pieces."""
+    return [_STREAM_RESPONSE + varint(sum(map(len, pieces))), *pieces]
+
+
+def stream_error(
+    text: str, id: str, model: str, version: str, parameters: dict[str, bool]
+) -> bytes:
+    """A ModelStreamInferResponse with an error."""
+    message = pb.ModelStreamInferResponse(error_message=text)
+    message.infer_response.id = id
+    if model:
+        message.infer_response.model_name = model
+        message.infer_response.model_version = version
+    for name, value in parameters.items():
+        set_parameter(message.infer_response, name, value)
+    return message.SerializeToString()
+
+
+def _parameters(response: InferResponse) -> bytes:
+    message = pb.ModelInferResponse()
+    for name, value in response.parameters.items():
+        set_parameter(message, name, value)
+    return message.SerializeToString()

@@ -1,0 +1,248 @@
+"""Infer messages without copies: the same as protobuf makes of them, whatever they look like."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.core.datatypes import Datatype
+from headrace.core.errors import InvalidRequest, ServerError
+from headrace.core.requests import InferRequest, InferResponse, Timing
+from headrace.core.tensors import Tensor, raw_bytes
+from headrace.wire.grpc_infer import decode_infer, encode_infer, parse_infer
+from headrace.wire.grpc_messages import (
+    InferReader,
+    InferWriter,
+    stream_error,
+    stream_response,
+    varint,
+    walk,
+)
+from headrace.wire.pb import grpc_service_pb2 as pb
+from tests.wire.strategies import PROPERTY, assert_same, mutations, outcome, tensors
+
+Input = pb.ModelInferRequest.InferInputTensor
+
+
+def message(*tensors: Tensor, **fields: Any) -> pb.ModelInferRequest:
+    """A request with raw tensors."""
+    answer = encode_infer(InferResponse("m", "1", "", list(tensors), Timing(0, 0, 1)))
+    inputs = [Input(name=o.name, datatype=o.datatype, shape=o.shape) for o in answer.outputs]
+    fields = {"model_name": "m"} | fields
+    return pb.ModelInferRequest(
+        inputs=inputs, raw_input_contents=list(answer.raw_output_contents), **fields
+    )
+
+
+def floats(*values: float, name: str = "x") -> Tensor:
+    return Tensor(name, Datatype.FP32, np.array(values, np.float32))
+
+
+def by_protobuf(data: bytes) -> InferRequest | ServerError:
+    return outcome(lambda: decode_infer(parse_infer(data), len(data)))
+
+
+def by_reader(reader: InferReader, data: bytes | memoryview) -> InferRequest | ServerError:
+    return outcome(lambda: reader.read(data).request(len(data)))
+
+
+def assert_alike(one: InferRequest | ServerError, other: InferRequest | ServerError) -> None:
+    """The same request, or the same error."""
+    if isinstance(one, ServerError) or isinstance(other, ServerError):
+        assert (type(one), str(one)) == (type(other), str(other))
+        return
+    assert list(one.inputs) == list(other.inputs)
+    for name in one.inputs:
+        assert_same(one.inputs[name], other.inputs[name])
+    for attribute in (
+        "model_name", "model_version", "id", "outputs", "parameters", "priority", "timeout",
+        "sequence_id", "sequence_start", "sequence_end", "classes", "nbytes",
+    ):  # fmt: skip
+        assert getattr(one, attribute) == getattr(other, attribute), attribute
+
+
+def check(data: bytes, reader: InferReader | None = None) -> None:
+    """Read it when it is new, when it is known, and as a view."""
+    reader = reader or InferReader()
+    expected = by_protobuf(data)
+    for form in (data, data, memoryview(data), memoryview(bytearray(data))):
+        assert_alike(by_reader(reader, form), expected)
+
+
+@PROPERTY
+@given(st.lists(tensors(), max_size=3), st.text(max_size=3), st.text(max_size=3))
+def test_any_message(given: list[Tensor], id: str, version: str) -> None:
+    renamed = [Tensor(f"x{n}", t.datatype, t.array) for n, t in enumerate(given)]
+    try:
+        whole = message(*renamed, id=id, model_version=version)
+    except UnicodeEncodeError:
+        return
+    check(whole.SerializeToString())
+
+
+@PROPERTY
+@given(tensors(), tensors(), st.data())
+def test_damaged_messages(one: Tensor, other: Tensor, data: st.DataObject) -> None:
+    """All to one reader, which knows messages that are nearly the same."""
+    reader = InferReader()
+    good = message(one, Tensor("y", other.datatype, other.array), id="42")
+    good.parameters["priority"].int64_param = 1
+    body = good.SerializeToString()
+    check(body, reader)
+    for _ in range(5):
+        check(data.draw(mutations(body)), reader)
+
+
+@PROPERTY
+@given(st.binary(max_size=40))
+def test_random_bytes(data: bytes) -> None:
+    check(data)
+
+
+def test_every_cut() -> None:
+    reader = InferReader()
+    body = message(floats(1, 2), floats(3, name="y"), id="42").SerializeToString()
+    for size in range(len(body) + 1):
+        check(body[:size], reader)
+
+
+def test_messages_that_differ_in_id_and_tensors_alone() -> None:
+    reader = InferReader()
+    for id, value in (("1", 0.5), ("2", 1.5), ("", 2.5), ("a longer one", 3.5), ("ü", 4.5)):
+        data = message(floats(value), id=id).SerializeToString()
+        check(data, reader)
+        request = reader.read(data).request(len(data))
+        assert (request.id, request.inputs["x"].array.tolist()) == (id, [value])
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        b"\x1a\x01z", b"\x1a\x00", b"\x0a\x05other", b"\x12\x012", b"\x3a\x04\0\0\0\0",
+        b"\x2a\x03\x0a\x01q", b"\x32\x03\x0a\x01o", b"\x1a\x01\xff", b"\x0a\x01\xff",
+        b"\x18\x05", b"\x1a\x81\x00z", b"\x9a\x00\x01z", b"\x3a\x80\x00", b"\x40\x05", b"\x00",
+        b"\x1b\x1c", b"\x3a\xff\xff\xff\xff\x0f", b"\x3a", b"\x7a\x01x", b"\x22\x02\x0a\x00",
+    ],
+)  # fmt: skip
+def test_fields_in_any_order_and_again(extra: bytes) -> None:
+    """Repeated fields add up, of others the last counts; unknown ones are passed over."""
+    reader = InferReader()
+    body = message(floats(1), id="42").SerializeToString()
+    check(body, reader)
+    check(body + extra, reader)
+    check(extra + body, reader)
+
+
+def test_tensors_are_views() -> None:
+    reader = InferReader()
+    data = message(
+        Tensor("x", Datatype.UINT8, np.arange(100_000, dtype=np.uint8))
+    ).SerializeToString()
+    for _ in range(2):
+        array = reader.read(data).request(len(data)).inputs["x"].array
+        assert np.shares_memory(array, np.frombuffer(data, np.uint8))
+
+
+def test_a_request_is_not_shared() -> None:
+    reader = InferReader()
+    given = message(floats(1))
+    given.parameters["custom"].string_param = "x"
+    data = given.SerializeToString()
+    for _ in range(3):
+        request = reader.read(data).request(len(data))
+        assert request.parameters.pop("custom") == "x"
+        del request.inputs["x"]
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    """Whatever clients send: other heads, and other sizes, by the thousand."""
+    reader = InferReader()
+    for n in range(2000):
+        check(message(floats(*range(n % 700)), model_version=str(n)).SerializeToString(), reader)
+
+
+def test_the_model_is_known_before_the_tensors_are_looked_at() -> None:
+    given = message(floats(1), model_version="7", id="42")
+    given.inputs[0].datatype = "FP33"
+    found = InferReader().read(given.SerializeToString())
+    assert (found.model_name, found.model_version, found.id) == ("m", "7", "42")
+    with pytest.raises(InvalidRequest, match="unknown datatype 'FP33'"):
+        found.request(0)
+
+
+@pytest.mark.parametrize(
+    ("data", "head", "raw"),
+    [
+        (b"", b"", []),
+        (b"\x0a\x01m\x3a\x02ab\x3a\x00", b"\x0a\x01m", [b"ab", b""]),
+        (b"\x3a\x02ab\x0a\x01m\x1a\x01i", b"\x0a\x01m", [b"ab"]),
+        (b"\x3a\x82\x80\x00ab", b"", [b"ab"]),
+    ],
+)
+def test_walk(data: bytes, head: bytes, raw: Sequence[bytes]) -> None:
+    fields = walk(data)
+    assert fields is not None
+    assert fields.head == head
+    assert [data[start:stop] for start, stop in fields.raw] == raw
+
+
+# --- responses
+
+
+def response(*outputs: Tensor, **members: object) -> InferResponse:
+    return InferResponse("m", "1", "", list(outputs), Timing(0, 0, 1), **members)  # type: ignore[arg-type]
+
+
+@PROPERTY
+@given(st.lists(tensors(), max_size=3), st.text(max_size=200), st.booleans())
+def test_any_response(outputs: list[Tensor], id: str, marked: bool) -> None:
+    writer = InferWriter()
+    answer = InferResponse("m", "1", id, outputs, Timing(0, 0, 1))
+    if marked:
+        answer.parameters = {"final": True, "n": 1, "x": 0.5, "s": "t"}
+    for _ in range(2):
+        data = b"".join(writer.pieces(answer))
+        assert pb.ModelInferResponse.FromString(data) == encode_infer(answer)
+        wrapped = b"".join(stream_response(writer.pieces(answer)))
+        assert pb.ModelStreamInferResponse.FromString(wrapped).infer_response == encode_infer(
+            answer
+        )
+
+
+def test_shapes_are_told_apart() -> None:
+    writer = InferWriter()
+    for array in (np.zeros((2, 3)), np.zeros((3, 2)), np.zeros(6), np.zeros((2, 3), np.int64)):
+        datatype = Datatype.FP64 if array.dtype == np.float64 else Datatype.INT64
+        answer = response(Tensor("y", datatype, array))
+        data = b"".join(writer.pieces(answer))
+        assert pb.ModelInferResponse.FromString(data) == encode_infer(answer)
+
+
+def test_large_outputs_are_pointed_at() -> None:
+    array = np.arange(50_000, dtype=np.float32).reshape(100, 500)
+    pieces = InferWriter().pieces(response(Tensor("y", Datatype.FP32, array)))
+    assert any(np.shares_memory(np.frombuffer(piece, np.uint8), array) for piece in pieces)
+
+
+@pytest.mark.parametrize("array", [np.zeros((3, 0)), np.zeros((100, 100)).T[5:], np.float32(1)])
+def test_raw_bytes(array: object) -> None:
+    given = np.asarray(array)
+    assert bytes(raw_bytes(given)) == given.tobytes()
+
+
+@pytest.mark.parametrize("value", [0, 1, 127, 128, 300, 2**20, 2**31])
+def test_varint(value: int) -> None:
+    data = varint(value)
+    assert sum((byte & 127) << (7 * n) for n, byte in enumerate(data)) == value
+    assert all(byte & 128 for byte in data[:-1])
+
+
+def test_stream_error() -> None:
+    data = stream_error("it failed", "42", "m", "1", {"triton_final_response": True})
+    found = pb.ModelStreamInferResponse.FromString(data)
+    assert found.error_message == "it failed"
+    assert (found.infer_response.id, found.infer_response.model_name) == ("42", "m")
+    assert found.infer_response.parameters["triton_final_response"].bool_param is True
