@@ -4,8 +4,10 @@ says of files that it cannot load.
 
 import contextlib
 import gc
+import os
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -16,14 +18,16 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from headrace.backends.onnx import OnnxBackend, OnnxModel
+from headrace.backends.onnx_options import run_options
 from headrace.core.datatypes import NUMPY, Datatype
-from headrace.core.errors import InvalidConfig, InvalidRequest, LoadFailed
+from headrace.core.errors import InvalidOption, InvalidRequest, LoadFailed
 from headrace.core.model_spec import LoadSpec, TensorInfo
 from headrace.core.tensors import Array
 from tests.models import onnx_graphs
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 NO_PARAMETERS: Mapping[str, str] = {}
+_ACCELERATOR = "optimization.execution_accelerators.%s_execution_accelerator"
 
 
 def spec_of(
@@ -210,6 +214,8 @@ def test_closing_frees_the_session(tmp_path: Path) -> None:
         ("execution_mode", "1"),
         ("enable_mem_arena", "0"),
         ("enable_mem_pattern", "false"),
+        ("memory.enable_memory_arena_shrinkage", "cpu:0"),
+        ("memory.enable_memory_arena_shrinkage", ""),
         ("session.disable_prepacking", "1"),
         ("optimization.enable_gelu_approximation", "1"),
         ("of no meaning here", "whatever"),
@@ -231,12 +237,55 @@ def test_good_parameters(tmp_path: Path, name: str, value: str) -> None:
         ("execution_mode", "2", r"0 \(sequential\) or 1 \(parallel\)"),
         ("enable_mem_arena", "maybe", "0 or 1"),
         ("enable_mem_pattern", "", "0 or 1"),
+        ("memory.enable_memory_arena_shrinkage", "tpu:0", "devices such as 'cpu:0'"),
+        ("memory.enable_memory_arena_shrinkage", "cpu:0,gpu:0", "devices such as 'cpu:0'"),
+        (
+            "memory.enable_memory_arena_shrinkage",
+            "cpu:0;gpu:0",
+            "no memory arena on gpu:0; .* cpu:0",
+        ),
+        ("memory.enable_memory_arena_shrinkage", "cpu:1", "no memory arena on cpu:1"),
         ("session." + "x" * 2_000, "1", "maximum length"),
     ],
 )
 def test_bad_parameters_are_named(tmp_path: Path, name: str, value: str, expected: str) -> None:
     spec = spec_of(tmp_path, onnx_graphs.identity(), parameters={name: value})
-    with pytest.raises(InvalidConfig, match=f"parameter '{name}': .*{expected}"):
+    with pytest.raises(InvalidOption, match=rf"parameters\['{name}'\]: .*{expected}"):
+        OnnxBackend().load(spec)
+
+
+SHRINKAGE = "memory.enable_memory_arena_shrinkage"
+
+
+@pytest.mark.parametrize(
+    ("value", "devices"), [("cpu:0", "cpu:0"), ("cpu", "cpu:0"), ("gpu:1;cpu:0", "gpu:1;cpu:0")]
+)
+def test_memory_is_given_back_after_each_run_if_asked_for(
+    tmp_path: Path, value: str, devices: str
+) -> None:
+    spec = spec_of(tmp_path, onnx_graphs.identity(), parameters={SHRINKAGE: value}, device=1)
+    options = run_options(spec)
+    assert options is not None
+    assert options.get_run_config_entry(SHRINKAGE) == devices
+    assert run_options(replace(spec, parameters={})) is None
+
+
+@pytest.mark.parametrize("datatype", [Datatype.FP32, Datatype.BYTES, Datatype.BF16])
+def test_options_of_runs_reach_every_run(datatype: Datatype) -> None:
+    options = ort.RunOptions()
+    options.add_run_config_entry(SHRINKAGE, "gpu:7")
+    model = OnnxModel(ort.InferenceSession(onnx_graphs.identity(datatype)), options)
+    array: Array = np.ones((1, 2)).astype(NUMPY[datatype])
+    if datatype is Datatype.BYTES:
+        array = text(b"a", b"b", shape=(1, 2))
+    with pytest.raises(Exception, match="memory arena shrink list: gpu:7"):
+        model.infer({"INPUT0": array}, ["OUTPUT0"])
+
+
+def test_no_memory_can_be_given_back_without_an_arena(tmp_path: Path) -> None:
+    shrinking = {SHRINKAGE: "cpu:0", "enable_mem_arena": "0"}
+    spec = spec_of(tmp_path, onnx_graphs.identity(), parameters=shrinking)
+    with pytest.raises(InvalidOption, match="none, as enable_mem_arena is 0"):
         OnnxBackend().load(spec)
 
 
@@ -246,7 +295,9 @@ def test_graph_levels(tmp_path: Path, level: int) -> None:
 
 
 def test_an_unknown_graph_level_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match=r"optimization\.graph\.level must be one of .*got 3"):
+    with pytest.raises(
+        InvalidOption, match=r"optimization\.graph\.level: must be one of -1, 0, 1, 2, got 3"
+    ):
         OnnxBackend().load(spec_of(tmp_path, onnx_graphs.identity(), graph_level=3))
 
 
@@ -254,13 +305,23 @@ def test_an_unknown_graph_level_is_named(tmp_path: Path) -> None:
     "CUDAExecutionProvider" in ort.get_available_providers(), reason="the provider is there"
 )
 @pytest.mark.parametrize(
-    ("accelerators", "device", "provider"),
+    ("accelerators", "device", "provider", "path"),
     [
-        ((), 0, "CUDAExecutionProvider"),
-        ((("tensorrt", {}),), 0, "TensorrtExecutionProvider"),
-        ((("OpenVINO", {}),), None, "OpenVINOExecutionProvider"),
-        ((("QNNExecutionProvider", {}),), None, "QNNExecutionProvider"),
-        ((("nonsense", {}),), None, "nonsense"),
+        ((), 0, "CUDAExecutionProvider", "instance_group[2].kind"),
+        ((("tensorrt", {}),), 0, "TensorrtExecutionProvider", f"{_ACCELERATOR % 'gpu'}[0].name"),
+        ((("OpenVINO", {}),), None, "OpenVINOExecutionProvider", f"{_ACCELERATOR % 'cpu'}[0].name"),
+        (
+            (("QNNExecutionProvider", {}),),
+            None,
+            "QNNExecutionProvider",
+            f"{_ACCELERATOR % 'cpu'}[0].name",
+        ),
+        (
+            (("CPUExecutionProvider", {}), ("nonsense", {})),
+            None,
+            "nonsense",
+            f"{_ACCELERATOR % 'cpu'}[1].name",
+        ),
     ],
 )
 def test_a_provider_that_is_not_installed_is_named(
@@ -268,10 +329,13 @@ def test_a_provider_that_is_not_installed_is_named(
     accelerators: tuple[tuple[str, Mapping[str, str]], ...],
     device: int | None,
     provider: str,
+    path: str,
 ) -> None:
     spec = spec_of(tmp_path, onnx_graphs.identity(), accelerators=accelerators, device=device)
-    with pytest.raises(LoadFailed, match=f"execution provider {provider} is not in .*KIND_GPU"):
-        OnnxBackend().load(spec)
+    says = f"execution provider {provider} is not in .*KIND_GPU"
+    with pytest.raises(InvalidOption, match=says) as caught:
+        OnnxBackend().load(replace(spec, group=2))
+    assert caught.value.path == path
 
 
 def test_the_cpu_may_be_named_as_a_provider_too(tmp_path: Path) -> None:
@@ -314,6 +378,22 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_a_damaged_file(tmp_path: Path, content: bytes, reason: str) -> None:
     with pytest.raises(LoadFailed, match=reason):
         load(tmp_path, content)
+
+
+def test_what_onnx_runtime_says_is_not_for_clients(tmp_path: Path) -> None:
+    with pytest.raises(LoadFailed, match="ONNXRuntimeError") as caught:
+        load(tmp_path, b"\x08\x07")  # a model, of format 7, without a graph
+    told = "ONNX Runtime cannot load m/1/model.onnx; the server's log says why"
+    assert caught.value.public == told
+    assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, onnx_graphs.identity())
+    spec.path.chmod(0)
+    with pytest.raises(LoadFailed, match=r"^m/1/model\.onnx cannot be read: Permission denied$"):
+        OnnxBackend().load(spec)
 
 
 INTACT = onnx_graphs.external_weight_in_branch("w.bin")

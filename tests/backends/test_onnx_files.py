@@ -26,9 +26,10 @@ Graph = Callable[[str], bytes]
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A model's directory, beside which a file lies that must not be read."""
-    (tmp_path / "secret.bin").write_bytes(np.array([10, 20], np.float32).tobytes())
+    """A model's directory; beside it and in it lie files that must not be read."""
     (tmp_path / "m" / "1").mkdir(parents=True)
+    for file in (tmp_path / "secret.bin", tmp_path / "m" / "shared.bin"):
+        file.write_bytes(np.array([10, 20], np.float32).tobytes())
     return tmp_path / "m"
 
 
@@ -41,9 +42,9 @@ def write(root: Path, model: bytes) -> Path:
 def refused(root: Path, model: bytes) -> bool:
     """Whether the backend refuses `model` because of where its tensor lies."""
     path = write(root, model)
-    with pytest.raises(LoadFailed, match="outside of the model's directory"):
+    with pytest.raises(LoadFailed, match="outside of the directory of the model file"):
         check_external_files(path, root)
-    with pytest.raises(LoadFailed, match="outside of the model's directory"):
+    with pytest.raises(LoadFailed, match="outside of the directory of the model file"):
         OnnxBackend().load(LoadSpec("m", path, root))
     return True
 
@@ -80,7 +81,7 @@ def test_a_file_beside_the_model_is_read(root: Path, graph: Graph, location: str
 def test_a_file_that_is_not_there_fails_to_load(root: Path, graph: Graph) -> None:
     path = write(root, graph("missing.bin"))
     check_external_files(path, root)
-    with pytest.raises(LoadFailed, match=r"cannot load model\.onnx"):
+    with pytest.raises(LoadFailed, match=r"cannot load m/1/model\.onnx"):
         OnnxBackend().load(LoadSpec("m", path, root))
 
 
@@ -91,6 +92,7 @@ def test_a_file_that_is_not_there_fails_to_load(root: Path, graph: Graph) -> Non
         "../../secret.bin",
         "./../../secret.bin",
         "deeper/../../../secret.bin",
+        "../shared.bin",
         "../../m-other/secret.bin",
         "/etc/hostname",
         "",
@@ -98,7 +100,7 @@ def test_a_file_that_is_not_there_fails_to_load(root: Path, graph: Graph) -> Non
         "*/_ORT_MEM_ADDR_/*",
     ],
 )
-def test_a_file_outside_of_the_models_directory_is_refused(
+def test_a_file_that_is_not_beside_the_model_is_refused(
     root: Path, graph: Graph, location: str
 ) -> None:
     if location:
@@ -117,6 +119,22 @@ def test_an_absolute_path_is_refused_also_if_it_leads_inside(root: Path, graph: 
 def test_a_link_that_leads_outside_is_refused(root: Path, graph: Graph) -> None:
     (root / "1" / "weights.bin").symlink_to(root.parent / "secret.bin")
     assert refused(root, graph("weights.bin"))
+
+
+def test_a_model_file_that_is_a_link_has_its_data_beside_its_target_too(root: Path) -> None:
+    """As downloads lie in a cache of blobs: both files are links, to one directory."""
+    blobs = root / "blobs"
+    blobs.mkdir()
+    (blobs / "one").write_bytes(onnx_graphs.external_weight("weights.bin"))
+    (blobs / "two").write_bytes(np.array([10, 20], np.float32).tobytes())
+    path = root / "1" / "model.onnx"
+    path.symlink_to(blobs / "one")
+    (root / "1" / "weights.bin").symlink_to(blobs / "two")
+    OnnxBackend().load(LoadSpec("m", path, root)).close()
+    (root / "1" / "weights.bin").unlink()
+    (root / "1" / "weights.bin").symlink_to(root / "shared.bin")
+    with pytest.raises(LoadFailed, match="outside of the directory of the model file"):
+        OnnxBackend().load(LoadSpec("m", path, root))
 
 
 def test_a_linked_directory_that_leads_outside_is_refused(root: Path) -> None:

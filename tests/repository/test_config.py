@@ -43,6 +43,13 @@ def test_a_file_becomes_a_message_with_lines(tmp_path: Path) -> None:
     assert not file.sets("output")
 
 
+def test_a_mark_at_the_beginning_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "config.pbtxt"
+    path.write_bytes(b'\xef\xbb\xbfname: "m"\r\nmax_batch_size: 8\r\n')
+    file = read_config(path, "m")
+    assert (file.config.name, file.lines["max_batch_size"]) == ("m", 2)
+
+
 def test_no_file_is_an_empty_configuration() -> None:
     file = read_config(None, "m")
     assert file.config == ModelConfig()
@@ -55,7 +62,8 @@ def test_a_field_that_is_set_to_its_default_is_set() -> None:
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match=r"m/nothing\.pbtxt: cannot be read"):
+    says = r"^m/nothing\.pbtxt: cannot be read: No such file or directory$"
+    with pytest.raises(InvalidConfig, match=says):
         read_config(tmp_path / "nothing.pbtxt", "m")
     path = tmp_path / "config.pbtxt"
     path.write_bytes(b'name: "\xff"')

@@ -1,6 +1,7 @@
 """From a completed configuration to the values that the other floors work with."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf import text_format
@@ -107,7 +108,7 @@ def test_a_model_that_does_not_batch_keeps_its_queues_limits(text: str) -> None:
         ('instance_group { name: "g" count: 2 }', [("g_0", None), ("g_1", None)]),
         (
             "instance_group [ { kind: KIND_CPU }, { kind: KIND_MODEL } ]",
-            [("m_0_0", None), ("m_1_0", None)],
+            [("m_0_0", None), ("m_1_0", None, 1)],
         ),
         ("instance_group { kind: KIND_GPU }", [("m_0_0", 0)]),
         ("instance_group { gpus: [ 2, 3 ] }", [("m_0_0", 2), ("m_0_0", 3)]),
@@ -117,7 +118,7 @@ def test_a_model_that_does_not_batch_keeps_its_queues_limits(text: str) -> None:
         ),
     ],
 )
-def test_placements(text: str, placements: list[tuple[str, int | None]]) -> None:
+def test_placements(text: str, placements: list[Any]) -> None:
     config = normalise(config_of('name: "m" ' + text))
     assert reading.placements(config) == [Placement(*placement) for placement in placements]
 
@@ -148,9 +149,10 @@ def test_load_spec() -> None:
         2,
     )
     assert (on_cpu.accelerators, on_cpu.device) == ((("openvino", {}),), None)
-    on_gpu = reading.load_spec(config, root, 3, Placement("m_0", 1), 2)
+    assert on_cpu.group == 0
+    on_gpu = reading.load_spec(config, root, 3, Placement("m_0", 1, 4), 2)
     assert on_gpu.accelerators == (("tensorrt", {"precision_mode": "FP16"}), ("cuda", {}))
-    assert on_gpu.device == 1
+    assert (on_gpu.device, on_gpu.group) == (1, 4)
 
 
 @pytest.mark.parametrize("kind", ["auto", "inline", "thread"])

@@ -36,6 +36,12 @@ def lines_of(text: str) -> dict[str, int]:
         ("name: 'a' 'b'\n'c'\nbackend: 'x'", "backend", 3),
         ("name: 'a\\'{'\nbackend: \"}\\\"[\"\nplatform: '#'", "platform", 3),
         ("parameters { key: 'a' }\nparameters { key: 'b' }", "parameters['b']", 2),
+        (
+            "dynamic_batching { priority_queue_policy { key: 1 }\npriority_queue_policy { key: 2"
+            " value {\n timeout_action: 7 } } }",
+            "dynamic_batching.priority_queue_policy['2'].value.timeout_action",
+            3,
+        ),
         ('parameters {\n key: "a"\n value {\n string_value: "}" } }', "parameters['a']", 1),
         (
             'parameters {\n key: "a"\n value {\n string_value: "}" } }',

@@ -132,6 +132,30 @@ def test_good_configurations(text: str) -> None:
             "parameters['batching']",
             r"must be one of \['on','off'\], got ''",
         ),
+        (
+            'input { name: "x" data_type: 99 }',
+            "input[0].data_type",
+            "one of TYPE_INVALID, .*got 99",
+        ),
+        ('output { name: "y" data_type: -1 }', "output[0].data_type", "got -1"),
+        ("instance_group { } instance_group { kind: 9 }", "instance_group[1].kind", "KIND_AUTO"),
+        ("optimization { priority: 3 }", "optimization.priority", "one of PRIORITY_DEFAULT, "),
+        (
+            "dynamic_batching { default_queue_policy { timeout_action: 7 } }",
+            "dynamic_batching.default_queue_policy.timeout_action",
+            "must be one of REJECT, DELAY, got 7",
+        ),
+        (
+            "dynamic_batching { priority_levels: 2 default_priority_level: 1"
+            " priority_queue_policy { key: 2 value { timeout_action: 7 } } }",
+            "dynamic_batching.priority_queue_policy['2'].value.timeout_action",
+            "got 7",
+        ),
+        (
+            'model_warmup { inputs { key: "x" value { data_type: 77 } } }',
+            "model_warmup[0].inputs['x'].value.data_type",
+            "got 77",
+        ),
         ('default_model_filename: "/etc/m.onnx"', "default_model_filename", "must lie within"),
         ('default_model_filename: "../2/m.onnx"', "default_model_filename", "must lie within"),
         ('default_model_filename: "a/../../x"', "default_model_filename", "must lie within"),
@@ -183,6 +207,8 @@ GOOD = """
         (GOOD, [X], [Y]),
         (GOOD, [X, TensorInfo("w", FP32, (1,), optional=True)], [Y]),  # need not be declared
         (GOOD, [X], [Y, TensorInfo("z", FP32, (1,))]),  # outputs may be left out
+        (GOOD.replace("dims: 3", "dims: 3 optional: true"),
+         [TensorInfo("x", FP32, (-1, 3), optional=True)], [Y]),
         (GOOD, [X], [TensorInfo("y", INT64, ())]),  # of unknown rank
         (GOOD.replace("max_batch_size: 4", "").replace("dims: 3", "dims: [ -1, 3 ]"), [X],
          [TensorInfo("y", INT64, (-1,))]),
@@ -213,6 +239,13 @@ def test_a_configuration_that_fits_the_model(
             [TensorInfo("y", None, (), "seq(tensor(float))")],
             "output[0].name",
             r"'y' is a seq\(tensor\(float\)\), which is not a tensor of the protocol",
+        ),
+        (
+            GOOD.replace("dims: 3", "dims: 3 optional: true"),
+            [X],
+            [Y],
+            "input[0].optional",
+            "the model needs 'x', for which it has no value of its own",
         ),
         (
             GOOD,

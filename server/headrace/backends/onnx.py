@@ -8,9 +8,14 @@ import numpy as np
 import onnxruntime as ort
 
 from headrace.backends.onnx_files import check_external_files
-from headrace.backends.onnx_options import execution_providers, reads_parameter, session_options
+from headrace.backends.onnx_options import (
+    execution_providers,
+    reads_parameter,
+    run_options,
+    session_options,
+)
 from headrace.core.datatypes import NUMPY, Datatype
-from headrace.core.errors import InvalidRequest, LoadFailed
+from headrace.core.errors import InvalidOption, InvalidRequest, LoadFailed
 from headrace.core.model_spec import LoadSpec, TensorInfo
 from headrace.core.tensors import Array
 
@@ -36,9 +41,12 @@ _ONNX_BFLOAT16 = 16  # TensorProto.DataType
 class OnnxModel:
     """One ONNX Runtime session. Used by one thread at a time."""
 
-    def __init__(self, session: ort.InferenceSession) -> None:
+    def __init__(
+        self, session: ort.InferenceSession, options: ort.RunOptions | None = None
+    ) -> None:
         """Raises `LoadFailed` for a combination of datatypes that cannot be run."""
         self._session: ort.InferenceSession | None = session
+        self._options = options
         self.inputs = [_info(node) for node in session.get_inputs()]
         self.inputs += [_info(node, True) for node in session.get_overridable_initializers()]
         self.outputs = [_info(node) for node in session.get_outputs()]
@@ -61,7 +69,7 @@ class OnnxModel:
         if self._has_bf16:
             return self._infer_values(session, inputs, outputs)
         if not self._strings:
-            results: Sequence[Array] = session.run(outputs, inputs)
+            results: Sequence[Array] = session.run(outputs, inputs, self._options)
             return results
         feeds = {
             name: _to_str(name, array) if name in self._strings else array
@@ -69,7 +77,7 @@ class OnnxModel:
         }
         return [
             _to_bytes(array) if name in self._strings else array
-            for name, array in zip(outputs, session.run(outputs, feeds), strict=True)
+            for name, array in zip(outputs, session.run(outputs, feeds, self._options), strict=True)
         ]
 
     def close(self) -> None:
@@ -88,7 +96,7 @@ class OnnxModel:
             else:
                 feeds[name] = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
         results = []
-        for value in session.run_with_ort_values(list(outputs), feeds):
+        for value in session.run_with_ort_values(list(outputs), feeds, self._options):
             if value.data_type() == "tensor(bfloat16)":
                 raw = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
                 results.append(np.frombuffer(raw, NUMPY[Datatype.BF16]).reshape(value.shape()))
@@ -110,30 +118,36 @@ class OnnxBackend:
         return reads_parameter(name)
 
     def load(self, spec: LoadSpec) -> OnnxModel:
-        """Load one instance; raises `LoadFailed` or `InvalidConfig`."""
+        """Load one instance; raises `LoadFailed` or `InvalidOption`."""
         file = _model_file(spec.path)
-        check_external_files(file, spec.root)
+        try:
+            check_external_files(file, spec.root)
+        except OSError as error:
+            raise LoadFailed(f"{_shown(file, spec)} cannot be read: {error.strerror}") from error
         providers = execution_providers(spec)
-        options = session_options(spec)
+        options, each_run = session_options(spec), run_options(spec)
         try:
             session = ort.InferenceSession(
                 str(file),
                 options,
-                providers=[name for name, _ in providers],
-                provider_options=[provider_options for _, provider_options in providers],
+                providers=[provider.name for provider in providers],
+                provider_options=[provider.options for provider in providers],
                 enable_fallback=0,
             )
         except Exception as error:  # ONNX Runtime raises many types, with no common base
-            raise LoadFailed(f"ONNX Runtime cannot load {file.name}: {error}") from error
+            text = f"ONNX Runtime cannot load {_shown(file, spec)}"
+            raise LoadFailed(f"{text}: {error}", f"{text}; the server's log says why") from error
         # A provider that cannot start is left out without an error.
-        missing = {name for name, _ in providers}.difference(session.get_providers())
-        if missing:
-            raise LoadFailed(
-                f"execution provider {', '.join(sorted(missing))} cannot start on this machine:"
-                " its driver or a library that it needs is missing or too old"
-            )
+        started = session.get_providers()
+        for provider in providers:
+            if provider.name not in started:
+                raise InvalidOption(
+                    provider.path,
+                    f"execution provider {provider.name} cannot start on this machine: its driver"
+                    " or a library that it needs is missing or too old",
+                )
         try:
-            return OnnxModel(session)
+            return OnnxModel(session, each_run)
         except UnicodeDecodeError as error:
             raise LoadFailed(f"{file.name} holds a name that is not UTF-8") from error
 
@@ -148,6 +162,12 @@ def _model_file(path: Path) -> Path:
     if not path.is_file():
         raise LoadFailed(f"there is no model file {path.parent.name}/{path.name}")
     return path
+
+
+def _shown(file: Path, spec: LoadSpec) -> str:
+    """What messages call a model file: `digits/1/model.onnx`, wherever the repository lies."""
+    inner = file.relative_to(spec.root)
+    return str(inner if len(inner.parts) == 1 else spec.model / inner)
 
 
 def _info(node: ort.NodeArg, optional: bool = False) -> TensorInfo:

@@ -2,9 +2,10 @@
 
 ONNX keeps large tensors in files beside the model and names them in the model file. A crafted model
 can name any path, so the names are read here, before ONNX Runtime opens anything, and refused
-outside the model's own directory. The model file is mapped, and of its protobuf encoding only the
-fields on the way to the names are walked: graphs, nodes, attributes and functions down to
-`TensorProto.external_data`. What another protobuf parser could read differently is refused.
+outside the directory of the model file, which is as far as recent versions of ONNX Runtime go. The
+model file is mapped, and of its protobuf encoding only the fields on the way to the names are
+walked: graphs, nodes, attributes and functions down to `TensorProto.external_data`. What another
+protobuf parser could read differently is refused.
 """
 
 import mmap
@@ -62,21 +63,26 @@ def external_files(model_file: Path) -> set[str]:
 
 
 def check_external_files(model_file: Path, root: Path) -> None:
-    """Raise `LoadFailed` if a tensor of `model_file` lies in a file outside of `root`."""
-    allowed = root.resolve()
+    """Raise `LoadFailed` if a tensor of `model_file` lies in a file that must not be read.
+
+    It must lie within the model's directory `root`, and there in that of the model file, or of the
+    file that it links to.
+    """
     for location in sorted(external_files(model_file)):
-        if not _lies_within(allowed, model_file.parent, location):
+        if not _may_be_read(location, model_file, root):
             raise LoadFailed(
                 f"{model_file.name} keeps a tensor in the file {location!r}, which is outside of"
-                " the model's directory; external data must lie beside the model"
+                " the directory of the model file; external data must lie beside the model"
             )
 
 
-def _lies_within(allowed: Path, directory: Path, location: str) -> bool:
+def _may_be_read(location: str, model_file: Path, root: Path) -> bool:
     if Path(location).is_absolute() or location.startswith(_IN_MEMORY):
         return False
     try:
-        return (directory / location).resolve().is_relative_to(allowed)
+        file = (model_file.parent / location).resolve()
+        beside = (model_file.parent.resolve(), model_file.resolve().parent)
+        return file.is_relative_to(root.resolve()) and any(map(file.is_relative_to, beside))
     except (OSError, RuntimeError, ValueError):  # too long, a loop of links, a zero byte
         return False
 

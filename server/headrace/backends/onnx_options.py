@@ -1,15 +1,17 @@
-"""ONNX Runtime session options and execution providers from a model's configuration.
+"""ONNX Runtime's options and execution providers from a model's configuration.
 
 The names are those that Triton's ONNX Runtime backend reads, so that a configuration means the same
 here.
 """
 
+import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import onnxruntime as ort
 
-from headrace.core.errors import InvalidConfig, LoadFailed
+from headrace.core.errors import InvalidOption
 from headrace.core.model_spec import LoadSpec
 
 T = TypeVar("T")
@@ -21,12 +23,15 @@ _GRAPH_LEVELS = {
     2: ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
 _CPU = "CPUExecutionProvider"
+_CUDA = "CUDAExecutionProvider"
 _ACCELERATORS = {
-    "cuda": "CUDAExecutionProvider",
+    "cuda": _CUDA,
     "tensorrt": "TensorrtExecutionProvider",
     "openvino": "OpenVINOExecutionProvider",
 }
 _BOOLEANS = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
+_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
+_DEVICE = re.compile(r"(cpu|gpu):[0-9]{1,3}")
 # ONNX Runtime also raises what it would print; the server logs that with model and version.
 _QUIET = 4
 
@@ -35,7 +40,7 @@ _QUIET = 4
 PARAMETERS = frozenset(
     {
         "intra_op_thread_count", "inter_op_thread_count", "execution_mode", "enable_mem_arena",
-        "enable_mem_pattern",
+        "enable_mem_pattern", "memory.enable_memory_arena_shrinkage",
     }
 )  # fmt: skip
 PREFIXES = ("session.", "optimization.", "ep.")
@@ -46,15 +51,24 @@ def reads_parameter(name: str) -> bool:
     return name in PARAMETERS or name.startswith(PREFIXES)
 
 
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """An execution provider, and the field of the configuration that asks for it."""
+
+    name: str
+    options: dict[str, str]
+    path: str = ""
+
+
 def session_options(spec: LoadSpec) -> ort.SessionOptions:
-    """The options of a session; raises `InvalidConfig` naming a parameter with a bad value."""
+    """The options of a session; raises `InvalidOption` for a bad value."""
     options = ort.SessionOptions()
     options.log_severity_level = _QUIET
     level = _GRAPH_LEVELS.get(spec.graph_level)
     if level is None:
-        raise InvalidConfig(
-            f"optimization.graph.level must be one of {sorted(_GRAPH_LEVELS)},"
-            f" got {spec.graph_level}"
+        raise InvalidOption(
+            "optimization.graph.level",
+            f"must be one of {', '.join(map(str, sorted(_GRAPH_LEVELS)))}, got {spec.graph_level}",
         )
     options.graph_optimization_level = level
     parameters = spec.parameters
@@ -75,34 +89,58 @@ def session_options(spec: LoadSpec) -> ort.SessionOptions:
             try:
                 options.add_session_config_entry(key, value)
             except RuntimeError as error:
-                raise InvalidConfig(f"parameter '{key}': {error}") from None
+                raise InvalidOption(f"parameters['{key}']", str(error)) from None
     return options
 
 
-def execution_providers(spec: LoadSpec) -> list[tuple[str, dict[str, str]]]:
-    """Provider names with their options, most preferred first, the CPU last.
+def run_options(spec: LoadSpec) -> ort.RunOptions | None:
+    """The options of every run, None if they are the defaults; raises `InvalidOption`."""
+    if not spec.parameters.get(_SHRINKAGE):
+        return None
+    value = _read(spec.parameters, _SHRINKAGE, _devices, "")
+    has = {"cpu:0"} if _read(spec.parameters, "enable_mem_arena", _boolean, True) else set()
+    if spec.device is not None:
+        has.add(f"gpu:{spec.device}")
+    # ONNX Runtime would say so too, but of every run.
+    for device in value.split(";"):
+        if device not in has:
+            known = " and ".join(sorted(has)) or "none, as enable_mem_arena is 0"
+            raise InvalidOption(
+                f"parameters['{_SHRINKAGE}']",
+                f"the model has no memory arena on {device}; its arenas: {known}",
+            )
+    options = ort.RunOptions()
+    options.add_run_config_entry(_SHRINKAGE, value)
+    return options
 
-    Raises `LoadFailed` for one that the installed ONNX Runtime does not have.
+
+def execution_providers(spec: LoadSpec) -> list[Provider]:
+    """The execution providers, most preferred first, the CPU last.
+
+    Raises `InvalidOption` for one that the installed ONNX Runtime does not have.
     """
-    providers: list[tuple[str, dict[str, str]]] = []
-    for name, options in spec.accelerators:
-        provider = _ACCELERATORS.get(name.lower(), name)
-        providers.append((provider, dict(options)))
+    where = "cpu" if spec.device is None else "gpu"
+    field = f"optimization.execution_accelerators.{where}_execution_accelerator"
+    providers = [
+        Provider(_ACCELERATORS.get(name.lower(), name), dict(options), f"{field}[{index}].name")
+        for index, (name, options) in enumerate(spec.accelerators)
+    ]
     if spec.device is not None:
         device = {"device_id": str(spec.device)}
-        if all(name != "CUDAExecutionProvider" for name, _ in providers):
-            providers.append(("CUDAExecutionProvider", device))
-        providers = [(name, device | options) for name, options in providers]
+        if all(provider.name != _CUDA for provider in providers):
+            providers.append(Provider(_CUDA, {}, f"instance_group[{spec.group}].kind"))
+        providers = [replace(p, options=device | p.options) for p in providers]
     available = ort.get_available_providers()
-    for name, _ in providers:
-        if name not in available:
-            raise LoadFailed(
-                f"execution provider {name} is not in the installed ONNX Runtime, which has"
-                f" {', '.join(available)}; install a build that has it, or take"
-                " the accelerator or KIND_GPU out of the configuration"
+    for provider in providers:
+        if provider.name not in available:
+            raise InvalidOption(
+                provider.path,
+                f"execution provider {provider.name} is not in the installed ONNX Runtime, which"
+                f" has {', '.join(available)}; install a build that has it, or take"
+                " the accelerator or KIND_GPU out of the configuration",
             )
-    if all(name != _CPU for name, _ in providers):
-        providers.append((_CPU, {}))
+    if all(provider.name != _CPU for provider in providers):
+        providers.append(Provider(_CPU, {}))
     return providers
 
 
@@ -112,9 +150,8 @@ def _read(parameters: Mapping[str, str], name: str, parse: Callable[[str], T], d
     try:
         return parse(parameters[name])
     except ValueError as error:
-        raise InvalidConfig(
-            f"parameter '{name}': expected {error}, got {parameters[name]!r}"
-        ) from None
+        text = f"expected {error}, got {parameters[name]!r}"
+        raise InvalidOption(f"parameters['{name}']", text) from None
 
 
 def _count(text: str) -> int:
@@ -127,6 +164,13 @@ def _mode(text: str) -> int:
     if text not in ("0", "1"):
         raise ValueError("0 (sequential) or 1 (parallel)")
     return int(text)
+
+
+def _devices(text: str) -> str:
+    devices = [device if ":" in device else f"{device}:0" for device in text.split(";")]
+    if not all(_DEVICE.fullmatch(device) for device in devices):
+        raise ValueError("devices such as 'cpu:0' or 'cpu:0;gpu:0'")
+    return ";".join(devices)
 
 
 def _boolean(text: str) -> bool:

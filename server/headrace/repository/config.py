@@ -38,7 +38,8 @@ class ConfigFile:
         """`problem` as one line with file, line and field."""
         path = problem.path
         while path and path not in self.lines:
-            path = path.rpartition(".")[0] if "." in path else ""
+            # Up to what holds it: from `input[0].dims` to `input[0]`, from there to `input`.
+            path = path[: max(path.rfind("."), path.rfind("["), 0)]
         where = f"{self.name}:{self.lines[path]}" if path else self.name
         return f"{where}: {problem.path}: {problem.text}"
 
@@ -53,8 +54,10 @@ def read_config(path: Path | None, model: str) -> ConfigFile:
         return ConfigFile(f"{model} (no config.pbtxt)", ModelConfig())
     name = f"{model}/{path.name}"
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = path.read_text(encoding="utf-8-sig")  # editors of Windows begin a file with a mark
+    except OSError as error:
+        raise InvalidConfig(f"{name}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise InvalidConfig(f"{name}: cannot be read: {error}") from error
     return parse_config(text, name)
 

@@ -15,10 +15,14 @@ from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One instance that a configuration asks for; `device` is None for CPU."""
+    """One instance that a configuration asks for, in the instance group of index `group`.
+
+    `device` is None for CPU.
+    """
 
     name: str
     device: int | None
+    group: int = 0
 
 
 def signature(config: ModelConfig) -> Signature:
@@ -75,6 +79,7 @@ def load_spec(
         tuple((a.name, dict(a.parameters)) for a in chosen),
         placement.device,
         threads,
+        placement.group,
     )
 
 
@@ -98,11 +103,11 @@ def chosen_versions(config: ModelConfig, available: tuple[int, ...]) -> tuple[in
 
 
 def _placements(config: ModelConfig) -> Iterator[Placement]:
-    for group in config.instance_group:
+    for index, group in enumerate(config.instance_group):
         on_gpu = group.kind == pb.ModelInstanceGroup.KIND_GPU
         for device in (group.gpus or [0]) if on_gpu else [None]:
             for n in range(group.count):
-                yield Placement(f"{group.name}_{n}", device)
+                yield Placement(f"{group.name}_{n}", device, index)
 
 
 def _spec(tensor: pb.ModelInput | pb.ModelOutput, optional: bool) -> TensorSpec:

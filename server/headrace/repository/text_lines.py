@@ -18,6 +18,8 @@ _OPEN = {"{": "}", "<": ">"}
 def field_lines(text: str) -> dict[str, int]:
     """Line numbers by field path: `max_batch_size`, `input[1].dims`, `parameters['execution']`.
 
+    What follows a map's entry has the entry's own fields in its path: `parameters['x'].value`.
+
     A path without an index, anywhere in it, stands for the first occurrence. `text` must be valid
     protobuf text format.
     """
@@ -80,5 +82,7 @@ def _map_key(tokens: list[tuple[str, int]], at: int) -> list[str]:
     match [token for token, _ in tokens[at : at + 3]]:
         case ["key", ":", text] if text[0] in "\"'":
             return [f"'{text[1:-1]}'"]
+        case ["key", ":", number] if number.isdecimal():
+            return [f"'{number}'"]
         case _:
             return []

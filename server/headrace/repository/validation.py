@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
+from google.protobuf.message import Message
+
 from headrace.core.datatypes import BY_CONFIG_NUMBER
 from headrace.core.model_spec import TensorInfo
 from headrace.core.signature import quoted
@@ -37,6 +39,7 @@ def problems(config: ModelConfig, directory: str) -> Iterator[Problem]:
         yield Problem(
             "default_model_filename", f"must lie within the version's directory, got '{file}'"
         )
+    yield from _unknown_values(config, "")
     yield from _parameters(config)
     yield from _tensors(config.input, "input")
     yield from _tensors(config.output, "output")
@@ -96,7 +99,14 @@ def model_problems(
                     f"the model's {path} '{tensor.name}' has shape {brackets(info.shape)},"
                     f" the configuration means {brackets(expected)}{hint}",
                 )
-    missing = {i.name for i in inputs if not i.optional} - {t.name for t in config.input}
+    required = {info.name for info in inputs if not info.optional}
+    for index, declared_input in enumerate(config.input):
+        if declared_input.optional and declared_input.name in required:
+            yield Problem(
+                f"input[{index}].optional",
+                f"the model needs '{declared_input.name}', for which it has no value of its own",
+            )
+    missing = required - {tensor.name for tensor in config.input}
     if missing:
         yield Problem("input", f"the model also needs the inputs {quoted(sorted(missing))}")
 
@@ -110,6 +120,27 @@ def _agree(config: ModelConfig, tensor: ModelTensor, shape: tuple[int, ...]) -> 
     return len(dims) == len(shape) and all(
         own in (-1, d) for own, d in zip(shape, dims, strict=True)
     )
+
+
+def _unknown_values(message: Message, prefix: str) -> Iterator[Problem]:
+    """Numbers that stand for nothing: protobuf's parser takes any for a field with named values."""
+    for field, value in message.ListFields():
+        path = prefix + field.name
+        if field.enum_type is not None:
+            known = field.enum_type.values_by_number
+            for number in [value] if isinstance(value, int) else value:
+                if number not in known:
+                    names = ", ".join(known[n].name for n in sorted(known))
+                    yield Problem(path, f"must be one of {names}, got {number}")
+        elif isinstance(value, Message):
+            yield from _unknown_values(value, f"{path}.")
+        elif field.message_type is not None and field.message_type.GetOptions().map_entry:
+            for key in value:
+                if isinstance(value[key], Message):
+                    yield from _unknown_values(value[key], f"{path}['{key}'].value.")
+        elif field.message_type is not None:
+            for index, item in enumerate(value):
+                yield from _unknown_values(item, f"{path}[{index}].")
 
 
 def _parameters(config: ModelConfig) -> Iterator[Problem]:
