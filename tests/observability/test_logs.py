@@ -88,6 +88,43 @@ def test_a_request_id_cannot_forge_a_line() -> None:
     assert "[request id: 1]\\n12:00 ERROR root: fake]" in line
 
 
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("a\nb\r\tc", "a\\nb\\r\\tc"),
+        ("\x1b[2J\x9b1m\x7f", "\\x1b[2J\\x9b1m\\x7f"),
+        ("a\u2028b\x85c", "a\\u2028b\\x85c"),
+        ("\u202egnp", "\\u202egnp"),  # the rest of the line from right to left
+        ("\udcff", "\\udcff"),
+        ("\x00", "\\x00"),
+        ("größer 🙂 'a' \\n", "größer 🙂 'a' \\n"),
+    ],
+)
+def test_what_would_not_print_is_escaped(text: str, written: str) -> None:
+    line = TextFormatter(iso=True).format(record("%s!", text, request_id=text))
+    assert line.endswith(f" headrace.engine: [request id: {written}] {written}!")
+    line = JsonFormatter().format(record("%s!", text, path=text))
+    assert line.isprintable()
+    assert (json.loads(line)["message"], json.loads(line)["path"]) == (f"{text}!", text)
+
+
+@pytest.mark.parametrize(("length", "written"), [(200, "x" * 200), (201, "x" * 200 + "...")])
+def test_a_long_request_id_is_cut(length: int, written: str) -> None:
+    line = TextFormatter(iso=True).format(record(request_id="x" * length))
+    assert line.endswith(f"[request id: {written}] hello you")
+    assert parsed(record(request_id="x" * length))["request_id"] == written
+
+
+def test_a_traceback_cannot_forge_more_than_lines_of_its_own() -> None:
+    made = record()
+    try:
+        raise ValueError("one\ntwo \x1b[1A")
+    except ValueError:
+        made.exc_info = sys.exc_info()
+    lines = TextFormatter(iso=True).format(made).splitlines()
+    assert lines[-2:] == ["ValueError: one", "two \\x1b[1A"]
+
+
 def test_a_traceback_follows_the_text_line() -> None:
     first, *rest = TextFormatter(iso=True).format(failed()).splitlines()
     assert first.endswith("hello you")

@@ -1,11 +1,13 @@
 """Prometheus series from the counters, in text that Prometheus' own parser reads."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from headrace.observability.machine import Machine
 from headrace.observability.metrics import (
     CONTENT_TYPE,
     ServerCollector,
@@ -61,7 +63,7 @@ def worked() -> VersionStatistics:
 
 
 def scrape(*versions: VersionSeries, server: ServerSeries = SERVER) -> str:
-    return render(registry(ServerCollector(lambda: server, lambda: versions))).decode()
+    return render(registry(ServerCollector(lambda: server, lambda: versions, Machine()))).decode()
 
 
 def series(statistics: VersionStatistics, **more: Mapping[str, str]) -> VersionSeries:
@@ -214,14 +216,19 @@ def test_the_server_tells_its_load_and_limits() -> None:
 
 def test_the_machine_and_the_process_tell_theirs() -> None:
     found = values(scrape())
-    assert 0 <= found["nv_cpu_utilization"] <= 1.5  # clocks of different resolution
+    assert 0 <= found["nv_cpu_utilization"] <= 1
     assert 0 < found["nv_cpu_memory_used_bytes"] <= found["nv_cpu_memory_total_bytes"]
     assert found["process_resident_memory_bytes"] > 0
 
 
+def test_a_machine_that_tells_nothing_is_left_out(tmp_path: Path) -> None:
+    collector = ServerCollector(lambda: SERVER, lambda: [], Machine(tmp_path))
+    assert "nv_cpu" not in render(registry(collector)).decode()
+
+
 def test_a_scrape_sees_the_counters_as_they_are_then() -> None:
     statistics = VersionStatistics()
-    source = registry(ServerCollector(lambda: SERVER, lambda: [series(statistics)]))
+    source = registry(ServerCollector(lambda: SERVER, lambda: [series(statistics)], Machine()))
     before = render(source).decode()
     statistics.request_failed("OTHER", 1)
     after = render(source).decode()

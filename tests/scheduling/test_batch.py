@@ -10,7 +10,7 @@ from headrace.core.errors import ExecutionFailed
 from headrace.core.requests import InferRequest, InferResponse
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array, Tensor
-from headrace.scheduling.batch import Batch, Outcome, Pending
+from headrace.scheduling.batch import Batch, Outcome, Pending, Room
 from tests.scheduling.fakes import Bench, FakeSink
 
 FP32, INT64, BYTES = Datatype.FP32, Datatype.INT64, Datatype.BYTES
@@ -21,6 +21,7 @@ TWO = Signature(
     (TensorSpec("a", INT64, (2,)), TensorSpec("b", INT64, (2,), optional=True)),
     (TensorSpec("y", INT64, (2,)), TensorSpec("z", INT64, (-1,))),
 )
+WIDE = Signature("wide", 8, (TensorSpec("a", INT64, (-1,)),), (TensorSpec("y", INT64, (2,)),))
 RESHAPED = Signature(
     "reshaped",
     8,
@@ -40,7 +41,7 @@ def batch(
             name: Tensor(name, signature.input(name).datatype, array)
             for name, array in arrays.items()
         }
-        wanted = outputs[n] if outputs else ()
+        wanted = tuple(outputs[n]) if outputs else ()
         request = InferRequest(signature.model, "", str(n), tensors, outputs=wanted)
         rows = signature.check(request)
         pendings.append(Pending(request, FakeSink(), rows, None, 100 + n, Bench().batcher))
@@ -75,6 +76,26 @@ def test_every_datatype_can_be_joined(datatype: Datatype) -> None:
     joined = batch(signature, {"a": filled}, {"a": filled}).gather()["a"]
     assert (joined.shape, joined.dtype) == ((2, 1), NUMPY[datatype])
     assert joined.tolist() == [*filled.tolist(), *filled.tolist()]
+
+
+def test_large_batches_are_put_together_in_the_same_memory() -> None:
+    room = Room()
+    large = [rows(*range(n), width=40_000) for n in (2, 3)]
+    first = batch(WIDE, *[{"a": array} for array in large]).gather(room)["a"]
+    assert np.array_equal(first, np.concatenate(large))
+    address = first.ctypes.data
+    fewer = [rows(7, width=40_000), rows(8, width=40_000)]
+    second = batch(WIDE, *[{"a": array} for array in fewer]).gather(room)["a"]
+    assert np.array_equal(second, np.concatenate(fewer))
+    assert second.ctypes.data == address
+
+
+def test_small_batches_and_text_have_memory_of_their_own() -> None:
+    room = Room()
+    small = [batch(TWO, {"a": rows(1)}, {"a": rows(n)}).gather(room)["a"] for n in (2, 3)]
+    assert [array.tolist() for array in small] == [[[1, 1], [2, 2]], [[1, 1], [3, 3]]]
+    words = np.full((1, 70_000), b"word", object)
+    assert room.place("a", [words, words], 2) is None
 
 
 def test_shapes_are_relabelled_for_the_model_and_back() -> None:

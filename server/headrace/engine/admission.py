@@ -35,7 +35,7 @@ class Admission:
         if self.exiting:
             raise ServerExiting("Server exiting")
         if self.max_requests and self.requests >= self.max_requests:
-            self.refused += 1
+            self.refuse()
             raise Overloaded(
                 f"the server is at its limit of {self.max_requests} requests at once"
                 " (--max-admitted-requests); try again later"
@@ -55,6 +55,17 @@ class Admission:
         self.bytes -= nbytes
         if self._on_empty is not None and not self.requests:
             self._on_empty()
+
+    def adjust(self, requests: int, nbytes: int) -> None:
+        """Count what another process holds: so much more or less than before."""
+        self.requests += requests
+        self.bytes += nbytes
+        if self._on_empty is not None and not self.requests:
+            self._on_empty()
+
+    def refuse(self) -> None:
+        """Count a request that is refused for a limit."""
+        self.refused += 1
 
     def close(self) -> None:
         """Admit nothing from now on."""
@@ -79,7 +90,7 @@ class Admission:
     def _check_bytes(self, nbytes: int, alone: bool) -> None:
         # A request alone is let in whatever its size: it has a limit of its own.
         if self.max_bytes and not alone and self.bytes + nbytes > self.max_bytes:
-            self.refused += 1
+            self.refuse()
             raise Overloaded(
                 f"the server is at its limit of {self.max_bytes} bytes of requests at once"
                 " (--max-admitted-bytes); try again later"

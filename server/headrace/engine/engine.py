@@ -15,7 +15,6 @@ from headrace.core.errors import (
     RepositoryError,
     Unavailable,
 )
-from headrace.core.requests import InferRequest, InferResponse, Sink, Ticket
 from headrace.engine import documents
 from headrace.engine.admission import Admission
 from headrace.engine.loading import Backend, LoadOptions, Opened, load_version, open_model
@@ -27,7 +26,10 @@ from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 log = logging.getLogger(__name__)
 
+_LONGEST_VERSION = len(str(2**63))
 CONTROL_DISABLED = "explicit model load / unload is not allowed if polling is enabled"
+
+_MAX_FOUND = 1024  # one version has many spellings: 1, 01, 001
 
 
 class Model:
@@ -37,6 +39,19 @@ class Model:
         self.source = source
         self.versions: dict[int, ModelVersion] = {}
         self.reason = ""
+        self._descending: list[ModelVersion] = []
+
+    def add(self, number: int) -> None:
+        """Know of a version from now on."""
+        self.versions[number] = ModelVersion(self.source.name, number)
+        self._descending = [self.versions[n] for n in sorted(self.versions, reverse=True)]
+
+    def newest(self) -> ModelVersion | None:
+        """The highest version that takes requests."""
+        for version in self._descending:
+            if version.ready:
+                return version
+        return None
 
     def ready_versions(self) -> list[ModelVersion]:
         """Those that take requests, ascending."""
@@ -44,7 +59,7 @@ class Model:
 
 
 class Engine:
-    """Finds models, takes requests, and tells about both."""
+    """Finds the version that a request is for, and tells about all of them."""
 
     def __init__(
         self,
@@ -62,8 +77,10 @@ class Engine:
         self._options = options
         self._strict_readiness = strict_readiness
         self._models: dict[str, Model] = {}
+        self._found: dict[tuple[str, str], ModelVersion] = {}  # answers of `find` that may stand
         self._initialised = False
         self._shutting_down = False
+        self.reachable = True  # whether any door is open; its owner's to say
 
     # --- inference
 
@@ -72,32 +89,32 @@ class Engine:
 
         Raises `NotFound`, `ModelNotReady`, or `InvalidRequest` for a version that is no number.
         """
+        found = self._found.get((name, version))
+        if found is None or not found.ready:
+            if len(self._found) >= _MAX_FOUND:
+                self._found.clear()
+            found = self._found[name, version] = self._find(name, version)
+        return found
+
+    def _find(self, name: str, version: str) -> ModelVersion:
         model = self._models.get(name)
         if model is None:
             if not self._initialised:
                 raise Unavailable("Server not ready")
             raise NotFound(f"Request for unknown model: '{name}' is not found")
         if not version:
-            ready = model.ready_versions()
-            if not ready:
+            newest = model.newest()
+            if newest is None:
                 raise NotFound(
                     f"Request for unknown model: '{name}' has no available versions{_why(model)}"
                 )
-            return ready[-1]
+            return newest
         found = model.versions.get(parse_version(version))
         if found is None:
             raise NotFound(f"Request for unknown model: '{name}' version {version} is not found")
         if not found.ready:
             raise found.not_ready()
         return found
-
-    def submit(self, request: InferRequest, sink: Sink) -> Ticket:
-        """Check and queue a request; raises `ServerError` if it is refused at once."""
-        return self.find(request.model_name, request.model_version).submit(request, sink)
-
-    async def infer(self, request: InferRequest) -> InferResponse:
-        """Submit a request and wait for its response; cancelling the wait cancels the request."""
-        return await self.find(request.model_name, request.model_version).infer(request)
 
     # --- health
 
@@ -118,7 +135,7 @@ class Engine:
     @property
     def ready(self) -> bool:
         """Whether the server takes requests; if readiness is strict, for every model it knows."""
-        if self._shutting_down or self.exiting or not self._initialised:
+        if self._shutting_down or self.exiting or not (self._initialised and self.reachable):
             return False
         if not self._strict_readiness:
             return True
@@ -230,7 +247,10 @@ class Engine:
     # --- loading
 
     async def load_all(self, sources: Sequence[ModelSource], threads: int) -> None:
-        """Load every model, `threads` at a time; what fails is UNAVAILABLE and keeps its reason."""
+        """Load every model, `threads` at a time; what fails is UNAVAILABLE and keeps its reason.
+
+        If it is cancelled, what has not begun to load never does, and nothing waits for the rest.
+        """
         for source in sources:
             duplicate = source.duplicate or source.name in self._models
             self._models[source.name] = model = Model(source)
@@ -238,9 +258,12 @@ class Engine:
             if duplicate:
                 model.reason = "model appears in two or more repositories"
         self._initialised = True
-        with ThreadPoolExecutor(threads, thread_name_prefix="load") as pool:
+        pool = ThreadPoolExecutor(threads, thread_name_prefix="load")
+        try:
             wanted = [m for m in self._models.values() if not m.reason]
             await asyncio.gather(*(self._load(model, pool) for model in wanted))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
     async def unload_all(self) -> None:
         """Finish what was accepted and free every model."""
@@ -258,7 +281,7 @@ class Engine:
         for warning in opened.warnings:
             log.warning(warning)
         for number in opened.versions:
-            model.versions[number] = ModelVersion(model.source.name, number)
+            model.add(number)
         await asyncio.gather(
             *(self._load_version(v, opened, pool) for v in model.versions.values())
         )
@@ -271,12 +294,13 @@ class Engine:
             loaded = await loop.run_in_executor(
                 pool, load_version, opened, version.number, self._options
             )
+            version.serve(loaded, loop)
+            self._found.clear()  # it may be newer than what was found before
         except Exception as error:  # one version's failure must not keep others from loading
             version.fail(_reason(f"{version.model} version {version.name}", error))
             return
         for warning in loaded.warnings:
             log.warning(warning)
-        version.serve(loaded, loop)
         fields = {"model": version.model, "version": version.name}
         log.info(
             "loaded %s version %s in %.2f s",
@@ -289,7 +313,9 @@ class Engine:
 
 def parse_version(text: str) -> int:
     """A version as a number; raises `InvalidRequest`."""
-    if not (text.isascii() and text.isdigit()) or int(text) >= 2**63:
+    # By length first: Python refuses to convert thousands of digits, with an error of its own.
+    digits = text.isascii() and text.isdigit() and len(text) <= _LONGEST_VERSION
+    if not digits or int(text) >= 2**63:
         raise InvalidRequest(
             f"failed to get model version from specified version string '{text[:40]}',"
             " version should be an integral value > 0"
@@ -303,8 +329,10 @@ def _why(model: Model) -> str:
 
 
 def _reason(what: str, error: Exception) -> str:
+    """What clients are told of a failed load, whose whole story goes to the log."""
     if isinstance(error, RepositoryError):
-        log.error("failed to load %s: %s", what, error)
-        return str(error)
+        for line in str(error).splitlines():
+            log.error("failed to load %s: %s", what, line)
+        return error.public
     log.error("failed to load %s", what, exc_info=error)
     return f"internal error: {type(error).__name__}"

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Protocol
 
-from headrace.core.errors import InvalidConfig
+from headrace.core.errors import InvalidConfig, InvalidOption
 from headrace.core.model_spec import LoadSpec
 from headrace.core.signature import Signature
 from headrace.engine.measuring import measure
@@ -24,6 +24,7 @@ from headrace.repository import completion, reading, validation
 from headrace.repository.config import ConfigFile, Problem, read_config
 from headrace.repository.effects import without_effect
 from headrace.repository.layout import ModelSource
+from headrace.scheduling.policy import SchedulingPolicy
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class Backend(Protocol):
         """Whether a parameter of the configuration has a meaning for this backend."""
 
     def load(self, spec: LoadSpec) -> LoadedModel:
-        """Load one instance; raises `RepositoryError`."""
+        """Load one instance; raises `RepositoryError`, for a setting `InvalidOption`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ class LoadedVersion:
 
     config: ModelConfig
     signature: Signature
+    scheduling: SchedulingPolicy
     labels: Mapping[str, tuple[str, ...]]
     instances: list[LoadedInstance]
     warnings: tuple[str, ...]
@@ -133,6 +135,12 @@ def _config_warnings(
         line = file.lines.get(path)
         where = f"{file.name}:{line}" if line else file.name
         yield f"{where}: {path} has no effect on this server"
+    if file.config.model_transaction_policy.decoupled:
+        text = (
+            "requests are only taken over ModelStreamInfer, and each gets one response;"
+            " infer over HTTP and ModelInfer are refused"
+        )
+        yield file.explain(Problem("model_transaction_policy.decoupled", text))
     missing = set(file.config.version_policy.specific.versions) - set(versions)
     if missing:
         numbers = ", ".join(map(str, sorted(missing)))
@@ -185,29 +193,40 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
         first_spec = _spec(opened.source, early, version, placements[0], threads)
         single = wanted == InstanceKind.INLINE or (wanted == "auto" and _is_small(first_spec.path))
         first_threads = 1 if single else threads
-        model = opened.backend.load(replace(first_spec, threads=first_threads))
+        model = _load(opened, replace(first_spec, threads=first_threads))
         loaded.append(LoadedInstance(placements[0].name, model, InstanceKind.INLINE))
         config = complete(opened, model, options)
         signature = reading.signature(config)
+        scheduling = reading.scheduling_policy(config)
         labels = _labels(opened, config)
         warnings = tuple(_model_warnings(opened, model, config))
         kind = _choose(wanted, model, signature)
         if first_threads != threads and _kind_of(kind) is not InstanceKind.INLINE:
             # Too heavy for the event loop after all: it gets all the cores that it may use.
             loaded.pop().model.close()
-            model = opened.backend.load(first_spec)
+            model = _load(opened, first_spec)
             first_threads = threads
         loaded[:] = [LoadedInstance(placements[0].name, model, kind)]
         for placement in placements[1:]:
             spec = _spec(opened.source, config, version, placement, first_threads)
-            copy = opened.backend.load(spec)
+            copy = _load(opened, spec)
             own = AutoChoice(measure(copy, signature)) if isinstance(kind, AutoChoice) else kind
             loaded.append(LoadedInstance(placement.name, copy, own))
     except BaseException:
         for instance in loaded:
             instance.model.close()
         raise
-    return LoadedVersion(config, signature, labels, loaded, warnings, monotonic() - begun)
+    seconds = monotonic() - begun
+    return LoadedVersion(config, signature, scheduling, labels, loaded, warnings, seconds)
+
+
+def _load(opened: Opened, spec: LoadSpec) -> LoadedModel:
+    """Load one instance; a setting that the backend cannot follow is told like any other."""
+    try:
+        return opened.backend.load(spec)
+    except InvalidOption as error:
+        problem = Problem(error.path, error.text)
+        raise InvalidConfig(opened.file.explain(problem)) from error
 
 
 def _spec(
@@ -229,16 +248,26 @@ def _labels(opened: Opened, config: ModelConfig) -> dict[str, tuple[str, ...]]:
     for index, output in enumerate(config.output):
         if not output.label_filename:
             continue
-        path = (root / output.label_filename).resolve()
         try:
-            if not path.is_relative_to(root):
-                raise OSError("it lies outside of the model's directory")
-            labels[output.name] = tuple(path.read_text(encoding="utf-8").splitlines())
-        except (OSError, UnicodeDecodeError) as error:
-            text = f"'{output.label_filename}' cannot be read: {error}"
+            labels[output.name] = _read_labels(root, output.label_filename)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error  # not the path, which clients see
+            text = f"'{output.label_filename}' cannot be read: {reason}"
             found.append(Problem(f"output[{index}].label_filename", text))
     _refuse(opened.file, found)
     return labels
+
+
+def _read_labels(root: Path, name: str) -> tuple[str, ...]:
+    """The lines of a file within `root`; raises `OSError` or `ValueError`."""
+    path = (root / name).resolve()
+    if not path.is_relative_to(root):
+        raise ValueError("it lies outside of the model's directory")
+    # Not by splitlines, which also ends lines at characters that may be part of a label.
+    lines = path.read_bytes().decode("utf-8-sig").split("\n")
+    if not lines[-1]:
+        lines.pop()
+    return tuple(line.removesuffix("\r") for line in lines)
 
 
 def _refuse(file: ConfigFile, found: Iterable[Problem]) -> None:

@@ -1,12 +1,13 @@
 """What one run of a freshly loaded model costs, which also warms it up."""
 
 import logging
+import math
 from time import perf_counter_ns
 
 import numpy as np
 
-from headrace.core.datatypes import NUMPY, Datatype
-from headrace.core.signature import Signature, TensorSpec
+from headrace.core.datatypes import ITEM_SIZES, NUMPY, Datatype
+from headrace.core.signature import Shape, Signature, TensorSpec
 from headrace.core.tensors import Array
 from headrace.execution.choice import BUDGET_NS
 from headrace.execution.runner import LoadedModel
@@ -14,37 +15,63 @@ from headrace.execution.runner import LoadedModel
 log = logging.getLogger(__name__)
 
 _WARM_RUNS = 3
+# A configuration may allow batches that nobody will send, and that would take seconds or all of the
+# memory only to be measured.
+_MOST_ROWS = 4096
+_MOST_BYTES = 64 << 20
+_TEXT_SIZE = 64  # about what an element of text costs: a pointer, an object, its copy as `str`
 
 
 def measure(model: LoadedModel, signature: Signature) -> float:
     """Nanoseconds of one run at the largest batch, after warm-up, with zeros for input.
 
-    A model that fails on zeros is none that can be measured; it counts as too heavy for the event
-    loop.
+    The largest batch is `max_batch_size`, as long as its tensors are of a sane size; what larger
+    ones cost is seen when they come. A model that fails on zeros, or has a single row beyond that
+    size, is none that can be measured; it counts as too heavy for the event loop.
     """
     cost = float("inf")
     names = [spec.name for spec in signature.outputs]
-    for rows in sorted({1, max(signature.max_batch_size, 1)}):
+    largest = largest_batch(signature)
+    for rows in sorted({1, largest} if largest else ()):
         if rows > 1 and cost > BUDGET_NS:
             break  # too heavy already; a large batch would only take time and memory
-        inputs = {spec.name: _zeros(spec, signature, rows) for spec in signature.inputs}
         cost = float("inf")
-        for _ in range(_WARM_RUNS):
-            begun = perf_counter_ns()
-            try:
+        try:
+            inputs = {spec.name: _zeros(spec, signature, rows) for spec in signature.inputs}
+            for _ in range(_WARM_RUNS):
+                begun = perf_counter_ns()
                 model.infer(inputs, names)
-            except Exception as error:  # any: the model says nothing about what it takes
-                log.debug("model %s cannot be measured with zeros: %s", signature.model, error)
-                return float("inf")
-            cost = min(cost, perf_counter_ns() - begun)
-            if cost > 100 * BUDGET_NS:
-                return cost  # as heavy as this, it needs no more runs to be known
+                cost = min(cost, perf_counter_ns() - begun)
+                if cost > 100 * BUDGET_NS:
+                    return cost  # as heavy as this, it needs no more runs to be known
+        except Exception as error:  # any: the model says nothing about what it takes
+            log.debug("model %s cannot be measured with zeros: %s", signature.model, error)
+            return float("inf")
     return cost
 
 
-def _zeros(spec: TensorSpec, signature: Signature, rows: int) -> Array:
+def largest_batch(signature: Signature) -> int:
+    """How many rows to measure at most; 0 if already the inputs of one are too large."""
+    taken = sum(map(_row_bytes, signature.inputs))
+    given = sum(map(_row_bytes, signature.outputs))
+    if taken > _MOST_BYTES:
+        return 0
+    affordable = _MOST_BYTES // max(taken + given, 1)
+    return max(1, min(signature.max_batch_size, _MOST_ROWS, affordable))
+
+
+def _row_bytes(spec: TensorSpec) -> int:
+    return math.prod(_row_shape(spec)) * ITEM_SIZES.get(spec.datatype, _TEXT_SIZE)
+
+
+def _row_shape(spec: TensorSpec) -> Shape:
+    """A row's shape as the model sees it, with 1 for every variable dimension."""
     dims = spec.dims if spec.reshape is None else spec.reshape
-    shape = [*([rows] if signature.batches else []), *(1 if d == -1 else d for d in dims)]
+    return tuple(1 if d == -1 else d for d in dims)
+
+
+def _zeros(spec: TensorSpec, signature: Signature, rows: int) -> Array:
+    shape = [*([rows] if signature.batches else []), *_row_shape(spec)]
     if spec.datatype is Datatype.BYTES:
         array = np.empty(shape, object)
         array.fill(b"0")  # text that is a number too, for graphs that cast it

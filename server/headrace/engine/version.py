@@ -12,7 +12,6 @@ from headrace.engine.clock import LoopClock
 from headrace.engine.loading import LoadedVersion
 from headrace.execution.local import LocalInstance
 from headrace.observability.statistics import VersionStatistics
-from headrace.repository import reading
 from headrace.scheduling.batch import Pending
 from headrace.scheduling.batcher import Batcher
 from headrace.wire.classification import classify_outputs
@@ -47,6 +46,37 @@ class FutureSink:
         """Fail the future."""
         if not self.future.done():
             self.future.set_exception(error)
+
+    refuse = fail
+
+
+class _ClassifyingSink:
+    """Turns outputs into their highest classes on their way to `sink`."""
+
+    __slots__ = ("_batches", "_classes", "_labels", "_sink")
+
+    def __init__(
+        self,
+        sink: Sink,
+        classes: Mapping[str, int],
+        labels: Mapping[str, Sequence[str]],
+        batches: bool,
+    ) -> None:
+        self._sink = sink
+        self._classes = classes
+        self._labels = labels
+        self._batches = batches
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        try:
+            classify_outputs(response, self._classes, self._labels, self._batches)
+        except ServerError as error:
+            self._sink.fail(error)
+            return
+        self._sink.respond(response, final)
+
+    def fail(self, error: ServerError) -> None:
+        self._sink.fail(error)
 
 
 class ModelVersion:
@@ -104,6 +134,8 @@ class ModelVersion:
             rows = self._signature.check(request)
         except InvalidRequest as error:
             raise InvalidRequest(f"[request id: {request.id or '<id_unknown>'}] {error}") from None
+        if request.classes is not None:
+            sink = _ClassifyingSink(sink, request.classes, self._labels, self._signature.batches)
         return self._batcher.submit(request, sink, rows)
 
     async def infer(self, request: InferRequest) -> InferResponse:
@@ -111,29 +143,17 @@ class ModelVersion:
         sink = FutureSink(asyncio.get_running_loop().create_future())
         ticket = self.submit(request, sink)
         try:
-            response = await sink.future
+            return await sink.future
         except asyncio.CancelledError:
             ticket.cancel()
             raise
-        self.classify(request, response)
-        return response
-
-    def classify(self, request: InferRequest, response: InferResponse) -> None:
-        """Turn outputs into their highest classes where asked for; raises `InvalidRequest`."""
-        if request.classes is not None and self._signature is not None:
-            classify_outputs(response, request.classes, self._labels, self._signature.batches)
 
     def serve(self, loaded: LoadedVersion, loop: asyncio.AbstractEventLoop) -> None:
         """Take requests from now on."""
-        self._config = loaded.config
-        self._labels = loaded.labels
-        self._signature = loaded.signature
-        self.decoupled = loaded.config.model_transaction_policy.decoupled
-        self.load_seconds = loaded.seconds
-        self._batcher = Batcher(
+        batcher = Batcher(
             loaded.signature,
             self.name,
-            reading.scheduling_policy(loaded.config),
+            loaded.scheduling,
             LoopClock(loop),
             self.statistics,
             self._report,
@@ -141,7 +161,13 @@ class ModelVersion:
         for item in loaded.instances:
             instance = LocalInstance(item.name, item.model, item.kind, loop)
             self.instances.append(instance)
-            self._batcher.add_instance(instance)
+            batcher.add_instance(instance)
+        self._batcher = batcher
+        self._config = loaded.config
+        self._labels = loaded.labels
+        self._signature = loaded.signature
+        self.decoupled = loaded.config.model_transaction_policy.decoupled
+        self.load_seconds = loaded.seconds
         self.state = State.READY
 
     def fail(self, reason: str) -> None:

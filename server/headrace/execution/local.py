@@ -13,7 +13,7 @@ from threading import Thread
 
 from headrace.execution.choice import AutoChoice, InstanceKind
 from headrace.execution.runner import LoadedModel, run
-from headrace.scheduling.batch import Batch, Instance, Outcome
+from headrace.scheduling.batch import Batch, Instance, Outcome, Room
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ class LocalInstance:
         self._auto = kind if isinstance(kind, AutoChoice) else None
         self._kind = kind.kind if isinstance(kind, AutoChoice) else kind
         self._loop = loop
+        self._room = Room()
         self._work: SimpleQueue[tuple[Batch, Done] | None] = SimpleQueue()
         self._thread: Thread | None = None
 
@@ -50,7 +51,7 @@ class LocalInstance:
     def execute(self, batch: Batch, done: Done) -> None:
         """Run `batch`; see `headrace.scheduling.batch.Instance`."""
         if self._kind is InstanceKind.INLINE:
-            self._report(batch, done, run(self._model, batch))
+            self._report(batch, done, run(self._model, batch, self._room))
             return
         if self._thread is None:
             # A daemon: a model that hangs must not keep the process from exiting.
@@ -75,7 +76,7 @@ class LocalInstance:
         self._model.close()
 
     def _run(self, batch: Batch, done: Done) -> None:
-        outcome = run(self._model, batch)
+        outcome = run(self._model, batch, self._room)
         self._loop.call_soon_threadsafe(self._report, batch, done, outcome)
 
     def _report(self, batch: Batch, done: Done, outcome: Outcome) -> None:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from headrace.core.model_spec import TensorInfo
 from headrace.core.tensors import Array
-from headrace.scheduling.batch import Batch, Outcome
+from headrace.scheduling.batch import Batch, Outcome, Room
 
 
 class LoadedModel(Protocol):
@@ -27,13 +27,13 @@ class LoadedModel(Protocol):
         """Give the memory back."""
 
 
-def run(model: LoadedModel, batch: Batch) -> Outcome:
+def run(model: LoadedModel, batch: Batch, room: Room | None = None) -> Outcome:
     """Gather the inputs of `batch` and run them. Never raises: a failure is an outcome too."""
     started = gathered = monotonic_ns()
     arrays: Sequence[Array] = ()
     error: Exception | None = None
     try:
-        inputs = batch.gather()
+        inputs = batch.gather(room)
         gathered = monotonic_ns()
         arrays = model.infer(inputs, [spec.name for spec in batch.outputs])
     except Exception as raised:  # whatever a backend raises belongs to this batch alone

@@ -1,1 +1,1 @@
-"""Floor 1: counters, metrics and logs. Values and registries; nothing here does I/O of its own."""
+"""Floor 1: counters, metrics and logs. Values and registries; only /proc is read, for scrapes."""

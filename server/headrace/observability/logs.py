@@ -1,4 +1,9 @@
-"""How log lines look: for people, or one JSON object a line."""
+"""How log lines look: for people, or one JSON object a line.
+
+Names, paths and request ids in them are the clients' own text. Whatever would not print, above all
+line breaks and the escape sequences of terminals, is written as an escape, so that no client can
+forge lines or paint over them.
+"""
 
 import logging
 import sys
@@ -11,6 +16,7 @@ import orjson
 FORMATS = ("default", "ISO8601", "json")
 # What a call may pass in `extra`; each becomes a member of a JSON line.
 EXTRA = ("request_id", "model", "version", "client", "method", "path", "status", "duration_ms")
+_LONGEST_ID = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +43,22 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         entry |= {name: getattr(record, name) for name in EXTRA if hasattr(record, name)}
+        if "request_id" in entry:
+            entry["request_id"] = _short(entry["request_id"])
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
         try:
-            return orjson.dumps(entry, default=str).decode()
-        except TypeError:  # a file name that is not UTF-8, say, which the slower encoder escapes
-            return dumps(entry, default=str)
+            line = orjson.dumps(entry, default=str).decode()
+        except TypeError:  # a file name that is not UTF-8, say
+            line = ""
+        if line and line.isprintable():
+            return line
+        # The slower encoder escapes all that is not ASCII, and so what the faster one leaves in.
+        return dumps(entry, default=str).replace("\x7f", "\\u007f")
 
 
 class TextFormatter(logging.Formatter):
-    """Time, level, logger and message; the time either short or as ISO 8601 in UTC.
-
-    A request id is the client's own text: line breaks in it are escaped, or it could forge lines.
-    """
+    """Time, level, logger and message; the time either short or as ISO 8601 in UTC."""
 
     def __init__(self, iso: bool) -> None:
         super().__init__()
@@ -64,9 +73,13 @@ class TextFormatter(logging.Formatter):
         )
         request = ""
         if hasattr(record, "request_id"):
-            request = f" [request id: {repr(str(record.request_id))[1:-1]}]"
-        line = f"{moment} {record.levelname:<7} {record.name}:{request} {record.getMessage()}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+            request = f" [request id: {_short(record.request_id)}]"
+        message = _printable(f"{request} {record.getMessage()}")
+        line = f"{moment} {record.levelname:<7} {record.name}:{message}"
+        if not record.exc_info:
+            return line
+        trace = self.formatException(record.exc_info).split("\n")
+        return "\n".join([line, *map(_printable, trace)])
 
 
 class _Levels(logging.Filter):
@@ -105,6 +118,19 @@ def configure_logging(settings: LogSettings) -> None:
     logging.getLogger("headrace").setLevel(logging.DEBUG if settings.verbose else logging.INFO)
     for noisy in ("uvicorn", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _short(request_id: object) -> str:
+    text = str(request_id)
+    return text if len(text) <= _LONGEST_ID else f"{text[:_LONGEST_ID]}..."
+
+
+def _printable(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
 
 
 def _moment(record: logging.LogRecord, precision: str) -> str:

@@ -4,14 +4,13 @@ The `nv_*` names and labels are Triton's, because dashboards, autoscalers and lo
 them; the `headrace_*` ones are histograms and gauges that Triton does not have.
 """
 
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from time import monotonic
 
 from prometheus_client import (
     CollectorRegistry,
+    GCCollector,
     PlatformCollector,
     ProcessCollector,
     generate_latest,
@@ -19,6 +18,7 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from headrace.observability.machine import Machine
 from headrace.observability.statistics import LATENCY_BOUNDS, Histogram, VersionStatistics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -56,11 +56,14 @@ class ServerCollector(Collector):
     """Turns the state of the server into metric families; called on the event-loop thread."""
 
     def __init__(
-        self, server: Callable[[], ServerSeries], versions: Callable[[], Iterable[VersionSeries]]
+        self,
+        server: Callable[[], ServerSeries],
+        versions: Callable[[], Iterable[VersionSeries]],
+        machine: Machine,
     ) -> None:
         self._server = server
         self._versions = versions
-        self._cpu = (sum(os.times()[:2]), monotonic())
+        self._machine = machine
 
     def collect(self) -> Iterator[Metric]:
         """All families, also those without a sample yet."""
@@ -69,22 +72,7 @@ class ServerCollector(Collector):
         yield from _gauges(versions)
         yield from _histograms(versions)
         yield from _server(self._server())
-        yield from self._machine()
-
-    def _machine(self) -> Iterator[Metric]:
-        seconds, moment = sum(os.times()[:2]), monotonic()
-        elapsed = max(moment - self._cpu[1], 1e-9)
-        share = (seconds - self._cpu[0]) / elapsed / (os.cpu_count() or 1)
-        self._cpu = (seconds, moment)
-        yield _gauge(
-            "nv_cpu_utilization", "Share of the machine's CPU used since the last scrape", share
-        )
-        pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-        free = os.sysconf("SC_AVPHYS_PAGES")
-        yield _gauge("nv_cpu_memory_total_bytes", "Memory of the machine", pages * size)
-        yield _gauge(
-            "nv_cpu_memory_used_bytes", "Memory in use on the machine", (pages - free) * size
-        )
+        yield from _machine(self._machine)
 
 
 def registry(collector: ServerCollector) -> CollectorRegistry:
@@ -93,6 +81,7 @@ def registry(collector: ServerCollector) -> CollectorRegistry:
     result.register(collector)
     ProcessCollector(registry=result)
     PlatformCollector(registry=result)
+    GCCollector(registry=result)
     return result
 
 
@@ -214,6 +203,16 @@ def _server(server: ServerSeries) -> Iterator[Metric]:
     refused = Metric("headrace_overloaded", "Requests refused at the server's limits", "counter")
     refused.add_sample("headrace_overloaded_total", {}, server.overloaded)
     yield refused
+
+
+def _machine(machine: Machine) -> Iterator[Metric]:
+    share = machine.cpu_share()
+    if share is not None:
+        yield _gauge("nv_cpu_utilization", "Share of the machine's CPU in use, 0 to 1", share)
+    memory = machine.memory()
+    if memory is not None:
+        yield _gauge("nv_cpu_memory_total_bytes", "Memory of the machine", memory[0])
+        yield _gauge("nv_cpu_memory_used_bytes", "Memory in use on the machine", memory[1])
 
 
 def _gauge(name: str, documentation: str, value: float) -> Metric:

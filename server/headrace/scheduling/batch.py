@@ -15,6 +15,8 @@ from headrace.core.tensors import Array, Tensor, brackets
 if TYPE_CHECKING:
     from headrace.scheduling.batcher import Batcher
 
+_ROOM_FROM, _ROOM_TO = 256 << 10, 256 << 20  # bytes of a batch's input that is put into a `Room`
+
 
 class Pending:
     """A request on its way through one model's scheduler, and the ticket that its transport holds.
@@ -77,8 +79,8 @@ class Batch:
         self.rows = pendings[0].rows if len(pendings) == 1 else sum(p.rows for p in pendings)
         self.outputs = _wanted(signature, pendings)
 
-    def gather(self) -> dict[str, Array]:
-        """The inputs as the model sees them; concatenated only if there are several requests."""
+    def gather(self, room: "Room | None" = None) -> dict[str, Array]:
+        """The inputs as the model sees them; concatenated, in `room`, only if they are several."""
         signature, pendings = self.signature, self.pendings
         arrays: dict[str, Array] = {}
         for spec in signature.inputs:
@@ -88,7 +90,9 @@ class Batch:
             if len(pendings) == 1:
                 array = pendings[0].request.inputs[name].array
             else:
-                array = np.concatenate([p.request.inputs[name].array for p in pendings])
+                parts = [p.request.inputs[name].array for p in pendings]
+                place = room.place(name, parts, self.rows) if room is not None else None
+                array = np.concatenate(parts, out=place)
             arrays[name] = reshaped(array, spec, signature.batches, to_model=True)
         return arrays
 
@@ -145,6 +149,28 @@ class Batch:
         )
 
 
+class Room:
+    """Memory in which an instance's batches are put together, one after the other.
+
+    Large batches only: for small ones the allocator is as quick. What is in it is valid until the
+    next batch is gathered.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: dict[str, Array] = {}
+
+    def place(self, name: str, parts: Sequence[Array], rows: int) -> Array | None:
+        """Where input `name` of `rows` rows is to be put; None if nowhere in particular."""
+        first = parts[0]
+        size = rows * (first.nbytes // max(len(first), 1))
+        if first.dtype == object or not _ROOM_FROM <= size <= _ROOM_TO:
+            return None
+        block = self._blocks.get(name)
+        if block is None or block.nbytes < size:
+            block = self._blocks[name] = np.empty(size, np.uint8)
+        return block[:size].view(first.dtype).reshape(rows, *first.shape[1:])
+
+
 class Instance(Protocol):
     """One loaded copy of a model. It gets one batch at a time."""
 
@@ -169,6 +195,9 @@ def _wanted(signature: Signature, pendings: list[Pending]) -> tuple[TensorSpec, 
 
 def _output(signature: Signature, spec: TensorSpec, array: Array, rows: int) -> Tensor:
     """A model's output as a tensor that fits its declaration."""
+    expected = (rows, *spec.dims) if signature.batches else spec.dims
+    if spec.reshape is None and array.shape == expected and array.dtype == NUMPY[spec.datatype]:
+        return Tensor(spec.name, spec.datatype, array)  # as nearly always
     model_dims = spec.dims if spec.reshape is None else spec.reshape
     shape = array.shape
     if signature.batches and shape[:1] != (rows,):

@@ -265,7 +265,9 @@ class Batcher:
 
 def _deliver(pending: Pending) -> None:
     outcome, pending.outcome = pending.outcome, None  # which is None if it was cancelled
+    sink = pending.sink
+    del pending.sink  # it mostly holds its ticket: tensors must not wait for the cycle collector
     if isinstance(outcome, InferResponse):
-        pending.sink.respond(outcome, True)
+        sink.respond(outcome, True)
     elif isinstance(outcome, ServerError):
-        pending.sink.fail(outcome)
+        sink.fail(outcome)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from headrace.core.errors import QueueFull
 from headrace.scheduling.batch import Pending
-from headrace.scheduling.policy import SchedulingPolicy, TimeoutAction
+from headrace.scheduling.policy import QueuePolicy, SchedulingPolicy, TimeoutAction
 
 _SWEEP = 64  # so many dead entries are never worth a sweep
 
@@ -25,6 +25,8 @@ class RequestQueue:
 
     def __init__(self, policy: SchedulingPolicy) -> None:
         self._policy = policy
+        # Most models have one level and no limits: their requests need not ask for them.
+        self._plain = not policy.levels and policy.queue_policy(1) == QueuePolicy()
         levels = range(1, max(policy.levels, 1) + 1)
         # Two deques a level: in time, and timed out with the action DELAY.
         self._deques: list[deque[Pending]] = [deque() for _ in levels for _ in (0, 1)]
@@ -36,6 +38,11 @@ class RequestQueue:
 
     def append(self, pending: Pending) -> None:
         """Add a request; raises `QueueFull`."""
+        if self._plain:
+            self._deques[0].append(pending)
+            self._sizes[1] += 1
+            self.waiting += 1
+            return
         level = self._policy.level(pending.request.priority)
         policy = self._policy.queue_policy(level)
         if policy.max_size and self._sizes[level] >= policy.max_size:

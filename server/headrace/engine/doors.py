@@ -1,0 +1,61 @@
+"""What a door may call to have requests answered, wherever the engine is.
+
+A door is in the engine's process, or in a front end, which knows nothing of models: there, what a
+request asks for is found, checked and refused only after it was submitted.
+"""
+
+from typing import Protocol
+
+from headrace.core.errors import ServerError
+from headrace.core.requests import InferRequest, Sink, Ticket
+from headrace.core.signature import Signature
+from headrace.engine.admission import Admission
+
+# Why a decoupled model, which answers as often as it likes, is refused by doors with one answer.
+HTTP_NOT_DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
+GRPC_NOT_DECOUPLED = "ModelInfer RPC doesn't support models with decoupled transaction policy"
+
+
+class DoorSink(Sink, Protocol):
+    """A sink for responses that may come from another process."""
+
+    def refuse(self, error: ServerError) -> None:
+        """Take what `Target.submit` would have raised; nothing else comes."""
+
+
+class Target(Protocol):
+    """What serves a request."""
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+
+    @property
+    def name(self) -> str:
+        """The version; in a front end as the request names it, until it is answered."""
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether it may answer more than once; False where that is not known yet."""
+
+    @property
+    def signature(self) -> Signature | None:
+        """The declared inputs and outputs, None in a front end."""
+
+    def submit(self, request: InferRequest, sink: DoorSink) -> Ticket:
+        """Check and queue a request; raises `ServerError`, or has the sink refused later."""
+
+
+class Entrance(Protocol):
+    """The engine, or the way to it."""
+
+    @property
+    def admission(self) -> Admission:
+        """Counts what this process holds."""
+
+    @property
+    def exiting(self) -> bool:
+        """Whether nothing new is admitted any more."""
+
+    def find(self, name: str, version: str = "") -> Target:
+        """What serves requests for a model; raises `ServerError` if that is known already."""

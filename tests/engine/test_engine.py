@@ -1,0 +1,35 @@
+"""What the engine makes of the names and numbers that clients send."""
+
+import pytest
+
+from headrace.core.errors import InvalidRequest
+from headrace.engine.engine import parse_version
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("1", 1), ("0", 0), ("007", 7), (str(2**63 - 1), 2**63 - 1)]
+)
+def test_a_version_is_a_number(text: str, number: int) -> None:
+    assert parse_version(text) == number
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "abc",
+        "-1",
+        "1.0",
+        " 1",
+        "1_0",
+        "\u00b2",
+        "\u0661",
+        str(2**63),
+        "0" * 19 + "1",
+        "9" * 5_000,
+    ],
+)
+def test_anything_else_is_refused_and_quoted_in_part(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="should be an integral value > 0") as caught:
+        parse_version(text)
+    assert f"version string '{text[:40]}'" in str(caught.value)

@@ -1,0 +1,135 @@
+"""From a model's directory to something that serves, and what is said when that does not work."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from headrace.backends.onnx import OnnxBackend
+from headrace.core.errors import InvalidConfig, LoadFailed
+from headrace.engine.loading import LoadedVersion, LoadOptions, Opened, load_version, open_model
+from headrace.repository.layout import read_model_directory
+from headrace.scheduling.policy import TimeoutAction
+from tests.models import onnx_graphs
+
+OPTIONS = LoadOptions(cores=1)
+IDENTITY = onnx_graphs.identity()
+
+
+def opened(root: Path, config: str, model: bytes = IDENTITY) -> Opened:
+    """A model `m` of this configuration, read."""
+    directory = onnx_graphs.write_model(root, "m", model, config)
+    return open_model(read_model_directory(directory), {"onnxruntime": OnnxBackend()}, OPTIONS)
+
+
+def loaded(root: Path, config: str, model: bytes = IDENTITY) -> LoadedVersion:
+    """The same, loaded."""
+    return load_version(opened(root, config, model), 1, OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (
+            "optimization {\n graph { level: 77 } }",
+            "m/config.pbtxt:2: optimization.graph.level: must be one of -1, 0, 1, 2, got 77",
+        ),
+        (
+            'max_batch_size: 8\nparameters { key: "enable_mem_arena"\n value { } }',
+            "m/config.pbtxt:2: parameters['enable_mem_arena']: expected 0 or 1, got ''",
+        ),
+        (
+            "optimization { execution_accelerators {\n"
+            ' cpu_execution_accelerator [ {\n name: "nonsense" } ] } }',
+            "m/config.pbtxt:3: optimization.execution_accelerators.cpu_execution_accelerator[0]"
+            ".name: execution provider nonsense is not in the installed ONNX Runtime",
+        ),
+        (
+            "max_batch_size: 4\ninput {\n name: 'INPUT0'\n optional: true }",
+            "m/config.pbtxt:4: input[0].optional: the model needs 'INPUT0'",
+        ),
+        (
+            "input {\n name: 'INPUT0'\n data_type: 99 }",
+            "m/config.pbtxt:3: input[0].data_type: must be one of TYPE_INVALID, TYPE_BOOL, ",
+        ),
+        (
+            "dynamic_batching { default_queue_policy {\n timeout_action: 7 } }",
+            "m/config.pbtxt:2: dynamic_batching.default_queue_policy.timeout_action:"
+            " must be one of REJECT, DELAY, got 7",
+        ),
+    ],
+)
+def test_what_is_wrong_is_told_with_file_line_and_field(
+    tmp_path: Path, config: str, told: str
+) -> None:
+    with pytest.raises(InvalidConfig, match="^" + re.escape(told)):
+        loaded(tmp_path, config)
+
+
+def test_an_input_that_the_model_has_a_value_for_may_be_optional(tmp_path: Path) -> None:
+    config = 'input [ { name: "INPUT0" }, { name: "SCALE" optional: true } ] max_batch_size: 0'
+    version = loaded(tmp_path, config, onnx_graphs.with_default())
+    assert [spec.optional for spec in version.signature.inputs] == [False, True]
+
+
+def test_the_scheduling_policy_comes_with_the_version(tmp_path: Path) -> None:
+    version = loaded(
+        tmp_path, "dynamic_batching { default_queue_policy { timeout_action: DELAY } }"
+    )
+    assert version.scheduling.batch.max_rows == 64
+    assert version.scheduling.queue.action is TimeoutAction.DELAY
+
+
+def test_a_decoupled_model_is_told_how_it_is_served(tmp_path: Path) -> None:
+    (warning,) = opened(tmp_path, "model_transaction_policy {\n decoupled: true }").warnings
+    assert warning.startswith("m/config.pbtxt:2: model_transaction_policy.decoupled: requests are")
+    assert "only taken over ModelStreamInfer" in warning
+    assert opened(tmp_path, "model_transaction_policy { }").warnings == ()
+
+
+LABELS = 'output { name: "OUTPUT0" label_filename: "labels.txt" }'
+
+
+@pytest.mark.parametrize(
+    ("content", "labels"),
+    [
+        ("", ()),
+        ("\n", ("",)),
+        ("zero\none", ("zero", "one")),
+        ("zero\r\none\r\n", ("zero", "one")),
+        ("\ufeffzero\n\nthree\n", ("zero", "", "three")),
+        ("a\x0bb\nc\x85d\ne\u2028f\ng\x1ch\ni\rj\n", ("a\x0bb", "c\x85d", "e\u2028f", "g\x1ch",
+                                                       "i\rj")),
+    ],
+)  # fmt: skip
+def test_a_label_is_a_line(tmp_path: Path, content: str, labels: tuple[str, ...]) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "labels.txt").write_bytes(content.encode())
+    assert loaded(tmp_path, LABELS).labels == {"OUTPUT0": labels}
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("labels.txt", "No such file or directory"),
+        ("../labels.txt", "it lies outside of the model's directory"),
+        ("1", "Is a directory"),
+    ],
+)
+def test_labels_that_cannot_be_read(tmp_path: Path, name: str, reason: str) -> None:
+    told = f"m/config.pbtxt:1: output[0].label_filename: '{name}' cannot be read: {reason}"
+    with pytest.raises(InvalidConfig) as caught:
+        loaded(tmp_path, LABELS.replace("labels.txt", name))
+    assert caught.value.public == str(caught.value) == told
+
+
+def test_a_file_that_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(LoadFailed, match=r"model\.onnx is not a valid ONNX model"):
+        loaded(tmp_path, "", b"nothing")
+
+
+def test_a_batch_that_nobody_will_send_is_not_allocated(tmp_path: Path) -> None:
+    version = loaded(tmp_path, f"max_batch_size: {2**31 - 1}")
+    assert version.signature.max_batch_size == 2**31 - 1
+    (instance,) = version.instances
+    assert instance.name == "m_0"

@@ -1,0 +1,77 @@
+"""What is run to find out what a model costs."""
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from headrace.core.datatypes import Datatype
+from headrace.core.model_spec import TensorInfo
+from headrace.core.signature import Signature, TensorSpec
+from headrace.core.tensors import Array
+from headrace.engine.measuring import largest_batch, measure
+
+FP32, TEXT = Datatype.FP32, Datatype.BYTES
+
+
+def signature(max_batch_size: int, *dims: int, datatype: Datatype = FP32) -> Signature:
+    """One input of these dims, and one output of a number a row."""
+    inputs = (TensorSpec("x", datatype, dims),)
+    return Signature("m", max_batch_size, inputs, (TensorSpec("y", FP32, (1,)),))
+
+
+class Recorder:
+    """A model that notes the shapes that it was run with, and fails from `limit` rows on."""
+
+    inputs: Sequence[TensorInfo] = ()
+    outputs: Sequence[TensorInfo] = ()
+
+    def __init__(self, limit: float = float("inf")) -> None:
+        self.shapes: list[tuple[int, ...]] = []
+        self._limit = limit
+
+    def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Sequence[Array]:
+        self.shapes.append(inputs["x"].shape)
+        if inputs["x"].shape[0] >= self._limit:
+            raise MemoryError
+        return []
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+@pytest.mark.parametrize(
+    ("declared", "rows"),
+    [
+        (signature(0, 4), 1),
+        (signature(1, 4), 1),
+        (signature(64, 4), 64),
+        (signature(64, -1, 224, 224, 3), 64),
+        (signature(4096, 4), 4096),
+        (signature(2**31 - 1, 4), 4096),
+        (signature(2**31 - 1, 1 << 20), 15),  # 64 MiB by 4 MiB and an output
+        (signature(2**31 - 1, 1 << 20, datatype=TEXT), 1),
+        (signature(64, 1 << 24), 1),  # 64 MiB alone
+        (signature(64, 1 << 24, 2), 0),
+        (signature(0, 2**62, 2**62), 0),
+    ],
+)
+def test_how_many_rows_are_measured(declared: Signature, rows: int) -> None:
+    assert largest_batch(declared) == rows
+
+
+def test_one_row_and_the_largest_batch_are_run() -> None:
+    model = Recorder()
+    assert measure(model, signature(8, -1, 2)) < float("inf")
+    assert set(model.shapes) == {(1, 1, 2), (8, 1, 2)}
+
+
+def test_a_model_that_is_too_large_to_be_measured_is_too_heavy() -> None:
+    model = Recorder()
+    assert measure(model, signature(0, 2**62, 2**62)) == float("inf")
+    assert model.shapes == []
+
+
+def test_a_model_that_fails_on_zeros_is_too_heavy() -> None:
+    model = Recorder(limit=8)
+    assert measure(model, signature(8, 2)) == float("inf")
+    assert model.shapes[-1] == (8, 2)
