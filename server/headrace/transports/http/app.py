@@ -2,18 +2,18 @@
 
 import logging
 from collections.abc import Callable
-from time import perf_counter
 from typing import Annotated, Any
 
 import orjson
 from fastapi import FastAPI, Path, Request, Response
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from headrace import __version__
 from headrace.core.errors import InvalidRequest, ServerError, Unavailable, Unsupported
 from headrace.engine.engine import CONTROL_DISABLED, Engine
 from headrace.transports.http import openapi
+from headrace.transports.http.access import AccessLog
 from headrace.transports.http.docs_page import render_docs
 from headrace.transports.http.infer import InferRoute
 from headrace.wire.documents import to_json
@@ -21,7 +21,6 @@ from headrace.wire.http_infer import error_body
 from headrace.wire.status import INTERNAL, INTERNAL_TEXT, STATUS
 
 log = logging.getLogger(__name__)
-access = logging.getLogger("headrace.access")
 
 Name = Annotated[str, Path(description="Name of a model")]
 Version = Annotated[str, Path(pattern="^[0-9]+$", description="Number of a version")]
@@ -205,40 +204,3 @@ def _model_ready(engine: Engine, name: str, version: str) -> Response:
 
 def _json(document: object, status: int = 200) -> Response:
     return Response(orjson.dumps(document), status, media_type=_JSON)
-
-
-class AccessLog:
-    """One line for each HTTP request, once it is answered."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        begun = perf_counter()
-        status = 0
-
-        async def watched(message: Message) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            await send(message)
-
-        try:
-            await self._app(scope, receive, watched)
-        finally:
-            client = scope.get("client")
-            fields = {
-                "client": client[0] if client else "",
-                "method": scope["method"],
-                "path": scope["path"],
-                "status": status or 499,
-                "duration_ms": round((perf_counter() - begun) * 1_000, 3),
-            }
-            access.info(
-                "%(client)s %(method)s %(path)s %(status)s %(duration_ms)s ms",
-                fields,
-                extra=fields | scope.get("inference", {}),
-            )

@@ -1,47 +1,32 @@
-"""The infer route: a bare ASGI endpoint over bytes, inside the FastAPI application.
+"""The plain infer route: a bare ASGI endpoint over bytes, inside the FastAPI application.
 
-It is on the path of every request, so it takes none of FastAPI's routing and dependency machinery.
-Order of work: find the model, count the request in, read the body within its limit, decode, submit,
-await, encode.
+It takes none of FastAPI's routing and dependency machinery. What a connection answers in front of
+the application (`headrace.transports.http.fast`) never comes here; this is its reference, and takes
+what it leaves: chunked bodies, `Expect: 100-continue`, HTTP/1.0.
 """
 
 import asyncio
-import logging
+from typing import cast
 
 from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
-from headrace.core.errors import (
-    InvalidRequest,
-    PayloadTooLarge,
-    ServerError,
-    ServerExiting,
-    Unsupported,
-)
+from headrace.core.errors import InvalidRequest, ServerExiting
 from headrace.core.requests import InferResponse
-from headrace.engine.engine import Engine
+from headrace.engine.doors import Entrance
 from headrace.engine.version import FutureSink
-from headrace.wire.compression import choose_encoding, compress, decompress, too_large
-from headrace.wire.http_infer import (
-    ResponseForm,
-    decode_infer,
-    decode_raw,
-    encode_infer,
-    error_body,
-    parse_json_size,
+from headrace.transports.http.exchange import (
+    CLOSE,
+    JSON,
+    Answer,
+    Exchange,
+    Head,
+    infer_target,
+    read_head,
 )
-from headrace.wire.status import INTERNAL, INTERNAL_TEXT, STATUS
+from headrace.wire.http_infer import error_body
+from headrace.wire.status import STATUS
 
-log = logging.getLogger(__name__)
-
-Headers = list[tuple[bytes, bytes]]
-
-TIMING_PARAMETER = (
-    "headrace_timing"  # a request parameter: answer with timings among the parameters
-)
-_JSON: tuple[bytes, bytes] = (b"content-type", b"application/json")
-_CLOSE: tuple[bytes, bytes] = (b"connection", b"close")
-_BINARY: tuple[bytes, bytes] = (b"content-type", b"application/octet-stream")
 _WATCH_AFTER = 0.005  # seconds; most answers are there before anyone can have gone away
 
 
@@ -52,172 +37,79 @@ class _Disconnected(Exception):
 class InferRoute(BaseRoute):
     """Matches `/v2/models/{name}[/versions/{digits}]/infer` and answers it."""
 
-    def __init__(self, engine: Engine, max_request_bytes: int, body_timeout_secs: int) -> None:
+    def __init__(self, engine: Entrance, max_request_bytes: int, body_timeout_secs: int) -> None:
         self._engine = engine
         self._limit = max_request_bytes
         self._body_timeout = body_timeout_secs
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Starlette's routing interface."""
-        if scope["type"] != "http":
+        if scope["type"] != "http" or infer_target(scope["path"]) is None:
             return Match.NONE, {}
-        target = infer_target(scope["path"])
-        if target is None:
-            return Match.NONE, {}
-        return Match.FULL, {"infer_target": target}
+        return Match.FULL, {}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Never raises."""
-        body_size = [0]  # what admission has counted, so that it is counted out whatever happens
-        entered = False
-        consumed = False
-        headers = {
-            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
-        }
-        try:
-            if scope["method"] != "POST":
-                await _send_error(send, 405, "Method Not Allowed")
-                return
-            name, version = scope["infer_target"]
-            found = self._engine.find(name, version)
-            about = scope["inference"] = {"model": name, "version": found.name}
-            if found.decoupled:
-                raise Unsupported(
-                    "HTTP end point doesn't support models with decoupled transaction policy"
-                )
-            declared = _content_length(headers)
-            if declared > self._limit:
-                raise PayloadTooLarge(too_large("request body", self._limit, declared))
-            self._engine.admission.enter(0, declared)
-            entered = True
-            body = await self._read(receive, body_size)
-            consumed = True
-            if "content-encoding" in headers:
-                packed = len(body)
-                body = decompress(body, headers["content-encoding"], self._limit)
-                self._grow(body_size, len(body) - packed)
-            json_size = parse_json_size(headers.get("inference-header-content-length"), len(body))
-            if json_size == 0:
-                request, form = decode_raw(found.signature, name, version, body)
-            else:
-                request, form = decode_infer(name, version, body, json_size)
-            about["request_id"] = request.id
-            timed = request.parameters.pop(TIMING_PARAMETER, False) is True
-            sink = FutureSink(asyncio.get_running_loop().create_future())
-            ticket = found.submit(request, sink)
-            try:
-                response = await _first(sink.future, receive)
-            except BaseException:
-                ticket.cancel()
-                raise
-            found.classify(request, response)
-            await self._answer(send, response, form, headers, timed)
-        except _Disconnected:
+        if scope["method"] != "POST":
+            await _send(send, Answer(405, JSON, [error_body("Method Not Allowed")]))
             return
+        try:
+            head = cast(Head, read_head(scope["path"], scope["headers"]))
+        except InvalidRequest as error:
+            await _send(send, Answer(400, JSON + CLOSE, [error_body(str(error))]))
+            return
+        exchange = Exchange(self._engine, self._limit, head)
+        try:
+            answer = await self._answer(exchange, receive)
+            scope["inference"] = exchange.fields()
+            if answer is not None:
+                if self._engine.exiting and not answer.closes:
+                    answer.lines += CLOSE
+                await _send(send, answer)
+        finally:
+            exchange.close()
+
+    async def _answer(self, exchange: Exchange, receive: Receive) -> Answer | None:
+        """The answer, None if there is nobody to have it."""
+        try:
+            return exchange.success(await self._response(exchange, receive))
+        except _Disconnected:
+            return None
         except asyncio.CancelledError:
             # Only the end of the process cancels a request, one that it has waited for long enough.
-            await _send_error(send, STATUS[ServerExiting].http, "Server exiting", [_CLOSE])
+            text = error_body("Server exiting")
+            return Answer(STATUS[ServerExiting].http, JSON + CLOSE, [text])
         except TimeoutError:
-            text = f"no more of the request body came for {self._body_timeout} s"
-            await _send_error(send, 408, text, [_CLOSE])
-        except ServerError as error:
-            status = STATUS[type(error)]
-            extra: Headers = (
-                [(b"retry-after", b"%d" % status.retry_after)] if status.retry_after else []
-            )
-            if isinstance(error, Unsupported) and "compression" in str(error):
-                extra.append((b"accept-encoding", b"gzip, deflate"))
-            # Answered at once, not when the body is there: uvicorn passes over the rest of it. Only
-            # where that is too much, or of unknown size, the connection is given up instead.
-            if not consumed and (
-                "transfer-encoding" in headers or _content_length(headers) > self._limit
-            ):
-                extra.append(_CLOSE)
-            await _send_error(send, status.http, str(error), extra)
-        except Exception:
-            log.exception("bug while answering %s", scope["path"])
-            await _send_error(send, INTERNAL.http, INTERNAL_TEXT)
-        finally:
-            if entered:
-                self._engine.admission.leave(body_size[0])
+            text = error_body(f"no more of the request came for {self._body_timeout} s")
+            return Answer(408, JSON + CLOSE, [text])
+        except Exception as error:
+            return exchange.failure(error)
 
-    async def _read(self, receive: Receive, counted: list[int]) -> bytes:
+    async def _response(self, exchange: Exchange, receive: Receive) -> InferResponse:
+        exchange.open()
+        body = await self._read(exchange, receive)
+        sink = FutureSink(asyncio.get_running_loop().create_future())
+        ticket = exchange.submit(body, sink)
+        try:
+            return await _first(sink.future, receive)
+        except BaseException:
+            ticket.cancel()
+            raise
+
+    async def _read(self, exchange: Exchange, receive: Receive) -> bytes:
         """The whole body, bounded in size and in patience while it is read."""
         pieces: list[bytes] = []
-        size = 0
         async with asyncio.timeout(self._body_timeout) as patience:
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise _Disconnected
                 piece: bytes = message.get("body", b"")
-                size += len(piece)
-                if size > self._limit:
-                    raise PayloadTooLarge(too_large("request body", self._limit))
-                self._grow(counted, len(piece))
+                exchange.grow(len(piece))
                 if not message.get("more_body", False):
                     return b"".join([*pieces, piece]) if pieces else piece
                 pieces.append(piece)
                 patience.reschedule(asyncio.get_running_loop().time() + self._body_timeout)
-
-    def _grow(self, counted: list[int], nbytes: int) -> None:
-        if nbytes > 0:
-            self._engine.admission.grow(nbytes)
-            counted[0] += nbytes
-
-    async def _answer(
-        self,
-        send: Send,
-        response: InferResponse,
-        form: ResponseForm,
-        asked: dict[str, str],
-        timed: bool,
-    ) -> None:
-        timing = response.timing
-        if timed:
-            response.parameters |= {
-                "queue_us": timing.queue_ns // 1_000,
-                "compute_us": timing.compute_ns // 1_000,
-                "batch_rows": timing.batch_rows,
-            }
-        buffers, json_size = encode_infer(response, form)
-        headers: Headers = [_JSON if json_size is None else _BINARY]
-        if json_size is not None:
-            headers.append((b"inference-header-content-length", b"%d" % json_size))
-        headers.append((b"server-timing", server_timing(response)))
-        if self._engine.exiting:
-            headers.append(_CLOSE)
-        accept = asked.get("accept-encoding")
-        if accept is not None and (encoding := choose_encoding(accept)) != "identity":
-            buffers = [compress(b"".join(buffers), encoding)]
-            headers.append((b"content-encoding", encoding.encode()))
-        headers.append((b"content-length", b"%d" % sum(map(len, buffers))))
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        for buffer in buffers[:-1]:
-            await send({"type": "http.response.body", "body": buffer, "more_body": True})
-        await send({"type": "http.response.body", "body": buffers[-1]})
-
-
-def infer_target(path: str) -> tuple[str, str] | None:
-    """Model name and version (or "") of an infer path; None for any other path."""
-    if not path.startswith("/v2/models/") or not path.endswith("/infer"):
-        return None
-    parts = path[len("/v2/models/") : -len("/infer")].split("/")
-    if len(parts) == 1 and parts[0]:
-        return parts[0], ""
-    if len(parts) == 3 and parts[0] and parts[1] == "versions" and parts[2].isdigit():
-        return parts[0], parts[2]
-    return None
-
-
-def server_timing(response: InferResponse) -> bytes:
-    """The Server-Timing header of a response: milliseconds, and the rows of its batch."""
-    timing = response.timing
-    return b'queue;dur=%.3f, compute;dur=%.3f, batch;desc="%d"' % (
-        timing.queue_ns / 1e6,
-        timing.compute_ns / 1e6,
-        timing.batch_rows,
-    )
 
 
 async def _first(future: "asyncio.Future[InferResponse]", receive: Receive) -> InferResponse:
@@ -243,15 +135,10 @@ async def _first(future: "asyncio.Future[InferResponse]", receive: Receive) -> I
             task.cancel()
 
 
-def _content_length(headers: dict[str, str]) -> int:
-    text = headers.get("content-length", "0")
-    if not text.isdigit():
-        raise InvalidRequest(f"Content-Length must be a number of bytes, got {text[:40]!r}")
-    return int(text)
-
-
-async def _send_error(send: Send, status: int, text: str, extra: Headers | None = None) -> None:
-    body = error_body(text)
-    headers = [_JSON, (b"content-length", b"%d" % len(body)), *(extra or [])]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+async def _send(send: Send, answer: Answer) -> None:
+    lines = answer.lines + b"content-length: %d\r\n" % answer.size
+    headers = [tuple(line.split(b": ", 1)) for line in lines.split(b"\r\n")[:-1]]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    for buffer in answer.buffers[:-1]:
+        await send({"type": "http.response.body", "body": buffer, "more_body": True})
+    await send({"type": "http.response.body", "body": answer.buffers[-1]})

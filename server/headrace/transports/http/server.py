@@ -2,63 +2,27 @@
 
 import asyncio
 import contextlib
+import functools
+import logging
+import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from headrace.wire.http_infer import error_body
+from headrace.engine.doors import Entrance
+from headrace.transports.http.fast import FastProtocol
+from headrace.transports.http.heads import Heads
+from headrace.transports.http.protocol import BoundedProtocol
+
+log = logging.getLogger(__name__)
 
 _BACKLOG = 2048
-_HEAD_LIMIT = 64 << 10  # bytes of a request line and headers that are still incomplete
-
-
-class _Protocol(HttpToolsProtocol):
-    """uvicorn's protocol with a bound on a request's head: its parser collects one of any size."""
-
-    _in_head = False
-    _head_size = 0
-
-    def on_message_begin(self) -> None:
-        self._in_head, self._head_size = True, 0
-        super().on_message_begin()
-
-    def on_headers_complete(self) -> None:
-        self._in_head = False
-        super().on_headers_complete()
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._in_head:  # a trailer behind a chunked body, of which nobody here wants any
-            self._head_size += len(name) + len(value)
-            if self._head_size > _HEAD_LIMIT:
-                raise ValueError("too many trailers")  # the parser turns it into a refusal
-            return
-        super().on_header(name, value)
-
-    def data_received(self, data: bytes) -> None:
-        continued = self._in_head
-        super().data_received(data)
-        if continued and self._in_head:
-            self._head_size += len(data)
-            if self._head_size > _HEAD_LIMIT and not self.transport.is_closing():
-                self._refuse_head()
-
-    def _refuse_head(self) -> None:
-        text = f"the request line and headers exceed {_HEAD_LIMIT} bytes"
-        self._refuse(b"431 Request Header Fields Too Large", text)
-
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(b"400 Bad Request", msg)
-
-    def _refuse(self, status: bytes, text: str) -> None:
-        body = error_body(text)
-        self.transport.write(
-            b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
-            b"connection: close\r\n\r\n%b" % (status, len(body), body)
-        )
-        self.transport.close()
+_LOOK_SECS = 1.0  # between two looks at what clients have left unfinished
+_Factory = Callable[..., BoundedProtocol]
 
 
 class _Server(uvicorn.Server):
@@ -67,14 +31,38 @@ class _Server(uvicorn.Server):
         yield  # signals are the application's, which stops all doors in order
 
 
+# The fast path leans on how uvicorn's protocol class works inside; others get the plain route.
+_TESTED_UVICORN = ((0, 34), (0, 54))  # the first and the last version
+
+
+@dataclass(frozen=True, slots=True)
+class FastPath:
+    """What answering infer requests in front of the application needs."""
+
+    engine: Entrance
+    max_request_bytes: int
+    access_log: bool
+
+
 class HttpServer:
     """One listening socket that answers with one ASGI application."""
 
-    def __init__(self, app: ASGIApp, listener: socket.socket, keep_alive_secs: int) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        listener: socket.socket,
+        keep_alive_secs: int,
+        patience_secs: int,
+        fast_path: FastPath | None = None,
+    ) -> None:
+        """`patience_secs`: how long the next part of an unfinished request may be awaited."""
+        protocol: Any = functools.partial(
+            _protocol(fast_path), patience_secs=patience_secs
+        )  # uvicorn calls it like the class that it asks for
         config = uvicorn.Config(
             app,
             loop="none",
-            http=_Protocol,
+            http=protocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -88,6 +76,7 @@ class HttpServer:
         self._server = _Server(config)
         self._listener = listener
         self._task: asyncio.Task[None] | None = None
+        self._look: asyncio.TimerHandle | None = None
 
     @property
     def port(self) -> int:
@@ -100,23 +89,89 @@ class HttpServer:
         self._task = asyncio.get_running_loop().create_task(
             self._server.serve(sockets=[self._listener])
         )
+        self._check_time()
 
-    async def stop(self) -> None:
-        """Close the socket and idle connections, and wait until the others are answered."""
+    async def stop(self, grace: float) -> None:
+        """Close the socket and idle connections; the others have `grace` seconds to be answered.
+
+        What is under way after that is answered with 503.
+        """
         if self._task is not None:
             self._server.should_exit = True
-            await self._task
+            try:
+                async with asyncio.timeout(grace):
+                    await asyncio.shield(self._task)
+            except TimeoutError:
+                self._abort()
+                await self._task
+        if self._look is not None:
+            self._look.cancel()
 
-    def abort(self) -> None:
-        """Let `stop` return without waiting any longer."""
+    def end_unfinished(self) -> None:
+        """Give up requests that are not there as a whole; called when nothing new is admitted."""
+        for connection in list(self._server.server_state.connections):
+            if isinstance(connection, BoundedProtocol):
+                connection.end_unfinished()
+
+    def _abort(self) -> None:
+        for connection in list(self._server.server_state.connections):
+            if isinstance(connection, FastProtocol):
+                connection.give_up()
         self._server.force_exit = True
 
+    def _check_time(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for connection in list(self._server.server_state.connections):
+            if isinstance(connection, BoundedProtocol):
+                connection.check_time(now)
+        self._look = loop.call_later(_LOOK_SECS, self._check_time)
 
-def bind(address: str, port: int) -> socket.socket:
-    """A listening socket; raises `OSError`."""
+
+def _protocol(fast_path: FastPath | None) -> _Factory:
+    if fast_path is None:
+        return BoundedProtocol
+    first, last = _TESTED_UVICORN
+    version = re.match(r"(\d+)\.(\d+)", uvicorn.__version__)
+    if version is None or not first <= (int(version[1]), int(version[2])) <= last:
+        log.warning(
+            "the HTTP fast path was not tested with uvicorn %s;"
+            " infer requests take the plain route",
+            uvicorn.__version__,
+        )
+        return BoundedProtocol
+    return functools.partial(
+        FastProtocol,
+        engine=fast_path.engine,
+        heads=Heads(),
+        max_request_bytes=fast_path.max_request_bytes,
+        access_log=fast_path.access_log,
+    )
+
+
+def reserve(address: str, port: int) -> socket.socket:
+    """A socket that keeps a port for listeners that share it, none itself; raises `OSError`."""
+    probe = bind(address, port)  # which is refused where anybody else listens
+    name = probe.getsockname()
+    probe.close()
+    keeper = socket.socket(probe.family, socket.SOCK_STREAM)
+    keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        keeper.bind(name[:2])
+    except OSError:
+        keeper.close()
+        raise
+    return keeper
+
+
+def bind(address: str, port: int, shared: bool = False) -> socket.socket:
+    """A listening socket, if `shared` one of several on its port; raises `OSError`."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listener.bind((address, port))
         listener.listen(_BACKLOG)  # now, so that a second door on this port is refused

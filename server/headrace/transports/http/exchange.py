@@ -1,0 +1,236 @@
+"""One infer request over HTTP from its head to its answer, whichever route carries it.
+
+Order of work: find the model, count the request in, take the body within its limit, decode, submit,
+encode the response or the error, count the request out.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from headrace.core.errors import (
+    InvalidRequest,
+    PayloadTooLarge,
+    ServerError,
+    Unsupported,
+    UnsupportedEncoding,
+)
+from headrace.core.requests import InferResponse, Ticket
+from headrace.core.tensors import Buffer
+from headrace.engine.doors import HTTP_NOT_DECOUPLED, DoorSink, Entrance, Target
+from headrace.wire.compression import choose_encoding, compress, decompress, too_large
+from headrace.wire.http_infer import (
+    ResponseForm,
+    decode_infer,
+    decode_raw,
+    encode_infer,
+    error_body,
+    parse_json_size,
+    pass_raw,
+)
+from headrace.wire.status import INTERNAL, INTERNAL_TEXT, STATUS
+from headrace.wire.timing import add_timing, server_timing, wants_timing
+
+log = logging.getLogger(__name__)
+
+# Header lines as they are written.
+JSON = b"content-type: application/json\r\n"
+CLOSE = b"connection: close\r\n"
+_BINARY = b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
+
+
+@dataclass(slots=True)
+class Head:
+    """What the head of an infer request says; `length` is None for a chunked body.
+
+    `version` is "" where the path names none. `json_size` and the encodings are the headers' text.
+    """
+
+    path: str
+    model: str
+    version: str
+    length: int | None
+    json_size: str | None = None
+    content_encoding: str | None = None
+    accept_encoding: str | None = None
+
+
+@dataclass(slots=True)
+class Answer:
+    """A status, header lines without `content-length`, and the body in pieces."""
+
+    status: int
+    lines: bytes
+    buffers: Sequence[Buffer]
+
+    @property
+    def closes(self) -> bool:
+        """Whether the connection has to end with it."""
+        return self.status != 200 and self.lines.endswith(CLOSE)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the body."""
+        return sum(map(len, self.buffers))
+
+
+class Exchange:
+    """An infer request under way. After `open`, `close` must be called exactly once."""
+
+    # Defaults of the class: one is made for every request, and sets what is different.
+    found: Target | None = None
+    request_id = ""
+    nbytes = 0  # what admission has counted, so that it is counted out whatever happens
+    _entered = False
+    _consumed = False
+    _form: ResponseForm | None = None
+    _timed = False
+
+    def __init__(self, engine: Entrance, limit: int, head: Head) -> None:
+        """`limit` is of the body's bytes, also once it is decompressed."""
+        self.head = head
+        self._engine = engine
+        self._limit = limit
+
+    def open(self, nbytes: int = 0) -> None:
+        """Find the model and count the request in, `nbytes` of its body being there.
+
+        Raises `ServerError`.
+        """
+        head = self.head
+        self.found = found = self._engine.find(head.model, head.version)
+        if found.decoupled:
+            raise Unsupported(HTTP_NOT_DECOUPLED)
+        declared = head.length or 0
+        if declared > self._limit:
+            raise PayloadTooLarge(too_large("request body", self._limit, declared))
+        self._engine.admission.enter(nbytes, max(declared - nbytes, 0))
+        self.nbytes = nbytes
+        self._entered = True
+
+    def grow(self, nbytes: int) -> None:
+        """Count bytes of the body in; raises `ServerError` beyond a limit."""
+        if self.nbytes + nbytes > self._limit:
+            raise PayloadTooLarge(too_large("request body", self._limit))
+        self._engine.admission.grow(nbytes)
+        self.nbytes += nbytes
+
+    def submit(self, body: Buffer, sink: DoorSink) -> Ticket:
+        """Decode the whole body and queue the request; raises `ServerError`."""
+        self._consumed = True
+        head, found = self.head, self.found
+        assert found is not None, "submit before open. This is a bug."
+        if head.content_encoding is not None:
+            packed = len(body)
+            body = decompress(body, head.content_encoding, self._limit)
+            if len(body) > packed:
+                self._engine.admission.grow(len(body) - packed)
+                self.nbytes += len(body) - packed
+        json_size = parse_json_size(head.json_size, len(body))
+        signature = found.signature
+        if json_size != 0:
+            request, form = decode_infer(head.model, head.version, body, json_size, signature)
+        elif signature is not None:
+            request, form = decode_raw(signature, head.model, head.version, body)
+        else:
+            request, form = pass_raw(head.model, head.version, body)
+        self.request_id = request.id
+        self._form = form
+        self._timed = wants_timing(request)
+        return found.submit(request, sink)
+
+    def success(self, response: InferResponse) -> Answer:
+        """The answer with a response in it; an error's if it has no form that was asked for."""
+        try:
+            return self._encode(response)
+        except Exception as error:
+            return self.failure(error)
+
+    def failure(self, error: BaseException) -> Answer:
+        """The answer to a request that failed with `error`."""
+        if not isinstance(error, ServerError):
+            log.error("bug while answering %s", self.head.path, exc_info=error)
+            return Answer(INTERNAL.http, JSON, [error_body(INTERNAL_TEXT)])
+        status = STATUS[type(error)]
+        lines = JSON
+        if status.retry_after:
+            lines += b"retry-after: %d\r\n" % status.retry_after
+        if isinstance(error, UnsupportedEncoding):
+            lines += b"accept-encoding: gzip, deflate\r\n"
+        # Answered at once, not when the body is there; the rest of it is passed over. Only where
+        # that is too much, or of unknown size, the connection is given up instead.
+        length = self.head.length
+        if not self._consumed and (length is None or length > self._limit):
+            lines += CLOSE
+        return Answer(status.http, lines, [error_body(str(error))])
+
+    def close(self) -> None:
+        """Count the request out."""
+        if self._entered:
+            self._entered = False
+            self._engine.admission.leave(self.nbytes)
+
+    def fields(self) -> dict[str, str]:
+        """What the access log says of the request besides its path."""
+        if self.found is None:
+            return {}
+        return {
+            "model": self.head.model, "version": self.found.name, "request_id": self.request_id
+        }  # fmt: skip
+
+    def _encode(self, response: InferResponse) -> Answer:
+        form, accept = self._form, self.head.accept_encoding
+        assert form is not None, "an answer to what was not submitted. This is a bug."
+        if self._timed:
+            add_timing(response)
+        buffers, json_size = encode_infer(response, form)
+        lines = JSON if json_size is None else _BINARY % json_size
+        lines += b"server-timing: %b\r\n" % server_timing(response.timing)
+        if accept is not None and (encoding := choose_encoding(accept)) != "identity":
+            buffers = [compress(b"".join(buffers), encoding)]
+            lines += b"content-encoding: %b\r\n" % encoding.encode()
+        return Answer(200, lines, buffers)
+
+
+def infer_target(path: str) -> tuple[str, str] | None:
+    """Model name and version (or "") of an infer path; None for any other path."""
+    if not path.startswith("/v2/models/") or not path.endswith("/infer"):
+        return None
+    parts = path[len("/v2/models/") : -len("/infer")].split("/")
+    if len(parts) == 1 and parts[0]:
+        return parts[0], ""
+    if len(parts) == 3 and parts[0] and parts[1] == "versions" and parts[2].isdigit():
+        return parts[0], parts[2]
+    return None
+
+
+def read_head(path: str, headers: Sequence[tuple[bytes, bytes]]) -> Head | None:
+    """The head of a request for `path` (unquoted), with header names in lower case.
+
+    None if it is no infer request; raises `InvalidRequest`.
+    """
+    target = infer_target(path)
+    if target is None:
+        return None
+    values = {name: value.decode("latin-1") for name, value in headers}
+    length: int | None = None
+    if b"transfer-encoding" not in values:
+        text = values.get(b"content-length", "0")
+        if not (text.isascii() and text.isdigit()) or len(text) > 19:
+            raise InvalidRequest(f"Content-Length must be a number of bytes, got {text[:40]!r}")
+        length = int(text)
+    return Head(
+        path,
+        *target,
+        length,
+        values.get(b"inference-header-content-length"),
+        values.get(b"content-encoding"),
+        values.get(b"accept-encoding"),
+    )
+
+
+def unquoted(raw_path: bytes) -> str:
+    """A path as it comes in a request line, with its percent encoding undone."""
+    path = raw_path.decode("ascii")
+    return unquote(path) if "%" in path else path

@@ -1,0 +1,333 @@
+"""The fast path: infer requests answered straight from the connection's bytes.
+
+Strategy: an infer request whose head is complete in what was received is taken here, without ASGI's
+scope, task and events; everything else goes to uvicorn's parser and the application, and while that
+is busy with anything of this connection, everything does. Answers keep the order of requests.
+
+Clients repeat their heads, so a head is parsed once (by llhttp, the parser that uvicorn uses) and
+then known by its bytes. Only a head that means the same whenever it comes is known: HTTP/1.1, kept
+alive, a plain Content-Length, nothing to upgrade to or to expect.
+"""
+
+import asyncio
+from collections import deque
+from http import HTTPStatus
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from headrace.core.errors import ServerError, ServerExiting
+from headrace.core.requests import InferResponse, Ticket
+from headrace.core.tensors import Buffer
+from headrace.engine.doors import Entrance
+from headrace.transports.http.access import GONE, log_access
+from headrace.transports.http.body import BodyReader
+from headrace.transports.http.exchange import (
+    CLOSE,
+    JSON,
+    Answer,
+    Exchange,
+    Head,
+)
+from headrace.transports.http.heads import Heads
+from headrace.transports.http.protocol import HEAD_LIMIT, BoundedProtocol
+from headrace.wire.http_infer import error_body
+
+_START = b"POST /v2/models/"
+_END = b"\r\n\r\n"
+_UNDER_WAY = 64  # requests of one connection that are executed at once; more wait to be read
+_COPIED = 4096  # bytes up to which a copy of a body costs less than a view of it
+_DIRECT = 256 << 10  # bytes of a body still to come from which they are received into place
+_JOIN = 64 << 10  # bytes up to which an answer is sent as one buffer
+_STATUS_LINES = {
+    status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode())
+    for status in HTTPStatus
+}
+
+
+class _Request(Exchange):
+    """One request, and the sink of its response."""
+
+    begun = 0.0
+    ticket: Ticket | None = None
+    answer: Answer | None = None
+    body: memoryview | None = None  # what is being gathered, `filled` bytes of it there
+    filled = 0
+
+    def __init__(
+        self, connection: "FastProtocol", engine: Entrance, limit: int, head: Head
+    ) -> None:
+        super().__init__(engine, limit, head)
+        self.connection = connection
+        if connection.access_log:
+            self.begun = perf_counter()
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        """Answer with `response`."""
+        self.end(self.success(response))
+
+    def fail(self, error: ServerError) -> None:
+        """Answer with an error."""
+        self.end(self.failure(error))
+
+    refuse = fail
+
+    def end(self, answer: Answer) -> None:
+        """Answer as soon as all requests before this one are answered."""
+        self.ticket = None
+        self.answer = answer
+        self.connection.flush()
+
+
+class FastProtocol(BoundedProtocol):
+    """One connection, with infer requests answered in front of the application."""
+
+    def __init__(
+        self,
+        engine: Entrance,
+        heads: Heads,
+        max_request_bytes: int,
+        access_log: bool,
+        **given: Any,
+    ) -> None:
+        super().__init__(**given)
+        self.access_log = access_log
+        self._engine = engine
+        self._heads = heads
+        self._limit = max_request_bytes
+        self._requests: deque[_Request] = deque()  # not answered yet, in order of arrival
+        self._gathering: _Request | None = None  # the last of them, if its body is incomplete
+        self._skip = 0  # bytes of a body that nobody wants any more
+        self._held = b""  # received, but not to be looked at yet
+        self._consuming = False
+        self._closing = False
+
+    def data_received(self, data: bytes) -> None:
+        if self.timeout_keep_alive_task is not None:
+            self._unset_keepalive_if_required()
+        if not self._in_head:
+            self._touched = self.loop.time()
+        if self._held:
+            self._held += data  # one piece may still come after reading was paused
+        else:
+            self._consume(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget()
+        super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        if self._requests:
+            self._closing = True
+        else:
+            super().shutdown()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._go_on()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._go_on()
+
+    def check_time(self, now: float) -> None:
+        if (request := self._gathering) is not None:
+            fault = self.lateness(now - self._touched, now - self._begun, request.filled)
+            if fault and request.answer is None:
+                request.end(Answer(408, JSON + CLOSE, [error_body(fault)]))
+        elif not self._requests:
+            super().check_time(now)
+
+    def end_unfinished(self) -> None:
+        request = self._gathering
+        if request is None:
+            super().end_unfinished()
+        elif request.answer is None:
+            answer = request.failure(ServerExiting("Server exiting"))
+            answer.lines += CLOSE
+            request.end(answer)
+
+    def give_up(self) -> None:
+        """Answer all that is under way with the server's end."""
+        for request in list(self._requests):
+            if request.answer is None:
+                if request.ticket is not None:
+                    request.ticket.cancel()
+                request.end(request.failure(ServerExiting("Server exiting")))
+
+    def flush(self) -> None:
+        """Write what can be written in order."""
+        requests = self._requests
+        while requests and (answer := requests[0].answer) is not None:
+            request = requests.popleft()
+            if request is self._gathering:  # answered before its body was there: pass it over
+                self._skip = (request.head.length or 0) - request.filled
+                self._gathering = None
+            last = answer.closes or ((self._closing or self._engine.exiting) and not requests)
+            self._write(answer, last)
+            self._count_out(request, answer.status)
+            if last:
+                self._forget()  # requests behind it were never promised an answer
+                self.transport.close()
+                return
+        self._touched = self.loop.time()
+        self._go_on()
+
+    def _consume(self, data: bytes) -> None:
+        """Take in what was received, as far as it can be dealt with now."""
+        self._consuming = True
+        position, size = 0, len(data)
+        while position < size and not self.transport.is_closing():
+            if self._gathering is not None:
+                position = self._gather(self._gathering, data, position)
+            elif self._skip:
+                passed = min(self._skip, size - position)
+                self._skip -= passed
+                position += passed
+            elif self._in_message or self.answering:
+                super().data_received(data[position:])
+                break
+            elif len(self._requests) >= _UNDER_WAY or self.flow.write_paused:
+                self._hold(data[position:])
+                break
+            else:
+                end = -1
+                if data.startswith(_START, position):
+                    end = data.find(_END, position, position + HEAD_LIMIT)
+                head = self._heads.read(data[position : end + 4]) if end >= 0 else None
+                if head is None:
+                    if self._requests:
+                        self._hold(data[position:])  # their answers come first
+                    else:
+                        super().data_received(data[position:])
+                    break
+                request = _Request(self, self._engine, self._limit, head)
+                self._requests.append(request)
+                start = end + 4
+                length = head.length or 0
+                if start + length <= size:
+                    position = start + length
+                    whole = memoryview(data) if length > _COPIED else data
+                    self._begin(request, length, whole[start:position])
+                else:
+                    position = start
+                    self._gathering = request
+                    self._begun = self.loop.time()
+                    self._begin(request, 0, None)
+        self._consuming = False
+
+    def _begin(self, request: _Request, nbytes: int, body: Buffer | None) -> None:
+        """Count a request in, and submit it if its body is there."""
+        try:
+            request.open(nbytes)
+        except Exception as error:
+            request.end(request.failure(error))
+            return
+        if body is not None:
+            self._submit(request, body)
+
+    def _submit(self, request: _Request, body: Buffer) -> None:
+        try:
+            request.ticket = request.submit(body, request)
+        except Exception as error:
+            request.end(request.failure(error))
+
+    def _gather(self, request: _Request, data: bytes, position: int) -> int:
+        """Add to a body; where the next request begins."""
+        length = request.head.length or 0
+        begin = request.filled
+        if request.answer is not None:  # it waits for earlier answers, and not for its body
+            self._gathering = None
+            self._skip = length - begin
+            return position
+        taken = min(length - begin, len(data) - position)
+        try:
+            request.grow(taken)
+        except ServerError as error:
+            request.end(request.failure(error))
+            return position
+        if request.body is None:
+            # Memory that is not touched before the bytes come: announcing much takes nothing.
+            request.body = np.empty(length, np.uint8).data
+        request.body[begin : begin + taken] = memoryview(data)[position : position + taken]
+        request.filled = begin + taken
+        if request.filled == length:
+            self._complete(request)
+        elif length - request.filled >= _DIRECT:
+            self._switch(BodyReader(self, request.body[request.filled :]))
+        return position + taken
+
+    def body_grew(self, nbytes: int) -> None:
+        """Bytes of the body that is being gathered have been put into their place."""
+        self._touched = self.loop.time()
+        request = self._gathering
+        assert request is not None, "a body that nobody gathers. This is a bug."
+        request.filled += nbytes
+        try:
+            request.grow(nbytes)
+        except ServerError as error:
+            self._switch(self)
+            request.end(request.failure(error))
+            return
+        if request.filled == request.head.length:
+            self._switch(self)
+            self._complete(request)
+
+    def _switch(self, protocol: asyncio.BaseProtocol) -> None:
+        """Let `protocol` have what comes from now on."""
+        self.transport.pause_reading()  # the loop asks how to read when it begins to
+        self.transport.set_protocol(protocol)
+        self.transport.resume_reading()
+
+    def _complete(self, request: _Request) -> None:
+        """Submit a request whose body has been gathered."""
+        self._gathering = None
+        body, request.body = request.body, None
+        if request.answer is None and body is not None:
+            self._submit(request, body)
+
+    def _hold(self, data: bytes) -> None:
+        self._held = data
+        self.flow.pause_reading()
+
+    def _go_on(self) -> None:
+        """Take in what was held, if something of it can be dealt with now."""
+        if (
+            self._held
+            and not self._consuming
+            and not self.flow.write_paused
+            and not self.transport.is_closing()
+        ):
+            data, self._held = self._held, b""
+            self._consume(data)
+            if not self._held:
+                self.flow.resume_reading()
+
+    def _write(self, answer: Answer, last: bool) -> None:
+        lines, buffers = answer.lines, answer.buffers
+        if last and not answer.closes:
+            lines += CLOSE
+        size = len(buffers[0]) if len(buffers) == 1 else answer.size
+        head = b"%bcontent-length: %d\r\n\r\n" % (_STATUS_LINES[answer.status] + lines, size)
+        if size <= _JOIN:
+            self.transport.write(b"".join([head, *buffers]))
+        else:
+            self.transport.writelines([head, *buffers])
+
+    def _forget(self) -> None:
+        """Drop what is held and cancel what is not answered: nobody will have the answers."""
+        self._held = b""
+        requests, self._requests = self._requests, deque()
+        self._gathering = None
+        for request in requests:
+            if request.ticket is not None:
+                request.ticket.cancel()
+                request.ticket = None
+            self._count_out(request, GONE)
+
+    def _count_out(self, request: _Request, status: int) -> None:
+        request.close()
+        if self.access_log:
+            client = self.client[0] if self.client else ""
+            log_access(client, "POST", request.head.path, status, request.begun, request.fields())

@@ -1,0 +1,77 @@
+"""Heads of infer requests, parsed once and then known by their bytes."""
+
+import httptools
+
+from headrace.transports.http.exchange import Head, read_head, unquoted
+from headrace.transports.http.protocol import without_upgrade
+
+_KNOWN_HEADS = 1024
+_KNOWN_HEAD_SIZE = 4096
+
+
+class Heads:
+    """Heads by their bytes; None for those that are not for the fast path."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Head | None] = {}
+
+    def read(self, raw: bytes) -> Head | None:
+        """What `raw`, up to and with its empty line, says."""
+        try:
+            return self._known[raw]
+        except KeyError:
+            head = parse_head(raw)
+        if len(raw) <= _KNOWN_HEAD_SIZE:
+            if len(self._known) >= _KNOWN_HEADS:
+                self._known.clear()
+            self._known[raw] = head
+        return head
+
+
+class _HeadReader:
+    """Collects what the parser finds in a head, and notices if it ends before the bytes do."""
+
+    def __init__(self) -> None:
+        self.url = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.messages = 0
+        self.complete = False
+        self.body = False
+
+    def on_message_begin(self) -> None:
+        self.messages += 1
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self.complete = True
+
+    def on_body(self, body: bytes) -> None:
+        self.body = True
+
+
+def parse_head(raw: bytes) -> Head | None:
+    """The head of an infer request for the fast path, else None."""
+    reader = _HeadReader()
+    parser = httptools.HttpRequestParser(reader)
+    try:
+        parser.feed_data(without_upgrade(raw))
+        path = unquoted(httptools.parse_url(reader.url).path)
+    except (httptools.HttpParserError, httptools.HttpParserUpgrade, UnicodeDecodeError):
+        return None
+    names = [name for name, _ in reader.headers]
+    plain = (
+        reader.complete
+        and reader.messages == 1
+        and not reader.body
+        and parser.get_method() == b"POST"
+        and parser.get_http_version() == "1.1"
+        and parser.should_keep_alive()
+        and names.count(b"content-length") == 1
+        and not {b"transfer-encoding", b"expect", b"upgrade"}.intersection(names)
+    )
+    return read_head(path, reader.headers) if plain else None

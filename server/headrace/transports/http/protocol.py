@@ -1,0 +1,151 @@
+"""uvicorn's HTTP/1.1 protocol with bounds on what a client may leave unfinished.
+
+uvicorn's parser collects a head of any size, and waits for the rest of a request for ever.
+"""
+
+import re
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from headrace.wire.http_infer import error_body
+
+# A server may pass over the wish to change the protocol, which clients such as Java's send with
+# every request. The parser would take it for granted and end the request before its body.
+_UPGRADE = re.compile(rb"(?im)^(?:upgrade|http2-settings)[ \t]*:[^\r\n]*\r\n")
+_END = b"\r\n\r\n"
+_SLOWEST = 1024  # bytes a second below which a request is given up in the end
+HEAD_LIMIT = 64 << 10  # bytes of a request line and headers that are still incomplete
+_REASONS = {
+    400: b"Bad Request",
+    408: b"Request Timeout",
+    431: b"Request Header Fields Too Large",
+    503: b"Service Unavailable",
+}
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. Its server calls `check_time` now and then."""
+
+    def __init__(self, patience_secs: float, **given: Any) -> None:
+        """`patience_secs`: how long the next part of an unfinished request may be awaited.
+
+        `given` is what uvicorn gives its protocol class.
+        """
+        super().__init__(**given)
+        self._patience = patience_secs
+        self._touched = self.loop.time()  # when anything last came or was answered
+        self._begun = self._touched  # when the request that is being read began
+        self._message_size = 0
+        self._upgrades = False
+        self._in_head = False
+        self._in_message = False
+        self._head_size = 0
+
+    @property
+    def answering(self) -> bool:
+        """Whether the application has a request of this connection that is not answered."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and not cycle.response_complete
+
+    def check_time(self, now: float) -> None:
+        """Give the connection up if nothing has come for too long; `now` as the loop's clock."""
+        waited = now - self._touched
+        # Where earlier requests are not answered, it is this side that does not read.
+        reading = not self.pipeline and not (self._in_head and self.answering)
+        if self._in_message:
+            fault = self.lateness(waited, now - self._begun, self._message_size)
+            if reading and fault:
+                self.abandon(408, fault)
+        elif waited > self.timeout_keep_alive and not self.answering:
+            self.transport.close()
+
+    def lateness(self, waited: float, taken: float, size: int) -> str:
+        """Why not to wait any longer for the rest of a request; "" if there is no reason.
+
+        Nothing came for `waited` seconds, and `size` bytes came in `taken` seconds.
+        """
+        if waited > self._patience:
+            return f"no more of the request came for {self._patience:g} s"
+        if taken > self._patience + size / _SLOWEST:
+            return f"the request comes more slowly than {_SLOWEST} bytes/s"
+        return ""
+
+    def end_unfinished(self) -> None:
+        """Give up a request that is not there as a whole: the server is about to end."""
+        if self._in_message:
+            self.abandon(503, "Server exiting")
+
+    def abandon(self, status: int, text: str) -> None:
+        """Give up the request that is being read."""
+        if self.answering and self.cycle.response_started:
+            self.transport.close()
+        else:
+            self.refuse(status, text)
+
+    def on_message_begin(self) -> None:
+        self._in_message = self._in_head = True
+        self._upgrades = False
+        self._head_size = self._message_size = 0
+        self._begun = self.loop.time()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._upgrades = self.parser.should_upgrade()
+        if not self._upgrades:
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_message = False
+        if not self._upgrades:
+            super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        self._touched = self.loop.time()
+        super().on_response_complete()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:  # a trailer behind a chunked body, of which nobody here wants any
+            self._head_size += len(name) + len(value)
+            if self._head_size > HEAD_LIMIT:
+                raise ValueError("too many trailers")  # the parser turns it into a refusal
+            return
+        super().on_header(name, value)
+
+    def data_received(self, data: bytes) -> None:
+        continued = self._in_head
+        if not continued:
+            # A head has to be there in time as a whole: for it, this stands still.
+            self._touched = self.loop.time()
+        if not self._in_message:
+            data = without_upgrade(data)
+        self._message_size += len(data)
+        super().data_received(data)
+        if self._upgrades:
+            self.refuse(400, "the protocol of a connection cannot be changed")
+            return
+        if continued and self._in_head:
+            self._head_size += len(data)
+            if self._head_size > HEAD_LIMIT and not self.transport.is_closing():
+                self.refuse(431, f"the request line and headers exceed {HEAD_LIMIT} bytes")
+
+    def send_400_response(self, msg: str) -> None:
+        self.refuse(400, msg)
+
+    def refuse(self, status: int, text: str) -> None:
+        """Answer what is no request, and end the connection."""
+        body = error_body(text)
+        self.transport.write(
+            b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+            b"connection: close\r\n\r\n%b" % (status, _REASONS[status], len(body), body)
+        )
+        self.transport.close()
+
+
+def without_upgrade(data: bytes) -> bytes:
+    """`data`, which begins with a head, without a wish in that head to change the protocol."""
+    end = data.find(_END)
+    if end < 0 or not _UPGRADE.search(data, 0, end + 2):
+        return data
+    return _UPGRADE.sub(b"", data[: end + 2]) + data[end + 2 :]
