@@ -4,6 +4,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from headrace.core.errors import ServerError
+from headrace.core.requests import Ticket
+from headrace.core.tensors import Buffer
+
+Message = list[Buffer]  # one message in pieces, which are written one after the other
+
 
 class Call(Protocol):
     """One remote procedure call."""
@@ -14,22 +20,82 @@ class Call(Protocol):
     def set_trailing(self, name: str, value: str) -> None:
         """Send `name: value` with the status."""
 
-    def note(self, name: str, value: str) -> None:
-        """Put `name` (request_id, model, version) into the call's line of the access log."""
+    def note(self, model: str, version: str, request_id: str) -> None:
+        """Put these into the call's line of the access log."""
 
 
-Unary = Callable[[bytes, Call], Awaitable[bytes]]
-Stream = Callable[[AsyncIterator[bytes], Call], AsyncIterator[bytes]]
+class Reply(Call, Protocol):
+    """A unary call that is answered by calling this, exactly once, on the event-loop thread."""
+
+    def respond(self, message: Message) -> None:
+        """Answer with a message and a good status."""
+
+    def fail(self, error: ServerError) -> None:
+        """Answer with an error."""
+
+
+class Peer(Call, Protocol):
+    """The client's end of a stream of messages both ways."""
+
+    @property
+    def congested(self) -> bool:
+        """Whether too much waits for the client to read it; `Session.sent` tells of less."""
+
+    def send(self, message: Message) -> None:
+        """Send a message."""
+
+    def finish(self, error: ServerError | None = None) -> None:
+        """End the stream, with a good status or an error's."""
+
+    def hold(self, held: bool) -> None:
+        """Let no more messages come for now, or again; those under way may still come."""
+
+
+class Session(Protocol):
+    """What takes the messages of one stream, on the event-loop thread. Must not wait.
+
+    May raise `ServerError`, which ends the stream. After `finish` nothing is called but `closed`.
+    """
+
+    def receive(self, message: Buffer) -> None:
+        """Take a message."""
+
+    def half_close(self) -> None:
+        """The client sends no more."""
+
+    def sent(self) -> None:
+        """The client has read something, since when it is not congested."""
+
+    def closed(self) -> None:
+        """The stream is over, whoever ended it. Called exactly once, last."""
+
+
+class Server(Protocol):
+    """Either of the two transports."""
+
+    async def stop(self, grace: float) -> None:
+        """Take no more calls, and wait for those under way, at most `grace` seconds."""
+
+
+# The ticket is for the transport to cancel; None if the reply was called already.
+Direct = Callable[[Buffer, Reply], Ticket | None]
+Unary = Callable[[Buffer, Call], Awaitable[bytes]]
+Stream = Callable[[AsyncIterator[Buffer], Call], AsyncIterator[bytes]]
+Open = Callable[[Peer], Session]
 
 
 @dataclass(frozen=True, slots=True)
 class Handlers:
     """All procedures by their full path, such as `/inference.GRPCInferenceService/ModelInfer`.
 
-    `server_stream` take one message and give many; `bidi_stream` take and give many. A handler
-    raises `ServerError`; a transport turns it into a status by `headrace.wire.status`.
+    `direct` are unary as well, but are called synchronously and answer through a `Reply`, with no
+    task or future between. `server_stream` take one message and give many; `bidi_stream` take and
+    give many, and `sessions` too, without a task. A handler raises `ServerError`; a transport turns
+    it into a status by `headrace.wire.status`.
     """
 
+    direct: Mapping[str, Direct]
     unary: Mapping[str, Unary]
     server_stream: Mapping[str, Stream]
     bidi_stream: Mapping[str, Stream]
+    sessions: Mapping[str, Open]

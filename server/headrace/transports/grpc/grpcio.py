@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -10,17 +12,19 @@ import grpc
 import grpc.aio
 
 from headrace.core.errors import ServerError
-from headrace.transports.grpc.call import Handlers, Stream, Unary
+from headrace.core.tensors import Buffer
+from headrace.transports.grpc.access import CANCELLED, error_text, log_access
+from headrace.transports.grpc.call import Direct, Handlers, Message, Open, Session
+from headrace.transports.grpc.tls import TlsFiles
 from headrace.wire.status import INTERNAL, INTERNAL_TEXT, STATUS
 
 log = logging.getLogger(__name__)
-access = logging.getLogger("headrace.access")
 
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 # grpcio refuses larger messages itself, with a text that names no setting of ours. The exact limit
 # is held by the handlers; this one keeps what must be read before they are asked within bounds.
 _SLACK_BYTES = 64 << 20
-_MAX_TEXT = 2_000  # bytes; each may take three in a header, and clients accept 8 KiB of headers
+_IN_FLIGHT = 64  # messages of a session that wait for the client to read them
 
 
 class _AioCall:
@@ -51,24 +55,118 @@ class _AioCall:
         kind, _, address = peer.partition(":")
         return address.rpartition(":")[0] if kind in ("ipv4", "ipv6") else peer
 
-    def note(self, name: str, value: str) -> None:
-        self.notes[name] = value
+    def note(self, model: str, version: str, request_id: str) -> None:
+        self.notes = {"model": model, "version": version, "request_id": request_id}
+
+
+class _FutureReply(_AioCall):
+    """A direct handler's reply that somebody awaits."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(context)
+        self.future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def respond(self, message: Message) -> None:
+        if not self.future.done():
+            self.future.set_result(b"".join(message))
+
+    def fail(self, error: ServerError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class _QueuePeer(_AioCall):
+    """A session's client, whose messages are written by whoever iterates over them."""
+
+    __slots__ = ("_error", "_finished", "_messages", "_news", "_released")
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(context)
+        self._messages: deque[bytes] = deque()
+        self._news = asyncio.Event()
+        self._released = asyncio.Event()
+        self._released.set()
+        self._finished = False
+        self._error: Exception | None = None
+
+    @property
+    def congested(self) -> bool:
+        return len(self._messages) >= _IN_FLIGHT
+
+    def send(self, message: Message) -> None:
+        self._messages.append(b"".join(message))
+        self._news.set()
+
+    def finish(self, error: Exception | None = None) -> None:
+        if not self._finished:
+            self._finished = True
+            self._error = error
+            self._news.set()
+            self._released.set()
+
+    def hold(self, held: bool) -> None:
+        if held:
+            self._released.clear()
+        else:
+            self._released.set()
+
+    async def read(self, requests: AsyncIterator[Buffer], session: Session) -> None:
+        """Hand the client's messages to the session."""
+        try:
+            async for message in requests:
+                await self._released.wait()
+                if self._finished:
+                    return
+                session.receive(message)
+            await self._released.wait()
+            if not self._finished:
+                session.half_close()
+        except Exception as error:  # whoever iterates raises it
+            self.finish(error)
+
+    async def answers(self, session: Session) -> AsyncIterator[bytes]:
+        """What the session sends; ends as the session does."""
+        while True:
+            while self._messages:
+                yield self._messages.popleft()
+                if not self._finished:
+                    session.sent()
+            if self._finished:
+                if self._error is not None:
+                    raise self._error
+                return
+            self._news.clear()
+            await self._news.wait()
+
+
+# Handlers as this transport calls them: its calls are also what direct ones and sessions need.
+_Unary = Callable[[Buffer, _FutureReply], Awaitable[bytes]]
+_Stream = Callable[[AsyncIterator[Buffer], _QueuePeer], AsyncIterator[bytes]]
 
 
 class GrpcioServer:
     """A `grpc.aio` server with our handlers."""
 
-    def __init__(self, handlers: Handlers, max_request_bytes: int, access_log: bool) -> None:
+    def __init__(
+        self, handlers: Handlers, max_request_bytes: int, access_log: bool, shared: bool = False
+    ) -> None:
+        """`shared`: other processes listen on the same port."""
         self._access_log = access_log
         self._server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", max_request_bytes + _SLACK_BYTES),
                 ("grpc.max_send_message_length", -1),
-                ("grpc.so_reuseport", 0),
+                ("grpc.so_reuseport", int(shared)),
             ]
         )
+        unaries: dict[str, _Unary] = dict(handlers.unary)
+        unaries |= {path: _awaited(direct) for path, direct in handlers.direct.items()}
+        several: dict[str, _Stream] = dict(handlers.bidi_stream)
+        several |= {path: _iterated(session) for path, session in handlers.sessions.items()}
         methods: dict[str, dict[str, Any]] = {}
-        for path, unary in handlers.unary.items():
+        for path, unary in unaries.items():
             _, service, name = path.split("/")
             methods.setdefault(service, {})[name] = grpc.unary_unary_rpc_method_handler(
                 self._unary(path, unary)
@@ -78,10 +176,10 @@ class GrpcioServer:
             methods.setdefault(service, {})[name] = grpc.unary_stream_rpc_method_handler(
                 self._stream(path, stream, single=True)
             )
-        for path, stream in handlers.bidi_stream.items():
+        for path, bidi in several.items():
             _, service, name = path.split("/")
             methods.setdefault(service, {})[name] = grpc.stream_stream_rpc_method_handler(
-                self._stream(path, stream, single=False)
+                self._stream(path, bidi, single=False)
             )
         self._server.add_generic_rpc_handlers(
             tuple(
@@ -89,11 +187,14 @@ class GrpcioServer:
             )
         )
 
-    def bind(self, address: str, port: int) -> int:
+    def bind(self, address: str, port: int, tls: TlsFiles | None = None) -> int:
         """Listen; the port it got. Raises `OSError`."""
         host = f"[{address}]" if ":" in address else address
         try:
-            bound = self._server.add_insecure_port(f"{host}:{port}")
+            if tls is None:
+                bound = self._server.add_insecure_port(f"{host}:{port}")
+            else:
+                bound = self._server.add_secure_port(f"{host}:{port}", _credentials(tls))
         except RuntimeError as error:
             raise OSError(f"cannot listen on {host}:{port}: {error}") from None
         if not bound:
@@ -108,79 +209,98 @@ class GrpcioServer:
         """Take no more calls, and wait for those under way, at most `grace` seconds."""
         await self._server.stop(grace)
 
-    def _unary(self, path: str, handler: Unary) -> Any:
+    def _unary(self, path: str, handler: _Unary) -> Any:
         async def answer(data: bytes, context: Any) -> bytes:
             begun = perf_counter()
             status = 0
-            call = _AioCall(context)
+            call = _FutureReply(context)
             try:
-                return await handler(data, call)
-            except ServerError as error:
-                status = STATUS[type(error)].grpc
-                await context.abort(_CODES[status], _text(error))
-                raise
-            except asyncio.CancelledError:
-                status = grpc.StatusCode.CANCELLED.value[0]
-                raise
-            except Exception:
-                log.exception("bug in %s", path)
-                status = INTERNAL.grpc
-                await context.abort(_CODES[status], INTERNAL_TEXT)
-                raise
+                try:
+                    return await handler(data, call)
+                except ServerError as error:
+                    status, text = STATUS[type(error)].grpc, error_text(error)
+                except asyncio.CancelledError:
+                    status = CANCELLED
+                    raise
+                except Exception:
+                    log.exception("bug in %s", path)
+                    status, text = INTERNAL.grpc, INTERNAL_TEXT
+                # grpcio keeps what abort raises, and by its traceback this frame, which must not
+                # hold on to the message, also not by the error above.
+                data = b""
+                await context.abort(_CODES[status], text)
+                raise AssertionError("abort raises")
             finally:
                 if self._access_log:
-                    _log_access(call, path, status, begun)
+                    log_access(call.client, path, status, begun, call.notes)
 
         return answer
 
-    def _stream(self, path: str, handler: Stream, single: bool) -> Any:
+    def _stream(self, path: str, handler: _Stream, single: bool) -> Any:
         async def answer(request: Any, context: Any) -> AsyncIterator[bytes]:
             begun = perf_counter()
             status = 0
-            call = _AioCall(context)
-            requests: AsyncIterator[bytes] = _one(request) if single else request
+            call = _QueuePeer(context)
+            requests: AsyncIterator[Buffer] = _one(request) if single else request
             try:
-                async for message in handler(requests, call):
-                    yield message
-            except ServerError as error:
-                status = STATUS[type(error)].grpc
-                await context.abort(_CODES[status], _text(error))
-            except (asyncio.CancelledError, GeneratorExit):
-                status = grpc.StatusCode.CANCELLED.value[0]
-                raise
-            except Exception:
-                log.exception("bug in %s", path)
-                status = INTERNAL.grpc
-                await context.abort(_CODES[status], INTERNAL_TEXT)
+                try:
+                    async for message in handler(requests, call):
+                        yield message
+                    return
+                except ServerError as error:
+                    status, text = STATUS[type(error)].grpc, error_text(error)
+                except (asyncio.CancelledError, GeneratorExit):
+                    status = CANCELLED
+                    raise
+                except Exception:
+                    log.exception("bug in %s", path)
+                    status, text = INTERNAL.grpc, INTERNAL_TEXT
+                await context.abort(_CODES[status], text)
             finally:
                 if self._access_log:
-                    _log_access(call, path, status, begun)
+                    log_access(call.client, path, status, begun, call.notes)
 
         return answer
 
 
-def _text(error: ServerError) -> str:
-    """The error's text, cut to what fits into trailers: a client refuses longer ones altogether."""
-    text = str(error).encode()
-    if len(text) <= _MAX_TEXT:
-        return str(error)
-    return text[:_MAX_TEXT].decode(errors="ignore") + "…"
+def _awaited(handler: Direct) -> _Unary:
+    """A direct handler as a coroutine; cancelling that cancels the request."""
+
+    async def unary(data: Buffer, call: _FutureReply) -> bytes:
+        ticket = handler(data, call)
+        try:
+            return await call.future
+        except asyncio.CancelledError:
+            if ticket is not None and (not call.future.done() or call.future.cancelled()):
+                ticket.cancel()
+            raise
+
+    return unary
 
 
-async def _one(message: bytes) -> AsyncIterator[bytes]:
+def _iterated(opened: Open) -> _Stream:
+    """A session as an asynchronous generator."""
+
+    async def stream(requests: AsyncIterator[Buffer], call: _QueuePeer) -> AsyncIterator[bytes]:
+        session = opened(call)
+        reader = asyncio.create_task(call.read(requests, session))
+        try:
+            async for message in call.answers(session):
+                yield message
+        finally:
+            reader.cancel()
+            call.finish()
+            session.closed()
+
+    return stream
+
+
+async def _one(message: Buffer) -> AsyncIterator[Buffer]:
     yield message
 
 
-def _log_access(call: _AioCall, path: str, status: int, begun: float) -> None:
-    fields = {
-        "client": call.client,
-        "method": "gRPC",
-        "path": path,
-        "status": _CODES[status].name,
-        "duration_ms": round((perf_counter() - begun) * 1_000, 3),
-    }
-    access.info(
-        "%(client)s %(method)s %(path)s %(status)s %(duration_ms)s ms",
-        fields,
-        extra=fields | call.notes,
-    )
+def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
+    tls.context()  # which says what is wrong with the files
+    roots = Path(tls.root).read_bytes() if tls.root else None
+    pair = (Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes())
+    return grpc.ssl_server_credentials([pair], roots, tls.mutual)

@@ -2,37 +2,47 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
+from headrace.core.tensors import Buffer
+from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from headrace.transports.grpc.call import Call, Stream, Unary
 from headrace.wire.pb import health_pb2 as pb
 
 SERVICE = "grpc.health.v1.Health"
+CHECK = f"/{SERVICE}/Check"
 _POLL_SECS = 0.25  # readiness is computed when asked for; nothing announces its changes
 
 
 def check_handlers(engine: Engine) -> dict[str, Unary]:
     """Check."""
 
-    async def check(data: bytes, call: Call) -> bytes:
+    async def check(data: Buffer, call: Call) -> bytes:
         return _status(engine)
 
-    return {f"/{SERVICE}/Check": check}
+    return {CHECK: check}
 
 
-def watch_handlers(engine: Engine) -> dict[str, Stream]:
-    """Watch: the status now, and each time it has changed."""
+def watch_handlers(check: Unary, admission: Admission) -> dict[str, Stream]:
+    """Watch: what `check` says now, and each time it has changed."""
 
-    async def watch(requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
+    async def watch(requests: AsyncIterator[Buffer], call: Call) -> AsyncIterator[bytes]:
         last = b""
-        while True:
-            status = _status(engine)
-            if status != last:
-                last = status
-                yield status
-            if engine.exiting:
-                return
-            await asyncio.sleep(_POLL_SECS)
+        exiting = asyncio.Event()
+        admission.watch_close(exiting.set)
+        try:
+            while True:
+                status = await check(b"", call)
+                if status != last:
+                    last = status
+                    yield status
+                if admission.exiting:
+                    return
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(exiting.wait(), _POLL_SECS)
+        finally:
+            admission.unwatch_close(exiting.set)
 
     return {f"/{SERVICE}/Watch": watch}
 

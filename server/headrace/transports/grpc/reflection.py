@@ -6,6 +6,7 @@ from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.message import DecodeError
 
 from headrace.core.errors import InvalidRequest
+from headrace.core.tensors import Buffer
 from headrace.transports.grpc.call import Call, Stream
 from headrace.wire.pb import POOL, reflection_pb2, reflection_v1alpha_pb2
 
@@ -17,10 +18,10 @@ def reflection_handlers(services: tuple[str, ...]) -> dict[str, Stream]:
     """ServerReflectionInfo of both packages; `services` are the names that it lists."""
 
     # The messages of the two packages are the same on the wire; only their names differ.
-    async def info(requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
+    async def info(requests: AsyncIterator[Buffer], call: Call) -> AsyncIterator[bytes]:
         async for data in requests:
             try:
-                request = reflection_pb2.ServerReflectionRequest.FromString(data)
+                request = reflection_pb2.ServerReflectionRequest.FromString(bytes(data))
             except DecodeError as error:
                 raise InvalidRequest(f"not a valid ServerReflectionRequest: {error}") from None
             yield _answer(request, services).SerializeToString()

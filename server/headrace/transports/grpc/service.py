@@ -5,121 +5,154 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from headrace.core.errors import InvalidRequest, PayloadTooLarge, Unavailable, Unsupported
-from headrace.core.requests import InferRequest, InferResponse
+from headrace.core.errors import (
+    InvalidRequest,
+    PayloadTooLarge,
+    ServerError,
+    Unavailable,
+    Unsupported,
+)
+from headrace.core.requests import InferResponse, Ticket
+from headrace.core.tensors import Buffer
+from headrace.engine.doors import GRPC_NOT_DECOUPLED, Entrance
 from headrace.engine.engine import CONTROL_DISABLED, Engine
-from headrace.transports.grpc.call import Call, Unary
+from headrace.transports.grpc.call import Call, Direct, Reply, Unary
 from headrace.wire.compression import too_large
-from headrace.wire.grpc_infer import decode_infer, encode_infer, parse_infer
+from headrace.wire.grpc_messages import InferReader, InferWriter
 from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.wire.timing import add_timing, server_timing, wants_timing
 
 M = TypeVar("M", bound=Message)
 
 SERVICE = "inference.GRPCInferenceService"
+_DOCUMENTS = (
+    "ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelConfig",
+    "ModelStatistics", "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload",
+)  # fmt: skip
+# The paths of the unary procedures that tell about the engine.
+DOCUMENT_PROCEDURES = tuple(f"/{SERVICE}/{name}" for name in _DOCUMENTS)
 TIMING_METADATA = "headrace-timing"  # any value: answer with `server-timing` as trailing metadata
-TIMING_PARAMETER = (
-    "headrace_timing"  # a request parameter: answer with timings among the parameters
-)
+
+
+class _Answer:
+    """The sink of one ModelInfer, and the ticket that its transport holds."""
+
+    __slots__ = ("named", "nbytes", "reply", "service", "ticket", "timed")
+
+    def __init__(self, service: "InferenceService", reply: Reply, nbytes: int) -> None:
+        self.service = service
+        self.reply = reply
+        self.nbytes = nbytes
+        self.timed = False
+        self.named = True
+        self.ticket: Ticket | None = None
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        """Encode and send."""
+        service, reply = self.service, self.reply
+        service.admission.leave(self.nbytes)
+        if self.timed:
+            add_timing(response)
+        if not self.named:
+            reply.note(response.model_name, response.model_version, response.id)
+        metadata = reply.metadata()
+        if metadata and TIMING_METADATA in metadata:
+            reply.set_trailing("server-timing", server_timing(response.timing).decode())
+        reply.respond(service.writer.pieces(response))
+
+    def fail(self, error: ServerError) -> None:
+        """Send the error."""
+        self.service.admission.leave(self.nbytes)
+        self.reply.fail(error)
+
+    refuse = fail
+
+    def cancel(self) -> None:
+        """Nobody waits any more."""
+        if self.ticket is not None:
+            self.ticket.cancel()
+        self.service.admission.leave(self.nbytes)
 
 
 class InferenceService:
-    """The unary procedures; the stream is in `headrace.transports.grpc.stream`."""
+    """ModelInfer; the stream is in `headrace.transports.grpc.stream`."""
 
-    def __init__(self, engine: Engine, max_request_bytes: int) -> None:
+    def __init__(self, engine: Entrance, max_request_bytes: int) -> None:
+        self.admission = engine.admission
+        self.writer = InferWriter()
+        self._reader = InferReader()
         self._engine = engine
         self._limit = max_request_bytes
 
-    def handlers(self) -> dict[str, Unary]:
-        """The procedures by full path."""
-        engine = self._engine
-        table: dict[str, Unary] = {
-            "ModelInfer": self.infer,
-            "ServerLive": _answers(
-                pb.ServerLiveRequest, lambda _: pb.ServerLiveResponse(live=engine.live)
-            ),
-            "ServerReady": _answers(
-                pb.ServerReadyRequest, lambda _: pb.ServerReadyResponse(ready=engine.ready)
-            ),
-            "ModelReady": _answers(
-                pb.ModelReadyRequest,
-                lambda m: pb.ModelReadyResponse(ready=engine.model_ready(m.name, m.version)),
-            ),
-            "ServerMetadata": _answers(
-                pb.ServerMetadataRequest, lambda _: engine.server_metadata()
-            ),
-            "ModelMetadata": _answers(
-                pb.ModelMetadataRequest, lambda m: engine.model_metadata(m.name, m.version)
-            ),
-            "ModelConfig": _answers(
-                pb.ModelConfigRequest,
-                lambda m: pb.ModelConfigResponse(config=engine.model_config(m.name, m.version)),
-            ),
-            "ModelStatistics": _answers(
-                pb.ModelStatisticsRequest, lambda m: engine.model_statistics(m.name, m.version)
-            ),
-            "RepositoryIndex": _answers(pb.RepositoryIndexRequest, self._index),
-            "RepositoryModelLoad": _answers(pb.RepositoryModelLoadRequest, _refuse_control),
-            "RepositoryModelUnload": _answers(pb.RepositoryModelUnloadRequest, _refuse_control),
-        }
-        return {f"/{SERVICE}/{name}": handler for name, handler in table.items()}
+    def direct_handlers(self) -> dict[str, Direct]:
+        """ModelInfer, by full path."""
+        return {f"/{SERVICE}/ModelInfer": self.infer}
 
-    async def infer(self, data: bytes, call: Call) -> bytes:
-        """ModelInfer."""
+    def infer(self, data: Buffer, reply: Reply) -> Ticket | None:
+        """ModelInfer; raises `ServerError`."""
         nbytes = check_size(data, self._limit)
-        admission = self._engine.admission
+        admission = self.admission
         admission.enter(nbytes)
         try:
-            message = parse_infer(data)
+            message = self._reader.read(data)
             found = self._engine.find(message.model_name, message.model_version)
-            call.note("model", found.model)
-            call.note("version", found.name)
-            call.note("request_id", message.id)
+            reply.note(found.model, found.name, message.id)
             if found.decoupled:
-                raise Unsupported(
-                    "ModelInfer RPC doesn't support models with decoupled transaction policy"
-                )
-            request = decode_infer(message, nbytes)
-            timed = wants_timing(request)
-            response = await found.infer(request)
-        finally:
+                raise Unsupported(GRPC_NOT_DECOUPLED)
+            request = message.request(nbytes)
+            answer = _Answer(self, reply, nbytes)
+            if not found.name:  # in a front end, the answer says which version it was
+                answer.named = False
+            answer.timed = wants_timing(request)
+            answer.ticket = found.submit(request, answer)
+        except BaseException:
             admission.leave(nbytes)
-        if timed:
-            add_timing(response)
-        if TIMING_METADATA in call.metadata():
-            timing = response.timing
-            call.set_trailing(
-                "server-timing",
-                f"queue;dur={timing.queue_ns / 1e6:.3f}, compute;dur={timing.compute_ns / 1e6:.3f},"
-                f' batch;desc="{timing.batch_rows}"',
-            )
-        return encode_infer(response).SerializeToString()
+            raise
+        return answer
 
-    def _index(self, message: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
+
+def document_handlers(engine: Engine) -> dict[str, Unary]:
+    """The other unary procedures, by full path."""
+
+    def index(message: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
         if message.repository_name:
             raise Unsupported("'repository_name' specification is not supported")
-        return self._engine.index(message.ready)
+        return engine.index(message.ready)
+
+    table: dict[str, Unary] = {
+        "ServerLive": _answers(
+            pb.ServerLiveRequest, lambda _: pb.ServerLiveResponse(live=engine.live)
+        ),
+        "ServerReady": _answers(
+            pb.ServerReadyRequest, lambda _: pb.ServerReadyResponse(ready=engine.ready)
+        ),
+        "ModelReady": _answers(
+            pb.ModelReadyRequest,
+            lambda m: pb.ModelReadyResponse(ready=engine.model_ready(m.name, m.version)),
+        ),
+        "ServerMetadata": _answers(pb.ServerMetadataRequest, lambda _: engine.server_metadata()),
+        "ModelMetadata": _answers(
+            pb.ModelMetadataRequest, lambda m: engine.model_metadata(m.name, m.version)
+        ),
+        "ModelConfig": _answers(
+            pb.ModelConfigRequest,
+            lambda m: pb.ModelConfigResponse(config=engine.model_config(m.name, m.version)),
+        ),
+        "ModelStatistics": _answers(
+            pb.ModelStatisticsRequest, lambda m: engine.model_statistics(m.name, m.version)
+        ),
+        "RepositoryIndex": _answers(pb.RepositoryIndexRequest, index),
+        "RepositoryModelLoad": _answers(pb.RepositoryModelLoadRequest, _refuse_control),
+        "RepositoryModelUnload": _answers(pb.RepositoryModelUnloadRequest, _refuse_control),
+    }
+    return {f"/{SERVICE}/{name}": handler for name, handler in table.items()}
 
 
-def check_size(data: bytes, limit: int) -> int:
+def check_size(data: Buffer, limit: int) -> int:
     """The size of a message; raises `PayloadTooLarge`."""
     if len(data) > limit:
         raise PayloadTooLarge(too_large("request message", limit, len(data)))
     return len(data)
-
-
-def wants_timing(request: InferRequest) -> bool:
-    """Whether the request asks for timings; takes the parameter out, it is not the model's."""
-    return request.parameters.pop(TIMING_PARAMETER, False) is True
-
-
-def add_timing(response: InferResponse) -> None:
-    """Put the timings among the response's parameters."""
-    timing = response.timing
-    response.parameters |= {
-        "queue_us": timing.queue_ns // 1_000,
-        "compute_us": timing.compute_ns // 1_000,
-        "batch_rows": timing.batch_rows,
-    }
 
 
 def _refuse_control(
@@ -133,9 +166,9 @@ def _refuse_control(
 def _answers(kind: type[M], answer: Callable[[M], Message]) -> Unary:
     """A procedure that answers at once from the engine's state."""
 
-    async def handler(data: bytes, call: Call) -> bytes:
+    async def handler(data: Buffer, call: Call) -> bytes:
         try:
-            message = kind.FromString(data)
+            message = kind.FromString(data)  # type: ignore[arg-type]  # any buffer will do
         except DecodeError as error:
             raise InvalidRequest(f"not a valid {kind.__name__} message: {error}") from None
         return answer(message).SerializeToString()

@@ -1,176 +1,232 @@
 """ModelStreamInfer: one bidirectional stream with requests for any models.
 
-Requests are read and executed concurrently. Responses of ordinary models are written in the order
-of their requests; those of decoupled models as they come. An error does not end the stream: it is a
-message of its own, unless the client asked for real statuses with the metadata `triton_grpc_error:
-true`. How many requests may be under way bounds what a client that does not read its responses can
-pile up. When the server ends, so does the stream, as soon as all its requests are answered.
+Requests are submitted as they arrive and executed concurrently. Responses of ordinary models are
+written in the order of their requests; those of decoupled models as they come. An error does not
+end the stream: it is a message of its own, unless the client asked for real statuses with the
+metadata `triton_grpc_error: true`. How many requests may be under way, and how many bytes may wait
+for the client to read them, bounds what a client that does not read its responses can pile up. When
+the server ends, so does the stream, as soon as all its requests are answered.
 """
 
-import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 
 from headrace.core.errors import ServerError, ServerExiting
-from headrace.core.requests import InferRequest, InferResponse, Ticket
-from headrace.engine.engine import Engine
-from headrace.engine.version import ModelVersion
-from headrace.transports.grpc.call import Call, Stream
-from headrace.transports.grpc.service import SERVICE, add_timing, check_size, wants_timing
-from headrace.wire.grpc_infer import decode_infer, encode_infer, parse_infer, set_parameter
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.core.requests import InferResponse, Ticket
+from headrace.core.tensors import Buffer
+from headrace.engine.doors import Entrance, Target
+from headrace.transports.grpc.call import Message, Open, Peer, Session
+from headrace.transports.grpc.service import SERVICE, check_size
+from headrace.wire.grpc_messages import InferReader, InferWriter, stream_error, stream_response
+from headrace.wire.timing import add_timing, wants_timing
 
 _MAX_IN_FLIGHT = 1024
 FINAL_PARAMETER = "triton_final_response"
 
 
-@dataclass(slots=True, eq=False)
 class _Slot:
-    """One request of the stream, and what came for it so far. It is the sink of its request."""
+    """One request of a stream, and what came for it while it was not its turn. Its sink, too."""
 
-    stream: "_StreamState"
-    request_id: str = ""
-    found: ModelVersion | None = None
-    request: InferRequest | None = None
-    nbytes: int = 0
-    timed: bool = False
-    ordered: bool = True
-    ended: bool = False
-    executing: bool = False
-    ticket: Ticket | None = None
-    messages: deque[pb.ModelStreamInferResponse] = field(default_factory=deque)
-    error: ServerError | None = None
+    __slots__ = (
+        "ended", "error", "executing", "found", "messages", "nbytes", "ordered", "request_id",
+        "stream", "ticket", "timed",
+    )  # fmt: skip
+
+    def __init__(self, stream: "_StreamInfer") -> None:
+        self.stream = stream
+        self.request_id = ""
+        self.found: Target | None = None
+        self.nbytes = 0
+        self.timed = False
+        self.ordered = True
+        self.ended = False
+        self.executing = False  # counted in by admission, and submitted
+        self.ticket: Ticket | None = None
+        self.messages: deque[Message] | None = None
+        self.error: ServerError | None = None
 
     def respond(self, response: InferResponse, final: bool) -> None:
-        """Queue a response."""
-        if self.found is not None and self.request is not None:
-            try:
-                self.found.classify(self.request, response)
-            except ServerError as error:
-                self.fail(error)
-                return
+        """Take a response."""
         if self.timed:
             add_timing(response)
-        message = encode_infer(response)
-        set_parameter(message, FINAL_PARAMETER, final)
-        self.messages.append(pb.ModelStreamInferResponse(infer_response=message))
-        self._end_if(final)
+        response.parameters[FINAL_PARAMETER] = final
+        self._add(stream_response(self.stream.writer.pieces(response)), final)
 
     def fail(self, error: ServerError) -> None:
-        """Queue the error that ends the request."""
+        """Take the error that ends the request."""
         self.error = error
-        message = pb.ModelStreamInferResponse(error_message=str(error))
-        message.infer_response.id = self.request_id
-        if self.executing and self.found is not None:
-            message.infer_response.model_name = self.found.model
-            message.infer_response.model_version = self.found.name
-            set_parameter(message.infer_response, FINAL_PARAMETER, True)
+        found = self.found if self.executing else None
+        names = ("", "") if found is None else (found.model, found.name)
+        parameters = {} if found is None else {FINAL_PARAMETER: True}
+        self._add([stream_error(str(error), self.request_id, *names, parameters)], True)
+
+    def refuse(self, error: ServerError) -> None:
+        """Take the error that the request was refused with."""
+        self.stream.count_out(self)
+        self.fail(error)
+
+    def _add(self, message: Message, final: bool) -> None:
+        if self.messages is None:
+            self.messages = deque()
         self.messages.append(message)
-        self._end_if(True)
-
-    def _end_if(self, final: bool) -> None:
         self.ended = self.ended or final
-        self.stream.changed.set()
+        self.stream.write()
 
 
-class _StreamState:
-    """The requests of one stream in order of arrival."""
+class _StreamInfer:
+    """One stream. `slots` are its requests in order of arrival, until they are answered."""
 
-    def __init__(self) -> None:
-        self.slots: deque[_Slot] = deque()
-        self.changed = asyncio.Event()
-        self.room = asyncio.Event()
-        self.half_closed = False
-        self.failure: Exception | None = None
+    def __init__(
+        self, engine: Entrance, limit: int, reader: InferReader, writer: InferWriter, peer: Peer
+    ) -> None:
+        self.writer = writer
+        self._engine = engine
+        self._limit = limit
+        self._reader = reader
+        self._peer = peer
+        self._real_errors = peer.metadata().get("triton_grpc_error") == "true"
+        self._slots: deque[_Slot] = deque()
+        self._half_closed = False
+        self._holding = False
+        self._over = False
+        self._writing = False
+        self._unordered = 0  # slots of decoupled models
+        engine.admission.watch_close(self.write)
 
-    def ready(self) -> _Slot | None:
-        """The first slot with a message that may be written now."""
-        blocked = False
-        for slot in self.slots:
-            if slot.messages and not (slot.ordered and blocked):
-                return slot
-            blocked = blocked or (slot.ordered and not slot.ended)
-        return None
+    # --- what the client does
 
+    def receive(self, message: Buffer) -> None:
+        """Submit a request."""
+        slot = _Slot(self)
+        self._slots.append(slot)
+        self._submit(slot, message)
+        if len(self._slots) >= _MAX_IN_FLIGHT and not self._over:
+            self._holding = True
+            self._peer.hold(True)
 
-def stream_handlers(engine: Engine, max_request_bytes: int) -> dict[str, Stream]:
-    """The streaming procedures by full path."""
+    def half_close(self) -> None:
+        """End once everything is answered."""
+        self._half_closed = True
+        self.write()
 
-    async def stream_infer(requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
-        state = _StreamState()
-        real_errors = call.metadata().get("triton_grpc_error") == "true"
-        reader = asyncio.create_task(_read(engine, max_request_bytes, requests, state))
-        engine.admission.watch_close(state.changed.set)
-        try:
-            while True:
-                state.changed.clear()
-                while (slot := state.ready()) is not None:
-                    if real_errors and slot.error is not None and slot.executing:
-                        raise slot.error
-                    message = slot.messages.popleft()
-                    if slot.ended and not slot.messages:
-                        _forget(engine, state, slot)
-                    yield message.SerializeToString()
-                if state.failure is not None:
-                    raise state.failure
-                if state.half_closed and not state.slots:
-                    return
-                if engine.exiting and not state.slots:
-                    raise ServerExiting("Server exiting")
-                if not state.changed.is_set():
-                    await state.changed.wait()
-        finally:
-            engine.admission.unwatch_close(state.changed.set)
-            reader.cancel()
-            for slot in list(state.slots):
-                if slot.ticket is not None:
+    def sent(self) -> None:
+        """Go on writing."""
+        self.write()
+
+    def closed(self) -> None:
+        """Cancel what is still under way."""
+        self._over = True
+        admission = self._engine.admission
+        admission.unwatch_close(self.write)
+        slots, self._slots = self._slots, deque()
+        for slot in slots:
+            if slot.executing:
+                admission.leave(slot.nbytes)
+                if slot.ticket is not None and not slot.ended:
                     slot.ticket.cancel()
-                _forget(engine, state, slot)
 
-    return {f"/{SERVICE}/ModelStreamInfer": stream_infer}
+    # --- what the server does
+
+    def count_out(self, slot: _Slot) -> None:
+        """A request is not under way any more."""
+        if slot.executing:
+            slot.executing = False
+            self._engine.admission.leave(slot.nbytes)
+
+    def write(self) -> None:
+        """Write what may be written now, and end the stream if it is time."""
+        if self._writing or self._over:
+            return
+        self._writing = True
+        try:
+            self._write_messages()
+        finally:
+            self._writing = False
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """End the stream if it is time, or let more requests come."""
+        if self._over:
+            return
+        if not self._slots and self._half_closed:
+            self._finish(None)
+        elif not self._slots and self._engine.exiting:
+            self._finish(ServerExiting("Server exiting"))
+        elif self._holding and len(self._slots) < _MAX_IN_FLIGHT // 2:
+            self._holding = False
+            self._peer.hold(False)
+
+    def _finish(self, error: ServerError | None) -> None:
+        """Write no more; what is left is dealt with when the stream is `closed`."""
+        self._over = True
+        self._peer.finish(error)
+
+    def _write_messages(self) -> None:
+        """Those of the first slot, and of others as far as order allows."""
+        slots, peer = self._slots, self._peer
+        while slots and not peer.congested:
+            slot = slots[0]
+            if not self._write_slot(slot):
+                break
+            if slot.ended:
+                slots.popleft()
+                self._unordered -= not slot.ordered
+        if self._unordered and not self._over:
+            self._write_unordered()
+
+    def _write_slot(self, slot: _Slot) -> bool:
+        """Write what a slot has; whether its turn is over, all being written."""
+        peer = self._peer
+        while slot.messages:
+            if peer.congested:
+                return False
+            if self._real_errors and slot.error is not None and slot.executing:
+                self._finish(slot.error)
+                return False
+            peer.send(slot.messages.popleft())
+        if slot.ended:
+            self.count_out(slot)
+        return slot.ended
+
+    def _write_unordered(self) -> None:
+        """Decoupled models answer whenever they like."""
+        blocked = False
+        for slot in list(self._slots):
+            if slot.ordered and blocked:
+                continue
+            ended = self._write_slot(slot)
+            if self._over or self._peer.congested:
+                return
+            if ended:
+                self._slots.remove(slot)
+                self._unordered -= not slot.ordered
+            elif slot.ordered:
+                blocked = True
+
+    def _submit(self, slot: _Slot, data: Buffer) -> None:
+        admission = self._engine.admission
+        try:
+            nbytes = check_size(data, self._limit)
+            admission.enter(nbytes)
+            slot.nbytes = nbytes
+            slot.executing = True
+            message = self._reader.read(data)
+            slot.request_id = message.id
+            slot.found = found = self._engine.find(message.model_name, message.model_version)
+            if found.decoupled:
+                slot.ordered = False
+                self._unordered += 1
+            request = message.request(nbytes)
+            slot.timed = wants_timing(request)
+            slot.ticket = found.submit(request, slot)
+        except ServerError as error:
+            slot.refuse(error)
 
 
-async def _read(
-    engine: Engine, limit: int, requests: AsyncIterator[bytes], state: _StreamState
-) -> None:
-    """Take requests in until the client closes its side."""
-    try:
-        async for data in requests:
-            while len(state.slots) >= _MAX_IN_FLIGHT:
-                state.room.clear()
-                await state.room.wait()
-            _submit(engine, limit, data, state)
-    except Exception as error:  # the stream's other half raises it
-        state.failure = error
-    state.half_closed = True
-    state.changed.set()
+def stream_handlers(engine: Entrance, max_request_bytes: int) -> dict[str, Open]:
+    """The streaming procedures by full path."""
+    reader, writer = InferReader(), InferWriter()
 
+    def open_stream(peer: Peer) -> Session:
+        return _StreamInfer(engine, max_request_bytes, reader, writer, peer)
 
-def _submit(engine: Engine, limit: int, data: bytes, state: _StreamState) -> None:
-    slot = _Slot(state)
-    state.slots.append(slot)
-    try:
-        nbytes = check_size(data, limit)
-        engine.admission.enter(nbytes)
-        slot.nbytes = nbytes
-        slot.executing = True  # counted in; `_forget` counts it out
-        message = parse_infer(data)
-        slot.request_id = message.id
-        slot.found = found = engine.find(message.model_name, message.model_version)
-        slot.ordered = not found.decoupled
-        slot.request = request = decode_infer(message, nbytes)
-        slot.timed = wants_timing(request)
-        slot.ticket = found.submit(request, slot)
-    except ServerError as error:
-        entered, slot.executing = slot.executing, False
-        if entered:
-            engine.admission.leave(slot.nbytes)
-        slot.fail(error)
-
-
-def _forget(engine: Engine, state: _StreamState, slot: _Slot) -> None:
-    state.slots.remove(slot)
-    if slot.executing:
-        engine.admission.leave(slot.nbytes)
-    state.room.set()
+    return {f"/{SERVICE}/ModelStreamInfer": open_stream}

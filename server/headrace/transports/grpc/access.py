@@ -1,0 +1,41 @@
+"""The access log's line of a call, and how errors are told: the same for both transports."""
+
+import logging
+from time import perf_counter
+
+from headrace.core.errors import ServerError
+
+access = logging.getLogger("headrace.access")
+
+STATUS_NAMES = (
+    "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND",
+    "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED",
+    "OUT_OF_RANGE", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
+)  # fmt: skip
+OK, CANCELLED, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 0, 1, 4, 12, 13, 14
+_MAX_TEXT = 2_000  # bytes; each may take three in a header, and clients accept 8 KiB of headers
+
+
+def error_text(error: ServerError) -> str:
+    """The error's text, cut to what fits into trailers: a client refuses longer ones altogether."""
+    text = str(error).encode(errors="replace")
+    if len(text) <= _MAX_TEXT:
+        return text.decode()
+    return text[:_MAX_TEXT].decode(errors="ignore") + "…"
+
+
+def log_access(client: str, path: str, status: int, begun: float, notes: dict[str, str]) -> None:
+    """Write the line of a call that began at `begun`, by `perf_counter`."""
+    name = STATUS_NAMES[status] if 0 <= status < len(STATUS_NAMES) else str(status)
+    fields = {
+        "client": client,
+        "method": "gRPC",
+        "path": path,
+        "status": name,
+        "duration_ms": round((perf_counter() - begun) * 1_000, 3),
+    }
+    access.info(
+        "%(client)s %(method)s %(path)s %(status)s %(duration_ms)s ms",
+        fields,
+        extra=fields | notes,
+    )

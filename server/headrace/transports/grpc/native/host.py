@@ -1,0 +1,89 @@
+"""What all connections of a server share."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from headrace.engine.admission import Admission
+from headrace.transports.grpc.access import UNAVAILABLE, UNIMPLEMENTED
+from headrace.transports.grpc.call import Handlers
+from headrace.transports.grpc.native.head import CallHead, read_head, refusal
+from headrace.transports.grpc.native.rpc import DirectRpc, RefusedRpc, Rpc
+from headrace.transports.grpc.native.sessions import SessionRpc
+from headrace.transports.grpc.native.tasks import BidiStreamRpc, ServerStreamRpc, TaskRpc
+from headrace.wire.http2.budget import Limits
+from headrace.wire.http2.request_headers import Headers
+
+if TYPE_CHECKING:
+    from headrace.transports.grpc.native.link import Link
+
+_BUFFER = 128 << 10  # bytes that are received at once
+
+
+class Host:
+    """Handlers, limits, and what is to be written at the end of this turn of the loop."""
+
+    def __init__(
+        self,
+        handlers: Handlers,
+        admission: Admission,
+        max_message: int,
+        access_log: bool,
+        limits: Limits,
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.admission = admission
+        self.max_message = max_message
+        self.access_log = access_log
+        self.limits = limits
+        # Calls that only their client ends. What they wait for holds nobody up at a stop.
+        self.endless: set[Rpc] = set()
+        # Received bytes are here only while they are being taken in, so one is enough for all.
+        self.buffer = memoryview(bytearray(_BUFFER))
+        self.links: set[Link] = set()  # connections
+        self.on_empty: Callable[[], object] | None = None  # called when the last one has closed
+        self._dirty: list[Callable[[], None]] = []
+        self._procedures: dict[str, tuple[type[Rpc], object]] = {}
+        for kind, table in (
+            (DirectRpc, handlers.direct),
+            (TaskRpc, handlers.unary),
+            (ServerStreamRpc, handlers.server_stream),
+            (BidiStreamRpc, handlers.bidi_stream),
+            (SessionRpc, handlers.sessions),
+        ):
+            for path, handler in table.items():
+                self._procedures[path] = (kind, handler)
+
+    def interpret(self, link: "Link", headers: Headers) -> CallHead:
+        """The head of a call, with who handles it; raises `StreamFailure`."""
+        head = read_head(headers)
+        head.link = link
+        head.kind, head.handler = self._procedures.get(head.path, (RefusedRpc, None))
+        if head.refusal is not None:
+            head.kind = RefusedRpc
+        elif head.handler is None:
+            head.refusal = refusal(UNIMPLEMENTED, f"unknown method {head.path[:200]}")
+        return head
+
+    def overflown(self, link: "Link", number: int, path: str) -> Rpc:
+        """A call on a connection that has too much waiting for its client already."""
+        head = CallHead(path)
+        head.refusal = refusal(UNAVAILABLE, "too many responses wait for the client to read them")
+        return RefusedRpc(link, number, head)
+
+    def lost(self, link: "Link") -> None:
+        """A connection has closed."""
+        self.links.discard(link)
+        if not self.links and self.on_empty is not None:
+            self.on_empty()
+
+    def flush_soon(self, flush: Callable[[], None]) -> None:
+        """Call `flush` at the end of this turn of the loop."""
+        self._dirty.append(flush)
+        if len(self._dirty) == 1:
+            self.loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        dirty, self._dirty = self._dirty, []
+        for flush in dirty:
+            flush()

@@ -1,0 +1,133 @@
+"""One client's connection: the socket's side of `headrace.wire.http2`."""
+
+import asyncio
+import logging
+import socket
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from headrace.transports.grpc.native.head import RESPONSE_HEAD
+from headrace.wire.http2.connection import Connection
+
+if TYPE_CHECKING:
+    from headrace.transports.grpc.native.host import Host
+
+log = logging.getLogger(__name__)
+
+_PUMP = 1 << 20  # bytes of queued messages that are given to the socket at once
+_WRITE_HIGH = 1 << 20  # bytes that the socket has not taken, from which on nothing more is read
+_CLOSE_SECS = 10.0
+
+
+class Link(asyncio.BufferedProtocol):
+    """Carries bytes between a socket and a `Connection`; closes the socket when that is over.
+
+    Nothing is read while the client does not take what is written, so what waits is bounded.
+    """
+
+    def __init__(self, host: "Host") -> None:
+        self.host = host
+        self.peer = ""  # the client's address, without its port
+        self._buffer = host.buffer
+        self._rest = b""
+        self._paused = False
+        self._closed = False
+        self._now = host.loop.time
+        self.http2 = Connection(
+            partial(host.interpret, self), RESPONSE_HEAD, self._wake, host.limits
+        )
+        self.sender = self.http2.sender
+        self.streams = self.http2.streams
+        self._receive = self.http2.receive
+        self.opened = 0.0  # when; in seconds of the loop's clock
+
+    # --- asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Greet."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._write = self._transport.write
+        self._transport.set_write_buffer_limits(_WRITE_HIGH)
+        encrypted = transport.get_extra_info("ssl_object")
+        if encrypted is not None and encrypted.selected_alpn_protocol() != "h2":
+            transport.abort()  # type: ignore[attr-defined]
+            return
+        self.opened = self._now()
+        self.host.links.add(self)
+        name = transport.get_extra_info("peername")
+        self.peer = str(name[0]) if isinstance(name, tuple) else str(name)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self.http2.start()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where to put what comes next: behind what is left of the last time."""
+        rest = self._rest
+        if not rest:
+            return self._buffer
+        self._buffer[: len(rest)] = rest
+        return self._buffer[len(rest) :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """So many bytes have come."""
+        end = nbytes + len(self._rest)
+        used = self._receive(self._buffer, end, self._now())
+        self._rest = bytes(self._buffer[used:end]) if used < end else b""
+
+    def eof_received(self) -> bool:
+        """The client sends nothing any more: it does not wait for answers either."""
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Everything that is under way is cancelled."""
+        self.http2.lost()
+        self.host.lost(self)
+
+    def pause_writing(self) -> None:
+        """The client does not keep up."""
+        self._paused = True
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        self._paused = False
+        self._transport.resume_reading()
+        self._wake()
+
+    # --- writing
+
+    def flush(self) -> None:
+        """Write what has collected."""
+        sender = self.sender
+        sender.awake = False
+        if sender.queued and not self._paused:
+            self.http2.pump(_PUMP)
+        if sender.out:
+            buffers = sender.take()
+            if len(buffers) == 1:
+                self._write(buffers[0])
+            else:
+                self._transport.writelines(buffers)
+        if self.http2.closing:
+            self._close()
+        elif sender.can_pump and not self._paused:
+            sender.rouse()
+
+    def _close(self) -> None:
+        """Close the socket when everything is written, or the client takes too long to read it."""
+        if self._closed:
+            return
+        self._closed = True
+        if self.http2.failure:
+            log.debug("hung up on %s: %s", self.peer, self.http2.failure)
+        self._transport.close()
+        self.host.loop.call_later(_CLOSE_SECS, self._transport.abort)
+
+    def _wake(self) -> None:
+        self.host.flush_soon(self.flush)
+
+    def abort(self) -> None:
+        """Close the socket at once."""
+        self._transport.abort()

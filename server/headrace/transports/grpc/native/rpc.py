@@ -1,0 +1,336 @@
+"""A call on a stream: messages out of DATA, a deadline, and one end.
+
+gRPC's messages have a prefix of five bytes: whether they are compressed, and their length. A
+message that comes in one piece is taken out of the received bytes at once. A longer one is
+gathered: the length is held against the limit, the bytes are counted by admission as they come, and
+they go to their place in memory that the system hands out as it is written to.
+"""
+
+import asyncio
+import logging
+from struct import Struct
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headrace.core.errors import InvalidRequest, PayloadTooLarge, ServerError
+from headrace.core.tensors import Buffer
+from headrace.transports.grpc.access import (
+    CANCELLED,
+    DEADLINE_EXCEEDED,
+    error_text,
+    log_access,
+)
+from headrace.transports.grpc.call import Message
+from headrace.transports.grpc.native.head import RESPONSE_HEAD, CallHead, status_fields
+from headrace.wire.compression import compress, decompress, too_large
+from headrace.wire.http2.protocol import ErrorCode
+from headrace.wire.http2.sender import OK_FIELDS
+from headrace.wire.http2.stream import Fields, Stream
+from headrace.wire.status import INTERNAL, INTERNAL_TEXT, STATUS
+
+if TYPE_CHECKING:
+    from headrace.transports.grpc.native.link import Link
+
+log = logging.getLogger(__name__)
+
+_PREFIX = 5
+_unpack_prefix = Struct(">BI").unpack_from
+_pack_prefix = Struct(">BI").pack
+_TRUNCATED = "the request ends within a message"
+
+
+class _Gathering:
+    """A message that is not here as a whole yet."""
+
+    __slots__ = ("compressed", "filled", "length", "prefix", "view")
+
+    def __init__(self) -> None:
+        self.prefix = b""
+        self.compressed = 0
+        self.length = -1  # of the message, once the prefix is here
+        self.view = memoryview(b"")
+        self.filled = 0
+
+
+class Rpc(Stream):
+    """One call. Subclasses run it; exactly one of `on_gone` and the finishing methods ends it."""
+
+    __slots__ = (
+        "_begun", "_gathering", "_head_sent", "_host", "_link", "_notes", "_timer",
+        "_trailing", "client", "finished", "head",
+    )  # fmt: skip
+
+    def __init__(self, link: "Link", number: int, head: CallHead) -> None:
+        super().__init__(number)
+        host = link.host
+        self._link = link
+        self._host = host
+        self.head = head
+        self.finished = False
+        self._gathering: _Gathering | None = None
+        self._head_sent = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._notes: dict[str, str] | None = None
+        self._trailing: Fields | None = None
+        self.expected = head.content_length
+        if host.access_log:
+            self._begun = perf_counter()
+            self.client: str = link.peer
+        if head.timeout is not None:
+            self._timer = host.loop.call_later(head.timeout, self._expire)
+
+    # --- what handlers see
+
+    def metadata(self) -> dict[str, str]:
+        """`Call.metadata`."""
+        return self.head.metadata
+
+    def set_trailing(self, name: str, value: str) -> None:
+        """`Call.set_trailing`."""
+        if self._trailing is None:
+            self._trailing = []
+        self._trailing.append((name.encode(), value.encode()))
+
+    def note(self, model: str, version: str, request_id: str) -> None:
+        """`Call.note`."""
+        if self._host.access_log:
+            self._notes = {"model": model, "version": version, "request_id": request_id}
+
+    # --- for subclasses
+
+    def message(self, data: Buffer) -> None:
+        """Take a message. May raise `ServerError`."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """The client sends no more. May raise `ServerError`."""
+        raise NotImplementedError
+
+    def abandon(self) -> None:
+        """Nobody waits for what is being done for this call any more."""
+        raise NotImplementedError
+
+    # --- answering
+
+    def write(self, message: Message) -> None:
+        """Send a message, after the response's head if it is the first."""
+        head = self.head
+        sender = self._link.sender
+        packing = ""
+        if head.encoding and head.accepts:  # as the client does it
+            packing = head.encoding if head.encoding in head.accepts else head.accepts[0]
+        if not self._head_sent:
+            self._head_sent = True
+            sender.head(self, [(b"grpc-encoding", packing.encode())] if packing else None)
+        if packing:
+            message = [compress(b"".join(message), packing)]
+        size = sum(map(len, message))
+        sender.data(self, [_pack_prefix(1 if packing else 0, size), *message], size + _PREFIX)
+
+    def close(self, status: int = 0, text: str = "") -> None:
+        """End the call with a status."""
+        if self.finished:
+            return
+        self._settle(status)
+        fields = status_fields(status, text) if status else OK_FIELDS
+        if self._trailing is not None:
+            fields = fields + self._trailing
+        sender = self._link.sender
+        if self._head_sent:
+            sender.trailers(self, fields)
+        else:
+            sender.refuse(self, 200, [*RESPONSE_HEAD, *fields])
+        if self.local_closed:
+            self._link.streams.sent_all(self)
+
+    def fail(self, error: ServerError) -> None:
+        """End the call with an error's status."""
+        self.close(STATUS[type(error)].grpc, error_text(error))
+
+    def guard(self, error: Exception) -> None:
+        """End the call with what a handler raised."""
+        if isinstance(error, ServerError):
+            self.fail(error)
+        else:
+            log.error("bug in %s", self.head.path, exc_info=error)
+            self.close(INTERNAL.grpc, INTERNAL_TEXT)
+
+    def _settle(self, status: int) -> None:
+        """What every end has in common."""
+        self.finished = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._gathering is not None:
+            self._stop_gathering()
+        host = self._host
+        if host.access_log:
+            log_access(self.client, self.head.path, status, self._begun, self._notes or {})
+
+    def _expire(self) -> None:
+        self._timer = None
+        if not self.finished:
+            self.abandon()
+            self.close(DEADLINE_EXCEEDED, "Deadline Exceeded")
+
+    # --- events of the stream
+
+    def on_data(self, view: memoryview, start: int, stop: int) -> None:
+        """Take messages out of received bytes."""
+        try:
+            if self._gathering is None:
+                while stop - start >= _PREFIX:
+                    compressed, length = _unpack_prefix(view, start)
+                    begin = start + _PREFIX
+                    after = begin + length
+                    if after > stop or compressed or length > self._host.max_message:
+                        break
+                    self.message(bytes(view[begin:after]))
+                    start = after
+            while start < stop and not self.finished:
+                start = self._gather(view, start, stop)
+        except Exception as error:
+            self.guard(error)
+
+    def on_end(self) -> None:
+        """No more DATA."""
+        if self.finished:
+            return
+        try:
+            if self._gathering is not None:
+                raise InvalidRequest(_TRUNCATED)
+            self.end()
+        except Exception as error:
+            self.guard(error)
+
+    def on_gone(self, code: ErrorCode) -> None:
+        """The client has cancelled the call, or is gone."""
+        if not self.finished:
+            self._settle(CANCELLED)
+            self.abandon()
+
+    # --- gathering
+
+    def _gather(self, view: memoryview, start: int, stop: int) -> int:
+        """Take part of a message; the position after it."""
+        part = self._gathering
+        if part is None:
+            part = self._gathering = _Gathering()
+        if part.length < 0:
+            size = min(_PREFIX - len(part.prefix), stop - start)
+            part.prefix += bytes(view[start : start + size])
+            if len(part.prefix) == _PREFIX:
+                self._begin_message(part, stop - start - size)
+            start += size
+        if part.length >= 0:
+            size = min(part.length - part.filled, stop - start)
+            if size:
+                self._host.admission.grow(size)
+                part.view[part.filled : part.filled + size] = view[start : start + size]
+                part.filled += size
+                start += size
+            if part.filled == part.length:
+                self._stop_gathering()
+                self.message(self._unpacked(part) if part.compressed else part.view)
+        return start
+
+    def _begin_message(self, part: _Gathering, here: int) -> None:
+        """The prefix is here: decide whether to take the message; raises `ServerError`."""
+        compressed, length = _unpack_prefix(part.prefix)
+        limit = self._host.max_message
+        if length > limit:
+            raise PayloadTooLarge(too_large("request message", limit, length))
+        if compressed > 1 or (compressed and not self.head.encoding):
+            raise InvalidRequest("a message is compressed, but grpc-encoding does not say how")
+        self._host.admission.enter(0, length)
+        part.compressed = compressed
+        part.length = length
+        # Not a bytearray, which would be written to from end to end when it is made.
+        part.view = np.empty(length, np.uint8).data
+        if length > here:
+            self._link.http2.data.expect(self, length - here)
+
+    def _stop_gathering(self) -> None:
+        part, self._gathering = self._gathering, None
+        if part is not None and part.length >= 0:
+            self._host.admission.leave(part.filled)
+
+    def _unpacked(self, part: _Gathering) -> bytes | memoryview:
+        return decompress(bytes(part.view), self.head.encoding, self._host.max_message)
+
+
+class RefusedRpc(Rpc):
+    """A call that its head alone has answered."""
+
+    __slots__ = ()
+
+    def __init__(self, link: "Link", number: int, head: CallHead) -> None:
+        super().__init__(link, number, head)
+        assert head.refusal is not None
+        status, fields = head.refusal
+        self._settle(int(dict(fields).get(b"grpc-status", b"2")))
+        link.sender.refuse(self, status, fields)  # the connection sees that it has ended
+
+    def on_data(self, view: memoryview, start: int, stop: int) -> None:
+        """Of no interest."""
+
+
+class DirectRpc(Rpc):
+    """A unary call whose handler is called in the turn of the loop in which the message came."""
+
+    __slots__ = ("_data", "_ticket")
+
+    def __init__(self, link: "Link", number: int, head: CallHead) -> None:
+        super().__init__(link, number, head)
+        self._data: Buffer | None = None
+        self._ticket: Any = None
+
+    def message(self, data: Buffer) -> None:
+        """Keep the one message until the client has closed its side."""
+        if self._data is not None:
+            raise InvalidRequest("a unary call has one message, got another")
+        self._data = data
+
+    def end(self) -> None:
+        """Call the handler."""
+        data, self._data = self._data, None
+        if data is None:
+            raise InvalidRequest("a unary call has one message, got none")
+        handler: Any = self.head.handler
+        ticket = handler(data, self)
+        if not self.finished:
+            self._ticket = ticket
+
+    def respond(self, message: Message) -> None:
+        """`Reply.respond`."""
+        if self.finished:
+            return
+        self._ticket = None
+        if (
+            self._trailing is None
+            and not self.head.encoding
+            and self._link.sender.answer(self, message, sum(map(len, message)))
+        ):
+            self._settle(0)
+            link = self._link
+            link.streams.sent_all(self)
+            if link.streams.open:
+                link.sender.rouse()  # the others' answers may come in the same turn of the loop
+            else:
+                link.flush()
+            return
+        self.write(message)
+        self.close()
+
+    def fail(self, error: ServerError) -> None:
+        """`Reply.fail`."""
+        self._ticket = None
+        super().fail(error)
+
+    def abandon(self) -> None:
+        """Cancel the request."""
+        ticket, self._ticket = self._ticket, None
+        if ticket is not None:
+            ticket.cancel()

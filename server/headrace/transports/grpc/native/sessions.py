@@ -1,0 +1,102 @@
+"""Calls whose messages are given to a session as they come, without a task."""
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from headrace.core.errors import ServerError
+from headrace.core.tensors import Buffer
+from headrace.transports.grpc.call import Message, Session
+from headrace.transports.grpc.native.head import CallHead
+from headrace.transports.grpc.native.rpc import Rpc
+from headrace.transports.grpc.native.tasks import CONGESTED
+
+if TYPE_CHECKING:
+    from headrace.transports.grpc.native.link import Link
+
+
+class SessionRpc(Rpc):
+    """A call with many messages both ways, and the client's end of it for the session.
+
+    While the session holds, messages wait here, and the client's window stays as it is: it bounds
+    how much can come.
+    """
+
+    __slots__ = ("_half_closed", "_inbox", "_session")
+
+    def __init__(self, link: "Link", number: int, head: CallHead) -> None:
+        super().__init__(link, number, head)
+        self._inbox: deque[Buffer] = deque()
+        self._half_closed = False
+        handler: Any = head.handler
+        self._session: Session | None = handler(self)
+
+    # --- for the session
+
+    @property
+    def congested(self) -> bool:
+        """`Peer.congested`."""
+        return self.queued >= CONGESTED
+
+    def send(self, message: Message) -> None:
+        """`Peer.send`."""
+        if not self.finished:
+            self.write(message)
+
+    def finish(self, error: ServerError | None = None) -> None:
+        """`Peer.finish`."""
+        if error is None:
+            self.close()
+        else:
+            self.fail(error)
+
+    def hold(self, held: bool) -> None:
+        """`Peer.hold`."""
+        if held:
+            self.held = True
+            return
+        self.held = False
+        try:
+            self._hand_on()
+        except Exception as error:
+            self.guard(error)
+        if not self.held and not self.finished:
+            self._link.http2.release(self)
+
+    # --- for the call
+
+    def message(self, data: Buffer) -> None:
+        """Hand a message on, or keep it."""
+        if self.held or self._inbox:
+            self._inbox.append(data)
+        elif self._session is not None:
+            self._session.receive(data)
+
+    def end(self) -> None:
+        """Hand the end on, behind the messages."""
+        self._half_closed = True
+        self._hand_on()
+
+    def abandon(self) -> None:
+        """`closed` is told by `_settle`, as for every other end."""
+
+    def on_sent(self) -> None:
+        """Tell the session that there is room."""
+        if self._session is not None and not self.congested:
+            try:
+                self._session.sent()
+            except Exception as error:
+                self.guard(error)
+
+    def _hand_on(self) -> None:
+        while self._inbox and not self.held and self._session is not None:
+            self._session.receive(self._inbox.popleft())
+        if self._half_closed and not self._inbox and self._session is not None:
+            self._half_closed = False
+            self._session.half_close()
+
+    def _settle(self, status: int) -> None:
+        super()._settle(status)
+        self._inbox.clear()
+        session, self._session = self._session, None
+        if session is not None:
+            session.closed()

@@ -1,0 +1,49 @@
+"""TLS for gRPC, from PEM files."""
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Paths of the server's certificate and key, and of the roots of clients' certificates.
+
+    `mutual` takes only clients that have a certificate.
+    """
+
+    certificate: str
+    key: str
+    root: str = ""
+    mutual: bool = False
+
+    def check(self) -> None:
+        """Raise `OSError` that names the setting which does not do."""
+        for setting, path, needed in (
+            ("--grpc-server-cert", self.certificate, True),
+            ("--grpc-server-key", self.key, True),
+            ("--grpc-root-cert", self.root, self.mutual),
+        ):
+            if needed and not path:
+                raise OSError(f"gRPC with TLS needs {setting}")
+            if path and not Path(path).is_file():
+                raise OSError(f"{setting}: there is no file {path}")
+
+    def context(self) -> ssl.SSLContext:
+        """For a server of our own that speaks HTTP/2; raises `OSError`."""
+        self.check()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        # RFC 9113, section 9.2: no compression, no renegotiation, no weak ciphers of TLS 1.2.
+        context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+        context.set_ciphers("ECDHE+AESGCM:ECDHE+CHACHA20")
+        context.set_alpn_protocols(["h2"])
+        try:
+            context.load_cert_chain(self.certificate, self.key)
+            if self.root:
+                context.load_verify_locations(self.root)
+        except ssl.SSLError as error:
+            raise OSError(f"the TLS files for gRPC cannot be used: {error}") from None
+        if self.mutual:
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context

@@ -1,0 +1,338 @@
+"""A connection of an HTTP/2 server (RFC 9113): received bytes become calls of streams.
+
+Sans-I/O: `receive` is given what has arrived and the time; frames to send collect in `sender`. One
+pass over the bytes; payload of DATA is handed on as it comes, everything else frame by frame.
+Priorities are ignored, section 5.3.2. Nothing here raises for what a peer does: an error of a
+stream resets it, one of the connection sends GOAWAY and sets `closing`.
+"""
+
+from collections.abc import Callable
+
+from headrace.wire.http2.budget import Limits
+from headrace.wire.http2.data_reader import DataReader
+from headrace.wire.http2.head_reader import Head, HeadReader
+from headrace.wire.http2.protocol import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    DEFAULT_FRAME,
+    DEFAULT_WINDOW,
+    END_STREAM,
+    GOAWAY,
+    HEAD_SIZE,
+    HEADERS,
+    MAX_WINDOW,
+    PADDED,
+    PING,
+    PREFACE,
+    PRIORITY,
+    PUSH_PROMISE,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    ConnectionFailure,
+    ErrorCode,
+    Setting,
+    StreamFailure,
+    goaway,
+    settings_frame,
+    unpack_head,
+    unpack_setting,
+    unpack_word,
+)
+from headrace.wire.http2.request_headers import Headers
+from headrace.wire.http2.sender import Sender
+from headrace.wire.http2.stream import Fields, Stream
+from headrace.wire.http2.streams import Streams
+
+_DRAIN_PING = b"headrace"
+_SMALL_UPDATE = 1024  # bytes; WINDOW_UPDATEs of less mean nothing by themselves
+_SETTINGS_COST = 5  # PINGs: each may change the windows of all streams
+_FIXED_SIZES = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
+
+
+class Connection:
+    """One connection. Owned by the thread of its event loop."""
+
+    def __init__(
+        self,
+        interpret: Callable[[Headers], Head],
+        response_head: Fields,
+        wake: Callable[[], None],
+        limits: Limits,
+    ) -> None:
+        """`interpret` makes something of a request's fields; `wake` is the sender's."""
+        self.limits = limits
+        self.sender = Sender(response_head, wake)
+        self.streams = Streams(self.sender, limits)
+        self.data = DataReader(self.streams, self.sender, limits)
+        self.settled = False  # the peer's preface and settings are here
+        self._heads = HeadReader(interpret, self.streams, limits)
+        self._preface = PREFACE  # what of it is still to come
+        self.failure = ""  # why we ended it, if we did
+        self._failed = False
+        self._draining = False
+
+    @property
+    def closing(self) -> bool:
+        """Whether the socket is to be closed once what was sent is written."""
+        return self._failed or self.streams.drained
+
+    def start(self) -> None:
+        """Send the server's preface, section 3.4."""
+        limits = self.limits
+        values = {
+            Setting.MAX_CONCURRENT_STREAMS: limits.streams,
+            Setting.INITIAL_WINDOW_SIZE: limits.stream_window,
+            Setting.MAX_FRAME_SIZE: limits.frame,
+            Setting.MAX_HEADER_LIST_SIZE: limits.header_list,
+            Setting.NO_RFC7540_PRIORITIES: 1,
+        }
+        self.sender.send(settings_frame(values))
+        self.sender.give_window(0, limits.connection_window - DEFAULT_WINDOW)
+
+    def receive(self, view: memoryview, end: int, now: float) -> int:
+        """Take in `view[:end]`; how many bytes of it were consumed.
+
+        The rest, less than a frame other than DATA, has to come again before what follows it.
+        `now` is in seconds of any clock that does not go back.
+        """
+        if self._failed:
+            return end
+        self.streams.now = now
+        data = self.data
+        try:
+            position = self._read_preface(view, end) if self._preface else 0
+            if data.left or data.skip:
+                position = data.resume(view, position, end)
+            if position < end and not self._preface:
+                position = self._frames(view, position, end)
+        except ConnectionFailure as failure:
+            self.fail(failure.code, str(failure))
+            return end
+        if data.window < self.limits.connection_window:
+            data.credit_connection()
+        return position
+
+    def lost(self) -> None:
+        """The connection is no more."""
+        self._failed = True
+        self.streams.lose_all()
+
+    def fail(self, code: ErrorCode, text: str = "") -> None:
+        """End the connection with an error, section 5.4.1."""
+        if not self._failed:
+            self.failure = f"{code.name}: {text}"
+            self.sender.send(goaway(self.streams.last, code, text))
+            self.lost()
+
+    def drain(self) -> None:
+        """Take no more streams, as soon as the peer knows of it, section 6.8."""
+        if not self._draining and not self._failed:
+            self._draining = True
+            self.sender.send(goaway(MAX_WINDOW, ErrorCode.NO_ERROR))
+            self.sender.ping(_DRAIN_PING)
+
+    def finish_drain(self) -> None:
+        """Ignore streams opened from now on; the answer to `drain`'s PING does this by itself."""
+        streams = self.streams
+        if self._draining and streams.drain_to == MAX_WINDOW and not self._failed:
+            streams.drain_to = streams.last
+            self.sender.send(goaway(streams.last, ErrorCode.NO_ERROR))
+            streams.look_if_drained()
+
+    def release(self, stream: Stream) -> None:
+        """Give the window back to the peer that `held` has kept."""
+        stream.held = False
+        self.data.credit(stream, 0)
+
+    def pump(self, limit: int) -> None:
+        """Let the sender send what waits, about `limit` bytes."""
+        for stream in self.sender.pump(limit):
+            self.streams.sent_all(stream)
+
+    # --- frames
+
+    def _read_preface(self, view: memoryview, end: int) -> int:
+        position = min(len(self._preface), end)
+        if view[:position] != self._preface[:position]:
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "not HTTP/2")
+        self._preface = self._preface[position:]
+        return position
+
+    def _frames(self, view: memoryview, position: int, end: int) -> int:
+        streams, data, heads = self.streams, self.data, self._heads
+        opened = streams.open
+        largest = self.limits.frame
+        while end - position >= HEAD_SIZE:
+            high, low, kind, flags, number = unpack_head(view, position)
+            length = high << 8 | low
+            number &= MAX_WINDOW
+            start = position + HEAD_SIZE
+            stop = start + length
+            if length > largest:
+                raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "frame too large")
+            if heads.awaited and (kind != CONTINUATION or number != heads.awaited):
+                raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "CONTINUATION expected")
+            if kind == DATA:
+                stream = opened.get(number)
+                if (
+                    stream is None
+                    or stop > end
+                    or flags & PADDED
+                    or stream.remote_closed
+                    or not length
+                ):
+                    after = data.begin(view, flags, number, start, stop, end)
+                    if after < 0:
+                        return position
+                    if data.left or data.skip:
+                        return end
+                    position = after
+                    continue
+                data.window -= length
+                stream.window -= length
+                if data.window < 0 or stream.window < 0:
+                    data.exceeded(stream)
+                elif stream.expected < 0 or data.as_announced(stream, length, flags):
+                    stream.on_data(view, start, stop)
+                    if flags & END_STREAM:
+                        streams.received_all(stream)
+                    else:
+                        data.credit(stream, length)
+            elif stop > end:
+                self._check(kind, length)
+                if kind == GOAWAY or kind > CONTINUATION:
+                    streams.count_control(1)
+                    data.skip = stop - end
+                    return end
+                return position
+            elif kind == HEADERS and self.settled:
+                if length > DEFAULT_FRAME:
+                    self._check(kind, length)
+                heads.headers(view, flags, number, start, stop)
+            else:
+                self._other(view, kind, flags, number, start, stop)
+            position = stop
+        return position
+
+    def _check(self, kind: int, length: int) -> None:
+        """Refuse frames of a wrong size before they are here as a whole, section 4.2.
+
+        And any but SETTINGS as the first, section 3.4.
+        """
+        if not self.settled and kind != SETTINGS:
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "SETTINGS expected")
+        wrong = _FIXED_SIZES.get(kind, length) != length
+        if wrong or (kind == SETTINGS and length % 6):
+            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, f"frame of type {kind}: bad size")
+        if length > DEFAULT_FRAME and kind in (HEADERS, CONTINUATION, SETTINGS):
+            raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, f"frame of type {kind}: too large")
+
+    def _other(
+        self, view: memoryview, kind: int, flags: int, number: int, start: int, stop: int
+    ) -> None:
+        self._check(kind, stop - start)
+        if kind == WINDOW_UPDATE:
+            self._window_update(number, unpack_word(view, start)[0] & MAX_WINDOW)
+        elif kind == RST_STREAM:
+            self._rst_stream(number, unpack_word(view, start)[0])
+        elif kind == PING:
+            _on_connection(number)
+            self._ping(flags, bytes(view[start:stop]))
+        elif kind == SETTINGS:
+            _on_connection(number)
+            self._settings(flags, view, start, stop)
+        elif kind == CONTINUATION:
+            self._heads.continuation(view, flags, start, stop)
+        elif kind == PRIORITY:
+            if not number:
+                raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "PRIORITY on stream 0")
+            self.streams.count_control(1)
+        elif kind == PUSH_PROMISE:
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
+        else:  # GOAWAY: the client will end by itself; unknown types are ignored, section 5.5
+            if kind == GOAWAY:
+                _on_connection(number)
+            self.streams.count_control(1)
+
+    def _rst_stream(self, number: int, code: int) -> None:
+        streams = self.streams
+        stream = streams.open.get(number)
+        if stream is not None:
+            known = code <= ErrorCode.HTTP_1_1_REQUIRED
+            streams.reset_by_peer(stream, ErrorCode(code) if known else ErrorCode.CANCEL)
+            return
+        if streams.is_idle(number):
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "RST_STREAM on an idle stream")
+        streams.count_control(1)
+
+    def _window_update(self, number: int, increment: int) -> None:
+        streams = self.streams
+        if increment < _SMALL_UPDATE:
+            streams.count_control(1)
+        if not number:
+            if not increment:
+                raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
+            self.sender.widen(increment)
+            return
+        stream = streams.open.get(number)
+        if stream is None:
+            if streams.is_idle(number):
+                raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE: idle stream")
+            streams.count_control(1)
+        elif not increment:
+            streams.fail(stream, ErrorCode.PROTOCOL_ERROR)
+        else:
+            try:
+                self.sender.widen_stream(stream, increment)
+            except StreamFailure as failure:
+                streams.fail(stream, failure.code)
+
+    def _ping(self, flags: int, payload: bytes) -> None:
+        self.streams.count_control(1)
+        if not flags & ACK:
+            self.sender.answer_ping(payload)
+        elif payload == _DRAIN_PING:
+            self.finish_drain()
+
+    def _settings(self, flags: int, view: memoryview, start: int, stop: int) -> None:
+        if flags & ACK:
+            if start != stop:
+                raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS ACK with values")
+            if not self.settled:
+                raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "SETTINGS expected")
+            self.streams.count_control(1)
+            return
+        self.streams.count_control(_SETTINGS_COST)
+        self.settled = True
+        # The last value of each counts; applying every one would be work for a frame full of them.
+        values = dict(unpack_setting(view, position) for position in range(start, stop, 6))
+        for name, value in values.items():
+            self._setting(name, value)
+        self.sender.acknowledge_settings()
+
+    def _setting(self, name: int, value: int) -> None:
+        sender = self.sender
+        if name == Setting.INITIAL_WINDOW_SIZE:
+            if value > MAX_WINDOW:
+                raise ConnectionFailure(ErrorCode.FLOW_CONTROL_ERROR, "initial window too large")
+            change, sender.initial_window = value - sender.initial_window, value
+            for stream in self.streams.open.values() if change else ():
+                try:
+                    sender.widen_stream(stream, change)
+                except StreamFailure as failure:  # here it is the connection's error
+                    raise ConnectionFailure(failure.code, str(failure)) from None
+        elif name == Setting.MAX_FRAME_SIZE:
+            if not DEFAULT_FRAME <= value < 1 << 24:
+                raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "bad maximum frame size")
+            sender.frame = value
+        elif name == Setting.HEADER_TABLE_SIZE:
+            sender.blocks.limit_table(value)
+        elif name == Setting.ENABLE_PUSH and value > 1:
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "bad value of ENABLE_PUSH")
+
+
+def _on_connection(number: int) -> None:
+    if number:
+        raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"frame on stream {number}, not on 0")

@@ -1,0 +1,168 @@
+"""DATA as it comes: in parts, padded, or for streams that do not take it; and our own windows.
+
+Bytes count against a window when their frame's head is here, and go back to it, many at once, when
+the stream has taken them, section 6.9.
+"""
+
+from headrace.wire.http2.budget import Limits
+from headrace.wire.http2.protocol import (
+    END_STREAM,
+    MAX_WINDOW,
+    PADDED,
+    ConnectionFailure,
+    ErrorCode,
+)
+from headrace.wire.http2.sender import Sender
+from headrace.wire.http2.stream import Stream
+from headrace.wire.http2.streams import Streams
+
+
+class DataReader:
+    """Owned by its connection, which deals with whole, unpadded frames of open streams itself.
+
+    `left` bytes of the current frame's payload are still to come, then `skip` bytes of no interest.
+    """
+
+    __slots__ = (
+        "_ends", "_half", "_limits", "_sender", "_stream", "_streams", "left", "skip", "window",
+    )  # fmt: skip
+
+    def __init__(self, streams: Streams, sender: Sender, limits: Limits) -> None:
+        self.left = 0
+        self.skip = 0
+        self.window = limits.connection_window
+        self._streams = streams
+        self._sender = sender
+        self._limits = limits
+        self._half = limits.stream_window >> 1
+        self._stream: Stream | None = None  # whose frame `left` is about; None if it goes nowhere
+        self._ends = False
+
+    def begin(
+        self, view: memoryview, flags: int, number: int, start: int, stop: int, end: int
+    ) -> int:
+        """Take a frame with the payload `view[start:stop]`, as far as it is before `end`.
+
+        The position after what was taken; -1 if the frame is needed again once there is more of it.
+        Raises `ConnectionFailure`.
+        """
+        length = stop - start
+        padding = 0
+        if flags & PADDED:
+            if not length:
+                raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "DATA too short")
+            if start >= end:
+                return -1
+            if view[start] >= length:
+                raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "more padding than DATA")
+            padding = view[start] + 1
+            start += 1
+        self.window -= length
+        if self.window < 0:
+            raise ConnectionFailure(ErrorCode.FLOW_CONTROL_ERROR, "connection window exceeded")
+        stream = self._streams.open.get(number)
+        if stream is None or stream.remote_closed:
+            self._stray(number, stream)
+            stream = None
+        elif not self._accept(stream, length, length - padding, flags):
+            stream = None
+        self._stream = stream
+        self._ends = bool(flags & END_STREAM)
+        self.left = length - padding
+        self.skip = max(padding - 1, 0)
+        if stream is not None and padding:
+            self.credit(stream, padding)
+        if not self.left:
+            self._finish()
+        return self.resume(view, start, end)
+
+    def resume(self, view: memoryview, position: int, end: int) -> int:
+        """Take what is here of the current frame; the position after it."""
+        left = self.left
+        if left:
+            nbytes = min(left, end - position)
+            self.left = left - nbytes
+            self._hand_on(view, position, nbytes)
+            position += nbytes
+            if not self.left:
+                self._finish()
+        if self.skip and not self.left:
+            passed = min(self.skip, end - position)
+            self.skip -= passed
+            position += passed
+        return position
+
+    def credit(self, stream: Stream, nbytes: int) -> None:
+        """A stream has taken bytes: give them back to its window when they are many."""
+        stream.consumed += nbytes
+        if stream.consumed >= self._half and not stream.held and not stream.remote_closed:
+            self._sender.give_window(stream.number, stream.consumed)
+            stream.window += stream.consumed
+            stream.consumed = 0
+
+    def credit_connection(self) -> None:
+        """Give back what all streams together have taken."""
+        full = self._limits.connection_window
+        if self.window < full >> 1:
+            self._sender.give_window(0, full - self.window)
+            self.window = full
+
+    def expect(self, stream: Stream, nbytes: int) -> None:
+        """So many more bytes will be taken for sure: let the peer send them without waiting."""
+        if stream.window < nbytes and not stream.remote_closed:
+            increment = min(nbytes, MAX_WINDOW) - stream.window
+            stream.window += increment
+            stream.consumed -= increment  # given in advance
+            self._sender.give_window(stream.number, increment)
+
+    def exceeded(self, stream: Stream) -> None:
+        """A window has become negative; raises `ConnectionFailure` if it is the connection's."""
+        if self.window < 0:
+            raise ConnectionFailure(ErrorCode.FLOW_CONTROL_ERROR, "connection window exceeded")
+        self._streams.fail(stream, ErrorCode.FLOW_CONTROL_ERROR)
+
+    def as_announced(self, stream: Stream, nbytes: int, flags: int) -> bool:
+        """Hold DATA against the request's content-length, section 8.1.1; False: it was reset."""
+        stream.expected -= nbytes
+        if stream.expected < 0 or (flags & END_STREAM and stream.expected):
+            self._streams.fail(stream, ErrorCode.PROTOCOL_ERROR)
+            return False
+        return True
+
+    def _accept(self, stream: Stream, length: int, nbytes: int, flags: int) -> bool:
+        """Whether the stream may have these bytes; resets it if not."""
+        stream.window -= length
+        if stream.window < 0:
+            self.exceeded(stream)
+            return False
+        if not nbytes and not flags & END_STREAM:
+            self._streams.count_control(1)
+        return stream.expected < 0 or self.as_announced(stream, nbytes, flags)
+
+    def _stray(self, number: int, stream: Stream | None) -> None:
+        """DATA for a stream that is not open, section 5.1."""
+        streams = self._streams
+        if streams.was_reset(number):
+            return
+        if stream is not None:
+            streams.fail(stream, ErrorCode.STREAM_CLOSED)
+        elif streams.is_idle(number):
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "DATA on an idle stream")
+        else:
+            streams.refuse(number, ErrorCode.STREAM_CLOSED)
+
+    def _hand_on(self, view: memoryview, position: int, nbytes: int) -> None:
+        stream = self._stream
+        if stream is None or not nbytes:
+            return
+        if stream.remote_closed:  # it was reset meanwhile
+            self._stream = None
+            return
+        stream.on_data(view, position, position + nbytes)
+        if self.left or not self._ends:
+            self.credit(stream, nbytes)
+
+    def _finish(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None and self._ends:
+            self._streams.received_all(stream)

@@ -1,0 +1,277 @@
+"""The sending half of a connection: frames, the peer's windows, and what waits for them.
+
+Frames collect in `out`; whoever has the socket takes them from there, once per turn of its loop.
+DATA that a window does not let through stays with its stream as the buffers that it came in, which
+are sliced, never joined.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from struct import Struct
+
+from headrace.core.tensors import Buffer
+from headrace.wire.http2.protocol import (
+    ACK,
+    DATA,
+    DEFAULT_FRAME,
+    DEFAULT_WINDOW,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    MAX_WINDOW,
+    PING,
+    SETTINGS,
+    ConnectionFailure,
+    ErrorCode,
+    StreamFailure,
+    frame,
+    pack_head,
+    rst_stream,
+    window_update,
+)
+from headrace.wire.http2.response_headers import ResponseBlocks
+from headrace.wire.http2.stream import Fields, Stream
+
+# HEADERS of three bytes, the head of DATA, and the prefix of its gRPC message.
+_pack_start = Struct(">IBI3sIBIBI").pack
+_pack_end = Struct(">IBI1s").pack
+_PREFIX = 5
+_TURN = 128 << 10  # bytes of one stream before it is another's turn
+_JOINED = 16 << 10  # buffers up to this size are better joined than written one by one
+
+OK_FIELDS: Fields = [(b"grpc-status", b"0")]
+
+
+class Sender:
+    """Owned by its connection. `wake` is called when `out` or a queue stops being empty."""
+
+    def __init__(self, head: Fields, wake: Callable[[], None]) -> None:
+        """`head` are the fields of a good response's head, after the status."""
+        self.out: list[Buffer] = []
+        self.large = False  # whether `out` holds buffers that are not to be joined
+        self.queued = 0  # bytes that wait in streams
+        self.window = DEFAULT_WINDOW
+        self.initial_window = DEFAULT_WINDOW
+        self.frame = DEFAULT_FRAME
+        self.blocks = ResponseBlocks(head, OK_FIELDS)
+        self.awake = False
+        self.frames = 0  # of DATA, sent from queues
+        self._wake = wake
+        self._ready: deque[Stream] = deque()  # scheduled: something to send, and perhaps a window
+        self._blocked = False  # those in `_ready` wait for the connection's window
+
+    # --- what is sent whatever the windows are
+
+    def send(self, data: bytes) -> None:
+        """A whole frame, or several."""
+        self.out.append(data)
+        self.rouse()
+
+    def rouse(self) -> None:
+        """See to it that `out` is looked at."""
+        if not self.awake:
+            self.awake = True
+            self._wake()
+
+    def acknowledge_settings(self) -> None:
+        """SETTINGS with ACK."""
+        self.send(frame(SETTINGS, ACK, 0))
+
+    def answer_ping(self, payload: bytes) -> None:
+        """PING with ACK."""
+        self.send(frame(PING, ACK, 0, payload))
+
+    def ping(self, payload: bytes) -> None:
+        """PING."""
+        self.send(frame(PING, 0, 0, payload))
+
+    def give_window(self, stream: int, increment: int) -> None:
+        """WINDOW_UPDATE."""
+        self.send(window_update(stream, increment))
+
+    def reset(self, stream: int, code: ErrorCode) -> None:
+        """RST_STREAM."""
+        self.send(rst_stream(stream, code))
+
+    # --- responses
+
+    def answer(self, stream: Stream, message: list[Buffer], size: int) -> bool:
+        """A whole good response of one uncompressed message, if it can go at once and as usual.
+
+        False if not: then nothing was done. It is for the caller to `rouse`, or to take `out`.
+        """
+        nbytes = size + _PREFIX
+        blocks = self.blocks
+        if (
+            nbytes > self.frame
+            or nbytes > stream.send_window
+            or nbytes > self.window
+            or blocks.head is None
+            or blocks.trailers is None
+        ):
+            return False
+        self.window -= nbytes
+        number = stream.number
+        out = self.out
+        out.append(_pack_start(769, 4, number, blocks.head, nbytes << 8, 0, number, 0, size))
+        out += message
+        out.append(_pack_end(257, 5, number, blocks.trailers))
+        if size > _JOINED:
+            self.large = True
+        stream.local_closed = True
+        return True
+
+    def head(self, stream: Stream, extra: Fields | None = None) -> None:
+        """The good head of a response; `extra` are further fields, of this response alone."""
+        block = self.blocks.good_head()
+        if extra:
+            block += self.blocks.other(extra)
+        self.send(frame(HEADERS, END_HEADERS, stream.number, block))
+
+    def refuse(self, stream: Stream, status: int, fields: Fields) -> None:
+        """A response without any message: one HEADERS that ends the stream."""
+        block = self.blocks.other(fields, status)
+        self._last_headers(stream, block)
+
+    def data(self, stream: Stream, message: list[Buffer], size: int) -> None:
+        """Send `message`, of `size` bytes altogether, as soon as the windows let it through."""
+        if stream.queue is None:
+            stream.queue = deque()
+        stream.queue.extend(message)
+        stream.queued += size
+        self.queued += size
+        self._schedule(stream)
+
+    def trailers(self, stream: Stream, fields: Fields) -> None:
+        """End the response, behind all that is queued for it."""
+        if stream.queued:
+            stream.trailers = fields
+        else:
+            self._trailers(stream, fields)
+
+    def drop(self, stream: Stream) -> None:
+        """Forget what is queued for a stream that is no more."""
+        self.queued -= stream.queued
+        stream.queued = 0
+        stream.queue = None
+        stream.trailers = None
+        stream.local_closed = True
+
+    # --- the peer's windows and settings
+
+    def widen(self, increment: int) -> None:
+        """The connection's window grows; raises `ConnectionFailure`."""
+        self.window += increment
+        if self.window > MAX_WINDOW:
+            raise ConnectionFailure(ErrorCode.FLOW_CONTROL_ERROR, "connection window too large")
+        if self._ready:
+            self.rouse()
+
+    def widen_stream(self, stream: Stream, increment: int) -> None:
+        """A stream's window grows; raises `StreamFailure`."""
+        stream.send_window += increment
+        if stream.send_window > MAX_WINDOW:
+            raise StreamFailure(ErrorCode.FLOW_CONTROL_ERROR, "stream window too large")
+        if stream.queued:
+            self._schedule(stream)
+
+    # --- what waits
+
+    def pump(self, limit: int) -> list[Stream]:
+        """Move up to about `limit` queued bytes into `out`; the streams that have ended by that.
+
+        Streams take turns.
+        """
+        ended: list[Stream] = []
+        ready = self._ready
+        while ready and limit > 0 and self.window > 0:
+            stream = ready.popleft()
+            stream.scheduled = False
+            if not stream.queued:
+                continue  # dropped
+            sent = self._turn(stream, min(limit, _TURN))
+            limit -= sent
+            if stream.queued:
+                if stream.send_window > 0:
+                    stream.scheduled = True
+                    ready.append(stream)
+            elif stream.trailers is not None:
+                self._trailers(stream, stream.trailers)
+                ended.append(stream)
+                continue
+            if sent:
+                stream.on_sent()
+        return ended
+
+    @property
+    def can_pump(self) -> bool:
+        """Whether something waits that no window holds back."""
+        return bool(self._ready) and self.window > 0
+
+    def take(self) -> list[Buffer]:
+        """All frames so far; small neighbours are joined."""
+        out, self.out = self.out, []
+        if not self.large:
+            return [b"".join(out)] if len(out) > 1 else out
+        self.large = False
+        taken: list[Buffer] = []
+        small: list[Buffer] = []
+        for buffer in out:
+            if len(buffer) <= _JOINED:
+                small.append(buffer)
+                continue
+            if small:
+                taken.append(b"".join(small))
+                small.clear()
+            taken.append(buffer)
+        if small:
+            taken.append(b"".join(small))
+        return taken
+
+    def _turn(self, stream: Stream, limit: int) -> int:
+        """Send frames of one stream; how many bytes of DATA."""
+        queue = stream.queue
+        assert queue is not None
+        room = min(stream.send_window, self.window, stream.queued)
+        if room > limit:
+            room = limit
+        left = room
+        out = self.out
+        while left > 0:
+            size = min(left, self.frame)
+            left -= size
+            self.frames += 1
+            out.append(pack_head(size << 8 | DATA, 0, stream.number))
+            while size > 0:
+                buffer = queue.popleft()
+                if len(buffer) > size:
+                    view = memoryview(buffer)
+                    queue.appendleft(view[size:])
+                    buffer = view[:size]
+                if len(buffer) > _JOINED:
+                    self.large = True
+                size -= len(buffer)
+                out.append(buffer)
+        if room > 0:
+            stream.send_window -= room
+            stream.queued -= room
+            self.window -= room
+            self.queued -= room
+        return max(room, 0)
+
+    def _schedule(self, stream: Stream) -> None:
+        if not stream.scheduled and stream.send_window > 0:
+            stream.scheduled = True
+            self._ready.append(stream)
+        self.rouse()
+
+    def _trailers(self, stream: Stream, fields: Fields) -> None:
+        blocks = self.blocks
+        block = blocks.good_trailers() if fields is OK_FIELDS else blocks.other(fields)
+        stream.trailers = None
+        self._last_headers(stream, block)
+
+    def _last_headers(self, stream: Stream, block: bytes) -> None:
+        stream.local_closed = True
+        # At most some ten kilobytes, which every peer takes in one frame.
+        self.send(frame(HEADERS, END_HEADERS | END_STREAM, stream.number, block))
