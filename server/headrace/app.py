@@ -3,7 +3,8 @@
 Start: doors open first, so that probes get answers; then models are loaded; then the server is
 ready. End, on SIGTERM or SIGINT: not ready, wait for `shutdown_delay_secs` so that load balancers
 notice, admit nothing new, finish what was admitted, close the doors, free the models, exit 0. A
-second signal ends at once.
+second signal ends at once. Where models are still loading, they are given up, and what runs past
+`exit_timeout_secs` is, too: their threads cannot be stopped, so that the process ends beneath them.
 """
 
 import asyncio
@@ -11,7 +12,6 @@ import gc
 import logging
 import os
 import signal
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,29 +23,28 @@ import uvloop
 from headrace import __version__
 from headrace.backends.onnx import OnnxBackend
 from headrace.core.errors import RepositoryError
+from headrace.doors import FrontDoors, bind, grpc_handlers, tls_files, url_host
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from headrace.engine.loading import Backend, LoadOptions
-from headrace.engine.version import ModelVersion
+from headrace.engine.version import State
 from headrace.execution.cores import core_limit
 from headrace.observability.logs import configure_logging
+from headrace.observability.machine import Machine
 from headrace.observability.metrics import ServerCollector, registry, render
 from headrace.repository.layout import ModelSource, nothing_in, scan, single_file
 from headrace.settings import Settings
-from headrace.transports.grpc.call import Handlers
-from headrace.transports.grpc.grpcio import GrpcioServer
-from headrace.transports.grpc.health import SERVICE as HEALTH
-from headrace.transports.grpc.health import check_handlers, watch_handlers
-from headrace.transports.grpc.reflection import reflection_handlers, reflection_services
-from headrace.transports.grpc.service import SERVICE as INFERENCE
-from headrace.transports.grpc.service import InferenceService
-from headrace.transports.grpc.stream import stream_handlers
+from headrace.start_table import print_models
+from headrace.transports.grpc.call import Server as GrpcServer
+from headrace.transports.grpc.native.server import NativeServer
 from headrace.transports.http.app import create_app
 from headrace.transports.http.metrics import create_metrics_app
-from headrace.transports.http.server import HttpServer, bind
+from headrace.transports.http.server import FastPath, HttpServer
 
 log = logging.getLogger(__name__)
 
+_COLLECT_AFTER = 20_000  # objects made and not freed since the last collection
+_UNFINISHED_SECS = 2  # how long shutdown waits for the rest of requests that are half there
 BACKENDS: Mapping[str, Backend] = {"onnxruntime": OnnxBackend()}
 
 
@@ -92,9 +91,10 @@ class Application:
             settings.id, __version__, BACKENDS, options, self._admission, settings.strict_readiness
         )
         self._http: list[HttpServer] = []
-        self._grpc: GrpcioServer | None = None
+        self._grpc: GrpcServer | None = None
+        self._front_ends: FrontDoors | None = None
         self._stop = asyncio.Event()
-        self.stuck = False  # whether models were still running when it ended
+        self.stuck = False  # whether threads still run or load models when it has ended
 
     async def serve(self) -> int:
         """The whole life of the process; the exit status."""
@@ -116,8 +116,9 @@ class Application:
             print(f"headrace serve: {error}", file=sys.stderr)
             await self._close_doors(0)
             return 1
-        await self._engine.load_all(sources, settings.model_load_thread_count)
-        _print_models(list(self._engine.versions()), self._engine.unavailable())
+        if not await self._load(sources):
+            return await self._shut_down(loaded=False)
+        print_models(list(self._engine.versions()), self._engine.unavailable())
         if settings.exit_on_error and self._engine.unavailable():
             print(
                 "headrace serve: a model cannot be loaded; --exit-on-error=false serves the rest",
@@ -125,15 +126,31 @@ class Application:
             )
             await self._close_doors(0)
             return 1
-        # What start-up has built stays for good: the collector need not look at it again.
+        # What start-up has built stays for good: the collector need not look at it again. Requests
+        # leave no cycles behind, so that it need not look often; one batch of 64 has a thousand
+        # objects alive at once, more than make it look by default.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(_COLLECT_AFTER, 10, 10)
         state = "ready" if self._engine.ready else "not ready"
         seconds = monotonic() - begun
         log.info("%s after %.2f s", state, seconds)
         print(f"{state} after {seconds:.2f} s", flush=True)
         await self._stop.wait()
         return await self._shut_down()
+
+    async def _load(self, sources: Sequence[ModelSource]) -> bool:
+        """Load every model; whether that came to its end before the order to stop."""
+        threads = self._settings.model_load_thread_count
+        loading = asyncio.ensure_future(self._engine.load_all(sources, threads))
+        stop = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait((loading, stop), return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if not loading.done():
+            loading.cancel()
+            return False
+        await loading
+        return True
 
     def _on_signal(self, number: int) -> None:
         if self._stop.is_set():
@@ -145,79 +162,131 @@ class Application:
     async def _open_doors(self) -> None:
         settings, engine = self._settings, self._engine
         print(f"headrace {__version__}")
-        if settings.allow_http:
+        if count := settings.frontend_count(core_limit()):
+            self._front_ends = FrontDoors(settings, engine, count)
+            await self._front_ends.open()
+        if settings.allow_http and not count:
             app = create_app(
                 engine,
                 settings.max_request_bytes,
                 settings.http_body_timeout_secs,
                 settings.access_log,
             )
-            listener = _bind(settings.http_address, settings.http_port, "HTTP")
-            server = HttpServer(app, listener, settings.http_keep_alive_secs)
-            self._http.append(server)
-            server.start()
-            url = f"http://{_host(settings.http_address)}:{server.port}"
-            print(f"HTTP     {url}  (documentation at {url}/docs)")
-        if settings.allow_grpc:
-            # grpcio would not say why it cannot have a port.
-            _bind(settings.grpc_address, settings.grpc_port, "gRPC").close()
-            self._grpc = GrpcioServer(
-                _grpc_handlers(engine, settings.max_request_bytes),
-                settings.max_request_bytes,
-                settings.access_log,
-            )
-            port = self._grpc.bind(settings.grpc_address, settings.grpc_port)
-            await self._grpc.start()
-            print(f"gRPC     {_host(settings.grpc_address)}:{port}")
-        if settings.allow_metrics:
-            source = registry(ServerCollector(engine.server_series, engine.version_series))
-            listener = _bind(settings.metrics_address, settings.metrics_port, "metrics")
+            listener = bind(settings.http_address, settings.http_port, "HTTP")
+            fast_path = FastPath(engine, settings.max_request_bytes, settings.access_log)
             server = HttpServer(
-                create_metrics_app(lambda: render(source)), listener, settings.http_keep_alive_secs
+                app,
+                listener,
+                settings.http_keep_alive_secs,
+                settings.http_body_timeout_secs,
+                fast_path if settings.http_fast_path else None,
             )
             self._http.append(server)
             server.start()
-            print(f"metrics  http://{_host(settings.metrics_address)}:{server.port}/metrics")
+            url = f"http://{url_host(settings.http_address)}:{server.port}"
+            print(f"HTTP     {url}  (documentation at {url}/docs)")
+        if settings.allow_grpc and not count:
+            port = await self._open_grpc()
+            print(f"gRPC     {url_host(settings.grpc_address)}:{port}")
+        if settings.allow_metrics:
+            source = registry(
+                ServerCollector(engine.server_series, engine.version_series, Machine())
+            )
+            listener = bind(settings.metrics_address, settings.metrics_port, "metrics")
+            server = HttpServer(
+                create_metrics_app(lambda: render(source)),
+                listener,
+                settings.http_keep_alive_secs,
+                settings.http_body_timeout_secs,
+            )
+            self._http.append(server)
+            server.start()
+            print(f"metrics  http://{url_host(settings.metrics_address)}:{server.port}/metrics")
         sys.stdout.flush()
 
-    async def _shut_down(self) -> int:
+    async def _open_grpc(self) -> int:
+        """Answer over gRPC; the port."""
+        settings, engine = self._settings, self._engine
+        limit = settings.max_request_bytes
+        handlers = grpc_handlers(engine, limit)
+        tls = tls_files(settings)
+        listener = bind(settings.grpc_address, settings.grpc_port, "gRPC")
+        if settings.grpc_transport == "native":
+            context = tls.context() if tls else None
+            native = NativeServer(handlers, engine.admission, limit, settings.access_log, context)
+            self._grpc = native
+            await native.start(listener)
+            return int(listener.getsockname()[1])
+        listener.close()  # only grpcio cannot say why it cannot have a port
+        # Imported here because it takes memory and time, and few want it.
+        from headrace.transports.grpc.grpcio import GrpcioServer
+
+        server = GrpcioServer(handlers, limit, settings.access_log)
+        self._grpc = server
+        port = server.bind(settings.grpc_address, settings.grpc_port, tls)
+        await server.start()
+        return port
+
+    async def _shut_down(self, loaded: bool = True) -> int:
+        """End in good order; the exit status. `loaded` is False if models are given up."""
         settings = self._settings
+        noticed = loaded or self._engine.ready
         self._engine.begin_shutdown()
-        if settings.shutdown_delay_secs:
+        if settings.shutdown_delay_secs and noticed:
             await asyncio.sleep(settings.shutdown_delay_secs)
+        left = 0
+        if self._front_ends is not None:
+            left = await self._front_ends.drain(settings.exit_timeout_secs)
         self._admission.close()
+        unfinished = asyncio.get_running_loop().call_later(_UNFINISHED_SECS, self._end_unfinished)
         deadline = monotonic() + settings.exit_timeout_secs
         drained = asyncio.Event()
         self._admission.when_empty(drained.set)
-        left = 0
         try:
             async with asyncio.timeout(settings.exit_timeout_secs):
                 await drained.wait()
         except TimeoutError:
             left = self._admission.requests
+        if left:
             log.error(
                 "%d requests were still under way after %d s", left, settings.exit_timeout_secs
             )
+        unfinished.cancel()
         await self._close_doors(max(deadline - monotonic(), 0.1))
-        if left:
+        if left or (loaded and not await self._unload(deadline)):
             self.stuck = True
             return 1
-        await self._engine.unload_all()
-        log.info("stopped; every admitted request was answered")
+        self.stuck = not loaded
+        when = "" if loaded else " while models were loading"
+        log.info("stopped%s; every admitted request was answered", when)
         return 0
+
+    async def _unload(self, deadline: float) -> bool:
+        """Free the models; whether all of them had come to rest by then.
+
+        Runs whose clients have gone are not admitted requests any more, but they go on.
+        """
+        try:
+            async with asyncio.timeout(max(deadline - monotonic(), 0.1)):
+                await self._engine.unload_all()
+        except TimeoutError:
+            hanging = [v for v in self._engine.versions() if v.state is State.UNLOADING]
+            names = ", ".join(f"{v.model} version {v.name}" for v in hanging)
+            log.error("still running after %d s: %s", self._settings.exit_timeout_secs, names)
+            return False
+        return True
+
+    def _end_unfinished(self) -> None:
+        for server in self._http:
+            server.end_unfinished()
 
     async def _close_doors(self, grace: float) -> None:
         """Close every door; what is under way has `grace` seconds."""
+        if self._front_ends is not None:
+            await self._front_ends.stop()
         if self._grpc is not None:
             await self._grpc.stop(grace)
-        stops = asyncio.gather(*(server.stop() for server in self._http))
-        try:
-            async with asyncio.timeout(grace):
-                await asyncio.shield(stops)
-        except TimeoutError:
-            for server in self._http:
-                server.abort()
-            await stops
+        await asyncio.gather(*(server.stop(grace) for server in self._http))
 
 
 def _exit_at_once(status: int) -> NoReturn:
@@ -229,44 +298,3 @@ def _exit_at_once(status: int) -> NoReturn:
     logging.shutdown()
     sys.stdout.flush()
     os._exit(status)
-
-
-def _grpc_handlers(engine: Engine, max_request_bytes: int) -> Handlers:
-    services = (INFERENCE, HEALTH, *reflection_services())
-    return Handlers(
-        InferenceService(engine, max_request_bytes).handlers() | check_handlers(engine),
-        watch_handlers(engine),
-        stream_handlers(engine, max_request_bytes) | reflection_handlers(services),
-    )
-
-
-def _bind(address: str, port: int, what: str) -> socket.socket:
-    try:
-        return bind(address, port)
-    except OSError as error:
-        raise OSError(f"cannot listen on {address}:{port} for {what}: {error.strerror}") from None
-
-
-def _host(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
-
-
-def _print_models(versions: list[ModelVersion], unavailable: list[tuple[str, str]]) -> None:
-    rows = [("model", "version", "backend", "instances", "state", "load")]
-    for version in versions:
-        instances = backend = ""
-        if version.ready:
-            kinds = [str(instance.kind) for instance in version.instances]
-            instances = ", ".join(f"{kinds.count(k)} x {k}" for k in dict.fromkeys(kinds))
-            backend = version.config.backend
-        rows.append(
-            (version.model, version.name, backend, instances, str(version.state),
-             f"{version.load_seconds:.2f} s" if version.ready else "")
-        )  # fmt: skip
-    rows += [(name, "", "", "", "UNAVAILABLE", "") for name, _ in unavailable if "/" not in name]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print(
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        )
-    sys.stdout.flush()

@@ -18,6 +18,7 @@ from headrace.observability.logs import FORMATS, LogSettings
 
 ENV_PREFIX = "HEADRACE_"
 Value = str | int | float | bool | list[str]
+_MANY_CORES = 4  # from which on front ends can leave the models enough
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
 
@@ -26,9 +27,16 @@ class SettingsError(Exception):
 
 
 def _setting(
-    default: Any, meaning: str, *aliases: str, choices: tuple[str, ...] = (), least: int = 0
+    default: Any,
+    meaning: str,
+    *aliases: str,
+    choices: tuple[str, ...] = (),
+    least: int = 0,
+    form: tuple[str, str] = ("", ""),
 ) -> Any:
-    metadata = {"meaning": meaning, "aliases": aliases, "choices": choices, "least": least}
+    metadata = {
+        "meaning": meaning, "aliases": aliases, "choices": choices, "least": least, "form": form
+    }  # fmt: skip
     if isinstance(default, list):
         return field(default_factory=list, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -69,14 +77,32 @@ class Settings:
     allow_http: bool = _setting(True, "Answer over HTTP")
     http_address: str = _setting("127.0.0.1", "Address to listen on for HTTP")
     http_port: int = _setting(8000, "Port for HTTP; 0 picks a free one")
+    http_fast_path: bool = _setting(
+        True,
+        "Answer infer requests in front of the ASGI application; the answers are the same",
+    )
     http_keep_alive_secs: int = _setting(75, "How long an idle HTTP connection is kept", least=1)
     http_body_timeout_secs: int = _setting(
-        60, "How long the next part of a request's body may be awaited, before 408", least=1
+        60, "How long the next part of a request may be awaited, before 408", least=1
     )
     # gRPC
     allow_grpc: bool = _setting(True, "Answer over gRPC")
     grpc_address: str = _setting("127.0.0.1", "Address to listen on for gRPC")
     grpc_port: int = _setting(8001, "Port for gRPC; 0 picks a free one")
+    grpc_transport: str = _setting(
+        "native",
+        "What speaks gRPC: this server's own event loop, or the grpcio library, which is slower",
+        choices=("native", "grpcio"),
+    )
+    grpc_use_ssl: bool = _setting(False, "Encrypt gRPC with TLS")
+    grpc_use_ssl_mutual: bool = _setting(
+        False, "With TLS, take only clients with a certificate signed by the root certificate"
+    )
+    grpc_server_cert: str = _setting("", "PEM file with the server's certificate for gRPC")
+    grpc_server_key: str = _setting("", "PEM file with the key of that certificate")
+    grpc_root_cert: str = _setting(
+        "", "PEM file with the root certificates that clients' certificates are held against"
+    )
     # Metrics
     allow_metrics: bool = _setting(True, "Answer Prometheus scrapes")
     metrics_address: str = _setting("127.0.0.1", "Address to listen on for metrics")
@@ -97,6 +123,13 @@ class Settings:
         1 << 30,
         "Bytes of all requests under way; more are refused with 503 / UNAVAILABLE; 0: no limit",
     )
+    # Processes
+    frontends: str = _setting(
+        "0",
+        "Processes that accept, decode and encode for the one that runs the models;"
+        " 0: that one does it all; `auto`: by the number of cores",
+        form=("auto|[0-9]|[1-5][0-9]|6[0-4]", "auto or a number from 0 to 64"),
+    )
     # Life cycle
     id: str = _setting("headrace", "The server's name in its metadata")
     shutdown_delay_secs: int = _setting(
@@ -111,6 +144,16 @@ class Settings:
     log_format: str = _setting("default", "Form of a log line", choices=FORMATS)
     log_file: str = _setting("", "File to write the log to instead of standard error")
     access_log: bool = _setting(False, "Write a line for every request")
+
+    def frontend_count(self, cores: int) -> int:
+        """How many front ends to start on so many cores.
+
+        One would have as much to do as the engine's process has without any, so `auto` starts none
+        or two and more: a quarter of the cores, the rest being for models.
+        """
+        if self.frontends != "auto":
+            return int(self.frontends)
+        return 0 if cores < _MANY_CORES else min(max(cores // 4, 2), 8)
 
     @property
     def logs(self) -> LogSettings:
@@ -127,7 +170,10 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A setting under its outside names. `kind` is bool, int, str or list (of str)."""
+    """A setting under its outside names. `kind` is bool, int, str or list (of str).
+
+    `form` is a pattern that a text must match, and what that means in words.
+    """
 
     name: str
     field: str
@@ -138,6 +184,7 @@ class Option:
     aliases: tuple[str, ...]
     choices: tuple[str, ...]
     least: int
+    form: tuple[str, str]
 
     def parse(self, value: object, where: str) -> Value:
         """A value from the outside; raises `SettingsError` that says what was expected."""
@@ -160,6 +207,9 @@ class Option:
                 expected = f"at least {self.least}" if number < self.least else "at most 65535"
                 raise SettingsError(f"{where} must be {expected}, got {number}")
             return number
+        pattern, expected = self.form
+        if pattern and not re.fullmatch(pattern, text):
+            raise SettingsError(f"{where} must be {expected}, got {text!r}")
         if self.choices and text not in self.choices:
             raise SettingsError(f"{where} must be one of {', '.join(self.choices)}, got {text!r}")
         return text

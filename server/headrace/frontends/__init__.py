@@ -1,0 +1,1 @@
+"""Processes that answer clients for the one engine, and the way between them and it."""

@@ -1,0 +1,57 @@
+"""What a front end is told to be."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from headrace.observability.logs import LogSettings
+from headrace.transports.grpc.tls import TlsFiles
+
+
+@dataclass(frozen=True, slots=True)
+class HttpConfig:
+    """The HTTP door."""
+
+    address: str
+    port: int
+    fast_path: bool
+    keep_alive_secs: int
+    body_timeout_secs: int
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcConfig:
+    """The gRPC door."""
+
+    address: str
+    port: int
+    transport: str
+    tls: TlsFiles | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendConfig:
+    """All of it; a door that is not there is not opened. Limits as in the settings."""
+
+    http: HttpConfig | None
+    grpc: GrpcConfig | None
+    max_request_bytes: int
+    max_admitted_requests: int
+    max_admitted_bytes: int
+    access_log: bool
+    logs: LogSettings
+
+    def document(self) -> dict[str, Any]:
+        """All of it as JSON has it."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, document: dict[str, Any]) -> "FrontendConfig":
+        """What `document` gave; raises `TypeError` for anything else."""
+        values = dict(document)
+        values["logs"] = LogSettings(**values["logs"])
+        if values["http"] is not None:
+            values["http"] = HttpConfig(**values["http"])
+        if (grpc := values["grpc"]) is not None:
+            tls = grpc["tls"] and TlsFiles(**grpc["tls"])
+            values["grpc"] = GrpcConfig(**(grpc | {"tls": tls}))
+        return cls(**values)

@@ -1,0 +1,93 @@
+"""The doors of a front end, which share their ports with those of the others."""
+
+from headrace.engine.admission import Admission
+from headrace.frontends.config import FrontendConfig, GrpcConfig, HttpConfig
+from headrace.frontends.forward import forwarding_app, forwarding_handler
+from headrace.frontends.remote import EngineLink, RemoteEngine
+from headrace.transports.grpc.call import Handlers, Server
+from headrace.transports.grpc.health import CHECK, watch_handlers
+from headrace.transports.grpc.health import SERVICE as HEALTH
+from headrace.transports.grpc.native.server import NativeServer
+from headrace.transports.grpc.reflection import reflection_handlers, reflection_services
+from headrace.transports.grpc.service import DOCUMENT_PROCEDURES, InferenceService
+from headrace.transports.grpc.service import SERVICE as INFERENCE
+from headrace.transports.grpc.stream import stream_handlers
+from headrace.transports.http.access import AccessLog
+from headrace.transports.http.infer import InferRoute
+from headrace.transports.http.server import FastPath, HttpServer, bind
+from headrace.wire.link_frames import Flag
+
+
+class Doors:
+    """Opens and closes them."""
+
+    def __init__(self, config: FrontendConfig, link: EngineLink, admission: Admission) -> None:
+        self._config = config
+        self._link = link
+        self._admission = admission
+        self._http: HttpServer | None = None
+        self._grpc: Server | None = None
+
+    async def open(self) -> None:
+        """Answer from now on; raises `OSError`."""
+        if self._config.http is not None:
+            self._open_http(self._config.http)
+        if self._config.grpc is not None:
+            await self._open_grpc(self._config.grpc)
+
+    def end_unfinished(self) -> None:
+        """Give up requests that are half there."""
+        if self._http is not None:
+            self._http.end_unfinished()
+
+    async def close(self, grace: float) -> None:
+        """Close them; what is under way has `grace` seconds."""
+        if self._grpc is not None:
+            await self._grpc.stop(grace)
+        if self._http is not None:
+            await self._http.stop(grace)
+
+    def _open_http(self, http: HttpConfig) -> None:
+        config = self._config
+        entrance = RemoteEngine(self._link, self._admission, Flag.HTTP)
+        infer = InferRoute(entrance, config.max_request_bytes, http.body_timeout_secs)
+        app = forwarding_app(self._link, infer)
+        fast_path = FastPath(entrance, config.max_request_bytes, config.access_log)
+        self._http = HttpServer(
+            AccessLog(app) if config.access_log else app,
+            bind(http.address, http.port, shared=True),
+            http.keep_alive_secs,
+            http.body_timeout_secs,
+            fast_path if http.fast_path else None,
+        )
+        self._http.start()
+
+    async def _open_grpc(self, grpc: GrpcConfig) -> None:
+        config, admission = self._config, self._admission
+        limit = config.max_request_bytes
+        handlers = self._handlers(limit)
+        if grpc.transport == "native":
+            context = grpc.tls.context() if grpc.tls else None
+            native = NativeServer(handlers, admission, limit, config.access_log, context)
+            self._grpc = native
+            await native.start(bind(grpc.address, grpc.port, shared=True))
+            return
+        # Imported here because it takes memory and time, and few want it.
+        from headrace.transports.grpc.grpcio import GrpcioServer
+
+        server = GrpcioServer(handlers, limit, config.access_log, shared=True)
+        self._grpc = server
+        server.bind(grpc.address, grpc.port, grpc.tls)
+        await server.start()
+
+    def _handlers(self, limit: int) -> Handlers:
+        link, admission = self._link, self._admission
+        service = InferenceService(RemoteEngine(link, admission, Flag.UNARY), limit)
+        unary = {path: forwarding_handler(link, path) for path in (*DOCUMENT_PROCEDURES, CHECK)}
+        return Handlers(
+            direct=service.direct_handlers(),
+            unary=unary,
+            server_stream=watch_handlers(unary[CHECK], admission),
+            bidi_stream=reflection_handlers((INFERENCE, HEALTH, *reflection_services())),
+            sessions=stream_handlers(RemoteEngine(link, admission, 0), limit),
+        )

@@ -1,0 +1,219 @@
+"""The engine's end of one front end's link.
+
+All requests of one read are submitted in the same turn of the event loop, so that they run
+together, whichever front ends they come from. Invariant: `_under_way` holds exactly the requests
+and calls of this front end that are not answered; admission has counted each of the requests.
+"""
+
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import orjson
+
+from headrace.core.errors import InvalidRequest, ServerError, Unsupported
+from headrace.core.requests import InferRequest, InferResponse, RawRequest, Ticket
+from headrace.engine.doors import GRPC_NOT_DECOUPLED, HTTP_NOT_DECOUPLED, Entrance
+from headrace.frontends.channel import Channel
+from headrace.wire.http_infer import body_of, decode_raw
+from headrace.wire.link_frames import BrokenLink, Flag, Frame, Kind, frame
+from headrace.wire.link_infer import RequestReader, ResponseWriter, error_parts, read_held
+
+log = logging.getLogger(__name__)
+
+_FINAL, _REFUSE, _RAW, _ONE_ANSWER = 2, 4, 8, 48  # of `Flag`, without the cost of its operators
+
+
+class UnderWay(Protocol):
+    """What can be called off."""
+
+    def cancel(self) -> object:
+        """Nobody wants an answer any more."""
+
+
+class Calls(Protocol):
+    """What answers everything but infer requests."""
+
+    def begin(
+        self, head: Any, body: bytes, answer: Callable[[bytes, bytes, bool], None]
+    ) -> UnderWay:
+        """Answer once, later, unless cancelled.
+
+        `answer` gets the meta and rest of the answer, and whether it is an error.
+        """
+
+
+class _Request:
+    """A request of a front end under way: its sink."""
+
+    __slots__ = ("host", "nbytes", "number", "ticket", "version")
+
+    def __init__(self, host: "Host", number: int, nbytes: int, version: str) -> None:
+        self.host = host
+        self.number = number
+        self.nbytes = nbytes
+        self.version = version
+        self.ticket: Ticket | None = None
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        """Send a response."""
+        host = self.host
+        if final:
+            host.leave(self)
+        meta, pieces = host.writer.parts(response)
+        host.channel.send_parts(17, _FINAL if final else 0, self.number, meta, pieces)
+
+    def fail(self, error: ServerError) -> None:
+        """Send the error."""
+        self.host.leave(self)
+        self.host.send_error(self.number, error, self.version, 0)
+
+    def refuse(self, error: ServerError) -> None:
+        """Nothing in this process refuses late."""
+        self.fail(error)
+
+    def cancel(self) -> None:
+        """Nobody wants an answer any more."""
+        self.host.leave(self)
+        if self.ticket is not None:
+            self.ticket.cancel()
+
+
+class Host:
+    """Takes one front end's frames. `ready` is called once its doors are open."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        engine: Entrance,
+        calls: Calls,
+        ready: Callable[[], None],
+        lost: Callable[[str], None],
+    ) -> None:
+        self.writer = ResponseWriter()
+        self._reader = RequestReader()
+        self._engine = engine
+        self._admission = engine.admission
+        self._calls = calls
+        self._ready = ready
+        self._lost = lost
+        self._held = (0, 0)
+        self._under_way: dict[int, UnderWay] = {}
+        self.channel = Channel(sock, self._take, self._on_lost, considerate=True)
+
+    def set_up(self, document: object) -> None:
+        """Say what the front end is to be."""
+        self.channel.send(frame(Kind.SETUP, 0, orjson.dumps(document)))
+
+    def drain(self, seconds: float) -> None:
+        """Have the front end finish what it has, and end."""
+        self.channel.send(frame(Kind.DRAIN, round(seconds * 1_000)))
+
+    def close(self) -> None:
+        """Cancel what is under way."""
+        self.channel.close()
+        self._cancel_all()
+
+    def leave(self, request: _Request) -> None:
+        """Count a request out."""
+        if self._under_way.pop(request.number, None) is not None:
+            self._admission.leave(request.nbytes)
+
+    def send_error(self, number: int, error: ServerError | None, version: str, flags: int) -> None:
+        """Answer with an error, None for a bug."""
+        meta, text = (b" ", b"") if error is None else error_parts(error, version)
+        self.channel.send_parts(Kind.FAIL, flags, number, meta, [text])
+
+    def _on_lost(self, reason: str) -> None:
+        self._cancel_all()
+        self._lost(reason)
+
+    def _cancel_all(self) -> None:
+        for item in list(self._under_way.values()):
+            item.cancel()
+        self._under_way.clear()
+        self._hold(0, 0)
+
+    def _hold(self, requests: int, nbytes: int) -> None:
+        """The front end holds so much that is not submitted, or not written."""
+        before = self._held
+        self._held = (requests, nbytes)
+        self._admission.adjust(requests - before[0], nbytes - before[1])
+
+    def _take(self, frame: Frame, buffer: Any) -> None:
+        kind = frame.kind
+        if kind is Kind.INFER:
+            self._infer(frame, buffer)
+        elif kind is Kind.CANCEL:
+            item = self._under_way.get(frame.number)
+            if item is not None:
+                item.cancel()
+                self._under_way.pop(frame.number, None)
+        elif kind is Kind.CALL:
+            self._call(frame, buffer)
+        elif kind is Kind.HELD:
+            nbytes = read_held(bytes(buffer[frame.start : frame.stop]))
+            self._hold(frame.number, nbytes)
+        elif kind is Kind.REFUSED:
+            self._admission.refused += frame.number
+        elif kind is Kind.READY:
+            self._ready()
+        else:
+            raise BrokenLink(f"a frame of kind {kind}")
+
+    def _infer(self, frame: Frame, buffer: Any) -> None:
+        number, flags = frame.number, frame.flags
+        if number in self._under_way:
+            raise BrokenLink(f"a second request of number {number}")
+        entered = -1
+        try:
+            request = self._reader.read(
+                frame.meta, buffer, frame.start, frame.stop, bool(flags & _RAW)
+            )
+            found = self._engine.find(request.model_name, request.model_version)
+            if found.decoupled and flags & _ONE_ANSWER:
+                raise Unsupported(HTTP_NOT_DECOUPLED if flags & Flag.HTTP else GRPC_NOT_DECOUPLED)
+            self._admission.enter(request.nbytes)
+            entered = request.nbytes
+            if flags & _RAW:
+                request = _decoded(request, found.signature)
+            sink = _Request(self, number, entered, found.name)
+            self._under_way[number] = sink
+            sink.ticket = found.submit(request, sink)
+        except BrokenLink:
+            raise
+        except Exception as error:
+            self._under_way.pop(number, None)
+            if entered >= 0:
+                self._admission.leave(entered)
+            if not isinstance(error, ServerError):
+                log.error("bug in a request of a front end", exc_info=error)
+            known = error if isinstance(error, ServerError) else None
+            self.send_error(number, known, "", _REFUSE)
+
+    def _call(self, frame: Frame, buffer: Any) -> None:
+        number = frame.number
+        if number in self._under_way:
+            raise BrokenLink(f"a second call of number {number}")
+
+        def answer(meta: bytes, rest: bytes, failed: bool) -> None:
+            if self._under_way.pop(number, None) is not None:
+                kind = Kind.FAIL if failed else Kind.ANSWER
+                self.channel.send_parts(kind, 0, number, meta, [rest])
+
+        try:
+            head = orjson.loads(frame.meta)
+        except orjson.JSONDecodeError as error:
+            raise BrokenLink(f"a call that makes no sense: {error}") from None
+        self._under_way[number] = self._calls.begin(
+            head, bytes(buffer[frame.start : frame.stop]), answer
+        )
+
+
+def _decoded(request: InferRequest, signature: Any) -> InferRequest:
+    if not isinstance(request, RawRequest) or "" not in request.inputs or signature is None:
+        raise InvalidRequest("a raw request without a body")
+    decoded, _ = decode_raw(signature, request.model_name, request.model_version, body_of(request))
+    decoded.nbytes = request.nbytes
+    return decoded

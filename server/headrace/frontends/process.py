@@ -1,0 +1,86 @@
+"""The life of a front end.
+
+Start: the first frame says what to be; the doors open. End, when the engine asks for it: admit
+nothing new, finish what was admitted, close the doors, exit 0. Where that takes longer than it may,
+the rest is answered with the server's end. Without the engine nothing can be answered any more, so
+that the process ends at once. Signals are for the engine's process, which then asks for the end.
+"""
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+from typing import Any, NoReturn
+
+import uvloop
+
+from headrace.engine.admission import Admission
+from headrace.frontends.config import FrontendConfig
+from headrace.frontends.doors import Doors
+from headrace.frontends.remote import EngineLink, ReportedAdmission
+from headrace.frontends.shared import allow_many_files
+from headrace.observability.logs import configure_logging
+
+log = logging.getLogger(__name__)
+
+_COLLECT_AFTER = 20_000  # objects made and not freed since the last collection, as in the engine
+_UNFINISHED_SECS = 2  # how long the rest of requests that are half there is waited for
+
+
+def main(descriptor: int) -> int:
+    """Serve over the link whose end is open as `descriptor`; the exit status."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    allow_many_files()
+    return uvloop.run(_serve(socket.socket(fileno=descriptor)))
+
+
+async def _serve(sock: socket.socket) -> int:
+    loop = asyncio.get_running_loop()
+    setup: asyncio.Future[dict[str, Any]] = loop.create_future()
+    drain: asyncio.Future[float] = loop.create_future()
+    link = EngineLink(sock, setup.set_result, drain.set_result, _without_engine)
+    config = FrontendConfig.of(await setup)
+    configure_logging(config.logs)
+    admission = ReportedAdmission(config.max_admitted_requests, config.max_admitted_bytes, link)
+    doors = Doors(config, link, admission)
+    try:
+        await doors.open()
+    except OSError as error:
+        log.error("a front end cannot start: %s", error)
+        return 1
+    # What start-up has built stays for good: the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_COLLECT_AFTER, 10, 10)
+    link.ready()
+    seconds = await drain
+    return await _shut_down(doors, admission, seconds)
+
+
+async def _shut_down(doors: Doors, admission: Admission, seconds: float) -> int:
+    loop = asyncio.get_running_loop()
+    admission.close()
+    deadline = loop.time() + seconds
+    unfinished = loop.call_later(_UNFINISHED_SECS, doors.end_unfinished)
+    drained = asyncio.Event()
+    admission.when_empty(drained.set)
+    status = 0
+    try:
+        async with asyncio.timeout(seconds):
+            await drained.wait()
+    except TimeoutError:
+        status = 1
+    unfinished.cancel()
+    await doors.close(max(deadline - loop.time(), 0.1))
+    return status
+
+
+def _without_engine(reason: str) -> NoReturn:
+    # Quietly: the engine has said what there is to say, or was killed.
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(1)

@@ -1,0 +1,250 @@
+"""The engine as a front end has it: requests go over the link, responses come back.
+
+A request that was submitted is in `_under_way` until its last response, its error, or its
+cancellation; what comes for one that is not there was under way when it was cancelled.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import orjson
+
+from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
+from headrace.core.requests import InferRequest, RawRequest, Ticket
+from headrace.core.tensors import Buffer
+from headrace.engine.admission import Admission
+from headrace.engine.doors import DoorSink
+from headrace.frontends.channel import Channel
+from headrace.wire.link_frames import BrokenLink, Flag, Frame, Kind, frame
+from headrace.wire.link_infer import RequestWriter, ResponseReader, held_rest, read_error
+from headrace.wire.status import INTERNAL_TEXT
+
+_NUMBERS = 2**32
+_Waiting = asyncio.Future[tuple[bytes, bytes]]
+
+
+class RemoteTarget:
+    """What serves one request, and the ticket of it."""
+
+    __slots__ = ("_door", "_link", "model", "name", "nbytes", "number", "sink")
+
+    decoupled = False
+    signature = None
+
+    def __init__(self, link: "EngineLink", door: int, model: str, version: str) -> None:
+        self.model = model
+        self.name = version
+        self.number = 0
+        self.nbytes = 0
+        self.sink: DoorSink | None = None
+        self._link = link
+        self._door = door
+
+    def submit(self, request: InferRequest, sink: DoorSink) -> Ticket:
+        """Send the request to the engine."""
+        self.sink = sink
+        flags = self._door
+        if type(request) is RawRequest:
+            flags |= Flag.RAW
+        self._link.submit(self, request, flags)
+        return self
+
+    def cancel(self) -> None:
+        """Drop the request."""
+        self.sink = None
+        self._link.cancel(self.number)
+
+
+class EngineLink:
+    """This front end's end of the link. `lost` is called when the engine is gone."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        on_setup: Callable[[dict[str, Any]], None],
+        on_drain: Callable[[float], None],
+        lost: Callable[[str], None],
+    ) -> None:
+        """`on_setup` gets what this front end is to be, `on_drain` the seconds it has to end."""
+        self._on_setup = on_setup
+        self._on_drain = on_drain
+        self._writer = RequestWriter()
+        self._reader = ResponseReader()
+        self._under_way: dict[int, RemoteTarget | _Waiting] = {}
+        self._number = 0
+        self._requests = self._bytes = 0  # of the requests among them
+        self._held = (0, 0)  # as it was last told
+        self._admission: Admission | None = None
+        self._scheduled = False
+        self._loop = asyncio.get_running_loop()
+        self._channel = Channel(sock, self._take, lost, considerate=False)
+
+    def ready(self) -> None:
+        """Tell that the doors are open."""
+        self._channel.send(frame(Kind.READY))
+
+    def refused(self) -> None:
+        """Tell that a request was refused here."""
+        self._channel.send(frame(Kind.REFUSED, 1))
+
+    def submit(self, target: RemoteTarget, request: InferRequest, flags: int) -> None:
+        """Send a request; its target gets what comes back."""
+        meta, pieces = self._writer.parts(request)
+        target.number = number = self._next()
+        target.nbytes = request.nbytes
+        self._under_way[number] = target
+        self._requests += 1
+        self._bytes += request.nbytes
+        if self._held != (0, 0):
+            self._report()  # first, or this request would be counted twice
+        self._channel.send_parts(Kind.INFER, flags, number, meta, pieces)
+
+    def cancel(self, number: int) -> None:
+        """Want no answer any more."""
+        if self._pop(number) is not None:
+            self._channel.send(frame(Kind.CANCEL, number))
+
+    async def call(self, head: Mapping[str, object], body: Buffer) -> tuple[dict[str, Any], bytes]:
+        """Have something else answered by the engine's process: its head and body.
+
+        Raises `ServerError`.
+        """
+        number = self._next()
+        answer: _Waiting = asyncio.get_running_loop().create_future()
+        self._under_way[number] = answer
+        self._channel.send_parts(Kind.CALL, 0, number, orjson.dumps(head), [body])
+        try:
+            meta, rest = await answer
+        finally:
+            self.cancel(number)  # if it is not there yet, nobody waits for it
+        document: dict[str, Any] = orjson.loads(meta)
+        return document, rest
+
+    def report_soon(self) -> None:
+        """Tell the engine at the end of this turn what is held here, if that has changed."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._report)
+
+    def watch(self, admission: Admission) -> None:
+        """Report what `admission` has counted, and the engine has not."""
+        self._admission = admission
+
+    def _report(self) -> None:
+        self._scheduled = False
+        admission = self._admission
+        if admission is None:
+            return
+        held = (admission.requests - self._requests, max(admission.bytes - self._bytes, 0))
+        if held[0] >= 0 and held != self._held:
+            self._held = held
+            self._channel.send(frame(Kind.HELD, held[0], rest=held_rest(held[1])))
+
+    def _pop(self, number: int) -> "RemoteTarget | _Waiting | None":
+        found = self._under_way.pop(number, None)
+        if type(found) is RemoteTarget:
+            self._requests -= 1
+            self._bytes -= found.nbytes
+            self.report_soon()
+        return found
+
+    def _next(self) -> int:
+        while True:
+            self._number = (self._number + 1) % _NUMBERS
+            if self._number not in self._under_way:
+                return self._number
+
+    def _take(self, frame: Frame, buffer: Any) -> None:
+        if frame.kind is Kind.RESPONSE:
+            self._respond(frame, buffer)
+        elif frame.kind is Kind.FAIL:
+            self._fail(frame, buffer)
+        elif frame.kind is Kind.ANSWER:
+            waiting = self._pop(frame.number)
+            if isinstance(waiting, asyncio.Future) and not waiting.done():
+                waiting.set_result((frame.meta, bytes(buffer[frame.start : frame.stop])))
+        elif frame.kind is Kind.SETUP:
+            self._on_setup(orjson.loads(frame.meta))
+        elif frame.kind is Kind.DRAIN:
+            self._on_drain(frame.number / 1_000)
+        else:
+            raise BrokenLink(f"a frame of kind {frame.kind}")
+
+    def _respond(self, frame: Frame, buffer: Any) -> None:
+        final = bool(frame.flags & 2)  # Flag.FINAL, without the cost of its operator
+        target = self._pop(frame.number) if final else self._under_way.get(frame.number)
+        if type(target) is not RemoteTarget or target.sink is None:
+            return
+        try:
+            response = self._reader.read(frame.meta, buffer, frame.start, frame.stop)
+        except InvalidRequest as error:
+            raise BrokenLink(str(error)) from None
+        target.name = response.model_version
+        sink = target.sink
+        if final:
+            target.sink = None
+        sink.respond(response, final)
+
+    def _fail(self, frame: Frame, buffer: Any) -> None:
+        found, version = read_error(frame.meta, bytes(buffer[frame.start : frame.stop]))
+        error: ServerError = found or ExecutionFailed(INTERNAL_TEXT)
+        waiting = self._pop(frame.number)
+        if isinstance(waiting, asyncio.Future):
+            if not waiting.done():
+                waiting.set_exception(error)
+        elif waiting is not None and waiting.sink is not None:
+            waiting.name = version or waiting.name
+            sink, waiting.sink = waiting.sink, None
+            if frame.flags & Flag.REFUSE:
+                sink.refuse(error)
+            else:
+                sink.fail(error)
+
+
+class ReportedAdmission(Admission):
+    """Counts for this front end, and has the engine told of what it does not see itself."""
+
+    def __init__(self, max_requests: int, max_bytes: int, link: EngineLink) -> None:
+        super().__init__(max_requests, max_bytes)
+        self._link = link
+        link.watch(self)
+
+    def enter(self, nbytes: int, expected: int = 0) -> None:
+        """`Admission.enter`."""
+        super().enter(nbytes, expected)
+        self._link.report_soon()
+
+    def grow(self, nbytes: int) -> None:
+        """`Admission.grow`."""
+        super().grow(nbytes)
+        self._link.report_soon()
+
+    def leave(self, nbytes: int) -> None:
+        """`Admission.leave`."""
+        super().leave(nbytes)
+        self._link.report_soon()
+
+    def refuse(self) -> None:
+        """`Admission.refuse`."""
+        super().refuse()
+        self._link.refused()
+
+
+class RemoteEngine:
+    """`Entrance` for one kind of door; `door` is the flag of that kind, 0 for streams."""
+
+    def __init__(self, link: EngineLink, admission: Admission, door: int) -> None:
+        self.admission = admission
+        self._link = link
+        self._door = door
+
+    @property
+    def exiting(self) -> bool:
+        """Whether nothing new is admitted any more."""
+        return self.admission.exiting
+
+    def find(self, name: str, version: str = "") -> RemoteTarget:
+        """What serves a request; whether there is such a model turns out when it is submitted."""
+        return RemoteTarget(self._link, self._door, name, version)

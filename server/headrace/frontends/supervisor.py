@@ -1,0 +1,209 @@
+"""Keeps the front ends running: starts them, starts again what has ended, and has them end.
+
+Each is a process of its own with a fresh interpreter, in a process group of its own, so that a
+signal from a terminal reaches only this process, which ends them in order. One that ends by itself
+is started again at once if it had run for a while, else after a delay that grows. Owned by the
+event loop.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+from headrace.engine.doors import Entrance
+from headrace.frontends.channel import pair
+from headrace.frontends.config import FrontendConfig
+from headrace.frontends.host import Calls, Host
+from headrace.frontends.shared import allow_many_files
+
+log = logging.getLogger(__name__)
+
+_START_SECS = 60.0
+_STEADY_SECS = 10.0  # what has run for so long has not ended because it cannot run
+_FIRST_DELAY_SECS = 0.1
+_MAX_DELAY_SECS = 10.0
+_LOOP = 5  # early ends in a row, from which on it is called a loop
+_FAREWELL_SECS = 2.0  # for a front end to end after it should have
+
+
+def restart_delay(early_ends: int) -> float:
+    """Seconds to wait before starting again what has ended early so many times in a row."""
+    if not early_ends:
+        return 0.0
+    return min(_FIRST_DELAY_SECS * 2.0 ** min(early_ends - 1, 20), _MAX_DELAY_SECS)
+
+
+class _FrontEnd:
+    """One of them, through all its processes."""
+
+    def __init__(self, owner: "Supervisor", number: int) -> None:
+        self.number = number
+        self.ready = False
+        self.host: Host | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+        self.early_ends = 0
+        self.restart: asyncio.TimerHandle | None = None
+        self._owner = owner
+        self._begun = 0.0
+        self._watch = -1
+
+    def start(self) -> None:
+        """Start a process; raises `OSError`."""
+        owner = self._owner
+        self.restart = None
+        ours, theirs = pair()
+        try:
+            self.process = subprocess.Popen(
+                # -P: what lies in the working directory is not to be imported.
+                [sys.executable, "-P", "-m", "headrace.frontends", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                process_group=0,
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._begun = owner.loop.time()
+        self._watch = os.pidfd_open(self.process.pid)
+        owner.loop.add_reader(self._watch, self._on_exit)
+        self.host = Host(ours, owner.engine, owner.calls, self._on_ready, self._on_lost)
+        self.host.set_up(owner.document)
+
+    def kill(self) -> None:
+        """End the process without waiting for anything."""
+        if self.process is not None:
+            self.process.kill()
+
+    def _on_ready(self) -> None:
+        self.ready = True
+        self._owner.changed()
+
+    def _on_lost(self, reason: str) -> None:
+        if self.process is not None and not self._owner.draining:
+            log.debug("link to front end %d lost: %s", self.number, reason)
+        self.kill()  # without its link it can do nothing
+
+    def _on_exit(self) -> None:
+        owner, process, host = self._owner, self.process, self.host
+        assert process is not None
+        owner.loop.remove_reader(self._watch)
+        os.close(self._watch)
+        status = process.wait()
+        self.process = self.host = None
+        if host is not None:
+            host.close()
+        was_ready, self.ready = self.ready, False
+        if owner.draining:
+            owner.changed()
+            return
+        steady = was_ready and owner.loop.time() - self._begun >= _STEADY_SECS
+        self.early_ends = 0 if steady else self.early_ends + 1
+        delay = restart_delay(self.early_ends)
+        log.warning(
+            "front end %d (process %d) ended with status %d; its requests are cancelled, and it is"
+            " started again in %.1f s", self.number, process.pid, status, delay,
+        )  # fmt: skip
+        if self.early_ends == _LOOP:
+            log.error("front end %d ends again and again; its own log lines say why", self.number)
+        self.restart = owner.loop.call_later(delay, self._start_again)
+        owner.changed()
+
+    def _start_again(self) -> None:
+        try:
+            self.start()
+        except OSError as error:
+            self.early_ends += 1
+            log.error("cannot start front end %d: %s", self.number, error)
+            delay = restart_delay(self.early_ends)
+            self.restart = self._owner.loop.call_later(delay, self._start_again)
+
+
+class Supervisor:
+    """All front ends of one engine. `on_change` is told whether any can be reached."""
+
+    def __init__(
+        self,
+        engine: Entrance,
+        calls: Calls,
+        config: FrontendConfig,
+        count: int,
+        on_change: Callable[[bool], None],
+    ) -> None:
+        self.engine = engine
+        self.calls = calls
+        self.document = config.document()
+        self.loop = asyncio.get_running_loop()
+        self.draining = False
+        self._on_change = on_change
+        self._front_ends = [_FrontEnd(self, number) for number in range(1, count + 1)]
+        self._changed = asyncio.Event()
+
+    async def start(self) -> None:
+        """Start them and wait until all answer; raises `OSError`."""
+        allow_many_files()
+        for front_end in self._front_ends:
+            front_end.start()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_START_SECS):
+                while not all(f.ready for f in self._front_ends) and not any(
+                    f.early_ends for f in self._front_ends
+                ):
+                    await self._wait()
+        if not all(front_end.ready for front_end in self._front_ends):
+            raise OSError("a front end did not start; see the log")
+
+    async def drain(self, seconds: float) -> int:
+        """Have them finish and end; how many requests were under way after `seconds`."""
+        admission = self.engine.admission
+        self.draining = True
+        left = 0
+
+        def look() -> None:
+            nonlocal left
+            left = admission.requests
+
+        timer = self.loop.call_later(seconds, look)
+        for front_end in self._front_ends:
+            if front_end.restart is not None:
+                front_end.restart.cancel()
+            if front_end.host is not None:
+                front_end.host.drain(seconds + 0.1)
+        await self._end(seconds + _FAREWELL_SECS)
+        timer.cancel()
+        return left
+
+    async def stop(self) -> None:
+        """End them at once."""
+        self.draining = True
+        for front_end in self._front_ends:
+            if front_end.restart is not None:
+                front_end.restart.cancel()
+            front_end.kill()
+        await self._end(_FAREWELL_SECS)
+
+    def changed(self) -> None:
+        """One of them has come or gone."""
+        self._changed.set()
+        self._on_change(any(front_end.ready for front_end in self._front_ends))
+
+    async def _end(self, seconds: float) -> None:
+        """Wait until all have ended; those that have not by then are killed."""
+        try:
+            async with asyncio.timeout(seconds):
+                while any(front_end.process for front_end in self._front_ends):
+                    await self._wait()
+        except TimeoutError:
+            for front_end in self._front_ends:
+                front_end.kill()
+            while any(front_end.process for front_end in self._front_ends):
+                await self._wait()
+
+    async def _wait(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()

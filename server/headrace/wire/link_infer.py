@@ -1,0 +1,322 @@
+"""Requests, responses and errors as the parts of frames between a front end and the engine.
+
+What clients repeat is in a frame's `meta`, as JSON: it is made once and known by what it says on
+one side, read once and known by its bytes on the other. `rest` begins with the numbers that differ
+and the request's id, and ends with the bytes of the tensors, one after the other.
+"""
+
+from collections.abc import Callable, Sequence
+from struct import Struct
+from typing import Any, TypeVar
+
+import numpy as np
+import orjson
+
+from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
+from headrace.core.errors import InvalidRequest, ServerError
+from headrace.core.requests import (
+    InferRequest,
+    InferResponse,
+    Parameter,
+    RawRequest,
+    Timing,
+)
+from headrace.core.tensors import Array, Buffer, Tensor, element_count, raw_bytes
+from headrace.wire.bytes_tensor import decode_bytes_tensor, encode_bytes_tensor
+from headrace.wire.link_frames import BrokenLink
+from headrace.wire.status import STATUS
+
+_REQUEST = Struct("<QI")  # nbytes, size of the id
+_RESPONSE = Struct("<QQII")  # the timing, size of the id
+_HELD = Struct("<Q")
+_unpack_request = _REQUEST.unpack_from
+_unpack_response = _RESPONSE.unpack_from
+_KNOWN = 512
+_KNOWN_SIZE = 4096  # bytes of a meta that is worth remembering
+_CLASSES: dict[str, type[ServerError]] = {kind.__name__: kind for kind in STATUS}
+_PLAIN = (0, 0, 0, False, False)
+
+Layout = list[tuple[str, Datatype, np.dtype[Any], tuple[int, ...], int]]
+Value = TypeVar("Value")
+
+
+class _Memory(dict[Any, Value]):
+    """A dictionary that starts afresh when it has become too long."""
+
+    def keep(self, key: Any, value: Value) -> None:
+        if len(self) >= _KNOWN:
+            self.clear()
+        self[key] = value
+
+
+# --- writing
+
+
+class RequestWriter:
+    """Writes requests."""
+
+    def __init__(self) -> None:
+        self._known: _Memory[bytes] = _Memory()
+
+    def parts(self, request: InferRequest) -> tuple[bytes, list[Buffer]]:
+        """`meta`, and the pieces of `rest`."""
+        id = request.id.encode(errors="replace")
+        pieces: list[Buffer] = [_REQUEST.pack(request.nbytes, len(id)) + id]
+        layout = _add_tensors(pieces, request.inputs.values())
+        reserved = (
+            request.priority, request.timeout, request.sequence_id, request.sequence_start,
+            request.sequence_end,
+        )  # fmt: skip
+        if request.parameters or request.classes or reserved != _PLAIN:
+            return _request_meta(request, layout, reserved), pieces
+        key = (request.model_name, request.model_version, request.outputs, layout)
+        meta = self._known.get(key)
+        if meta is None:
+            meta = _request_meta(request, layout, reserved)
+            if len(meta) <= _KNOWN_SIZE:
+                self._known.keep(key, meta)
+        return meta, pieces
+
+
+class ResponseWriter:
+    """Writes responses."""
+
+    def __init__(self) -> None:
+        self._known: _Memory[bytes] = _Memory()
+
+    def parts(self, response: InferResponse) -> tuple[bytes, list[Buffer]]:
+        """`meta`, and the pieces of `rest`."""
+        id = response.id.encode(errors="replace")
+        timing = response.timing
+        numbers = _RESPONSE.pack(timing.queue_ns, timing.compute_ns, timing.batch_rows, len(id))
+        pieces: list[Buffer] = [numbers + id]
+        layout = _add_tensors(pieces, response.outputs)
+        key = (response.model_name, response.model_version, layout)
+        meta = None if response.parameters else self._known.get(key)
+        if meta is None:
+            parameters = _spelled(response.parameters)
+            meta = orjson.dumps([response.model_name, response.model_version, layout, parameters])
+            if not response.parameters and len(meta) <= _KNOWN_SIZE:
+                self._known.keep(key, meta)
+        return meta, pieces
+
+
+def error_parts(error: ServerError, version: str) -> tuple[bytes, bytes]:
+    """`meta` and `rest` of an error; `version` is the one that was to answer, "" for none."""
+    kind = type(error).__name__
+    return f"{kind if kind in _CLASSES else ''} {version}".encode(), str(error).encode(
+        errors="replace"
+    )
+
+
+def held_rest(nbytes: int) -> bytes:
+    """`rest` of what a front end holds."""
+    return _HELD.pack(nbytes)
+
+
+def read_held(rest: bytes) -> int:
+    """The bytes that a front end holds; raises `BrokenLink`."""
+    if len(rest) != _HELD.size:
+        raise BrokenLink("a number that is not there")
+    nbytes: int = _HELD.unpack(rest)[0]
+    return nbytes
+
+
+def _add_tensors(pieces: list[Buffer], tensors: Any) -> tuple[tuple[Any, ...], ...]:
+    """Add the tensors' bytes to `pieces`; name, datatype, shape and size of each."""
+    layout = []
+    for tensor in tensors:
+        array = tensor.array
+        datatype = tensor.datatype
+        if datatype is Datatype.BYTES:
+            raw: Buffer = encode_bytes_tensor(array)
+            size = len(raw)
+        else:
+            raw = raw_bytes(array)
+            size = array.nbytes
+        pieces.append(raw)
+        layout.append((tensor.name, datatype, array.shape, size))
+    return tuple(layout)
+
+
+def _request_meta(request: InferRequest, layout: Any, reserved: Sequence[object]) -> bytes:
+    return orjson.dumps(
+        [
+            request.model_name, request.model_version, layout, list(request.outputs),
+            _spelled(request.parameters), reserved, dict(request.classes or {}),
+        ]
+    )  # fmt: skip
+
+
+def _spelled(parameters: dict[str, Parameter]) -> dict[str, object]:
+    """Parameters as JSON has them; numbers that it does not have are spelled out."""
+    return {
+        name: [value.hex()] if isinstance(value, float) else value
+        for name, value in parameters.items()
+    }
+
+
+# --- reading
+
+
+class _Template:
+    """What requests, or responses, of the same meta have in common."""
+
+    __slots__ = ("common", "layout", "parameters")
+
+    def __init__(self, common: tuple[Any, ...], layout: Layout, parameters: Any) -> None:
+        self.common = common
+        self.layout = layout
+        self.parameters: dict[str, Parameter] = parameters
+
+
+class RequestReader:
+    """Reads requests."""
+
+    def __init__(self) -> None:
+        self._known: _Memory[_Template] = _Memory()
+
+    def read(self, meta: bytes, buffer: Buffer, start: int, stop: int, raw: bool) -> InferRequest:
+        """The request, `raw` if it is a `RawRequest`; raises `BrokenLink`, `InvalidRequest`."""
+        template = self._known.get(meta)
+        if template is None:
+            template = _read_meta(meta, _request_template)
+            if len(meta) <= _KNOWN_SIZE:
+                self._known.keep(meta, template)
+        position = start + _REQUEST.size
+        if position > stop:
+            raise BrokenLink("the numbers are not there")
+        nbytes, id_size = _unpack_request(buffer, start)
+        id = ""
+        if id_size:
+            position += id_size
+            id = _text(buffer, position - id_size, position, stop)
+        inputs = {t.name: t for t in _tensors(template.layout, buffer, position, stop)}
+        model, version, outputs, reserved, classes = template.common
+        priority, timeout, sequence_id, sequence_start, sequence_end = reserved
+        return (RawRequest if raw else InferRequest)(
+            model, version, id, inputs, outputs, dict(template.parameters), priority, timeout,
+            sequence_id, sequence_start, sequence_end, classes, nbytes,
+        )  # fmt: skip
+
+
+class ResponseReader:
+    """Reads responses."""
+
+    def __init__(self) -> None:
+        self._known: _Memory[_Template] = _Memory()
+
+    def read(self, meta: bytes, buffer: Buffer, start: int, stop: int) -> InferResponse:
+        """The response; raises `BrokenLink`."""
+        template = self._known.get(meta)
+        if template is None:
+            template = _read_meta(meta, _response_template)
+            if len(meta) <= _KNOWN_SIZE:
+                self._known.keep(meta, template)
+        position = start + _RESPONSE.size
+        if position > stop:
+            raise BrokenLink("the numbers are not there")
+        queue_ns, compute_ns, rows, id_size = _unpack_response(buffer, start)
+        id = ""
+        if id_size:
+            position += id_size
+            id = _text(buffer, position - id_size, position, stop)
+        outputs = _tensors(template.layout, buffer, position, stop)
+        model, version = template.common
+        timing = Timing(queue_ns, compute_ns, rows)
+        return InferResponse(model, version, id, outputs, timing, dict(template.parameters))
+
+
+def read_error(meta: bytes, text: bytes) -> tuple[ServerError | None, str]:
+    """The error, None if it is no `ServerError`, and the version that was to answer."""
+    kind, _, version = meta.decode(errors="replace").partition(" ")
+    found = _CLASSES.get(kind)
+    return found(text.decode(errors="replace")) if found else None, version
+
+
+def _read_meta(meta: bytes, read: Callable[[Any], _Template]) -> _Template:
+    try:
+        return read(orjson.loads(meta))
+    except (ValueError, TypeError, KeyError, AttributeError, InvalidRequest) as error:
+        raise BrokenLink(f"a meta that makes no sense: {error}") from None
+
+
+def _request_template(document: Any) -> _Template:
+    model, version, layout, outputs, parameters, reserved, classes = document
+    priority, timeout, sequence_id, sequence_start, sequence_end = reserved
+    if type(sequence_id) not in (int, str):
+        raise TypeError("a sequence's id must be a number or a text")
+    common = (
+        _is(str, model), _is(str, version), tuple([_is(str, name) for name in outputs]),
+        (_is(int, priority), _is(int, timeout), sequence_id, _is(bool, sequence_start),
+         _is(bool, sequence_end)),
+        {_is(str, name): _is(int, count) for name, count in classes.items()} or None,
+    )  # fmt: skip
+    return _Template(common, _layout(layout), _unspelled(parameters))
+
+
+def _response_template(document: Any) -> _Template:
+    model, version, layout, parameters = document
+    common = (_is(str, model), _is(str, version))
+    return _Template(common, _layout(layout), _unspelled(parameters))
+
+
+def _is(kind: type[Value], value: Any) -> Value:
+    if type(value) is not kind:
+        raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")
+    return value
+
+
+def _layout(document: Any) -> Layout:
+    layout: Layout = []
+    for name, kind, shape, size in document:
+        datatype = BY_NAME[kind]
+        dtype = NUMPY[datatype]
+        dims = tuple([_is(int, d) for d in shape])
+        count = element_count(name, dims)
+        if datatype is not Datatype.BYTES and _is(int, size) != count * dtype.itemsize:
+            raise ValueError(f"{size} bytes for {kind} of shape {dims}")
+        if _is(int, size) < 0:
+            raise ValueError("a negative size")
+        layout.append((_is(str, name), datatype, dtype, dims, size))
+    return layout
+
+
+def _unspelled(parameters: Any) -> dict[str, Parameter]:
+    result: dict[str, Parameter] = {}
+    for name, value in parameters.items():
+        if type(value) is list:
+            [spelling] = value
+            result[name] = float.fromhex(spelling)
+        elif type(value) in (str, int, bool):
+            result[name] = value
+        else:
+            raise TypeError("a parameter of an unknown type")
+    return result
+
+
+def _text(buffer: Buffer, start: int, stop: int, limit: int) -> str:
+    if stop > limit:
+        raise BrokenLink("the id is longer than its frame")
+    try:
+        return str(buffer[start:stop], "utf-8")
+    except UnicodeDecodeError as error:
+        raise BrokenLink(f"an id that is no text: {error}") from None
+
+
+def _tensors(layout: Layout, buffer: Buffer, position: int, stop: int) -> list[Tensor]:
+    """The tensors as views of `buffer`."""
+    tensors = []
+    for name, datatype, dtype, shape, size in layout:
+        end = position + size
+        if end > stop:
+            raise BrokenLink("the tensors are longer than their frame")
+        if datatype is Datatype.BYTES:
+            tensors.append(decode_bytes_tensor(name, shape, memoryview(buffer)[position:end]))
+        else:
+            array: Array = np.ndarray(shape, dtype, buffer, position)
+            tensors.append(Tensor(name, datatype, array))
+        position = end
+    if position != stop:
+        raise BrokenLink("more bytes than tensors")
+    return tensors

@@ -1,0 +1,157 @@
+"""Two ends of a link in one event loop, over a real socket pair."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.frontends.channel import Channel, pair
+from headrace.frontends.shared import map_file, write_file
+from headrace.wire.link_frames import INLINE, BrokenLink, Flag, Frame, Kind, frame, header
+
+
+class End:
+    """A channel that keeps what it gets."""
+
+    def __init__(self, sock: socket.socket, considerate: bool = False) -> None:
+        self.frames: list[tuple[Kind, int, bytes, bytes]] = []
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._news = asyncio.Event()
+        self.channel = Channel(sock, self._take, self.lost.set_result, considerate)
+
+    def _take(self, frame: Frame, buffer: Any) -> None:
+        rest = bytes(buffer[frame.start : frame.stop])
+        self.frames.append((frame.kind, frame.number, frame.meta, rest))
+        self._news.set()
+
+    async def has(self, count: int) -> None:
+        """Wait for so many frames."""
+        async with asyncio.timeout(20):
+            while len(self.frames) < count:
+                self._news.clear()
+                await self._news.wait()
+
+
+def scenario(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run a test in an event loop."""
+    return lambda: asyncio.run(test())
+
+
+def files() -> int:
+    """How many files without a name this process has open."""
+    count = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            count += "memfd:headrace" in os.readlink(entry)
+        except FileNotFoundError:
+            continue
+    return count
+
+
+async def _both_ways() -> None:
+    ours, theirs = map(End, pair())
+    for number in range(1000):
+        ours.channel.send(frame(Kind.CANCEL, number))
+        theirs.channel.send_parts(Kind.ANSWER, 0, number, b"meta", [b"r", memoryview(b"est")])
+    await theirs.has(1000)
+    await ours.has(1000)
+    assert [number for _, number, _, _ in theirs.frames] == list(range(1000))
+    assert ours.frames[7] == (Kind.ANSWER, 7, b"meta", b"rest")
+    ours.channel.close()
+    assert await theirs.lost == "the other end has gone"
+
+
+test_both_ways = scenario(_both_ways)
+
+
+async def _long_frames_keep_their_place() -> None:
+    before = files()
+    ours, theirs = map(End, pair())
+    long = os.urandom(INLINE * 3)
+    for number in range(0, 400, 2):
+        ours.channel.send_parts(Kind.ANSWER, 0, number, b"m", [long[:number], b"", long])
+        ours.channel.send(frame(Kind.ANSWER, number + 1))
+    await theirs.has(400)
+    assert [number for _, number, _, _ in theirs.frames] == list(range(400))
+    assert theirs.frames[398] == (Kind.ANSWER, 398, b"m", long[:398] + long)
+    ours.channel.close()
+    await theirs.lost
+    theirs.frames.clear()
+    assert files() == before
+
+
+test_long_frames_keep_their_place = scenario(_long_frames_keep_their_place)
+
+
+async def _what_the_other_end_does_not_read_waits() -> None:
+    ours, theirs = pair()
+    end = End(ours, considerate=True)
+    for number in range(200):
+        end.channel.send_parts(Kind.ANSWER, 0, number, b"", [bytes(INLINE)])
+    await asyncio.sleep(0)
+    # While so much waits, nothing more is read from the other end.
+    theirs.sendall(frame(Kind.CANCEL, 1))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not end.frames
+    other = End(theirs)
+    await other.has(200)
+    await end.has(1)
+    assert [number for _, number, _, _ in other.frames] == list(range(200))
+    end.channel.close()
+    other.channel.close()
+
+
+test_what_the_other_end_does_not_read_waits = scenario(_what_the_other_end_does_not_read_waits)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n\r\n\r\n\r\n", "a frame of kind 71"),
+        (header(Kind.INFER, Flag.SHARED, 1, 0, 1 << 20), "a file that has not come"),
+        (b"", "the other end has gone"),
+    ],
+    ids=["nonsense", "no file", "nothing"],
+)
+def test_a_broken_link_is_given_up(data: bytes, reason: str) -> None:
+    async def scenario() -> None:
+        ours, theirs = pair()
+        end = End(ours)
+        theirs.sendall(data)
+        if not data:
+            theirs.close()
+        assert await end.lost == reason
+        assert end.channel.closed
+        theirs.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("size", [0, 10, 4096, 3_000_000])
+def test_files(size: int) -> None:
+    data = os.urandom(size)
+    descriptor = write_file([data[:7], b"", memoryview(data)[7:]])
+    try:
+        if size:
+            assert map_file(descriptor, size)[:] == data
+        with pytest.raises(BrokenLink, match="a file that has not"):
+            map_file(descriptor, size + 1)
+        with pytest.raises(OSError, match="not permitted"):
+            os.ftruncate(descriptor, 0) if size else os.ftruncate(descriptor, 1)
+    finally:
+        os.close(descriptor)
+
+
+def test_a_file_that_may_shrink_is_refused() -> None:
+    descriptor = os.memfd_create("x", os.MFD_ALLOW_SEALING)
+    try:
+        os.write(descriptor, bytes(100))
+        with pytest.raises(BrokenLink, match="may shrink"):
+            map_file(descriptor, 100)
+    finally:
+        os.close(descriptor)

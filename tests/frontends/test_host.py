@@ -1,0 +1,307 @@
+"""The engine's end of a link, with an engine that notes what it is asked for."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.core.datatypes import Datatype
+from headrace.core.errors import NotFound, Overloaded
+from headrace.core.requests import InferRequest, InferResponse, Sink, Timing
+from headrace.core.signature import Signature
+from headrace.core.tensors import Tensor
+from headrace.engine.admission import Admission
+from headrace.frontends.channel import Channel, pair
+from headrace.frontends.host import Host
+from headrace.wire.link_frames import Flag, Frame, Kind, frame, header
+from headrace.wire.link_infer import RequestWriter, held_rest, read_error
+from tests.wire.strategies import PROPERTY
+
+Tick = Callable[[], Any]
+
+
+class Work:
+    """One request that the engine has been given."""
+
+    def __init__(self, request: InferRequest, sink: Sink) -> None:
+        self.request = request
+        self.sink = sink
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Model:
+    """A model that answers when the test does."""
+
+    model = "m"
+    name = "7"
+    decoupled = False
+    signature: Signature | None = None
+
+    def __init__(self) -> None:
+        self.work: list[Work] = []
+
+    def submit(self, request: InferRequest, sink: Sink) -> Work:
+        self.work.append(Work(request, sink))
+        return self.work[-1]
+
+
+class FakeEngine:
+    """Knows the model `m`; takes two requests at once."""
+
+    def __init__(self) -> None:
+        self.admission = Admission(2, 0)
+        self.model = Model()
+        self.exiting = False
+
+    def find(self, name: str, version: str = "") -> Model:
+        if name != "m":
+            raise NotFound(f"no model {name!r}")
+        return self.model
+
+
+class Calls:
+    """Answers nothing."""
+
+    def begin(self, head: Any, body: bytes, answer: Any) -> Work:
+        return Work(InferRequest("", "", "", {}), None)  # type: ignore[arg-type]
+
+
+class FrontEnd:
+    """The other end of the link, and the engine behind it."""
+
+    def __init__(self) -> None:
+        self.engine = FakeEngine()
+        self.frames: list[tuple[Kind, int, int, bytes, bytes]] = []
+        self.lost: list[str] = []
+        self.ready = 0
+        ours, theirs = pair()
+        self.host = Host(ours, self.engine, Calls(), self._on_ready, self.lost.append)
+        self.sock: socket.socket = theirs
+        self.channel = Channel(theirs, self._take, self.lost.append, False)
+
+    def _on_ready(self) -> None:
+        self.ready += 1
+
+    def _take(self, frame: Frame, buffer: Any) -> None:
+        rest = bytes(buffer[frame.start : frame.stop])
+        self.frames.append((frame.kind, frame.number, frame.flags, frame.meta, rest))
+
+    def infer(self, number: int, model: str = "m", flags: int = 0) -> None:
+        """Send a request with one tensor."""
+        tensor = Tensor("x", Datatype.FP32, np.arange(4, dtype=np.float32))
+        meta, pieces = RequestWriter().parts(
+            InferRequest(model, "", str(number), {"x": tensor}, nbytes=100)
+        )
+        self.channel.send_parts(Kind.INFER, flags, number, meta, pieces)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Let both ends go on until it is so."""
+        async with asyncio.timeout(20):
+            while not condition():  # noqa: ASYNC110 - anything may make it so
+                await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def linked() -> AsyncIterator[FrontEnd]:
+    """Both ends, closed in the end."""
+    front_end = FrontEnd()
+    try:
+        yield front_end
+    finally:
+        front_end.channel.close()
+        front_end.host.close()
+        admission = front_end.engine.admission
+        assert (admission.requests, admission.bytes) == (0, 0)
+
+
+def response(request: InferRequest) -> InferResponse:
+    """An answer with the request's tensors."""
+    return InferResponse("m", "7", request.id, list(request.inputs.values()), Timing(1, 2, 3))
+
+
+def test_a_request_and_its_answers() -> None:
+    async def scenario() -> None:
+        async with linked() as front_end:
+            work, admission = front_end.engine.model.work, front_end.engine.admission
+            front_end.infer(5)
+            await front_end.until(lambda: bool(work))
+            assert work[0].request.inputs["x"].array.tolist() == [0, 1, 2, 3]
+            assert (admission.requests, admission.bytes) == (1, 100)
+            work[0].sink.respond(response(work[0].request), False)
+            assert admission.requests == 1
+            work[0].sink.respond(response(work[0].request), True)
+            assert admission.requests == 0
+            await front_end.until(lambda: len(front_end.frames) == 2)
+            assert [f[:3] for f in front_end.frames] == [
+                (Kind.RESPONSE, 5, 0),
+                (Kind.RESPONSE, 5, Flag.FINAL),
+            ]
+
+    asyncio.run(scenario())
+
+
+def test_requests_of_one_read_are_submitted_together() -> None:
+    """In one turn of the loop: a callback that is scheduled by the first sees them all."""
+
+    async def scenario() -> None:
+        async with linked() as front_end:
+            engine = front_end.engine
+            engine.admission.max_requests = 0
+            seen: list[int] = []
+            submit = engine.model.submit
+
+            def noted(request: InferRequest, sink: Sink) -> Work:
+                if not engine.model.work:
+                    loop = asyncio.get_running_loop()
+                    loop.call_soon(lambda: seen.append(len(engine.model.work)))
+                return submit(request, sink)
+
+            engine.model.submit = noted  # type: ignore[method-assign]
+            for number in range(30):
+                front_end.infer(number)
+            await front_end.until(lambda: bool(seen))
+            assert seen == [30]
+
+    asyncio.run(scenario())
+
+
+def test_refusals() -> None:
+    async def scenario() -> None:
+        async with linked() as front_end:
+            front_end.infer(1, "nobody")
+            for number in (2, 3, 4):
+                front_end.infer(number)
+            await front_end.until(lambda: len(front_end.frames) == 2)
+            found = {
+                number: (type(read_error(meta, rest)[0]), flags)
+                for _, number, flags, meta, rest in front_end.frames
+            }
+            assert found == {1: (NotFound, Flag.REFUSE), 4: (Overloaded, Flag.REFUSE)}
+            assert front_end.engine.admission.refused == 1
+
+    asyncio.run(scenario())
+
+
+def test_an_error_says_which_version_it_was() -> None:
+    async def scenario() -> None:
+        async with linked() as front_end:
+            front_end.infer(1)
+            await front_end.until(lambda: bool(front_end.engine.model.work))
+            front_end.engine.model.work[0].sink.fail(Overloaded("why"))
+            await front_end.until(lambda: bool(front_end.frames))
+            _, number, flags, meta, rest = front_end.frames[0]
+            error, version = read_error(meta, rest)
+            assert (number, flags, type(error), str(error), version) == (
+                1, 0, Overloaded, "why", "7",
+            )  # fmt: skip
+
+    asyncio.run(scenario())
+
+
+def test_cancellation() -> None:
+    async def scenario() -> None:
+        async with linked() as front_end:
+            work, admission = front_end.engine.model.work, front_end.engine.admission
+            front_end.infer(1)
+            front_end.infer(2)
+            front_end.channel.send(frame(Kind.CANCEL, 1))
+            front_end.channel.send(frame(Kind.CANCEL, 99))  # was answered on the way
+            await front_end.until(lambda: len(work) == 2 and work[0].cancelled)
+            assert (admission.requests, work[1].cancelled) == (1, False)
+
+    asyncio.run(scenario())
+
+
+def test_the_end_of_a_front_end_cancels_what_it_had() -> None:
+    async def scenario() -> None:
+        async with linked() as front_end:
+            work, admission = front_end.engine.model.work, front_end.engine.admission
+            front_end.infer(1)
+            front_end.infer(2)
+            front_end.channel.send(frame(Kind.HELD, 3, rest=held_rest(500)))
+            await front_end.until(lambda: admission.requests == 5)
+            assert admission.bytes == 700
+            front_end.channel.close()
+            await front_end.until(lambda: bool(front_end.lost))
+            assert [w.cancelled for w in work] == [True, True]
+            assert (admission.requests, admission.bytes) == (0, 0)
+
+    asyncio.run(scenario())
+
+
+def test_what_front_ends_tell() -> None:
+    async def scenario() -> None:
+        async with linked() as front_end:
+            admission = front_end.engine.admission
+            front_end.channel.send(frame(Kind.READY))
+            front_end.channel.send(frame(Kind.REFUSED, 3))
+            front_end.channel.send(frame(Kind.HELD, 2, rest=held_rest(10)))
+            front_end.channel.send(frame(Kind.HELD, 1, rest=held_rest(4)))
+            await front_end.until(lambda: admission.requests == 1)
+            assert (front_end.ready, admission.refused, admission.bytes) == (1, 3, 4)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        frame(Kind.RESPONSE, 1),
+        frame(Kind.INFER, 1, b"{}", b""),
+        frame(Kind.INFER, 1, b"[]", bytes(40)),
+        frame(Kind.CALL, 1, b"\xff"),
+        frame(Kind.HELD, 1),
+        header(Kind.INFER, Flag.SHARED, 1, 5, 5),
+        frame(Kind.CALL, 1, b"{}") + frame(Kind.CALL, 1, b"{}"),
+    ],
+    ids=["wrong way", "no meta", "empty meta", "no json", "no number", "no file", "twice"],
+)
+def test_nonsense_ends_the_link_and_nothing_else(data: bytes) -> None:
+    async def scenario() -> None:
+        async with linked() as front_end:
+            front_end.infer(7)
+            front_end.channel.send(data)
+            await front_end.until(lambda: bool(front_end.lost))
+            assert front_end.engine.model.work[0].cancelled
+
+    asyncio.run(scenario())
+
+
+@PROPERTY
+@given(
+    st.lists(
+        st.one_of(
+            st.binary(max_size=60),
+            st.builds(
+                frame,
+                st.sampled_from(Kind),
+                st.integers(0, 3),
+                st.binary(max_size=10),
+                st.binary(max_size=20),
+                st.integers(0, 127),
+            ),
+        ),
+        max_size=6,
+    )
+)
+def test_any_bytes(pieces: list[bytes]) -> None:
+    """Whatever comes, the engine goes on: nothing is raised, and nothing stays counted."""
+
+    async def scenario() -> None:
+        async with linked() as front_end:
+            front_end.infer(1)
+            for piece in pieces:
+                front_end.channel.send(piece)
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+    asyncio.run(scenario())

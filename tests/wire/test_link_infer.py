@@ -1,0 +1,182 @@
+"""Requests, responses and errors through frames: what goes in comes out."""
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.core.datatypes import Datatype
+from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
+from headrace.core.requests import InferRequest, InferResponse, RawRequest, Timing
+from headrace.core.tensors import Tensor
+from headrace.wire.http_infer import body_of, pass_raw
+from headrace.wire.link_frames import BrokenLink
+from headrace.wire.link_infer import (
+    RequestReader,
+    RequestWriter,
+    ResponseReader,
+    ResponseWriter,
+    error_parts,
+    held_rest,
+    read_error,
+    read_held,
+)
+from headrace.wire.status import STATUS
+from tests.wire.strategies import PROPERTY, assert_same, mutations, tensors
+
+texts = st.text(max_size=8)
+unsigned = st.integers(0, 2**64 - 1)
+parameters = st.dictionaries(
+    texts,
+    st.one_of(texts, st.booleans(), st.floats(), st.integers(-(2**63), 2**64 - 1)),
+    max_size=3,
+)
+named = st.lists(tensors(), max_size=3).map(
+    lambda found: {f"x{n}": replace(tensor, name=f"x{n}") for n, tensor in enumerate(found)}
+)
+requests = st.builds(
+    InferRequest,
+    texts,
+    texts,
+    texts,
+    named,
+    st.lists(texts, max_size=2).map(tuple),
+    parameters,
+    unsigned,
+    unsigned,
+    st.one_of(unsigned, texts),
+    st.booleans(),
+    st.booleans(),
+    st.one_of(st.none(), st.dictionaries(texts, st.integers(1, 9), min_size=1, max_size=2)),
+    unsigned,
+)
+responses = st.builds(
+    InferResponse,
+    texts,
+    texts,
+    texts,
+    named.map(lambda found: list(found.values())),
+    st.builds(Timing, unsigned, unsigned, st.integers(0, 2**32 - 1)),
+    parameters,
+)
+
+
+def without_tensors(value: Any, field: str) -> str:
+    """All of a request or response but its tensors; NaN is equal to NaN by its text."""
+    return repr(replace(value, **{field: {}}))
+
+
+@PROPERTY
+@given(st.lists(requests, min_size=1, max_size=3))
+def test_requests(given: list[InferRequest]) -> None:
+    """Twice each: what repeats is remembered on both sides."""
+    writer, reader = RequestWriter(), RequestReader()
+    for request in given * 2:
+        meta, pieces = writer.parts(request)
+        rest = b"....".replace(b".", b"\0") + b"".join(pieces)
+        found = reader.read(meta, rest, 4, len(rest), False)
+        assert without_tensors(found, "inputs") == without_tensors(request, "inputs")
+        assert list(found.inputs) == list(request.inputs)
+        for name, tensor in request.inputs.items():
+            assert_same(found.inputs[name], tensor)
+
+
+@PROPERTY
+@given(st.lists(responses, min_size=1, max_size=3))
+def test_responses(given: list[InferResponse]) -> None:
+    writer, reader = ResponseWriter(), ResponseReader()
+    for response in given * 2:
+        meta, pieces = writer.parts(response)
+        rest = b"".join(pieces)
+        found = reader.read(meta, rest, 0, len(rest))
+        assert without_tensors(found, "outputs") == without_tensors(response, "outputs")
+        for one, other in zip(found.outputs, response.outputs, strict=True):
+            assert_same(one, other)
+
+
+def test_what_was_read_can_be_changed() -> None:
+    """A request's parameters are its own, though the next is read from the same memory."""
+    request = InferRequest("m", "", "", {}, (), {"a": 1})
+    meta, pieces = RequestWriter().parts(request)
+    rest = b"".join(pieces)
+    reader = RequestReader()
+    reader.read(meta, rest, 0, len(rest), False).parameters.clear()
+    assert reader.read(meta, rest, 0, len(rest), False).parameters == {"a": 1}
+
+
+def test_raw_bodies() -> None:
+    request, _ = pass_raw("m", "2", b"\x01\x02\x03")
+    meta, pieces = RequestWriter().parts(request)
+    rest = b"".join(pieces)
+    found = RequestReader().read(meta, rest, 0, len(rest), True)
+    assert isinstance(found, RawRequest)
+    assert bytes(body_of(found)) == b"\x01\x02\x03"
+
+
+@PROPERTY
+@given(requests, st.data())
+def test_damaged_requests(request: InferRequest, data: st.DataObject) -> None:
+    """Another request, or one of the two errors."""
+    meta, pieces = RequestWriter().parts(request)
+    meta = data.draw(mutations(meta))
+    rest = data.draw(mutations(b"".join(pieces)))
+    with suppress(BrokenLink, InvalidRequest):
+        RequestReader().read(meta, rest, 0, len(rest), False)
+
+
+@PROPERTY
+@given(responses, st.data())
+def test_damaged_responses(response: InferResponse, data: st.DataObject) -> None:
+    meta, pieces = ResponseWriter().parts(response)
+    meta = data.draw(mutations(meta))
+    rest = data.draw(mutations(b"".join(pieces)))
+    with suppress(BrokenLink, InvalidRequest):
+        ResponseReader().read(meta, rest, 0, len(rest))
+
+
+@PROPERTY
+@given(st.binary(max_size=60), st.binary(max_size=60))
+def test_any_bytes(meta: bytes, rest: bytes) -> None:
+    for read in (
+        lambda: RequestReader().read(meta, rest, 0, len(rest), False),
+        lambda: ResponseReader().read(meta, rest, 0, len(rest)),
+    ):
+        with pytest.raises(BrokenLink):
+            read()
+    read_error(meta, rest)
+
+
+@pytest.mark.parametrize("kind", STATUS, ids=lambda kind: kind.__name__)
+def test_errors_keep_their_class(kind: type[ServerError]) -> None:
+    found, version = read_error(*error_parts(kind("what was wrong: é"), "3"))
+    assert type(found) is kind
+    assert str(found) == "what was wrong: é"
+    assert version == "3"
+
+
+def test_what_is_no_server_error_has_no_class() -> None:
+    class Inner(ExecutionFailed):
+        """A class that the other side does not know."""
+
+    assert read_error(b" ", b"")[0] is None
+    assert read_error(*error_parts(Inner("x"), ""))[0] is None
+
+
+def test_a_request_that_is_too_short() -> None:
+    tensor = Tensor("x", Datatype.FP32, np.zeros((2, 3), np.float32))
+    meta, pieces = RequestWriter().parts(InferRequest("m", "", "id", {"x": tensor}))
+    rest = b"".join(pieces)
+    for size in range(len(rest)):
+        with pytest.raises(BrokenLink):
+            RequestReader().read(meta, rest, 0, size, False)
+
+
+@given(unsigned)
+def test_what_is_held(nbytes: int) -> None:
+    assert read_held(held_rest(nbytes)) == nbytes
+    with pytest.raises(BrokenLink):
+        read_held(b"")
