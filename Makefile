@@ -16,7 +16,7 @@ SCRIPTS = $(shell grep -lsE '^\#!.*python' scripts/*)
 CHECKED = server tests $(wildcard benchmarks) $(SCRIPTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-slow coverage check fmt bench protos models lock clean
+.PHONY: help serve test test-slow coverage check fmt bench scorecard protos models lock clean
 .DELETE_ON_ERROR:
 
 help: ## show this list
@@ -49,6 +49,9 @@ fmt: $(VENV)/.dev ## format the code and mend what can be mended
 
 bench: $(VENV)/.dev ## run the benchmarks
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/bench $(ARGS)
+
+scorecard: $(VENV)/.dev ## measure this server beside others, see docs/benchmarks.md
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/bench --scorecard $(ARGS)
 
 protos: $(VENV)/.dev ## regenerate server/headrace/wire/pb from protos/
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/protos $(ARGS)

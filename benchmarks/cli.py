@@ -8,11 +8,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks import stages
+from benchmarks import profile, stages
+from benchmarks.arguments import count, names_of, numbers, positive
 from benchmarks.measure import Plan, errors_of, measure
 from benchmarks.messages import PROTOCOLS
-from benchmarks.models import MLP, MLP_UNBATCHED, MODELS, write_repository
+from benchmarks.models import ALL_MODELS, MLP, MLP_UNBATCHED, write_repository
 from benchmarks.report import as_json, as_markdown, insert, this_machine
+from benchmarks.scorecard import cli as scorecard
 from benchmarks.server import BenchmarkError, Target, parse_peer, split_cores, started
 from benchmarks.summary import Cell, Repetition
 
@@ -22,7 +24,11 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; 1 if a single answer was missing or wrong, or nothing could be measured."""
-    options = _parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if "--scorecard" in given:
+        given.remove("--scorecard")
+        return scorecard.main(given)
+    options = _parser().parse_args(given)
     if options.write_models:
         write_repository(options.write_models)
         return 0
@@ -30,6 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stages.main()
         return 0
     try:
+        if options.profile:
+            profile.main(options.models[0], options.seconds or (1.0 if options.quick else 5.0))
+            return 0
         return _run(options)
     except BenchmarkError as error:
         print(f"scripts/bench: {error}", file=sys.stderr)
@@ -42,7 +51,7 @@ def _run(options: argparse.Namespace) -> int:
     core, client_cores = split_cores()
     machine = this_machine(core)
     os.sched_setaffinity(0, client_cores)
-    with _target(options.url, core, options.server_option) as target:
+    with _target(options.url, core, options.server_option, options.models) as target:
         targets = [target, *peers]
         if len({t.name for t in targets}) < len(targets):
             raise BenchmarkError("two servers have the same name")
@@ -58,19 +67,22 @@ def _run(options: argparse.Namespace) -> int:
     print(markdown)
     if options.record:
         PAGE.write_text(insert(PAGE.read_text(encoding="utf-8"), markdown), encoding="utf-8")
-    for text, count in errors_of(results).most_common(10):
-        print(f"{count} x {text}", file=sys.stderr)
+    for text, times in errors_of(results).most_common(10):
+        print(f"{times} x {text}", file=sys.stderr)
     return 1 if errors_of(results) else 0
 
 
 @contextmanager
-def _target(url: str, core: int | None, server_options: Sequence[str]) -> Iterator[Target]:
+def _target(
+    url: str, core: int | None, server_options: Sequence[str], models: Sequence[str]
+) -> Iterator[Target]:
     """The server in question: the one at `url`, or our own, started here."""
     if url:
         yield parse_peer(url if "=" in url else f"server={url}")
         return
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as directory:
-        write_repository(Path(directory))
+        needed = [*models, *([MLP_UNBATCHED] if MLP in models else [])]
+        write_repository(Path(directory), needed)
         with started(Path(directory), core, server_options) as target:
             yield target
 
@@ -102,23 +114,23 @@ def _parser() -> argparse.ArgumentParser:
         "scripts/bench",
         description="Measure the server with one row per request, in a closed loop.",
     )
-    models = [name for name in MODELS if name != MLP_UNBATCHED]
+    models = [name for name in ALL_MODELS if name != MLP_UNBATCHED]
     add = parser.add_argument
     add("--quick", action="store_true", help="a look, not a measurement: 1 repetition of 0.3 s")
-    add("--models", type=_names(models), default=[MLP], metavar="LIST", help=", ".join(models))
+    add("--models", type=names_of(models), default=[MLP], metavar="LIST", help=", ".join(models))
     add(
-        "--protocols", type=_names(list(PROTOCOLS)), default=list(PROTOCOLS), metavar="LIST",
+        "--protocols", type=names_of(list(PROTOCOLS)), default=list(PROTOCOLS), metavar="LIST",
         help=", ".join(PROTOCOLS) + " (default: all)",
     )  # fmt: skip
     add(
-        "--concurrency", type=_numbers, default=[1, 4, 16, 64], metavar="LIST",
+        "--concurrency", type=numbers, default=[1, 4, 16, 64], metavar="LIST",
         help="requests at once (default: 1,4,16,64)",
     )  # fmt: skip
-    add("--seconds", type=_positive, metavar="S", help="measured time of a repetition (default: 3)")
+    add("--seconds", type=positive, metavar="S", help="measured time of a repetition (default: 3)")
     add("--warm-up", type=float, metavar="S", help="time before that (default: 1)")
-    add("--repetitions", type=_count, metavar="N", help="of each cell (default: 5)")
+    add("--repetitions", type=count, metavar="N", help="of each cell (default: 5)")
     add(
-        "--streams", type=_count, default=1, metavar="N",
+        "--streams", type=count, default=1, metavar="N",
         help="concurrent calls on each gRPC connection (default: 1)",
     )  # fmt: skip
     add(
@@ -139,39 +151,11 @@ def _parser() -> argparse.ArgumentParser:
         help="where results.json and results.md go (default: benchmarks/results)",
     )  # fmt: skip
     add("--stages", action="store_true", help="print what each stage of a request costs, and end")
+    add(
+        "--profile",
+        action="store_true",
+        help="show where the server's time goes with the first of --models, and end",
+    )
+    add("--scorecard", action="store_true", help="measure other servers too; has its own --help")
     add("--record", action="store_true", help="put the tables into docs/benchmarks.md")
     return parser
-
-
-class _names:
-    """Reads a list of known names, with commas between them."""
-
-    def __init__(self, known: Sequence[str]) -> None:
-        self._known = known
-
-    def __call__(self, text: str) -> list[str]:
-        names = list(dict.fromkeys(text.split(",")))
-        for name in names:
-            if name not in self._known:
-                raise argparse.ArgumentTypeError(f"'{name}' is none of {', '.join(self._known)}")
-        return names
-
-
-def _numbers(text: str) -> list[int]:
-    return list(dict.fromkeys(_count(part) for part in text.split(",")))
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a positive whole number")
-    return int(text)
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 3600:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds")
-    return value

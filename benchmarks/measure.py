@@ -5,13 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import process_time
 
-import psutil
 import uvloop
 
 from benchmarks.load import Load, drive
 from benchmarks.messages import PROTOCOLS
-from benchmarks.models import MLP, MLP_UNBATCHED, MODELS
-from benchmarks.server import Target, split_address
+from benchmarks.models import ALL_MODELS, MLP, MLP_UNBATCHED
+from benchmarks.server import Target, cpu_secs, resident, split_address
 from benchmarks.summary import Cell, Repetition, percentile
 
 _COMPARED = 16  # concurrent requests at which batching on and off are compared
@@ -77,9 +76,9 @@ def _measure(plan: Plan, cell: Cell, target: Target) -> Repetition:
             drive(
                 split_address(host),
                 lambda calls: protocol.wire(host, calls),
-                protocol.exchanges(host, MODELS[cell.model]),
+                protocol.exchanges(host, ALL_MODELS[cell.model]),
                 load,
-                lambda: (process_time(), _cpu(processes)),
+                lambda: (process_time(), cpu_secs(processes)),
             )
         )
     except (OSError, TimeoutError) as error:  # a cell that fails is a result too
@@ -95,28 +94,16 @@ def _measure(plan: Plan, cell: Cell, target: Target) -> Repetition:
         errors=dict(observed.errors),
         client_cpu=client,
         server_cpu=server if processes else None,
-        rss=_rss(processes) if processes else None,
-        mean_batch=_mean_batch(counted, target.counts(cell.model)),
+        rss=resident(processes) if processes else None,
+        mean_batch=mean_batch(counted, target.counts(cell.model)),
     )
 
 
-def _mean_batch(before: tuple[int, int] | None, after: tuple[int, int] | None) -> float | None:
+def mean_batch(before: tuple[int, int] | None, after: tuple[int, int] | None) -> float | None:
+    """Rows per execution between two looks at `Target.counts`, if any was seen."""
     if before is None or after is None or after[1] <= before[1]:
         return None
     return (after[0] - before[0]) / (after[1] - before[1])
-
-
-def _cpu(processes: Sequence[psutil.Process]) -> float:
-    total = 0.0
-    for process in processes:
-        if process.is_running():
-            times = process.cpu_times()
-            total += times.user + times.system
-    return total
-
-
-def _rss(processes: Sequence[psutil.Process]) -> int:
-    return sum(p.memory_info().rss for p in processes if p.is_running())
 
 
 def errors_of(results: Mapping[Cell, Sequence[Repetition]]) -> Counter[str]:

@@ -1,18 +1,22 @@
 """The models that are served: built by code, the same bytes every time."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from onnx import NodeProto, TensorProto, checker, helper, numpy_helper
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 MLP = "mlp"
 MLP_UNBATCHED = "mlp_unbatched"
+ECHO_1M, ECHO_16M = "echo_1m", "echo_16m"
+RESNET50 = "resnet50"
 _WIDTHS = (64, 256, 256, 10)
 _CASES = 16  # different requests, sent in turn
 _OPSET, _IR_VERSION = 17, 8
@@ -22,7 +26,7 @@ Tensors = Mapping[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Inputs of one row, and the outputs that belong to them."""
+    """Inputs, one row unless `widened`, and the outputs that belong to them."""
 
     inputs: Tensors
     outputs: Tensors
@@ -44,28 +48,48 @@ class Model:
     """A model of the benchmark's repository; `config` is more text for its `config.pbtxt`."""
 
     name: str
-    graph: Callable[[], Graph]
+    content: Callable[[], bytes]
     cases: Callable[[], list[Case]]
     max_batch_size: int = 64
     config: str = ""
+
+    def widened(self, rows: int) -> "Model":
+        """The same model, with cases of `rows` rows."""
+        return self if rows == 1 else replace(self, cases=partial(_widen, self.cases, rows))
 
     def write(self, repository: Path) -> None:
         """Put the model into a repository."""
         folder = repository / self.name
         (folder / "1").mkdir(parents=True, exist_ok=True)
-        (folder / "1" / "model.onnx").write_bytes(_onnx(self.name, self.graph()))
+        (folder / "1" / "model.onnx").write_bytes(self.content())
         (folder / "config.pbtxt").write_text(
             f'backend: "onnxruntime"\nmax_batch_size: {self.max_batch_size}\n{self.config}'
         )
 
 
-def write_repository(directory: Path) -> None:
-    """Write every model."""
-    for model in MODELS.values():
-        model.write(directory)
+def write_repository(directory: Path, names: Iterable[str] | None = None) -> None:
+    """Write the models with these names, or all that `make bench` can measure."""
+    for name in MODELS if names is None else names:
+        ALL_MODELS[name].write(directory)
 
 
-def _onnx(name: str, graph: Graph) -> bytes:
+def _widen(cases: Callable[[], list[Case]], rows: int) -> list[Case]:
+    """Cases of `rows` rows each, from cases of one row each."""
+    singles = cases()
+
+    def stack(first: int, pick: Callable[[Case], Tensors]) -> Tensors:
+        chosen = [pick(singles[(first + row) % len(singles)]) for row in range(rows)]
+        return {name: np.concatenate([each[name] for each in chosen]) for name in chosen[0]}
+
+    return [
+        Case(stack(first, lambda case: case.inputs), stack(first, lambda case: case.outputs))
+        for first in range(len(singles))
+    ]
+
+
+def _onnx(name: str, build: Callable[[], Graph]) -> bytes:
+    graph = build()
+
     def infos(shapes: Mapping[str, Sequence[int]]) -> list[Any]:
         return [
             helper.make_tensor_value_info(name, graph.element, ["batch", *row])
@@ -83,7 +107,8 @@ def _onnx(name: str, graph: Graph) -> bytes:
     return bytes(model.SerializeToString(deterministic=True))
 
 
-def _weights() -> dict[str, Array]:
+def mlp_weights() -> dict[str, Array]:
+    """The MLP's numbers: weight0, bias0, weight1 and so on."""
     random = np.random.default_rng(20)
     weights: dict[str, Array] = {}
     for layer, (rows, columns) in enumerate(pairwise(_WIDTHS)):
@@ -103,11 +128,11 @@ def _mlp_graph() -> Graph:
             value = f"hidden{layer}"
             nodes.append(helper.make_node("Relu", [result], [value]))
     shapes = {"input": _WIDTHS[:1]}, {"output": _WIDTHS[-1:]}
-    return Graph(nodes, TensorProto.FLOAT, *shapes, _weights())
+    return Graph(nodes, TensorProto.FLOAT, *shapes, mlp_weights())
 
 
 def _mlp_cases() -> list[Case]:
-    weights = _weights()
+    weights = mlp_weights()
     rows = np.random.default_rng(21).standard_normal((_CASES, 1, _WIDTHS[0])).astype(np.float32)
     cases = []
     for row in rows:
@@ -139,6 +164,29 @@ def _simple_cases() -> list[Case]:
     return cases
 
 
+def _resnet50() -> bytes:
+    """A CNN of ResNet-50's size, from the test data of the `onnx` package, with a free batch axis.
+
+    Its weights are constants made in the graph, so its answers mean nothing; its cost is real.
+    """
+    folder = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+    model = onnx.load(folder / "light_resnet50.onnx")
+    constants = {constant.name: constant for constant in model.graph.initializer}
+    flat = constants["OC2_DUMMY_1"]  # the shape of the one Reshape: one row, as it comes
+    flat.CopyFrom(numpy_helper.from_array(np.array([-1, 2048], np.int64), flat.name))
+    for info in (*model.graph.input, *model.graph.output):
+        if info.name not in constants:
+            info.type.tensor_type.shape.dim[0].dim_param = "batch"
+    return bytes(model.SerializeToString(deterministic=True))
+
+
+def _resnet50_cases() -> list[Case]:
+    image = np.random.default_rng(24).random((1, 3, 224, 224), np.float32)
+    return [
+        Case({"gpu_0/data_0": image}, {"gpu_0/softmax_1": np.full((1, 1000), 1e-3, np.float32)})
+    ]
+
+
 def _echo(name: str, elements: int) -> Model:
     """A model that gives back what it gets: `elements` numbers of 4 bytes a row."""
 
@@ -150,18 +198,28 @@ def _echo(name: str, elements: int) -> Model:
         rows = np.random.default_rng(23).standard_normal((4, 1, elements)).astype(np.float32)
         return [Case({"input": row}, {"output": row}) for row in rows]
 
-    return Model(name, graph, cases, max_batch_size=8)
+    return Model(name, partial(_onnx, name, graph), cases, max_batch_size=8)
 
 
+_BATCHED = "dynamic_batching { }\n"
 _UNBATCHED = 'parameters { key: "batching" value { string_value: "off" } }\n'
 
 MODELS: Mapping[str, Model] = {
     model.name: model
     for model in (
-        Model(MLP, _mlp_graph, _mlp_cases, config="dynamic_batching { }\n"),
-        Model(MLP_UNBATCHED, _mlp_graph, _mlp_cases, config=_UNBATCHED),
-        Model("simple", _simple_graph, _simple_cases, 8, "dynamic_batching { }\n"),
+        Model(MLP, partial(_onnx, MLP, _mlp_graph), _mlp_cases, config=_BATCHED),
+        Model(
+            MLP_UNBATCHED, partial(_onnx, MLP_UNBATCHED, _mlp_graph), _mlp_cases, config=_UNBATCHED
+        ),
+        Model("simple", partial(_onnx, "simple", _simple_graph), _simple_cases, 8, _BATCHED),
         _echo("echo_4k", 1 << 10),
-        _echo("echo_1m", 1 << 18),
+        _echo(ECHO_1M, 1 << 18),
     )
+}
+
+# What only the scorecard serves: models that are large.
+ALL_MODELS: Mapping[str, Model] = {
+    **MODELS,
+    ECHO_16M: _echo(ECHO_16M, 1 << 22),
+    RESNET50: Model(RESNET50, _resnet50, _resnet50_cases, max_batch_size=8, config=_BATCHED),
 }

@@ -79,12 +79,12 @@ def as_markdown(plan: Plan, machine: Machine, results: Results) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def insert(page: str, text: str) -> str:
-    """`page` with `text` between its markers; raises `ValueError` if it has none."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
+def insert(page: str, text: str, begins: str = BEGIN, ends: str = END) -> str:
+    """`page` with `text` between two markers; raises `ValueError` if it has none."""
+    before, begin, rest = page.partition(begins)
+    _, end, after = rest.partition(ends)
     if not begin or not end:
-        raise ValueError(f"the page has no place for results: '{BEGIN}' and '{END}'")
+        raise ValueError(f"the page has no place for results: '{begins}' and '{ends}'")
     return f"{before}{begin}\n\n{text}\n{end}{after}"
 
 
@@ -108,9 +108,9 @@ def _main_table(summary: Mapping[Cell, Figures]) -> str:
     )  # fmt: skip
     rows = [
         (
-            cell.protocol, str(cell.concurrency), _thousands(f.throughput), f"{f.spread:.0%}",
-            _ms(f.p50), _ms(f.p99), str(f.errors), _known(f.server_cpu, ".0%"),
-            _known(f.cpu_per_1000, ".4f"), _known(f.mean_batch, ".1f"),
+            cell.protocol, str(cell.concurrency), thousands(f.throughput), f"{f.spread:.0%}",
+            ms(f.p50), ms(f.p99), str(f.errors), known(f.server_cpu, ".0%"),
+            known(f.cpu_per_1000, ".4f"), known(f.mean_batch, ".1f"),
             "" if f.rss is None else f"{f.rss / 1e6:.0f}", f"{f.client_cpu:.0%}",
         )
         for cell, f in summary.items()
@@ -126,8 +126,8 @@ def _batching(
         for model, state in ((MLP, "on"), (MLP_UNBATCHED, "off")):
             f = summary.get(Cell(server, model, protocol, concurrency))
             if f is not None:
-                rate, batch = _thousands(f.throughput), _known(f.mean_batch, ".1f")
-                rows.append((protocol, state, rate, batch, _ms(f.p50), _ms(f.p99)))
+                rate, batch = thousands(f.throughput), known(f.mean_batch, ".1f")
+                rows.append((protocol, state, rate, batch, ms(f.p50), ms(f.p99)))
     header = ("protocol", "batching", "requests/s", "mean batch", "p50 ms", "p99 ms")
     title = f"### Batching on and off, {_count(concurrency, 'concurrent request')}"
     return [title, table(header, rows, left=2)]
@@ -139,7 +139,7 @@ def _ratio_table(server: str, peer: str, results: Results) -> str:
         theirs = results.get(Cell(peer, cell.model, cell.protocol, cell.concurrency))
         if cell.server == server and theirs is not None:
             ratios = [
-                _known(ratio(list(map(value, ours)), list(map(value, theirs))), ".2f")
+                known(ratio(list(map(value, ours)), list(map(value, theirs))), ".2f")
                 for value in _COMPARED.values()
             ]
             rows.append((cell.model, cell.protocol, str(cell.concurrency), *ratios))
@@ -152,7 +152,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int) -> st
     return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *rows))
 
 
-def _thousands(value: float) -> str:
+def thousands(value: float) -> str:
     return f"{value:,.0f}".replace(",", " ")
 
 
@@ -160,11 +160,11 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _ms(seconds: float) -> str:
+def ms(seconds: float) -> str:
     return f"{seconds * 1_000:.3f}"
 
 
-def _known(value: float | None, form: str) -> str:
+def known(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 

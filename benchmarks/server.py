@@ -62,6 +62,25 @@ class Target:
             return None
 
 
+def cpu_secs(processes: Sequence[psutil.Process]) -> float:
+    """CPU time that those of the processes that live have used."""
+    total = 0.0
+    for process in processes:
+        with suppress(psutil.Error):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def resident(processes: Sequence[psutil.Process]) -> int:
+    """Their resident memory in bytes; what they share counts for each of them."""
+    total = 0
+    for process in processes:
+        with suppress(psutil.Error):
+            total += process.memory_info().rss
+    return total
+
+
 def split_address(text: str) -> tuple[str, int]:
     """Host and port of host:port; raises `BenchmarkError`."""
     host, _, port = text.rpartition(":")
@@ -89,11 +108,19 @@ def split_cores() -> tuple[int | None, set[int]]:
 
 
 @contextmanager
-def started(repository: Path, core: int | None, options: Sequence[str] = ()) -> Iterator[Target]:
-    """Run headrace on a repository, on one core if one is given; raises `BenchmarkError`."""
+def started(
+    repository: Path,
+    core: int | None,
+    options: Sequence[str] = (),
+    program: Sequence[str] = ("-m", "headrace"),
+) -> Iterator[Target]:
+    """Run headrace on a repository, on one core if one is given; raises `BenchmarkError`.
+
+    `program` is what the interpreter runs, if it is not the server itself.
+    """
     command = [
         *(["taskset", "-c", str(core)] if core is not None else []),
-        sys.executable, "-m", "headrace", "serve", "--model-repository", str(repository),
+        sys.executable, *program, "serve", "--model-repository", str(repository),
         "--http-port=0", "--grpc-port=0", "--allow-metrics=false", *options,
     ]  # fmt: skip
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")}

@@ -1,0 +1,1 @@
+"""Our server beside others, in one run: see docs/benchmarks.md."""
