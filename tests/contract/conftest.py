@@ -18,11 +18,18 @@ from tests.support.grpc_client import GrpcClient
 from tests.support.http_client import HttpClient
 from tests.support.scrape import Scraper
 from tests.support.server_process import ServerProcess
+from tests.support.transports import grpc_transport
 
 CLIENTS: dict[str, Callable[[ServerProcess], Client]] = {
     "http": lambda server: HttpClient(server.url, binary=False),
     "http-binary": lambda server: HttpClient(server.url, binary=True),
     "grpc": lambda server: GrpcClient(server.grpc),
+}
+# The same answers are expected of what is fast and of what it was written after.
+CARRIERS: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "reference": ("--http-fast-path=false", "--grpc-transport=grpcio"),
+    "frontends": ("--frontends=2",),
 }
 Rounds = Callable[[float], Array]
 _TRIAL_ROUNDS = 20_000
@@ -36,10 +43,10 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="session")
-def server(repository: Path) -> Iterator[ServerProcess]:
-    """The suite's server, with its default settings. It must not have met a bug in the end."""
-    with ServerProcess(repository) as process:
+@pytest.fixture(scope="session", params=CARRIERS)
+def server(request: pytest.FixtureRequest, repository: Path) -> Iterator[ServerProcess]:
+    """The suite's server, by each way to carry requests. It must not have met a bug in the end."""
+    with ServerProcess(repository, options=CARRIERS[request.param]) as process:
         yield process
         assert process.stop() == 0
         assert "bug " not in process.log
@@ -81,11 +88,17 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.fixture(scope="session")
-def busy_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server whose models take as long as a request says."""
+def busy_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models that take as long as a request says."""
     root = tmp_path_factory.mktemp("busy")
     write_busy_repository(root)
-    with ServerProcess(root) as process:
+    return root
+
+
+@pytest.fixture(scope="session")
+def busy_server(request: pytest.FixtureRequest, busy_repository: Path) -> Iterator[ServerProcess]:
+    """A server whose models take as long as a request says."""
+    with ServerProcess(busy_repository, options=grpc_transport(request)) as process:
         yield process
         assert process.stop() == 0
         assert "bug " not in process.log

@@ -41,6 +41,7 @@ def write_repository(root: Path) -> None:
         "max_batch_size: 0",
     )
     write_model(root, "lookup", lookup(), "max_batch_size: 8")
+    write_model(root, "decoupled", graphs.add_constant(1), _DECOUPLED)
     _add_scheduled(root, "spin_delay")
     _add_scheduled(root, "spin_priority")
     for policy, config in _POLICIES.items():
@@ -67,9 +68,11 @@ def write_busy_repository(root: Path) -> None:
 
 
 def write_failing_repository(root: Path) -> None:
-    """One good model, one that cannot be loaded, and one that takes a while to load."""
+    """One good model, three that cannot be loaded, and one that takes a while to load."""
     write_model(root, "good", graphs.add_constant(1), "max_batch_size: 8")
     write_model(root, "broken", b"not a model")
+    write_model(root, "hollow", b"\x08\x07")  # of format 7, without a graph
+    write_model(root, "unheard_of", graphs.add_constant(1), _UNHEARD_OF)
     write_late_repository(root)
 
 
@@ -116,6 +119,11 @@ input [ { name: "INPUT0" dims: [ 2, 3 ] }, { name: "INPUT1" dims: [ 2, 3 ] } ]
 output [ { name: "OUTPUT0" dims: [ 2, 3 ] }, { name: "OUTPUT1" dims: [ 2, 3 ] } ]
 """
 
+_DECOUPLED = """
+max_batch_size: 8
+model_transaction_policy { decoupled: true }
+"""
+
 _OPTIONAL_BIAS = """
 max_batch_size: 0
 input [ { name: "INPUT0" }, { name: "BIAS" optional: true } ]
@@ -145,6 +153,11 @@ _POLICIES = {
     "all": "version_policy { all { } }",
     "specific": "version_policy { specific { versions: [ 1, 3 ] } }",
 }
+
+_UNHEARD_OF = """
+max_batch_size: 8
+dynamic_batching { default_queue_policy { timeout_action: 7 } }
+"""
 
 _PREFERRED = """
 dynamic_batching { preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 20000000 }

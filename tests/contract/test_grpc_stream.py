@@ -15,6 +15,7 @@ from tests.support.client import Input, Parameter
 from tests.support.grpc_client import GrpcClient, infer_message, parameter, procedure, read_answer
 from tests.support.scrape import Scraper
 from tests.support.server_process import ServerProcess
+from tests.support.transports import over_both_transports
 
 
 class Stream:
@@ -56,6 +57,9 @@ class Stream:
             yield message
 
 
+BOTH = over_both_transports("busy_server")
+
+
 @pytest.fixture(scope="module")
 def client(busy_server: ServerProcess) -> Iterator[GrpcClient]:
     """The server with slow models, over gRPC."""
@@ -80,6 +84,7 @@ def _parameters(message: pb.ModelStreamInferResponse) -> dict[str, Any]:
     return {name: parameter(value) for name, value in message.infer_response.parameters.items()}
 
 
+@BOTH
 def test_requests_for_several_models(client: GrpcClient) -> None:
     with Stream(client) as stream:
         stream.send(_sum([1, 2], id="a"), _lookup(3, id="b"), _sum([5], id="c"))
@@ -94,6 +99,7 @@ def test_requests_for_several_models(client: GrpcClient) -> None:
     assert all(answer.parameters == {"triton_final_response": True} for answer in answers)
 
 
+@BOTH
 def test_each_answer_comes_at_once(client: GrpcClient) -> None:
     with Stream(client) as stream:
         for n in range(5):
@@ -101,6 +107,7 @@ def test_each_answer_comes_at_once(client: GrpcClient) -> None:
             assert stream.receive().infer_response.id == str(n)
 
 
+@BOTH
 def test_answers_come_in_the_order_of_requests(client: GrpcClient, rounds: Rounds) -> None:
     """They are executed side by side, yet what is ready early waits for what was sent earlier."""
     with Stream(client) as stream:
@@ -109,6 +116,7 @@ def test_answers_come_in_the_order_of_requests(client: GrpcClient, rounds: Round
         assert [message.infer_response.id for message in stream.rest()] == ["slow", "quick"]
 
 
+@BOTH
 def test_many_requests_under_way(client: GrpcClient) -> None:
     count = 3000  # more than the server takes in at once
     with Stream(client) as stream:
@@ -120,6 +128,7 @@ def test_many_requests_under_way(client: GrpcClient) -> None:
     assert [answer["OUTPUT0"].item() for answer in answers] == [n + 1 for n in range(count)]
 
 
+@BOTH
 def test_two_streams_do_not_block_each_other(client: GrpcClient, rounds: Rounds) -> None:
     with Stream(client) as slow, Stream(client) as quick:
         slow.send(_spin(rounds(0.5), id="slow"))
@@ -132,6 +141,7 @@ def test_two_streams_do_not_block_each_other(client: GrpcClient, rounds: Rounds)
         assert [message.infer_response.id for message in slow.rest()] == ["slow"]
 
 
+@BOTH
 def test_an_error_before_execution(client: GrpcClient) -> None:
     """A message with the request's id; the stream goes on."""
     with Stream(client) as stream:
@@ -147,6 +157,7 @@ def test_an_error_before_execution(client: GrpcClient) -> None:
         assert stream.receive().infer_response.id == "good"
 
 
+@BOTH
 def test_an_error_of_execution(client: GrpcClient) -> None:
     """It says which model failed, and that nothing more comes for the request."""
     with Stream(client) as stream:
@@ -160,6 +171,7 @@ def test_an_error_of_execution(client: GrpcClient) -> None:
     assert good.infer_response.id == "good"
 
 
+@BOTH
 def test_real_statuses_if_asked_for(client: GrpcClient) -> None:
     with Stream(client, ("triton_grpc_error", "true")) as stream:
         stream.send(_lookup(1, id="good"))
@@ -171,6 +183,7 @@ def test_real_statuses_if_asked_for(client: GrpcClient) -> None:
         assert stream.call.details() == "model 'lookup' failed to execute the request"
 
 
+@BOTH
 def test_a_real_status_cancels_what_else_is_under_way(
     client: GrpcClient, rounds: Rounds, busy_metrics: Scraper
 ) -> None:
@@ -185,6 +198,7 @@ def test_a_real_status_cancels_what_else_is_under_way(
         assert len(other.rest()) == 1
 
 
+@BOTH
 @pytest.mark.parametrize("id", ["", "x"])
 def test_final_response_is_marked(client: GrpcClient, id: str) -> None:
     with Stream(client) as stream:
@@ -195,6 +209,17 @@ def test_final_response_is_marked(client: GrpcClient, id: str) -> None:
     assert message.infer_response.id == id
 
 
+def test_a_decoupled_model_answers_once_on_a_stream(grpc_client: GrpcClient) -> None:
+    ones = Input("INPUT0", np.ones((1, 1), np.float32))
+    with Stream(grpc_client) as stream:
+        stream.send(infer_message("decoupled", [ones]))
+        stream.half_close()
+        [message] = stream.rest()
+    assert _parameters(message) == {"triton_final_response": True}
+    assert read_answer(message.infer_response)["OUTPUT0"].tolist() == [[2]]
+
+
+@BOTH
 def test_timing_on_a_stream(client: GrpcClient) -> None:
     with Stream(client) as stream:
         stream.send(_sum([1], headrace_timing=True))
@@ -211,12 +236,14 @@ def test_classification_on_a_stream(grpc_client: GrpcClient) -> None:
     assert answer["OUTPUT0"].tolist() == [[b"5.000000:1:one"]]
 
 
+@BOTH
 def test_a_stream_without_requests(client: GrpcClient) -> None:
     with Stream(client) as stream:
         stream.half_close()
         assert stream.rest() == []
 
 
+@BOTH
 def test_half_close_waits_for_what_is_under_way(client: GrpcClient, rounds: Rounds) -> None:
     with Stream(client) as stream:
         stream.send(_spin(rounds(0.2), id="slow"))
@@ -224,6 +251,7 @@ def test_half_close_waits_for_what_is_under_way(client: GrpcClient, rounds: Roun
         assert [message.infer_response.id for message in stream.rest()] == ["slow"]
 
 
+@BOTH
 def test_cancelling_a_stream_drops_what_waits(
     client: GrpcClient, rounds: Rounds, busy_metrics: Scraper
 ) -> None:
@@ -240,6 +268,7 @@ def test_cancelling_a_stream_drops_what_waits(
     assert busy_metrics.now().value(name, **labels) - before == 3
 
 
+@BOTH
 def test_bytes_that_are_no_message(client: GrpcClient) -> None:
     """A message that cannot be read is an error of its own; the next one is answered."""
     path = "/inference.GRPCInferenceService/ModelStreamInfer"

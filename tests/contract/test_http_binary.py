@@ -4,12 +4,13 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable
+from threading import Thread
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.support.http_socket import RawAnswer, ask
+from tests.support.http_socket import HttpSocket, RawAnswer, ask, request
 from tests.support.server_process import ServerProcess
 
 _SIZE = "Inference_Header_Content_Length"
@@ -49,6 +50,34 @@ def test_binary_in_json_out(server: ServerProcess) -> None:
     assert outputs == {"FP32": [0, 1, 2, 3], "INT64": [0, 1, 2, 3], "BYTES": ["0", "1", "2", "3"]}
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["inference-header-content-length"] is None
+
+
+@pytest.mark.parametrize("elements", [10_000, 70_000, 1_000_000])
+def test_large_bodies_among_small_ones(server: ServerProcess, elements: int) -> None:
+    """Bodies of three sizes come in three ways from the socket; nothing else may change."""
+    data = np.arange(elements, dtype=np.float32).tobytes()
+    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, elements]}
+    head = json.dumps(
+        {
+            "inputs": [tensor | {"parameters": {"binary_data_size": len(data)}}],
+            "parameters": {"binary_data_output": True},
+        }
+    ).encode()
+    path = "/v2/models/identity_FP32/infer"
+    large = request("POST", path, head + data, **{_SIZE: str(len(head))})
+    wrong = request("POST", "/v2/models/nope/infer", head + data, **{_SIZE: str(len(head))})
+    live = request("GET", "/v2/health/live")
+    with HttpSocket(server.http) as connection:
+        sender = Thread(target=connection.send, args=[(large + live + wrong + live) * 2])
+        sender.start()
+        for _ in range(2):
+            answer = connection.receive()
+            assert answer.status == 200
+            assert _parts(answer)[1] == data
+            assert connection.receive().document == {"live": True}
+            assert connection.receive().status == 404
+            assert connection.receive().document == {"live": True}
+        sender.join()
 
 
 def test_json_in_binary_out(server: ServerProcess) -> None:
@@ -313,6 +342,17 @@ def test_a_small_body_cannot_become_a_large_one(server: ServerProcess, encoding:
     bomb = _PACK[encoding](bytes(200 << 20))
     assert len(bomb) < 1 << 20
     answer = _post(server, "convert", bomb, Content_Encoding=encoding)
+    assert answer.status == 413
+    assert "more than 250 times its compressed size" in answer.error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_what_a_body_unpacks_to_has_a_limit(server: ServerProcess, encoding: str) -> None:
+    sparse = np.zeros(70 << 20, np.uint8)
+    sparse[::16] = np.random.default_rng(1).integers(0, 256, len(sparse) // 16)
+    pack = gzip.compress if encoding == "gzip" else zlib.compress
+    answer = _post(server, "convert", pack(sparse.tobytes(), 1), Content_Encoding=encoding)
     assert answer.status == 413
     assert "decompressed request body" in answer.error
     assert "--max-request-bytes" in answer.error

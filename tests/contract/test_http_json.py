@@ -46,6 +46,21 @@ def test_what_is_not_there_is_left_out(server: ServerProcess) -> None:
         assert list(document) == ["model_name", "model_version", "outputs"]
 
 
+def test_null_stands_for_what_is_not_there(server: ServerProcess) -> None:
+    nothing = {"id": None, "parameters": None, "outputs": None}
+    tensor = _tensor([1], [1, 1]) | {"parameters": None}
+    answer = _post(server, "identity_FP32", json.dumps({"inputs": [tensor]} | nothing).encode())
+    assert _data(answer) == [1.0]
+    assert "id" not in answer.document
+
+
+def test_more_arrays_than_memory_should_bear(server: ServerProcess) -> None:
+    body = b'{"x":[' + b"{}," * 4_000_000 + b"{}]}"
+    answer = _post(server, "identity_FP32", body)
+    assert answer.status == 400
+    assert "at most 4000000 are allowed" in answer.error
+
+
 def test_unknown_members_are_ignored(server: ServerProcess) -> None:
     document = {
         "inputs": [_tensor([1, 2], [1, 2], extra={"a": 1}, parameters={"unknown": [1]})],
@@ -119,7 +134,6 @@ def test_what_is_no_json_object(server: ServerProcess, body: bytes) -> None:
         ({"inputs": [{}]}, "Unable to parse 'name'"),
         ({"inputs": [_tensor([], [0, 0], 5)]}, "Unable to parse 'datatype': expected a string"),
         (_request([1], [1, 1], id=7), "Unable to parse 'id': expected a string, got an integer"),
-        (_request([1], [1, 1], id=None), "Unable to parse 'id': expected a string, got null"),
         (_request([1], [1, 1], outputs={}), "Unable to parse 'outputs': expected an array"),
         (_request([1], [1, 1], outputs=["O"]), "Unable to parse 'outputs': expected an object"),
         (_request([1], [1, 1], parameters=[]), "Unable to parse 'parameters': expected an object"),

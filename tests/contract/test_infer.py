@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from headrace.core.datatypes import NUMPY, Datatype
-from headrace.core.errors import InvalidRequest, NotFound
+from headrace.core.errors import InvalidRequest, NotFound, Unsupported
 from headrace.core.tensors import Array
 from tests.support.client import Client, Input, Parameter, strings
 
@@ -151,6 +151,11 @@ def test_versions(client: Client, model: str, version: str, served: int) -> None
     answer = client.infer(model, {"INPUT0": np.zeros((1, 1), np.float32)}, version=version)
     assert answer.model_version == str(served)
     assert answer["OUTPUT0"].tolist() == [[served]]
+
+
+def test_a_decoupled_model_is_for_streams(client: Client) -> None:
+    with pytest.raises(Unsupported, match="support models with decoupled transaction policy"):
+        client.infer("decoupled", {"INPUT0": np.zeros((1, 1), np.float32)})
 
 
 def test_unknown_model_and_version(client: Client) -> None:

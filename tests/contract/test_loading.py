@@ -69,9 +69,14 @@ def test_while_a_model_is_loading(starting: ServerProcess) -> None:
 def test_a_model_that_failed(client: Client) -> None:
     models = {model.name: model for model in client.index().models}
     assert {name: model.state for name, model in models.items()} == {
-        "broken": "UNAVAILABLE", "good": "READY", "late": "READY",
+        "broken": "UNAVAILABLE", "good": "READY", "hollow": "UNAVAILABLE", "late": "READY",
+        "unheard_of": "UNAVAILABLE",
     }  # fmt: skip
     assert "model.onnx is not a valid ONNX model" in models["broken"].reason
+    assert models["unheard_of"].reason == (
+        "unheard_of/config.pbtxt:3: dynamic_batching.default_queue_policy.timeout_action:"
+        " must be one of REJECT, DELAY, got 7"
+    )
     assert {model.name for model in client.index(ready=True).models} == {"good", "late"}
     assert not client.model_ready("broken")
     for ask_for in (client.model_metadata, client.model_config):
@@ -97,8 +102,14 @@ def test_other_models_are_served(client: Client) -> None:
     assert [model.name for model in client.statistics()] == ["good", "late"]
 
 
+def test_clients_see_neither_the_servers_paths_nor_what_libraries_say(client: Client) -> None:
+    (reason,) = [model.reason for model in client.index().models if model.name == "hollow"]
+    assert reason == "ONNX Runtime cannot load hollow/1/model.onnx; the server's log says why"
+
+
 def test_the_log_says_why(started: ServerProcess) -> None:
     assert "failed to load broken version 1: " in started.log
+    assert "/hollow/1/model.onnx failed:No graph was found in the protobuf." in started.log
     assert "not ready after" in started.output
 
 

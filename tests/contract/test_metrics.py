@@ -36,6 +36,7 @@ _OF_THE_SERVER = (
     "nv_cpu_memory_total_bytes",
     "nv_cpu_memory_used_bytes",
     "process_resident_memory_bytes",
+    "python_gc_collections_total",
 )
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.busy_model import cost_of_a_second, write_busy_model
 from tests.support.server_process import EXAMPLES, ServerProcess
+from tests.support.transports import grpc_transport
 from tests.support.watching import Resources, admitted, until
 
 _FILES_SPARE = 2  # gRPC's own poller opens some late
@@ -32,9 +33,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def shared_server(repository: Path) -> Iterator[Busy]:
+def shared_server(request: pytest.FixtureRequest, repository: Path) -> Iterator[Busy]:
     """One server for all tests that leave theirs as they found it."""
-    with ServerProcess(EXAMPLES, repository) as server:
+    with ServerProcess(EXAMPLES, repository, options=grpc_transport(request)) as server:
         yield Busy(server, cost_of_a_second(server.http))
         assert server.stop() == 0
         assert "bug while" not in server.log, server.log

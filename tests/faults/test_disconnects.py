@@ -18,6 +18,7 @@ from tests.support.raw_clients import (
     post_bytes,
 )
 from tests.support.server_process import ServerProcess
+from tests.support.transports import over_both_transports
 from tests.support.watching import admitted, failures, metrics, pending, statistics, until
 
 MODEL = "busy_alone"  # one request an execution: what ran can be counted
@@ -70,6 +71,7 @@ def test_http_client_goes_while_its_request_runs(busy: Busy) -> None:
     asyncio.run(scenario())
 
 
+@over_both_transports("shared_server")
 @pytest.mark.parametrize("ending", ["cancel", "deadline", "close"])
 def test_grpc_client_goes_while_queued(busy: Busy, ending: str) -> None:
     async def scenario() -> None:
@@ -99,6 +101,7 @@ def test_grpc_client_goes_while_queued(busy: Busy, ending: str) -> None:
     asyncio.run(scenario())
 
 
+@over_both_transports("shared_server")
 def test_grpc_deadline_passes_while_its_request_runs(busy: Busy) -> None:
     async def scenario() -> None:
         server = busy.server
@@ -113,6 +116,7 @@ def test_grpc_deadline_passes_while_its_request_runs(busy: Busy) -> None:
     asyncio.run(scenario())
 
 
+@over_both_transports("shared_server")
 def test_a_stream_is_cancelled_with_its_queued_requests(busy: Busy) -> None:
     async def scenario() -> None:
         server = busy.server
@@ -174,6 +178,7 @@ def test_many_connections_are_reset_at_every_point(busy: Busy) -> None:
     asyncio.run(scenario())
 
 
+@over_both_transports("shared_server")
 def test_many_grpc_channels_are_closed_with_calls_under_way(busy: Busy) -> None:
     async def one(value: int) -> None:
         channel = open_channel(busy.server.grpc)

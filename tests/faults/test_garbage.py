@@ -10,6 +10,7 @@ from tests.faults.conftest import Busy
 from tests.faults.requests import INFER, infer, infer_grpc
 from tests.support.busy_model import busy_json
 from tests.support.raw_clients import HttpConnection, call, code_of, get, open_channel, post_bytes
+from tests.support.transports import over_both_transports
 from tests.support.watching import admitted, metrics, until
 
 _NOISE = random.Random(7)
@@ -93,6 +94,7 @@ def test_headers_without_end_are_refused(busy: Busy, piece: bytes) -> None:
     asyncio.run(scenario())
 
 
+@over_both_transports("shared_server")
 def test_messages_that_are_no_protobuf(busy: Busy) -> None:
     async def scenario() -> None:
         noise = random.Random(8)

@@ -146,7 +146,7 @@ def test_bytes_that_are_announced_and_do_not_come_take_nothing_from_others(small
         for connection in connections:  # after a second each
             answer = await connection.receive()
             assert answer.status == 408
-            assert b"no more of the request body came for 1 s" in answer.body
+            assert b"no more of the request came for 1 s" in answer.body
             assert await connection.ended()
             await connection.close()
         await until(lambda: admitted(server), lambda found: found == (0, 0))

@@ -12,9 +12,11 @@ import orjson
 import psutil
 import pytest
 
+from tests.contract.graphs import spin
 from tests.faults.conftest import Busy
 from tests.faults.requests import INFER, busy_message, infer, infer_grpc
-from tests.support.busy_model import FOREVER, busy_json, cost_of_a_second
+from tests.models.onnx_graphs import write_model
+from tests.support.busy_model import FOREVER, busy_json, cost_of_a_second, write_busy_model
 from tests.support.raw_clients import (
     HttpConnection,
     call,
@@ -26,9 +28,13 @@ from tests.support.raw_clients import (
     post_bytes,
 )
 from tests.support.server_process import ServerProcess
+from tests.support.transports import TRANSPORTS
 from tests.support.watching import admitted, metrics, until
 
 MODEL = "busy_alone"
+
+
+transports = pytest.mark.parametrize("transport", TRANSPORTS)
 
 
 @contextmanager
@@ -44,12 +50,13 @@ async def ended(server: ServerProcess, within: float = 60) -> int:
     return await asyncio.to_thread(server.process.wait, within)
 
 
+@transports
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )
-def test_nothing_in_flight_is_lost(repository: Path, number: int) -> None:
+def test_nothing_in_flight_is_lost(repository: Path, transport: str, number: int) -> None:
     async def scenario() -> None:
-        with serving(repository) as busy:
+        with serving(repository, f"--grpc-transport={transport}") as busy:
             server, cost = busy.server, busy.second // 20
             async with open_channel(server.grpc) as channel:
                 stream = open_stream(channel)
@@ -119,9 +126,12 @@ def test_not_ready_first_and_refusing_later(repository: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_nothing_new_is_admitted_while_the_rest_is_finished(repository: Path) -> None:
+@transports
+def test_nothing_new_is_admitted_while_the_rest_is_finished(
+    repository: Path, transport: str
+) -> None:
     async def scenario() -> None:
-        with serving(repository) as busy:
+        with serving(repository, f"--grpc-transport={transport}") as busy:
             server = busy.server
             async with (
                 open_channel(server.grpc) as channel,
@@ -144,9 +154,10 @@ def test_nothing_new_is_admitted_while_the_rest_is_finished(repository: Path) ->
     asyncio.run(scenario())
 
 
-def test_idle_connections_and_streams_do_not_hold_it_up(repository: Path) -> None:
+@transports
+def test_idle_connections_and_streams_do_not_hold_it_up(repository: Path, transport: str) -> None:
     async def scenario() -> None:
-        with serving(repository, "--exit-timeout-secs=30") as busy:
+        with serving(repository, f"--grpc-transport={transport}", "--exit-timeout-secs=30") as busy:
             server = busy.server
             async with open_channel(server.grpc) as channel:
                 kept = await HttpConnection.open(server.http)
@@ -214,7 +225,74 @@ def test_a_request_that_never_ends_is_given_up(repository: Path, over: str) -> N
     asyncio.run(scenario())
 
 
-def test_it_can_be_ended_while_it_loads(repository: Path) -> None:
-    with ServerProcess(repository, wait=False) as server:
-        assert server.stop(timeout=30) in (0, 1)
+def test_a_run_whose_client_has_gone_is_given_up(repository: Path) -> None:
+    async def scenario() -> None:
+        with serving(repository, "--exit-timeout-secs=1") as busy:
+            server = busy.server
+            async with await HttpConnection.open(server.http) as connection:
+                await connection.send(post_bytes(INFER[MODEL], busy_json(1, FOREVER)))
+                await until(lambda: admitted(server), lambda found: found[0] == 1)
+            await until(lambda: admitted(server), lambda found: found[0] == 0)
+            server.send(signal.SIGTERM)
+            assert await ended(server, 15) == 1
+            assert f"still running after 1 s: {MODEL} version 1\n" in server.log
+            assert "Traceback" not in server.log, server.log
+
+    asyncio.run(scenario())
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with a model that is quick to load, and one that never is: it is measured."""
+    path = tmp_path_factory.mktemp("endless")
+    write_busy_model(path)
+    write_model(path, "endless", spin(rounds=FOREVER), "max_batch_size: 8")
+    return path
+
+
+def test_it_can_be_ended_while_it_loads(endless: Path) -> None:
+    with ServerProcess(endless, options=["--shutdown-delay-secs=60"], wait=False) as server:
+        assert server.stop(timeout=30) == 0
+        assert "stopped while models were loading" in server.log
+        assert "ready after" not in server.output
         assert "Traceback" not in server.log, server.log
+
+
+def test_what_is_under_way_while_it_loads_is_answered(endless: Path) -> None:
+    async def scenario() -> None:
+        with ServerProcess(endless, wait=False) as server:
+            await until(
+                lambda: get(server.http, "/v2/models/busy/ready"), lambda a: a.status == 200
+            )
+            cost = cost_of_a_second(server.http)
+            waiting = asyncio.ensure_future(infer(server, "busy", 7, cost))
+            await until(lambda: admitted(server), lambda found: found[0] == 1)
+            server.send(signal.SIGTERM)
+            assert await waiting == 7
+            assert await ended(server, 30) == 0
+            assert "ready after" not in server.output
+
+    asyncio.run(scenario())
+
+
+async def refusing(server: ServerProcess) -> bool:
+    """Whether it admits nothing new: then a request is refused before its body is looked at."""
+    return (await post(server.http, INFER["busy"], b"{")).status == 503
+
+
+def test_a_second_signal_while_it_loads(endless: Path) -> None:
+    async def scenario() -> None:
+        with ServerProcess(endless, wait=False) as server:
+            await until(
+                lambda: get(server.http, "/v2/models/busy/ready"), lambda a: a.status == 200
+            )
+            async with await HttpConnection.open(server.http) as connection:
+                await connection.send(post_bytes(INFER["busy"], busy_json(1, FOREVER)))
+                await until(lambda: admitted(server), lambda found: found[0] == 1)
+                server.send(signal.SIGTERM)
+                await until(lambda: refusing(server), bool)
+                server.send(signal.SIGTERM)
+                assert await ended(server, 5) == 1
+            assert "exiting at once" in server.log
+
+    asyncio.run(scenario())

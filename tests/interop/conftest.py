@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from tests.support.busy_model import cost_of_a_second, write_busy_model
 from tests.support.server_process import EXAMPLES, ServerProcess
+from tests.support.transports import grpc_transport
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +22,16 @@ class Served:
 
 
 @pytest.fixture(scope="session")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model repository with the busy model."""
+    path = tmp_path_factory.mktemp("repository")
+    write_busy_model(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def served(request: pytest.FixtureRequest, repository: Path) -> Iterator[Served]:
     """The server; nothing that a test does to it may outlast the test."""
-    repository = tmp_path_factory.mktemp("repository")
-    write_busy_model(repository)
-    with ServerProcess(EXAMPLES, repository) as server:
+    with ServerProcess(EXAMPLES, repository, options=grpc_transport(request)) as server:
         yield Served(server.http, server.grpc, server.metrics, cost_of_a_second(server.http))
         assert server.stop() == 0

@@ -8,6 +8,9 @@ import pytest
 
 from tests.interop import kserve_session
 from tests.interop.conftest import Served
+from tests.support.transports import over_both_transports
+
+pytestmark = over_both_transports("served")
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from tritonclient.utils import InferenceServerException
 from tests.interop.conftest import Served
 from tests.interop.triton import FAMILIES, Client
 from tests.support.busy_model import POISON
+from tests.support.transports import over_both_transports
 
 MODELS = {"busy", "digits", "simple", "simple_identity", "simple_string", "text_language"}
 
@@ -121,6 +122,7 @@ def test_repository_index(client: Client) -> None:
     assert {model["state"] for model in models} == {"READY"}
 
 
+@over_both_transports("served")
 def test_documents_as_messages(grpc: Client) -> None:
     assert grpc.call("get_server_metadata").name == "headrace"
     assert grpc.call("get_model_metadata", "simple").inputs[0].shape == [-1, 16]
@@ -287,6 +289,7 @@ def test_compression_over_http(http: Client, there: str | None, back: str | None
     assert np.array_equal(answer.as_numpy("OUTPUT0"), counting(8) + 1)
 
 
+@over_both_transports("served")
 @pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
 def test_compression_over_grpc(grpc: Client, algorithm: str) -> None:
     inputs = grpc.sum_and_difference(8)
@@ -324,6 +327,7 @@ def test_async_infer_over_http(served: Served) -> None:
             assert np.array_equal(answer.as_numpy("OUTPUT0"), counting(1, n) + 1)
 
 
+@over_both_transports("served")
 def test_async_infer_over_grpc(served: Served) -> None:
     answers: Queue[tuple[Any, Any]] = Queue()
     with Client("grpc", served.grpc) as client:
@@ -354,6 +358,7 @@ def test_many_at_once_asynchronously(served: Served, family: str) -> None:
 # --- streams
 
 
+@over_both_transports("served")
 def test_a_stream(served: Served) -> None:
     answers: Queue[tuple[Any, Any]] = Queue()
     with Client("grpc", served.grpc) as client:
@@ -371,6 +376,7 @@ def test_a_stream(served: Served) -> None:
     assert answers.empty()
 
 
+@over_both_transports("served")
 def test_a_stream_outlives_an_error(served: Served) -> None:
     answers: Queue[tuple[Any, Any]] = Queue()
     with Client("grpc", served.grpc) as client:
@@ -383,6 +389,7 @@ def test_a_stream_outlives_an_error(served: Served) -> None:
     assert "unknown model: 'nobody'" in str(outcomes[1][1])
 
 
+@over_both_transports("served")
 def test_a_stream_with_an_empty_final_response_asked_for(served: Served) -> None:
     answers: Queue[tuple[Any, Any]] = Queue()
     with Client("grpc", served.grpc) as client:
@@ -396,6 +403,7 @@ def test_a_stream_with_an_empty_final_response_asked_for(served: Served) -> None
     assert answers.empty()
 
 
+@over_both_transports("served")
 def test_a_stream_with_statuses_asked_for(served: Served) -> None:
     answers: Queue[tuple[Any, Any]] = Queue()
     with Client("grpc", served.grpc) as client:
@@ -409,6 +417,7 @@ def test_a_stream_with_statuses_asked_for(served: Served) -> None:
     assert error.status() == "StatusCode.INTERNAL"
 
 
+@over_both_transports("served")
 def test_a_stream_stopped_with_its_requests(served: Served) -> None:
     answers: Queue[tuple[Any, Any]] = Queue()
     with Client("grpc", served.grpc) as client:
@@ -419,6 +428,7 @@ def test_a_stream_stopped_with_its_requests(served: Served) -> None:
     assert error.status() == "StatusCode.CANCELLED"
 
 
+@over_both_transports("served")
 def test_a_stream_asynchronously(served: Served) -> None:
     with Client("grpc.aio", served.grpc) as client:
         requests = [
@@ -498,6 +508,7 @@ def test_statistics_of_an_unknown_model(client: Client) -> None:
     assert caught.value.status() == status(400, "INVALID_ARGUMENT", client)
 
 
+@over_both_transports("served")
 def test_a_deadline_of_a_call(grpc: Client, served: Served) -> None:
     with pytest.raises(InferenceServerException, match="Deadline Exceeded") as caught:
         grpc.call("infer", "busy", grpc.work(1, served.second), client_timeout=0.05)

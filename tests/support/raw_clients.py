@@ -58,6 +58,12 @@ class HttpConnection:
     ) -> None:
         await self.close()
 
+    @property
+    def port(self) -> int:
+        """The port at this end."""
+        port: int = self._writer.get_extra_info("sockname")[1]
+        return port
+
     async def send(self, data: bytes) -> None:
         """Send bytes as they are."""
         self._writer.write(data)

@@ -1,0 +1,304 @@
+"""Front ends that die, share work, and end: their clients, the other clients, and the counts."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+
+import grpc
+import numpy as np
+import psutil
+import pytest
+
+from headrace.core.datatypes import Datatype
+from headrace.wire.pb import grpc_service_pb2 as pb
+from tests.faults.conftest import Busy
+from tests.faults.requests import INFER, busy_message, holding, infer, infer_grpc
+from tests.models.onnx_graphs import identity, write_model
+from tests.support.busy_model import busy_json, cost_of_a_second
+from tests.support.raw_clients import (
+    HttpConnection,
+    call,
+    code_of,
+    open_channel,
+    open_stream,
+    post_bytes,
+)
+from tests.support.server_process import ServerProcess
+from tests.support.watching import admitted, metrics, pending, statistics, until
+
+MODEL = "busy_alone"
+CLIENTS = 16
+_FLOATS = 200_000  # a tensor that lies in a file
+
+
+@pytest.fixture(scope="module")
+def wide_repository(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with a model that gives back tensors of any size."""
+    path = tmp_path_factory.mktemp("wide")
+    write_model(path, "wide", identity(Datatype.FP32, ["rows", "columns"]), "max_batch_size: 8")
+    return path
+
+
+@pytest.fixture
+def fronted(repository: Path, wide_repository: Path) -> Iterator[Busy]:
+    """A server with two front ends."""
+    with ServerProcess(repository, wide_repository, options=["--frontends=2"]) as server:
+        yield Busy(server, cost_of_a_second(server.http))
+        assert "bug " not in server.log, server.log
+
+
+def front_ends(server: ServerProcess) -> list[psutil.Process]:
+    """Its front ends."""
+    return psutil.Process(server.pid).children()
+
+
+def owner(connection: HttpConnection, processes: list[psutil.Process]) -> psutil.Process:
+    """The front end that has a connection."""
+    for process in processes:
+        connections = process.connections("tcp")
+        ports = {c.raddr.port for c in connections if c.status == psutil.CONN_ESTABLISHED}
+        if connection.port in ports:
+            return process
+    raise AssertionError(f"nobody has the connection from port {connection.port}")
+
+
+def files(pid: int) -> int:
+    """How many files without a name a process has open."""
+    count = 0
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            count += "memfd:headrace" in os.readlink(entry)
+    return count
+
+
+async def both_serve(server: ServerProcess, number: int = 2) -> list[psutil.Process]:
+    """Wait until all front ends accept; these."""
+
+    async def listening() -> list[psutil.Process]:
+        found = []
+        for process in front_ends(server):
+            with suppress(psutil.NoSuchProcess):
+                if any(c.status == psutil.CONN_LISTEN for c in process.connections("tcp")):
+                    found.append(process)
+        return found
+
+    found: list[psutil.Process] = await until(listening, lambda some: len(some) == number)
+    return found
+
+
+async def connect(stack: AsyncExitStack, server: ServerProcess) -> list[HttpConnection]:
+    """Connections, some to each front end."""
+    await both_serve(server)
+    return [
+        await stack.enter_async_context(await HttpConnection.open(server.http))
+        for _ in range(CLIENTS)
+    ]
+
+
+async def status_of(connection: HttpConnection) -> int:
+    """The status of the next answer, 0 if the connection ends instead."""
+    try:
+        return (await connection.receive()).status
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return 0
+
+
+def wide_message(rows: int = 1) -> bytes:
+    """A ModelInferRequest with a long tensor."""
+    message = pb.ModelInferRequest(model_name="wide")
+    message.inputs.add(name="INPUT0", datatype="FP32", shape=[rows, _FLOATS])
+    message.raw_input_contents.append(np.ones(rows * _FLOATS, np.float32).tobytes())
+    return message.SerializeToString()
+
+
+def test_requests_of_a_killed_front_end_fail_alone(fronted: Busy) -> None:
+    async def scenario() -> None:
+        server = fronted.server
+        async with AsyncExitStack() as stack:
+            connections = await connect(stack, server)
+            ends = await both_serve(server)
+            cost = round(fronted.second * 1.5)  # of the first, during which the others wait
+            for value, connection in enumerate(connections):
+                body = busy_json(value, 0 if value else cost)
+                await connection.send(post_bytes(INFER[MODEL], body))
+                if not value:
+                    await until(lambda: admitted(server), lambda found: found[0] == 1)
+            await until(lambda: pending(server, MODEL), lambda count: count == CLIENTS - 1)
+            owners = [owner(connection, ends) for connection in connections]
+            victim = next(process for process in ends if process != owners[0])
+            lost = owners.count(victim)
+            assert lost
+            victim.kill()
+            await until(lambda: admitted(server), lambda found: found[0] == CLIENTS - lost)
+            statuses = await asyncio.gather(*map(status_of, connections))
+            assert statuses == [0 if process == victim else 200 for process in owners]
+        await until(lambda: admitted(server), lambda found: found == (0, 0))
+        stats = (await statistics(server, MODEL))["inference_stats"]
+        assert stats["success"]["count"] == CLIENTS - lost
+        # Another one takes its place, and both answer.
+        renewed = await both_serve(server)
+        assert victim.pid not in {process.pid for process in renewed}
+        async with AsyncExitStack() as stack:
+            for connection in await connect(stack, server):
+                assert (await connection.post(INFER[MODEL], busy_json(1))).status == 200
+        assert server.log.count("its requests are cancelled, and it is started again") == 1
+        assert server.stop() == 0
+
+    asyncio.run(scenario())
+
+
+def test_batches_form_across_front_ends(fronted: Busy) -> None:
+    async def scenario() -> None:
+        server = fronted.server
+        async with AsyncExitStack() as stack:
+            connections = await connect(stack, server)
+            ends = await both_serve(server)
+            assert len({owner(connection, ends).pid for connection in connections}) == 2
+            before = await statistics(server, "busy")
+            async with holding(fronted, "busy"):
+                for value, connection in enumerate(connections):
+                    await connection.send(post_bytes(INFER["busy"], busy_json(value)))
+                await until(lambda: pending(server, "busy"), lambda count: count == CLIENTS)
+            assert [await status_of(connection) for connection in connections] == [200] * CLIENTS
+        after = await statistics(server, "busy")
+        assert after["inference_count"] - before["inference_count"] == CLIENTS + 1
+        # One for what held the model, and two that are full.
+        assert after["execution_count"] - before["execution_count"] == 3
+
+    asyncio.run(scenario())
+
+
+def test_statistics_are_of_all_front_ends(fronted: Busy) -> None:
+    async def scenario() -> None:
+        server = fronted.server
+        before = await statistics(server, "busy")
+        async with open_channel(server.grpc) as channel:
+            answers = await asyncio.gather(
+                *[infer(server, "busy", n) for n in range(40)],
+                *[infer_grpc(channel, "busy", n) for n in range(40)],
+            )
+        assert answers == [*range(40), *range(40)]
+        after = await statistics(server, "busy")
+        assert after["inference_count"] - before["inference_count"] == 80
+        stats = [document["inference_stats"]["success"]["count"] for document in (before, after)]
+        assert stats[1] - stats[0] == 80
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
+def test_nothing_in_flight_is_lost(fronted: Busy, number: int) -> None:
+    async def scenario() -> None:
+        server, cost = fronted.server, fronted.second // 50
+        async with AsyncExitStack() as stack:
+            connections = await connect(stack, server)
+            channel = await stack.enter_async_context(open_channel(server.grpc))
+            stream = open_stream(channel)
+            for value in range(3):
+                await stream.write(busy_message(MODEL, value, fronted.second // 2))
+            for value, connection in enumerate(connections):
+                await connection.send(post_bytes(INFER[MODEL], busy_json(value, cost)))
+            await until(lambda: admitted(server), lambda found: found[0] == CLIENTS + 3)
+            server.send(number)
+            assert [await status_of(c) for c in connections] == [200] * CLIENTS
+            for _ in range(3):
+                assert isinstance(await stream.read(), bytes)
+            with pytest.raises(grpc.aio.AioRpcError, match="Server exiting"):
+                await stream.read()
+        assert server.process is not None
+        assert await asyncio.to_thread(server.process.wait, 60) == 0
+        assert "every admitted request was answered" in server.log
+
+    asyncio.run(scenario())
+
+
+def test_signals_to_a_front_end_are_not_for_it(fronted: Busy) -> None:
+    async def scenario() -> None:
+        server = fronted.server
+        ends = await both_serve(server)
+        for process in ends:
+            assert os.getpgid(process.pid) != os.getpgid(server.pid)
+            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGINT)
+        assert await infer(server, MODEL, 3) == 3
+        assert await both_serve(server) == ends
+        assert server.stop() == 0
+
+    asyncio.run(scenario())
+
+
+def test_long_tensors_leave_nothing_behind(fronted: Busy) -> None:
+    async def scenario() -> None:
+        server = fronted.server
+        processes = [server.pid, *[process.pid for process in await both_serve(server)]]
+        async with open_channel(server.grpc) as channel:
+            for rows in (1, 3):
+                answers = await asyncio.gather(
+                    *[call(channel, "ModelInfer", wide_message(rows)) for _ in range(20)]
+                )
+                for answer in answers:
+                    [raw] = pb.ModelInferResponse.FromString(answer).raw_output_contents
+                    assert raw == np.ones(rows * _FLOATS, np.float32).tobytes()
+        await until(lambda: admitted(server), lambda found: found == (0, 0))
+        assert [files(pid) for pid in processes] == [0, 0, 0]
+
+    asyncio.run(scenario())
+
+
+def test_long_tensors_of_killed_front_ends_are_freed(fronted: Busy) -> None:
+    async def scenario() -> None:
+        server = fronted.server
+        ends = await both_serve(server)
+        async with open_channel(server.grpc) as one, open_channel(server.grpc) as other:
+            calls = [
+                asyncio.ensure_future(code_of(call(channel, "ModelInfer", wide_message())))
+                for channel in (one, other) * 20
+            ]
+            await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+            for process in ends:
+                process.kill()
+            codes = set(await asyncio.gather(*calls))
+        assert codes <= {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
+        await both_serve(server)
+        await until(lambda: admitted(server), lambda found: found == (0, 0))
+        assert files(server.pid) == 0
+
+    asyncio.run(scenario())
+
+
+def test_front_ends_end_with_the_server(fronted: Busy) -> None:
+    async def scenario() -> None:
+        server = fronted.server
+        ends = await both_serve(server)
+        server.send(signal.SIGKILL)
+
+        async def alive() -> bool:
+            return any(process.is_running() for process in ends)
+
+        await until(alive, lambda some: not some)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_a_crash_loop_makes_the_server_not_ready(fronted: Busy) -> None:
+    async def scenario() -> None:
+        server = fronted.server
+
+        async def kill_all() -> float:
+            for process in front_ends(server):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            return (await metrics(server))["headrace_ready"]
+
+        await until(kill_all, lambda ready: ready == 0)
+        await until(kill_all, lambda _: "ends again and again" in server.log)
+        await both_serve(server)
+        await until(lambda: metrics(server), lambda samples: samples["headrace_ready"] == 1)
+
+    asyncio.run(scenario())
