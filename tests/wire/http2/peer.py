@@ -65,7 +65,7 @@ class Frame:
 class Kept(Stream):
     """A stream that keeps its data; with `echo`, it is answered with them in the end."""
 
-    __slots__ = ("data", "echo", "ended", "gone", "head", "pieces", "room", "server")
+    __slots__ = ("data", "echo", "ended", "filled", "gone", "head", "pieces", "room", "server")
 
     def __init__(self, number: int, server: "Server", head: dict[bytes, bytes], echo: bool) -> None:
         super().__init__(number)
@@ -74,6 +74,7 @@ class Kept(Stream):
         self.echo = echo
         self.data = b""
         self.pieces = 0
+        self.filled = 0  # bytes that were put into place
         self.ended = False
         self.gone: ErrorCode | None = None
         self.room = 0  # how often it was told of some
@@ -82,6 +83,18 @@ class Kept(Stream):
         """Keep."""
         self.data += bytes(view[start:stop])
         self.pieces += 1
+
+    def make_place(self, nbytes: int) -> None:
+        """Have the next bytes put into place."""
+        self.place = memoryview(bytearray(nbytes))
+
+    def on_filled(self, nbytes: int) -> None:
+        """Keep."""
+        assert self.place is not None
+        assert 0 < nbytes <= len(self.place)
+        self.data += self.place[:nbytes]
+        self.filled += nbytes
+        self.place = self.place[nbytes:] if nbytes < len(self.place) else None
 
     def on_end(self) -> None:
         """Answer."""

@@ -176,6 +176,13 @@ class Connection:
                 raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "CONTINUATION expected")
             if kind == DATA:
                 stream = opened.get(number)
+                if stream is not None and stream.place is not None:
+                    after = data.fill(stream, view, position, end)
+                    if data.left:
+                        return end
+                    if after > position:
+                        position = after
+                        continue
                 if (
                     stream is None
                     or stop > end

@@ -6,11 +6,14 @@ the stream has taken them, section 6.9.
 
 from headrace.wire.http2.budget import Limits
 from headrace.wire.http2.protocol import (
+    DATA,
     END_STREAM,
+    HEAD_SIZE,
     MAX_WINDOW,
     PADDED,
     ConnectionFailure,
     ErrorCode,
+    unpack_head,
 )
 from headrace.wire.http2.sender import Sender
 from headrace.wire.http2.stream import Stream
@@ -76,9 +79,62 @@ class DataReader:
             self._finish()
         return self.resume(view, start, end)
 
+    def fill(self, stream: Stream, view: memoryview, position: int, end: int) -> int:
+        """Put the rest of the current frame, and those after it, into the stream's place.
+
+        A large message comes in many frames, and what is received at once holds some of them and
+        parts of others: one loop takes them all, up to the last that lies within the place. The
+        position after them; what is unusual is left to be taken by itself.
+        """
+        place = stream.place
+        assert place is not None, "bytes without a place. This is a bug."
+        number, left = stream.number, self.left
+        room, largest = len(place), self._limits.frame
+        window = min(self.window, stream.window)
+        if stream.expected >= 0:
+            window = min(window, stream.expected)
+        filled = spent = 0
+        while True:
+            if left:
+                nbytes = min(left, end - position)
+                place[filled : filled + nbytes] = view[position : position + nbytes]
+                filled += nbytes
+                position += nbytes
+                left -= nbytes
+            if left or end - position < HEAD_SIZE:
+                break
+            high, low, kind, flags, owner = unpack_head(view, position)
+            length = high << 8 | low
+            if kind != DATA or flags or owner != number:
+                break
+            if not 0 < length <= min(largest, room - filled, window - spent):
+                break
+            spent += length
+            left = length
+            position += HEAD_SIZE
+        self.left = left
+        self._stream = stream if left else None
+        self._ends = False
+        self.window -= spent
+        stream.window -= spent
+        if stream.expected >= 0:
+            stream.expected -= spent
+        if filled:
+            stream.on_filled(filled)
+            self.credit(stream, filled)
+        return position
+
     def resume(self, view: memoryview, position: int, end: int) -> int:
         """Take what is here of the current frame; the position after it."""
         left = self.left
+        stream = self._stream
+        if (
+            stream is not None
+            and stream.place is not None
+            and left <= len(stream.place)
+            and not (self._ends or self.skip)
+        ):
+            return self.fill(stream, view, position, end)
         if left:
             nbytes = min(left, end - position)
             self.left = left - nbytes

@@ -12,11 +12,12 @@ class Stream:
     """One stream from its HEADERS to its end. Subclasses say what its events mean.
 
     `send_window` is the peer's, `window` ours; `consumed` counts received bytes that were not given
-    back to the peer's window yet. A stream lives until both sides are closed.
+    back to the peer's window yet. `place`, if it is there, is where the next bytes belong, whatever
+    they are. A stream lives until both sides are closed.
     """
 
     __slots__ = (
-        "consumed", "expected", "held", "local_closed", "number", "queue", "queued",
+        "consumed", "expected", "held", "local_closed", "number", "place", "queue", "queued",
         "remote_closed", "scheduled", "send_window", "trailers", "window",
     )  # fmt: skip
 
@@ -25,6 +26,7 @@ class Stream:
         self.send_window = 0
         self.window = 0
         self.consumed = 0
+        self.place: memoryview | None = None
         self.held = False  # keep the peer's window as it is for now
         self.expected = -1  # bytes of DATA still to come by content-length; -1: not said
         self.remote_closed = False
@@ -36,6 +38,9 @@ class Stream:
 
     def on_data(self, view: memoryview, start: int, stop: int) -> None:
         """Take `view[start:stop]`, which is valid during this call only."""
+
+    def on_filled(self, nbytes: int) -> None:
+        """The first `nbytes` of `place` have come."""
 
     def on_end(self) -> None:
         """The peer has sent all."""

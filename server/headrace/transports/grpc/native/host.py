@@ -17,7 +17,7 @@ from headrace.wire.http2.request_headers import Headers
 if TYPE_CHECKING:
     from headrace.transports.grpc.native.link import Link
 
-_BUFFER = 128 << 10  # bytes that are received at once
+_BUFFER = 256 << 10  # bytes that are received at once
 
 
 class Host:

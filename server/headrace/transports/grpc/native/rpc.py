@@ -194,6 +194,16 @@ class Rpc(Stream):
         except Exception as error:
             self.guard(error)
 
+    def on_filled(self, nbytes: int) -> None:
+        """More of the message that is being gathered is in its place."""
+        part = self._gathering
+        assert part is not None, "bytes of no message. This is a bug."
+        try:
+            self._host.admission.grow(nbytes)
+            self._grew(part, nbytes)
+        except Exception as error:
+            self.guard(error)
+
     def on_end(self) -> None:
         """No more DATA."""
         if self.finished:
@@ -229,12 +239,18 @@ class Rpc(Stream):
             if size:
                 self._host.admission.grow(size)
                 part.view[part.filled : part.filled + size] = view[start : start + size]
-                part.filled += size
                 start += size
-            if part.filled == part.length:
-                self._stop_gathering()
-                self.message(self._unpacked(part) if part.compressed else part.view)
+            self._grew(part, size)
         return start
+
+    def _grew(self, part: _Gathering, nbytes: int) -> None:
+        """So much more of the message is in its place; take it if that is all of it."""
+        part.filled += nbytes
+        if part.filled < part.length:
+            self.place = part.view[part.filled :]
+            return
+        self._stop_gathering()
+        self.message(self._unpacked(part) if part.compressed else part.view)
 
     def _begin_message(self, part: _Gathering, here: int) -> None:
         """The prefix is here: decide whether to take the message; raises `ServerError`."""
@@ -254,6 +270,7 @@ class Rpc(Stream):
 
     def _stop_gathering(self) -> None:
         part, self._gathering = self._gathering, None
+        self.place = None
         if part is not None and part.length >= 0:
             self._host.admission.leave(part.filled)
 

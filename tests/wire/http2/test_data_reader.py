@@ -1,0 +1,101 @@
+"""DATA that goes into place: the same bytes, windows and errors as DATA that is handed on."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.wire.http2.budget import Limits
+from headrace.wire.http2.protocol import DATA, END_STREAM, ErrorCode
+from tests.wire.http2.peer import REQUEST, Server, build, padded, split_headers, window_update
+
+_LIMITS = Limits(stream_window=4000, connection_window=65_535 + 3000)
+
+
+def open_streams(place: int, limits: Limits = _LIMITS) -> Server:
+    """A server with streams 1 and 3 open; the next `place` bytes of stream 1 have a place."""
+    server = Server(limits)
+    for number in (1, 3):
+        server.feed(*split_headers(number, server.encoder.encode(REQUEST)))
+    server.sent()
+    if place:
+        server.streams[1].make_place(place)
+    return server
+
+
+def state(server: Server) -> tuple[object, ...]:
+    """What must not depend on where the bytes went."""
+    data = server.connection.data
+    streams = [
+        (s.data, s.window, s.consumed, s.ended, s.gone, s.remote_closed)
+        for s in server.streams.values()
+    ]
+    return streams, data.window, data.left, data.skip, server.rest, server.output()
+
+
+frames = st.lists(
+    st.tuples(st.sampled_from([1, 1, 1, 3]), st.integers(0, 900), st.sampled_from([-1, -1, 0, 9])),
+    max_size=12,
+)
+
+
+@given(frames, st.integers(1, 3000), st.lists(st.integers(0, 8000), max_size=8), st.booleans())
+def test_place_makes_no_difference(
+    sizes: list[tuple[int, int, int]], place: int, cuts: list[int], ends: bool
+) -> None:
+    parts = [
+        build(DATA, 0, number, bytes([count]) * size)
+        if padding < 0
+        else padded(DATA, 0, number, bytes([count]) * size, padding)
+        for count, (number, size, padding) in enumerate(sizes)
+    ]
+    if ends:
+        parts.append(build(DATA, END_STREAM, 1, b"end"))
+    stream = b"".join(parts)
+    placed, plain = open_streams(place), open_streams(0)
+    marks = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
+    for begin, end in pairwise(marks):
+        for server in (placed, plain):
+            server.feed(stream[begin:end])
+        assert state(placed) == state(plain)
+
+
+def test_frames_that_come_together_are_taken_at_once() -> None:
+    server = open_streams(2500)
+    server.feed(*[build(DATA, 0, 1, bytes([n]) * 1000) for n in (1, 2)])
+    stream = server.streams[1]
+    assert (stream.filled, stream.pieces) == (2000, 0)
+    server.feed(build(DATA, END_STREAM, 1, b"x" * 600))  # the place ends within it
+    assert (stream.filled, stream.pieces) == (2000, 1)
+    assert len(stream.data) == 2600
+    assert stream.ended
+
+
+def test_a_stream_that_sends_more_than_its_window() -> None:
+    server = open_streams(10_000)
+    server.streams[1].held = True  # what it takes is not given back
+    server.feed(*[build(DATA, 0, 1, bytes(900)) for _ in range(5)])
+    assert server.reset() == (1, ErrorCode.FLOW_CONTROL_ERROR)
+
+
+def test_a_frame_beyond_the_largest() -> None:
+    server = open_streams(100_000, Limits(frame=16_384))
+    server.feed(build(DATA, 0, 1, bytes(16_385)))
+    assert server.goaway() is ErrorCode.FRAME_SIZE_ERROR
+
+
+def test_small_frames_are_sent_in_one_buffer() -> None:
+    server = Server()
+    server.feed(window_update(0, 1 << 20), server.request(1))
+    server.feed(window_update(1, 1 << 20))
+    server.sent()
+    data = bytes(range(256)) * 400
+    sender = server.connection.sender
+    sender.data(server.streams[1], [b"head", memoryview(data)], len(data) + 4)
+    server.connection.pump(1 << 30)
+    buffers = sender.take()
+    assert max(map(len, buffers)) > 5 * 16_384
+    sender.data(server.streams[1], [b"head", memoryview(data)], len(data) + 4)
+    frames = server.sent()
+    assert [len(frame.payload) for frame in frames] == [16_384] * 6 + [len(data) + 4 - 6 * 16_384]
+    assert b"".join(frame.payload for frame in frames) == b"head" + data
