@@ -5,7 +5,8 @@ batch is formed then, so that the queue grows a better batch while instances are
 within one tick of the event loop runs together: a flush is scheduled for the end of the tick.
 
 Owned by the event-loop thread: every method runs there, none of them waits, and there is no lock.
-Sinks are called last, when everything is in its new state: a sink may submit or cancel at once.
+Sinks are called when everything is in its new state: a sink may submit or cancel at once. Only the
+counters come after them, in the same call: a client that waits should not wait for those.
 Invariant: while a request is queued, an instance is busy, a flush is scheduled or a timer is armed.
 
 A batch of several that fails is run again in halves, until the request to blame stands alone.
@@ -192,6 +193,10 @@ class Batcher:
                 error = broken
         if error is None:
             alive = [pending for pending in batch.pendings if not pending.ended]
+            ended = self._clock.now()
+            for pending in alive:
+                pending.ended = True
+            self._release(alive)
             self._recorder.batch_succeeded(
                 [pending.arrived for pending in alive],
                 sum([pending.rows for pending in alive]),
@@ -199,11 +204,8 @@ class Batcher:
                 outcome.started,
                 outcome.gathered,
                 outcome.computed,
-                self._clock.now(),
+                ended,
             )
-            for pending in alive:
-                pending.ended = True
-            self._release(alive)
         elif len(batch.pendings) > 1:
             if not isinstance(error, ServerError):
                 self._report(batch.pendings, error)
