@@ -14,7 +14,7 @@ from headrace.core.requests import InferRequest, InferResponse
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array, Tensor
 from headrace.observability.statistics import VersionStatistics
-from headrace.scheduling.batch import Batch, Instance, Outcome, Pending
+from headrace.scheduling.batch import Batch, Instance, Outcome, Part, Pending
 from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy
 
@@ -132,6 +132,8 @@ def double(inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
 class FakeInstance:
     """Holds its batch until `finish`, or runs it at once if it is inline."""
 
+    load = 0
+
     def __init__(
         self,
         clock: FakeClock,
@@ -180,6 +182,15 @@ class FakeInstance:
         computed = self._clock.time
         gathered = min(started + GATHER_NS, computed)
         done(self, batch, Outcome(arrays, error, started, gathered, computed))
+
+    def report(
+        self, error: Exception | None = None, parts: Sequence[Part | ServerError] | None = None
+    ) -> None:
+        """Report what an instance in another process may: no arrays of the whole batch."""
+        assert self._work is not None
+        (batch, done, started), self._work = self._work, None
+        now = self._clock.time
+        done(self, batch, Outcome((), error, started, started, now, parts))
 
     def close(self) -> None:
         assert not self.busy

@@ -12,7 +12,10 @@ ServerError ─┬─ InvalidRequest       the client broke the protocol or the 
              ├─ Unsupported          understood, but this server or model does not do it
              │   └─ UnsupportedEncoding  a compression that is not offered
              ├─ Cancelled            the client went away or its deadline passed
+             ├─ AlreadyExists        a model's own answer: what it was to make is there
+             ├─ Unknown              a model's own answer: an error of no known kind
              └─ ExecutionFailed      the backend raised, or gave something that breaks the signature
+                 └─ WorkerDied       the worker process that had begun it is no more
 
 RepositoryError ─┬─ InvalidConfig    a model's configuration is wrong; names file, line and field
                  ├─ InvalidOption    the same as a backend tells it, which knows the field only
@@ -78,6 +81,18 @@ class Cancelled(ServerError):
 
 class ExecutionFailed(ServerError):
     """The model ran and failed, or its outputs do not fit its signature."""
+
+
+class WorkerDied(ExecutionFailed):
+    """The worker process ended while the request was under way there."""
+
+
+class AlreadyExists(ServerError):
+    """A model has answered that what it was to make is there already."""
+
+
+class Unknown(ServerError):
+    """A model has answered with an error that it has no name for."""
 
 
 class RepositoryError(Exception):

@@ -27,6 +27,8 @@ class LocalInstance:
     also not when `auto` moves it from one kind to the other.
     """
 
+    load = 0
+
     def __init__(
         self,
         name: str,

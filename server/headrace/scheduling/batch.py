@@ -1,14 +1,14 @@
 """What is queued, what one execution gets, and what it gives back."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from headrace.core.datatypes import NUMPY
-from headrace.core.errors import ExecutionFailed
-from headrace.core.requests import InferRequest, InferResponse, Sink, Timing
+from headrace.core.errors import ExecutionFailed, ServerError
+from headrace.core.requests import InferRequest, InferResponse, Parameter, Sink, Timing
 from headrace.core.signature import Signature, TensorSpec, reshaped
 from headrace.core.tensors import Array, Tensor, brackets
 
@@ -57,15 +57,31 @@ class Pending:
         self.owner.cancel(self)
 
 
+class NotStarted(Exception):
+    """A batch was given back as it was: it has not been run, and any instance may run it."""
+
+
+@dataclass(slots=True)
+class Part:
+    """What an execution gave for one request alone: some of its outputs, by name."""
+
+    arrays: Mapping[str, Array]
+    parameters: dict[str, Parameter]
+
+
 @dataclass(slots=True)
 class Outcome:
-    """What an execution gave: arrays in the order of `Batch.outputs`, or the error; when, in ns."""
+    """What an execution gave: arrays in the order of `Batch.outputs`, or the error; when, in ns.
+
+    `parts`, where they are there, are for each request what it gets, instead of `arrays`.
+    """
 
     arrays: Sequence[Array]
     error: Exception | None
     started: int
     gathered: int
     computed: int
+    parts: Sequence[Part | ServerError] | None = None
 
 
 class Batch:
@@ -140,6 +156,35 @@ class Batch:
                 request.model_name, version, request.id, outputs, timing
             )
 
+    def respond_each(
+        self, version: str, parts: Sequence[Part | ServerError], outcome: Outcome
+    ) -> list[tuple[Pending, ServerError]]:
+        """As `respond`, from what each request gets; those that get an error, which it is."""
+        signature = self.signature
+        compute = outcome.computed - outcome.started
+        failed: list[tuple[Pending, ServerError]] = []
+        for pending, part in zip(self.pendings, parts, strict=True):
+            if pending.ended:
+                continue
+            if isinstance(part, ServerError):
+                failed.append((pending, part))
+                continue
+            try:
+                outputs = [
+                    _output(signature, spec, part.arrays[spec.name], pending.rows)
+                    for spec in signature.outputs
+                    if spec.name in part.arrays
+                ]
+            except ExecutionFailed as error:
+                failed.append((pending, error))
+                continue
+            request = pending.request
+            timing = Timing(outcome.started - pending.arrived, compute, self.rows)
+            pending.outcome = InferResponse(
+                request.model_name, version, request.id, outputs, timing, part.parameters
+            )
+        return failed
+
     def halves(self) -> "tuple[Batch, Batch]":
         """Two batches with the same requests; only for a batch of several."""
         middle = len(self.pendings) // 2
@@ -173,6 +218,10 @@ class Room:
 
 class Instance(Protocol):
     """One loaded copy of a model. It gets one batch at a time."""
+
+    @property
+    def load(self) -> int:
+        """Batches that would have to end before another one could begin; the least is preferred."""
 
     def execute(self, batch: Batch, done: "Callable[[Instance, Batch, Outcome], None]") -> None:
         """Run `batch` and call `done` exactly once, on the event-loop thread.

@@ -9,19 +9,24 @@ Sinks are called when everything is in its new state: a sink may submit or cance
 counters come after them, in the same call: a client that waits should not wait for those.
 Invariant: while a request is queued, an instance is busy, a flush is scheduled or a timer is armed.
 
-A batch of several that fails is run again in halves, until the request to blame stands alone.
+A batch of several that fails is run again in halves, until the request to blame stands alone; not
+if a worker has died of it, which would then die again. What an instance gives back without having
+begun it waits for the next one. An instance that cannot run anything for now is suspended.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Protocol
 
-from headrace.core.errors import ExecutionFailed, QueueTimeout, ServerError
+from headrace.core.errors import ExecutionFailed, QueueTimeout, ServerError, WorkerDied
 from headrace.core.requests import InferRequest, InferResponse, Sink
 from headrace.core.signature import Signature
-from headrace.scheduling.batch import Batch, Instance, Outcome, Pending
+from headrace.scheduling.batch import Batch, Instance, NotStarted, Outcome, Pending
 from headrace.scheduling.policy import SchedulingPolicy
 from headrace.scheduling.queue import RequestQueue
+
+_load = attrgetter("load")
 
 
 class Timer(Protocol):
@@ -86,6 +91,7 @@ class Batcher:
         self._retries: deque[Batch] = deque()
         self._order: deque[Pending] = deque()  # only with preserve_ordering: what has no answer yet
         self._idle: list[Instance] = []
+        self._suspended: list[Instance] = []
         self._instances: list[Instance] = []
         self._flush_scheduled = False
         self._timer: Timer | None = None
@@ -100,13 +106,37 @@ class Batcher:
     @property
     def busy(self) -> bool:
         """Whether any request is queued or under way."""
-        return bool(self._queue.waiting or self._retries or len(self._idle) < len(self._instances))
+        resting = len(self._idle) + len(self._suspended)
+        return bool(self._queue.waiting or self._retries or resting < len(self._instances))
 
     def add_instance(self, instance: Instance) -> None:
         """Let `instance` take part from now on."""
         self._instances.append(instance)
         self._idle.append(instance)
         self._schedule_flush()
+
+    def suspend(self, instance: Instance) -> None:
+        """Give an idle instance nothing until it is resumed."""
+        if instance in self._idle:
+            self._idle.remove(instance)
+            self._suspended.append(instance)
+
+    def resume(self, instance: Instance) -> None:
+        """Let a suspended instance take part again."""
+        if instance in self._suspended:
+            self._suspended.remove(instance)
+            self._idle.append(instance)
+            self._schedule_flush()
+
+    def fail_waiting(self, error: ServerError) -> None:
+        """End everything that no instance has begun: there is none to run it."""
+        waiting = [p for batch in self._retries for p in batch.pendings if not p.ended]
+        self._retries.clear()
+        waiting += self._queue.popleft(self._queue.waiting)
+        now = self._clock.now()
+        for pending in waiting:
+            self._end(pending, error, "OTHER", now)
+        self._check_drained()
 
     def submit(self, request: InferRequest, sink: Sink, rows: int) -> Pending:
         """Queue a request that has been checked; raises `QueueFull`."""
@@ -142,6 +172,7 @@ class Batcher:
             instance.close()
         self._instances.clear()
         self._idle.clear()
+        self._suspended.clear()
 
     def when_drained(self, callback: Callable[[], None]) -> None:
         """Call `callback` once nothing is queued or under way."""
@@ -163,10 +194,19 @@ class Batcher:
             batch = self._next_batch(now)
             if batch is None:
                 break
-            self._idle.pop().execute(batch, self._finished)
+            self._pick().execute(batch, self._finished)
         if (deadline := self._queue.next_deadline()) is not None:
             self._arm(deadline)
         self._check_drained()
+
+    def _pick(self) -> Instance:
+        """Take an idle instance out: the one that can begin soonest."""
+        idle = self._idle
+        if len(idle) == 1:
+            return idle.pop()
+        chosen = min(idle, key=_load)
+        idle.remove(chosen)
+        return chosen
 
     def _next_batch(self, now: int) -> Batch | None:
         while self._retries:
@@ -186,36 +226,50 @@ class Batcher:
     def _finished(self, instance: Instance, batch: Batch, outcome: Outcome) -> None:
         self._idle.append(instance)
         error = outcome.error
+        failed: Sequence[tuple[Pending, ServerError]] = ()
         if error is None:
             try:
-                batch.respond(self._version, batch.split(outcome.arrays), outcome)
+                if outcome.parts is None:
+                    batch.respond(self._version, batch.split(outcome.arrays), outcome)
+                else:
+                    failed = batch.respond_each(self._version, outcome.parts, outcome)
             except Exception as broken:  # not even an array, say: the backend's fault like a raise
                 error = broken
         if error is None:
-            alive = [pending for pending in batch.pendings if not pending.ended]
-            ended = self._clock.now()
-            for pending in alive:
-                pending.ended = True
-            self._release(alive)
-            self._recorder.batch_succeeded(
-                [pending.arrived for pending in alive],
-                sum([pending.rows for pending in alive]),
-                batch.rows,
-                outcome.started,
-                outcome.gathered,
-                outcome.computed,
-                ended,
-            )
-        elif len(batch.pendings) > 1:
+            for pending, reason in failed:
+                self._end(pending, reason, "BACKEND", outcome.computed)
+            if len(failed) < len(batch.pendings):
+                self._succeed(batch, outcome)
+        elif isinstance(error, NotStarted):
+            self._retries.append(batch)
+        elif len(batch.pendings) == 1 or isinstance(error, WorkerDied):
+            for pending in batch.pendings:
+                self._fail(pending, error, outcome)
+        else:
             if not isinstance(error, ServerError):
                 self._report(batch.pendings, error)
             self._retries.extend(batch.halves())
-        else:
-            self._fail(batch.pendings[0], error, outcome)
         if self._retries or self._queue.waiting:
             self._schedule_flush()
         else:
             self._check_drained()
+
+    def _succeed(self, batch: Batch, outcome: Outcome) -> None:
+        """Let those have their answers who still wait, and count the batch."""
+        alive = [pending for pending in batch.pendings if not pending.ended]
+        ended = self._clock.now()
+        for pending in alive:
+            pending.ended = True
+        self._release(alive)
+        self._recorder.batch_succeeded(
+            [pending.arrived for pending in alive],
+            sum([pending.rows for pending in alive]),
+            batch.rows,
+            outcome.started,
+            outcome.gathered,
+            outcome.computed,
+            ended,
+        )
 
     def _fail(self, pending: Pending, error: Exception, outcome: Outcome) -> None:
         if not isinstance(error, ServerError):
@@ -223,10 +277,14 @@ class Batcher:
             error = ExecutionFailed(
                 f"model '{self._signature.model}' failed to execute the request"
             )
+        self._end(pending, error, "BACKEND", outcome.computed)
+
+    def _end(self, pending: Pending, error: ServerError, reason: str, now: int) -> None:
+        """End a request with an error, unless it has ended."""
         if not pending.ended:
             pending.ended = True
             pending.outcome = error
-            self._recorder.request_failed("BACKEND", outcome.computed - pending.arrived)
+            self._recorder.request_failed(reason, now - pending.arrived)
             self._release([pending])
 
     def _expire(self, now: int) -> None:

@@ -9,6 +9,7 @@ it.
 from dataclasses import dataclass
 
 from headrace.core.errors import (
+    AlreadyExists,
     Cancelled,
     ExecutionFailed,
     InvalidRequest,
@@ -21,8 +22,10 @@ from headrace.core.errors import (
     ServerError,
     ServerExiting,
     Unavailable,
+    Unknown,
     Unsupported,
     UnsupportedEncoding,
+    WorkerDied,
 )
 
 
@@ -48,7 +51,10 @@ STATUS: dict[type[ServerError], Status] = {
     Unsupported: Status(501, 12),  # UNIMPLEMENTED
     UnsupportedEncoding: Status(501, 12),
     Cancelled: Status(499, 1),  # CANCELLED
+    AlreadyExists: Status(400, 6),  # ALREADY_EXISTS
+    Unknown: Status(400, 2),  # UNKNOWN
     ExecutionFailed: Status(500, 13),  # INTERNAL
+    WorkerDied: Status(500, 13),
 }
 INTERNAL = Status(500, 13)
 INTERNAL_TEXT = "internal error"

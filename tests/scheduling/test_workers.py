@@ -1,0 +1,119 @@
+"""What instances in other processes may report: batches given back, deaths, answers one by one."""
+
+import numpy as np
+
+from headrace.core.errors import ExecutionFailed, InvalidRequest, ModelNotReady, WorkerDied
+from headrace.scheduling.batch import NotStarted, Part
+from tests.scheduling.fakes import Bench, FakeInstance
+
+
+def test_a_batch_that_was_not_begun_goes_to_another_instance() -> None:
+    bench = Bench(instances=2)
+    _, sink = bench.submit("a")
+    bench.clock.settle()
+    first = next(instance for instance in bench.instances if instance.busy)
+    first.report(NotStarted())
+    bench.batcher.suspend(first)
+    bench.finish_all()
+    assert sink.values == [2]
+    assert [instance.runs for instance in bench.instances if instance is not first] == [[["a"]]]
+    assert bench.statistics.fail_count == 0
+
+
+def test_a_suspended_instance_gets_nothing() -> None:
+    bench = Bench()
+    [instance] = bench.instances
+    bench.batcher.suspend(instance)
+    bench.submit("a")
+    bench.clock.settle()
+    assert not instance.busy
+    assert bench.batcher.busy
+    bench.batcher.resume(instance)
+    bench.finish_all()
+    assert instance.runs == [["a"]]
+    assert not bench.batcher.busy
+
+
+def test_a_busy_instance_is_not_suspended() -> None:
+    bench = Bench()
+    bench.submit("a")
+    bench.clock.settle()
+    bench.batcher.suspend(bench.instances[0])
+    bench.submit("b")
+    bench.finish_all()
+    assert bench.started == ["a", "b"]
+
+
+def test_a_batch_that_a_worker_died_of_is_not_run_again() -> None:
+    bench = Bench()
+    sinks = [bench.submit(name)[1] for name in "abc"]
+    bench.clock.settle()
+    bench.instances[0].report(WorkerDied("it ended"))
+    bench.finish_all()
+    assert bench.started == ["a", "b", "c"]
+    assert [type(sink.errors[0]) for sink in sinks] == [WorkerDied] * 3
+    assert bench.statistics.failures["BACKEND"] == 3
+    assert bench.reports == []
+
+
+def test_what_waits_can_be_ended() -> None:
+    bench = Bench()
+    [instance] = bench.instances
+    _, given_back = bench.submit("a")
+    bench.clock.settle()
+    instance.report(NotStarted())
+    bench.batcher.suspend(instance)
+    _, queued = bench.submit("b")
+    bench.clock.settle()
+    drained: list[int] = []
+    bench.batcher.when_drained(lambda: drained.append(1))
+    bench.batcher.fail_waiting(ModelNotReady("none"))
+    for sink in (given_back, queued):
+        [error] = sink.errors
+        assert isinstance(error, ModelNotReady)
+    assert drained == [1]
+    assert bench.statistics.failures["OTHER"] == 2
+
+
+def parts(*values: int) -> list[Part]:
+    """One row for each request."""
+    return [Part({"y": np.array([[value]], np.int64)}, {"n": value}) for value in values]
+
+
+def test_answers_one_by_one() -> None:
+    bench = Bench()
+    sinks = [bench.submit(name)[1] for name in "abcd"]
+    bench.clock.settle()
+    one, two, three = parts(1, 2, 3)
+    three.arrays = {"y": np.zeros((2, 1), np.int64)}  # of a request of one row
+    bench.instances[0].report(parts=[one, InvalidRequest("no"), two, three])
+    assert sinks[0].values == [1]
+    assert sinks[0].responses[0].parameters == {"n": 1}
+    assert isinstance(sinks[1].errors[0], InvalidRequest)
+    assert sinks[2].values == [2]
+    assert isinstance(sinks[3].errors[0], ExecutionFailed)
+    assert bench.statistics.success_count == 2
+    assert bench.statistics.failures["BACKEND"] == 2
+    assert bench.statistics.execution_count == 1
+
+
+def test_answers_that_are_all_errors_are_no_execution() -> None:
+    bench = Bench()
+    _, sink = bench.submit("a")
+    bench.clock.settle()
+    bench.instances[0].report(parts=[InvalidRequest("no")])
+    assert sink.errors
+    assert bench.statistics.execution_count == 0
+
+
+def test_the_instance_with_the_least_load_is_taken() -> None:
+    bench = Bench(instances=3)
+    loads = {id(instance): load for instance, load in zip(bench.instances, (1, 0, 2), strict=True)}
+    for instance in bench.instances:
+        instance.load = loads[id(instance)]
+    for name in "abc":
+        bench.submit(name)
+        bench.clock.settle()
+    runs: list[list[list[str]]] = [instance.runs for instance in bench.instances]
+    assert runs == [[["b"]], [["a"]], [["c"]]]
+    assert isinstance(bench.instances[0], FakeInstance)
