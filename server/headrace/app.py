@@ -29,6 +29,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.loading import Backend, LoadOptions
 from headrace.engine.version import State
 from headrace.execution.cores import core_limit
+from headrace.execution.python_backend import PythonBackend
 from headrace.observability.logs import configure_logging
 from headrace.observability.machine import Machine
 from headrace.observability.metrics import ServerCollector, registry, render
@@ -45,7 +46,7 @@ log = logging.getLogger(__name__)
 
 _COLLECT_AFTER = 20_000  # objects made and not freed since the last collection
 _UNFINISHED_SECS = 2  # how long shutdown waits for the rest of requests that are half there
-BACKENDS: Mapping[str, Backend] = {"onnxruntime": OnnxBackend()}
+BACKENDS: Mapping[str, Backend] = {"onnxruntime": OnnxBackend(), "python": PythonBackend()}
 
 
 def run(settings: Settings) -> int:

@@ -4,6 +4,7 @@ Reads every import statement, also those in functions and those for the type che
 """
 
 import ast
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -106,6 +107,15 @@ def complaints(path: Path, server: Path = SERVER) -> Iterator[str]:
 @every_module
 def test_imports_go_strictly_downwards(path: Path) -> None:
     assert list(complaints(path)) == []
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in MODULES if p.parent.name == "workers"], ids=lambda path: path.stem
+)
+def test_a_worker_needs_the_standard_library_and_numpy_alone(path: Path) -> None:
+    allowed = sys.stdlib_module_names | {"numpy"}
+    for line, name in imports(path, SERVER):
+        assert name.partition(".")[0] in allowed or name.startswith("headrace.workers"), line
 
 
 @every_module

@@ -66,7 +66,7 @@ def test_the_range_of_a_ratio() -> None:
 
 def test_every_claim_is_about_cells_that_are_measured() -> None:
     for claim in CLAIMS:
-        for name, peer in ((claim.workload, "headrace"), claim.reference):
+        for name, peer in ((claim.workload, claim.ours), claim.reference):
             workload = WORKLOADS[name]
             assert not workload.peers or not peer or peer in workload.peers, claim
             if peer and peer != ORT and workload.protocol:

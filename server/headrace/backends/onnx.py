@@ -112,6 +112,7 @@ class OnnxBackend:
 
     platform = "onnxruntime_onnx"
     default_filename = "model.onnx"
+    isolated = False
 
     def reads_parameter(self, name: str) -> bool:
         """Whether a parameter of this name in a model's configuration has a meaning here."""

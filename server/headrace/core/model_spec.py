@@ -16,7 +16,9 @@ class LoadSpec:
     directory, may be read. `parameters` are the configuration's, as strings. `graph_level` is the
     configuration's `optimization.graph.level`. `accelerators` are (name, options) in order of
     preference. `device` is None for CPU and a GPU's number otherwise. `threads` is how many cores
-    the instance may use. `group` is the index of its instance group, for messages.
+    the instance may use. `group` is the index of its instance group, for messages. `instance` is
+    its name, `config` the configuration as JSON, as far as it goes before the model is loaded, and
+    `auto_complete` whether the model may complete it.
     """
 
     model: str
@@ -28,6 +30,10 @@ class LoadSpec:
     device: int | None = None
     threads: int = 1
     group: int = 0
+    version: int = 0
+    instance: str = ""
+    config: str = "{}"
+    auto_complete: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,7 +141,7 @@ class Engine:
             return True
         return all(
             model.versions
-            and all(v.ready or v.reason == "unloaded" for v in model.versions.values())
+            and all(v.healthy or v.reason == "unloaded" for v in model.versions.values())
             for model in self._models.values()
         )
 
@@ -150,7 +150,7 @@ class Engine:
         if version:
             parse_version(version)
         try:
-            return self.find(name, version).ready
+            return self.find(name, version).healthy
         except (NotFound, Unavailable):
             return False
 

@@ -19,6 +19,7 @@ from headrace.core.signature import Signature
 from headrace.engine.measuring import measure
 from headrace.execution.choice import AutoChoice, InstanceKind
 from headrace.execution.cores import threads_for
+from headrace.execution.python_backend import LoadedWorker
 from headrace.execution.runner import LoadedModel
 from headrace.repository import completion, reading, validation
 from headrace.repository.config import ConfigFile, Problem, read_config
@@ -35,10 +36,14 @@ _SMALL_FILE = 16 << 20
 
 
 class Backend(Protocol):
-    """What turns a model's files into something that runs."""
+    """What turns a model's files into something that runs.
+
+    Models of an `isolated` one run in processes of their own: what it loads is a `LoadedWorker`.
+    """
 
     platform: str
     default_filename: str
+    isolated: bool
 
     def reads_parameter(self, name: str) -> bool:
         """Whether a parameter of the configuration has a meaning for this backend."""
@@ -135,6 +140,9 @@ def _config_warnings(
         line = file.lines.get(path)
         where = f"{file.name}:{line}" if line else file.name
         yield f"{where}: {path} has no effect on this server"
+    if backend.isolated and reading.execution(file.config) != "auto":
+        text = "this backend's models run in processes of their own"
+        yield file.explain(Problem("parameters['execution']", text))
     if file.config.model_transaction_policy.decoupled:
         text = (
             "requests are only taken over ModelStreamInfer, and each gets one response;"
@@ -168,7 +176,10 @@ def complete(opened: Opened, model: LoadedModel, options: LoadOptions) -> ModelC
     """The model's whole configuration, completed from a loaded instance; raises `InvalidConfig`."""
     file, config = opened.file, opened.config
     inputs, outputs = model.inputs, model.outputs
-    if options.auto_complete:
+    if isinstance(model, LoadedWorker):
+        config = model.completed(config)
+        _refuse(file, _undeclared(config))
+    elif options.auto_complete:
         config = completion.complete_tensors(
             file, config, inputs, outputs, options.default_max_batch_size
         )
@@ -177,8 +188,20 @@ def complete(opened: Opened, model: LoadedModel, options: LoadOptions) -> ModelC
         types = ", ".join(f"'{info.name}' is a {info.type_name}" for info in outputs)
         raise InvalidConfig(f"{file.name}: no output is a tensor of the protocol: {types}")
     _refuse(file, validation.tensor_problems(config))
-    _refuse(file, validation.model_problems(config, inputs, outputs))
+    if not isinstance(model, LoadedWorker):
+        _refuse(file, validation.model_problems(config, inputs, outputs))
     return config
+
+
+def _undeclared(config: ModelConfig) -> Iterator[Problem]:
+    """What a model that nobody can look into has to say of itself."""
+    for kind, tensors in (("input", config.input), ("output", config.output)):
+        if not tensors:
+            yield Problem(kind, "declare them here, or in the model's auto_complete_config")
+    if config.model_transaction_policy.decoupled:
+        yield Problem(
+            "model_transaction_policy.decoupled", "decoupled Python models are not served"
+        )
 
 
 def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVersion:
@@ -191,7 +214,10 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
     loaded: list[LoadedInstance] = []
     try:
         first_spec = _spec(opened.source, early, version, placements[0], threads)
-        single = wanted == InstanceKind.INLINE or (wanted == "auto" and _is_small(first_spec.path))
+        first_spec = replace(first_spec, auto_complete=options.auto_complete)
+        single = not opened.backend.isolated and (
+            wanted == InstanceKind.INLINE or (wanted == "auto" and _is_small(first_spec.path))
+        )
         first_threads = 1 if single else threads
         model = _load(opened, replace(first_spec, threads=first_threads))
         loaded.append(LoadedInstance(placements[0].name, model, InstanceKind.INLINE))
@@ -200,6 +226,7 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
         scheduling = reading.scheduling_policy(config)
         labels = _labels(opened, config)
         warnings = tuple(_model_warnings(opened, model, config))
+        _begin(model, config)
         kind = _choose(wanted, model, signature)
         if first_threads != threads and _kind_of(kind) is not InstanceKind.INLINE:
             # Too heavy for the event loop after all: it gets all the cores that it may use.
@@ -210,6 +237,7 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
         for placement in placements[1:]:
             spec = _spec(opened.source, config, version, placement, first_threads)
             copy = _load(opened, spec)
+            _begin(copy, config)
             own = AutoChoice(measure(copy, signature)) if isinstance(kind, AutoChoice) else kind
             loaded.append(LoadedInstance(placement.name, copy, own))
     except BaseException:
@@ -227,6 +255,12 @@ def _load(opened: Opened, spec: LoadSpec) -> LoadedModel:
     except InvalidOption as error:
         problem = Problem(error.path, error.text)
         raise InvalidConfig(opened.file.explain(problem)) from error
+
+
+def _begin(model: LoadedModel, config: ModelConfig) -> None:
+    """Start what has to know its whole configuration before it runs; raises `LoadFailed`."""
+    if isinstance(model, LoadedWorker):
+        model.begin(config)
 
 
 def _spec(
@@ -287,4 +321,6 @@ def _kind_of(kind: InstanceKind | AutoChoice) -> InstanceKind:
 
 
 def _choose(wanted: str, model: LoadedModel, signature: Signature) -> InstanceKind | AutoChoice:
+    if isinstance(model, LoadedWorker):
+        return InstanceKind.PROCESS
     return AutoChoice(measure(model, signature)) if wanted == "auto" else InstanceKind(wanted)

@@ -11,6 +11,8 @@ from headrace.core.signature import Signature
 from headrace.engine.clock import LoopClock
 from headrace.engine.loading import LoadedVersion
 from headrace.execution.local import LocalInstance
+from headrace.execution.process import WorkerInstance, waiting_error
+from headrace.execution.python_backend import LoadedWorker
 from headrace.observability.statistics import VersionStatistics
 from headrace.scheduling.batch import Pending
 from headrace.scheduling.batcher import Batcher
@@ -94,18 +96,25 @@ class ModelVersion:
         self.reason = ""
         self.statistics = VersionStatistics()
         self.load_seconds = 0.0
-        self.instances: list[LocalInstance] = []
+        self.instances: list[LocalInstance | WorkerInstance] = []
         self.decoupled = False
         self._split = False
         self._batcher: Batcher | None = None
         self._config: ModelConfig | None = None
         self._signature: Signature | None = None
         self._labels: Mapping[str, Sequence[str]] = {}
+        self._workers: list[WorkerInstance] = []
+        self._given_up = False  # no worker comes back for now
 
     @property
     def ready(self) -> bool:
         """Whether it takes requests."""
         return self.state is State.READY
+
+    @property
+    def healthy(self) -> bool:
+        """Whether requests that it takes are executed: not while all its workers are down."""
+        return self.ready and (not self._workers or any(w.running for w in self._workers))
 
     @property
     def config(self) -> ModelConfig:
@@ -130,6 +139,8 @@ class ModelVersion:
         """Check and queue a request; raises `ServerError`."""
         if self._batcher is None or self._signature is None:
             raise self.not_ready()
+        if self._given_up:
+            raise waiting_error(self._signature)
         try:
             rows = self._signature.check(request)
         except InvalidRequest as error:
@@ -159,6 +170,9 @@ class ModelVersion:
             self._report,
         )
         for item in loaded.instances:
+            if isinstance(item.model, LoadedWorker):
+                self._add_worker(item.name, item.model, loaded.signature, batcher, loop)
+                continue
             instance = LocalInstance(item.name, item.model, item.kind, loop)
             self.instances.append(instance)
             batcher.add_instance(instance)
@@ -184,10 +198,36 @@ class ModelVersion:
         self._batcher.when_drained(drained.set)
         await drained.wait()
         self._batcher.close()
+        await asyncio.gather(*(worker.closed() for worker in self._workers))
+        self._workers.clear()
         self._batcher = self._config = self._signature = None
         self.instances.clear()
         self.state = State.UNAVAILABLE
         self.reason = "unloaded"
+
+    def _add_worker(
+        self,
+        name: str,
+        loaded: LoadedWorker,
+        signature: Signature,
+        batcher: Batcher,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        worker = WorkerInstance(
+            name, loaded.process, loaded.again, signature, loop, batcher.suspend, batcher.resume,
+            self._on_workers, loaded.limit_secs,
+        )  # fmt: skip
+        self._workers.append(worker)
+        self.instances.append(worker)
+        for slot in worker.slots:
+            batcher.add_instance(slot)
+        worker.choose_slots()
+
+    def _on_workers(self) -> None:
+        """A worker has ended, or runs again."""
+        self._given_up = all(worker.given_up for worker in self._workers)
+        if self._given_up and self._batcher is not None and self._signature is not None:
+            self._batcher.fail_waiting(waiting_error(self._signature))
 
     def not_ready(self) -> ModelNotReady:
         """The error for a request that names this version while it does not serve."""

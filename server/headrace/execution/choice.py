@@ -13,6 +13,7 @@ class InstanceKind(StrEnum):
 
     INLINE = "inline"
     THREAD = "thread"
+    PROCESS = "process"
 
 
 BUDGET_NS = 500_000

@@ -1,5 +1,6 @@
 """From a completed configuration to the values that the other floors work with."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from headrace.core.model_spec import LoadSpec
 from headrace.core.signature import Signature, TensorSpec
 from headrace.repository.completion import batches
 from headrace.scheduling.policy import BatchPolicy, QueuePolicy, SchedulingPolicy, TimeoutAction
+from headrace.wire.documents import to_json
 from headrace.wire.pb import model_config_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 
@@ -80,6 +82,9 @@ def load_spec(
         placement.device,
         threads,
         placement.group,
+        version,
+        placement.name,
+        json.dumps(to_json(config)),
     )
 
 

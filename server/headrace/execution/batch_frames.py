@@ -1,0 +1,170 @@
+"""Batches as frames, and what a worker sends back as outcomes: no process, no I/O."""
+
+import json
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import monotonic_ns
+from typing import Any
+
+import numpy as np
+
+from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
+from headrace.core.errors import (
+    AlreadyExists,
+    Cancelled,
+    ExecutionFailed,
+    InvalidRequest,
+    NotFound,
+    ServerError,
+    Unavailable,
+    Unknown,
+    Unsupported,
+)
+from headrace.core.signature import Signature, reshaped
+from headrace.core.tensors import Array, raw_bytes
+from headrace.scheduling.batch import Batch, Outcome, Part, Pending
+from headrace.workers.elements import Buffer, decode_bytes, encode_bytes
+from headrace.workers.frames import BatchMeta, BrokenFrame, offsets, unpack_result
+
+_FORMS = 1000  # that are remembered
+# By the codes of `TritonError`.
+_ERRORS: Sequence[type[ServerError]] = (
+    Unknown, ExecutionFailed, NotFound, InvalidRequest, Unavailable, Unsupported, AlreadyExists,
+    Cancelled,
+)  # fmt: skip
+
+
+class BatchFrames:
+    """The frames of one worker: it knows what the two have told one another."""
+
+    def __init__(self, signature: Signature, tell: Callable[[bytes], None]) -> None:
+        """`tell` sends the worker a form, as JSON."""
+        self._signature = signature
+        self._tell = tell
+        self._forms: dict[object, int] = {}
+        self._results: dict[int, list[tuple[str, Datatype, tuple[int, ...]]]] = {}
+
+    def learn(self, document: dict[str, Any]) -> None:
+        """Know the form of a worker's results; raises what nonsense raises."""
+        self._results[int(document["number"])] = [
+            (str(name), BY_NAME[datatype], tuple(shape))
+            for name, datatype, shape in document["outputs"]
+        ]
+
+    def pack(self, batch: Batch) -> tuple[BatchMeta, list[list[Buffer]]]:
+        """What is said of a batch, but for sizes, and the pieces of its blocks."""
+        signature, pendings = self._signature, batch.pendings
+        first = pendings[0].request.inputs
+        heads: list[tuple[str, Datatype, tuple[int, ...]]] = []
+        blocks: list[list[Buffer]] = []
+        for spec in signature.inputs:
+            if spec.name not in first:
+                continue  # optional and absent; the batch key makes that so for all
+            shape = first[spec.name].array.shape
+            if spec.reshape is not None:
+                sample = reshaped(first[spec.name].array, spec, signature.batches, to_model=True)
+                shape = sample.shape
+            heads.append((spec.name, spec.datatype, shape[1:] if signature.batches else shape))
+            arrays = [pending.request.inputs[spec.name].array for pending in pendings]
+            if spec.datatype is Datatype.BYTES:
+                blocks.append([encode_bytes(array) for array in arrays])
+            else:
+                blocks.append([raw_bytes(array) for array in arrays])
+        outputs = tuple(spec.name for spec in batch.outputs)
+        form = self._form(tuple(heads), outputs)
+        rows = [pending.rows for pending in pendings]
+        ids = [pending.request.id for pending in pendings]
+        return BatchMeta(form, rows, ids, _extras(pendings), []), blocks
+
+    def _form(self, heads: tuple[Any, ...], outputs: tuple[str, ...]) -> int:
+        key = heads, outputs
+        number = self._forms.get(key)
+        if number is None:
+            if len(self._forms) >= _FORMS:
+                self._forms.clear()
+            number = self._forms[key] = len(self._forms)
+            document = {
+                "number": number, "inputs": heads, "outputs": outputs,
+                "batches": self._signature.batches,
+            }  # fmt: skip
+            self._tell(json.dumps(document).encode())
+        return number
+
+    def result(self, sent: int, batch: Batch, meta: bytes, data: Buffer, size: int) -> Outcome:
+        """What has come of a batch whose responses are alike; raises what nonsense raises."""
+        number, began, ended, sizes = unpack_result(meta)
+        heads = self._results[number]
+        if [name for name, _, _ in heads] != [spec.name for spec in batch.outputs]:
+            raise BrokenFrame("outputs that were not asked for")
+        arrays = []
+        for (_, datatype, shape), start, nbytes in zip(
+            heads, offsets(sizes, size), sizes, strict=True
+        ):
+            whole = (batch.rows, *shape) if self._signature.batches else shape
+            arrays.append(_array(datatype, whole, data, start, nbytes))
+        began, ended = _times(sent, began, ended)
+        return Outcome(arrays, None, began, began, ended)
+
+    def responses(
+        self, sent: int, batch: Batch, document: dict[str, Any], data: Buffer, size: int
+    ) -> Outcome:
+        """What has come of a batch whose responses differ; raises what nonsense raises."""
+        sizes = document["sizes"]
+        places = deque(zip(offsets(sizes, size), sizes, strict=True))
+        parts: list[Part | ServerError] = []
+        for told in document["responses"]:
+            if "error" in told:
+                code, text = told["error"]
+                kind = _ERRORS[code] if 0 <= code < len(_ERRORS) else ExecutionFailed
+                parts.append(kind(str(text)))
+                continue
+            arrays: dict[str, Array] = {}
+            for name, datatype, shape in told["outputs"]:
+                start, nbytes = places.popleft()
+                arrays[str(name)] = _array(BY_NAME[datatype], tuple(shape), data, start, nbytes)
+            parts.append(Part(arrays, told["parameters"]))
+        if len(parts) != len(batch.pendings):
+            raise BrokenFrame("a wrong number of responses")
+        began, ended = _times(sent, document["began"], document["ended"])
+        return Outcome((), None, began, began, ended, parts)
+
+
+def _array(
+    datatype: Datatype, shape: tuple[int, ...], data: Buffer, start: int, size: int
+) -> Array:
+    """An array of what a worker has sent; raises `ValueError` if it does not fit."""
+    if datatype is Datatype.BYTES:
+        return decode_bytes(memoryview(data)[start : start + size], shape)
+    array: Array = np.ndarray(shape, NUMPY[datatype], data, start)
+    if array.nbytes != size:
+        raise ValueError(f"{size} bytes for {datatype} of shape {list(shape)}")
+    return array
+
+
+def _times(sent: int, began: int, ended: int) -> tuple[int, int]:
+    """When a model has run, as its worker says, within what can be."""
+    now = monotonic_ns()
+    began = min(max(int(began), sent), now)
+    return began, min(max(int(ended), began), now)
+
+
+def _extras(pendings: Sequence[Pending]) -> bytes:
+    """What is special about the requests of a batch, as JSON by their index; "" if nothing."""
+    extras: dict[str, dict[str, object]] = {}
+    for index, pending in enumerate(pendings):
+        request = pending.request
+        special: dict[str, object] = {}
+        if request.parameters:
+            special["parameters"] = request.parameters
+        if request.outputs:
+            special["outputs"] = request.outputs
+        if request.priority:
+            special["priority"] = request.priority
+        if request.timeout:
+            special["timeout"] = request.timeout
+        if request.sequence_id:
+            special["correlation_id"] = request.sequence_id
+            special["flags"] = request.sequence_start + 2 * request.sequence_end
+        if special:
+            extras[str(index)] = special
+    return json.dumps(extras).encode() if extras else b""

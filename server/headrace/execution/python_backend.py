@@ -1,0 +1,137 @@
+"""Python models under Triton's API, each instance in a worker process of its own."""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import json_format
+
+from headrace.core.errors import InvalidConfig, InvalidOption, LoadFailed
+from headrace.core.model_spec import LoadSpec
+from headrace.core.tensors import Array
+from headrace.execution.worker import WorkerProcess
+from headrace.execution.worker_spec import WorkerSpec
+from headrace.wire.documents import to_json
+from headrace.wire.pb.model_config_pb2 import ModelConfig
+from headrace.workers.frames import Kind
+
+# What `auto_complete_config` may say.
+_COMPLETED = (
+    "max_batch_size", "input", "output", "dynamic_batching", "model_transaction_policy",
+)  # fmt: skip
+_MOST_SECS = 1e6
+_START_SECS = 600.0  # for a model to be loaded, and again to be started
+
+
+class PythonBackend:
+    """Loads `model.py` with a class `TritonPythonModel`."""
+
+    platform = "python"
+    default_filename = "model.py"
+    isolated = True
+
+    def reads_parameter(self, name: str) -> bool:
+        """Every parameter may be read by the model itself."""
+        return True
+
+    def load(self, spec: LoadSpec) -> "LoadedWorker":
+        """Start a worker and have it import the model; raises `LoadFailed`."""
+        return LoadedWorker(spec)
+
+
+class LoadedWorker:
+    """A worker with an imported model, which `begin` starts.
+
+    `inputs` and `outputs` are empty: what a model takes and gives is in its configuration.
+    """
+
+    def __init__(self, spec: LoadSpec) -> None:
+        """Raises `LoadFailed` or `InvalidOption`."""
+        self.inputs = self.outputs = ()
+        self._spec = spec
+        self._worker_spec = WorkerSpec(
+            spec.model,
+            str(spec.version),
+            spec.instance,
+            spec.parameters.get("python", sys.executable),
+            spec.threads,
+        )
+        self.limit_secs = _seconds(spec.parameters, "execution_limit_secs")
+        if not spec.path.is_file():
+            raise LoadFailed(f"there is no model file {spec.path.parent.name}/{spec.path.name}")
+        self.process, self._completed = self._loaded(spec.auto_complete)
+        self._config = "{}"
+
+    def completed(self, config: ModelConfig) -> ModelConfig:
+        """A copy of `config` with what the model says of itself; raises `InvalidConfig`."""
+        result = ModelConfig()
+        result.CopyFrom(config)
+        for name in _COMPLETED if self._completed is not None else ():
+            assert self._completed is not None
+            if name in self._completed:
+                result.ClearField(name)  # type: ignore[arg-type]
+                try:
+                    json_format.ParseDict({name: self._completed[name]}, result)
+                except json_format.ParseError as error:
+                    raise InvalidConfig(f"auto_complete_config: {error}") from error
+        return result
+
+    def begin(self, config: ModelConfig) -> None:
+        """Start the model with its whole configuration; raises `LoadFailed`."""
+        self._config = json.dumps(to_json(config))
+        self._start(self.process)
+
+    def again(self) -> WorkerProcess:
+        """Another worker with the same model, started; raises `LoadFailed`."""
+        process, _ = self._loaded(False)
+        self._start(process)
+        return process
+
+    def infer(self, inputs: Mapping[str, Array], outputs: object) -> list[Array]:
+        """Not here: a worker gets whole batches."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End the process at once."""
+        self.process.kill()
+
+    def _loaded(self, complete: bool) -> tuple[WorkerProcess, dict[str, Any] | None]:
+        spec = self._spec
+        process = WorkerProcess(self._worker_spec)
+        document = {
+            "file": str(spec.path),
+            "paths": [str(spec.path.parent), str(spec.root)],
+            "config": json.loads(spec.config),
+            "auto_complete": complete,
+        }
+        answer = process.ask(Kind.LOAD, document, _START_SECS)
+        return process, answer.get("config")
+
+    def _start(self, process: WorkerProcess) -> None:
+        spec = self._spec
+        args = {
+            "model_config": self._config,
+            "model_instance_kind": "CPU" if spec.device is None else "GPU",
+            "model_instance_name": spec.instance,
+            "model_instance_device_id": str(spec.device or 0),
+            "model_repository": str(Path(spec.root)),
+            "model_version": str(spec.version),
+            "model_name": spec.model,
+        }
+        process.ask(Kind.START, {"args": args}, _START_SECS)
+
+
+def _seconds(parameters: Mapping[str, str], name: str) -> float:
+    """A duration among the configuration's parameters; 0 if it is not there."""
+    text = parameters.get(name, "0")
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < _MOST_SECS:
+        raise InvalidOption(
+            f"parameters['{name}']", f"expected a number of seconds, 0 for no limit, got {text!r}"
+        )
+    return value

@@ -1,0 +1,378 @@
+"""A worker process as its parent sees it: started and asked on a thread, then on the event loop.
+
+Loading may take minutes, so `start` and `ask` block and are for a loading thread. From `attach` on
+the event loop owns it.
+"""
+
+import array
+import asyncio
+import json
+import logging
+import os
+import selectors
+import signal
+import socket
+import subprocess
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from headrace.core.errors import LoadFailed
+from headrace.execution.worker_spec import WorkerSpec
+from headrace.workers.elements import Buffer
+from headrace.workers.frames import (
+    IN_FILE,
+    INLINE,
+    KEPT,
+    NEW_FILE,
+    BrokenFrame,
+    FrameReader,
+    Header,
+    Kind,
+    frame,
+    pack_header,
+)
+from headrace.workers.memory import InFile, OutFile, descriptors
+
+log = logging.getLogger(__name__)
+_printed = logging.getLogger("headrace.model")
+
+_PACKAGES = Path(__file__).parents[1]
+# The package without what its root imports, and without whatever else lies beside it: the worker
+# may belong to another environment. Nothing is imported from the working directory.
+_BOOT = (
+    "import sys,types;"
+    "sys.path[:]=[p for p in sys.path if p];"
+    "m=types.ModuleType('headrace');m.__path__=[sys.argv[2]];sys.modules['headrace']=m;"
+    "from headrace.workers.main import main;main(int(sys.argv[1]))"
+)
+_READ = 256 << 10
+_SPACE = socket.CMSG_SPACE(4 * 16)
+_LINE = 16 << 10  # bytes of output after which a line is cut
+_STOP_SECS = 5.0
+# What reading frames raises where a worker has sent what makes no sense.
+_NONSENSE = (
+    BrokenFrame, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, OSError,
+)  # fmt: skip
+
+Take = Callable[[Header, bytes, Buffer], None]
+
+
+class WorkerProcess:
+    """One process, from its start to its end."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        """Start the process; raises `LoadFailed`."""
+        self.spec = spec
+        self._sock, theirs = socket.socketpair()
+        with suppress(OSError):
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        output, theirs_output = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [spec.python, "-c", _BOOT, str(theirs.fileno()), str(_PACKAGES)],
+                stdin=subprocess.DEVNULL,
+                stdout=theirs_output,
+                stderr=theirs_output,
+                pass_fds=(theirs.fileno(),),
+                env=spec.environment(),
+                process_group=0,
+            )
+        except OSError as error:
+            self._sock.close()
+            os.close(output)
+            raise LoadFailed(f"cannot start {spec.python}: {error.strerror}") from error
+        finally:
+            theirs.close()
+            os.close(theirs_output)
+        os.set_blocking(output, False)
+        self._output = output
+        self._text = b""
+        self._frames = FrameReader()
+        self._descriptors: deque[int] = deque()
+        self._in: dict[int, InFile] = {}
+        self._out: dict[int, OutFile] = {}
+        self._unsent: deque[tuple[memoryview, int]] = deque()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._take: Take | None = None
+        self._on_exit: Callable[[str], None] | None = None
+        self._watch = -1
+        self._kill_timer: asyncio.TimerHandle | None = None
+        self.ended = False
+
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        return self._process.pid
+
+    # --- on a loading thread
+
+    def ask(self, kind: Kind, document: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        """Send a question and wait for its answer.
+
+        Raises `LoadFailed`, after which the process has ended, if it says that it failed, ends, or
+        takes longer than `timeout` seconds.
+        """
+        try:
+            self._sock.sendall(frame(kind, json.dumps(document).encode()))
+            return self._await_answer(monotonic() + timeout)
+        except OSError as error:
+            raise self._load_failed(f"the worker cannot be reached: {error}") from error
+        except BrokenFrame as error:
+            raise self._load_failed(f"the worker sent nonsense: {error}") from error
+        except LoadFailed:
+            self.kill()
+            raise
+
+    def _await_answer(self, deadline: float) -> dict[str, Any]:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._sock, selectors.EVENT_READ)
+            selector.register(self._output, selectors.EVENT_READ)
+            while (left := deadline - monotonic()) > 0:
+                for key, _ in selector.select(left):
+                    if key.fileobj is not self._sock:
+                        if not self._read_output():
+                            selector.unregister(self._output)
+                        continue
+                    data = self._sock.recv(_READ)
+                    if not data:
+                        raise self._load_failed(f"the worker {self._describe_end()}")
+                    for header, meta, _ in self._frames.feed(data):
+                        if header.kind is Kind.LOG:
+                            self._log(meta)
+                            continue
+                        answer = json.loads(meta)
+                        if header.kind is Kind.FAILED:
+                            log.error("%s", answer["traceback"].rstrip(), extra=self._fields())
+                            raise LoadFailed(str(answer["text"]))
+                        return dict(answer or {})
+        raise LoadFailed("the worker did not answer in time")
+
+    def _load_failed(self, text: str) -> LoadFailed:
+        self.kill()
+        return LoadFailed(text)
+
+    def _describe_end(self) -> str:
+        try:
+            status = self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            return "closed its socket"
+        self._read_output()
+        return _describe(status)
+
+    def kill(self) -> None:
+        """End the process without waiting for anything it does."""
+        self._process.kill()
+        if self._loop is None and not self.ended:
+            self.ended = True
+            self._process.wait()
+            self._close()
+
+    # --- on the event loop
+
+    def attach(
+        self, loop: asyncio.AbstractEventLoop, take: Take, on_exit: Callable[[str], None]
+    ) -> None:
+        """From now on hand frames to `take`, and say to `on_exit`, once, how the process ended."""
+        self._loop = loop
+        self._take = take
+        self._on_exit = on_exit
+        self._sock.setblocking(False)
+        self._watch = os.pidfd_open(self._process.pid)
+        loop.add_reader(self._sock, self._on_readable)
+        loop.add_reader(self._output, self._on_output)
+        loop.add_reader(self._watch, self._on_ended)
+
+    def send(self, kind: Kind, meta: bytes = b"") -> None:
+        """Send a frame without data."""
+        self._write(frame(kind, meta), -1)
+
+    def send_data(
+        self, kind: Kind, slot: int, meta: bytes, pieces: Sequence[Buffer], size: int
+    ) -> None:
+        """Send a frame with data, which are written or copied before this returns.
+
+        Raises `OSError` if there is no memory for them.
+        """
+        flags = KEPT if slot in self._in and self._in[slot].in_use else 0
+        if size <= INLINE:
+            head = pack_header(kind, flags, slot, len(meta), size)
+            self._write(b"".join([head, meta, *pieces]), -1)
+            return
+        file = self._out.get(slot)
+        if file is None:
+            file = self._out[slot] = OutFile()
+        descriptor = file.write(pieces, size)
+        flags |= IN_FILE | (NEW_FILE if descriptor >= 0 else 0)
+        head = pack_header(kind, flags, slot, len(meta), size) + meta
+        # The file may be replaced before what waits is sent.
+        waits = descriptor >= 0 and bool(self._unsent)
+        self._write(head, os.dup(descriptor) if waits else descriptor, owned=waits)
+
+    def stop(self) -> None:
+        """Have it finish and end; it is killed if that takes long."""
+        if self._loop is not None and not self.ended:
+            self.send(Kind.STOP)
+            self._kill_timer = self._loop.call_later(_STOP_SECS, self._process.kill)
+
+    def _write(self, data: bytes, descriptor: int, owned: bool = False) -> None:
+        if self.ended:
+            return
+        if self._unsent:
+            self._unsent.append((memoryview(data), descriptor))
+            return
+        sent = self._send_some(data, descriptor)
+        if sent < len(data):
+            if sent == 0 and descriptor >= 0 and not owned:
+                descriptor = os.dup(descriptor)
+            self._unsent.append((memoryview(data)[sent:], descriptor if sent == 0 else -1))
+            assert self._loop is not None
+            self._loop.add_writer(self._sock, self._on_writable)
+
+    def _send_some(self, data: Buffer, descriptor: int) -> int:
+        try:
+            if descriptor < 0:
+                return self._sock.send(data)
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))
+            return self._sock.sendmsg([data], [rights])
+        except BlockingIOError:
+            return 0
+        except OSError:
+            return len(data)  # it has ended, which `_on_ended` will tell
+
+    def _on_writable(self) -> None:
+        while self._unsent:
+            data, descriptor = self._unsent[0]
+            sent = self._send_some(data, descriptor)
+            if sent and descriptor >= 0:
+                os.close(descriptor)
+                descriptor = -1
+            if sent < len(data):
+                self._unsent[0] = (data[sent:], descriptor)
+                return
+            self._unsent.popleft()
+        assert self._loop is not None
+        self._loop.remove_writer(self._sock)
+
+    def _on_readable(self) -> None:
+        try:
+            data, control, _, _ = self._sock.recvmsg(_READ, _SPACE, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, control = b"", []
+        self._descriptors.extend(descriptors(control))
+        if not data:
+            self._give_up("closed its socket")
+            return
+        try:
+            for header, meta, content in self._frames.feed(data):
+                self._hand_on(header, meta, content)
+        except _NONSENSE as error:
+            self._give_up(f"sent what makes no sense ({type(error).__name__}: {error})")
+
+    def _hand_on(self, header: Header, meta: bytes, content: Buffer) -> None:
+        if self._take is None:
+            return
+        if header.kind is Kind.LOG:
+            self._log(meta)
+            return
+        if header.flags & KEPT and header.slot in self._out:
+            self._out[header.slot].retired = True
+        if header.flags & NEW_FILE:
+            file = self._in[header.slot] = InFile()
+            file.map(self._descriptors.popleft())
+        if header.flags & IN_FILE:
+            mapped = self._in[header.slot].bytes
+            if mapped is None or len(mapped) < header.data:
+                raise BrokenFrame("data beyond its file")
+            content = mapped.data
+        self._take(header, meta, content)
+
+    def _give_up(self, reason: str) -> None:
+        """It is of no more use: end it, and say so."""
+        if self.ended:
+            return
+        assert self._loop is not None
+        self._loop.remove_reader(self._sock)
+        self._process.kill()
+        log.debug("worker %d %s", self.pid, reason, extra=self._fields())
+
+    def _on_output(self) -> None:
+        if not self._read_output() and self._loop is not None:
+            self._loop.remove_reader(self._output)
+
+    def _on_ended(self) -> None:
+        assert self._loop is not None
+        status = self._process.wait()
+        self._on_readable()  # what it has sent last
+        self._read_output()
+        self.ended = True
+        for source in (self._sock, self._output, self._watch):
+            self._loop.remove_reader(source)
+        self._loop.remove_writer(self._sock)
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
+        os.close(self._watch)
+        self._close()
+        on_exit, self._on_exit, self._take = self._on_exit, None, None
+        if on_exit is not None:
+            on_exit(_describe(status))
+
+    def _close(self) -> None:
+        self._sock.close()
+        os.close(self._output)
+        for file in self._out.values():
+            file.close()
+        for descriptor in (*self._descriptors, *(d for _, d in self._unsent if d >= 0)):
+            os.close(descriptor)
+        self._out.clear()
+        self._in.clear()
+        self._descriptors.clear()
+        self._unsent.clear()
+
+    # --- what it says
+
+    def _read_output(self) -> bool:
+        """Put what it has printed into the log; whether there may be more."""
+        while True:
+            try:
+                data = os.read(self._output, _READ)
+            except BlockingIOError:
+                return True
+            if not data:
+                if self._text:
+                    self._print(self._text)
+                    self._text = b""
+                return False
+            *lines, self._text = (self._text + data).split(b"\n")
+            for line in lines:
+                self._print(line)
+            if len(self._text) > _LINE:
+                self._print(self._text)
+                self._text = b""
+
+    def _print(self, line: bytes) -> None:
+        _printed.info("%s", line.decode(errors="replace").rstrip(), extra=self._fields())
+
+    def _log(self, meta: bytes) -> None:
+        level, name, text = json.loads(meta)
+        logger = logging.getLogger(f"headrace.model.{name}")
+        logger.log(int(level), "%s", text, extra=self._fields())
+
+    def _fields(self) -> dict[str, object]:
+        return {
+            "model": self.spec.model, "version": self.spec.version, "worker": self._process.pid
+        }  # fmt: skip
+
+
+def _describe(status: int) -> str:
+    """How a process ended, by its status."""
+    if status < 0:
+        with suppress(ValueError):
+            return f"was ended by {signal.Signals(-status).name}"
+    return f"ended with status {status}"

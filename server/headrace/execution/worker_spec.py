@@ -1,0 +1,33 @@
+"""How a worker process is started: interpreter, threads, environment."""
+
+import os
+import sys
+from dataclasses import dataclass
+
+# What a model may see of the server's environment; other variables may be secrets.
+_PASSED = frozenset(
+    {"PATH", "HOME", "USER", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV"}
+)
+_PASSED_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "HF_", "TRANSFORMERS_", "TORCH_", "OMP_", "MKL_")
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """How a worker is started, and whose it is, for the log. `threads` is for numeric libraries."""
+
+    model: str
+    version: str
+    instance: str
+    python: str = sys.executable
+    threads: int = 1
+
+    def environment(self) -> dict[str, str]:
+        """The environment variables that the process gets."""
+        passed = {
+            name: value
+            for name, value in os.environ.items()
+            if name in _PASSED or name.startswith(_PASSED_PREFIXES)
+        }
+        threads = {name: str(self.threads) for name in _THREADS if name not in passed}
+        return {**passed, **threads, "PYTHONUNBUFFERED": "1"}

@@ -1,0 +1,106 @@
+"""Files without a name that two processes have mapped: one writes, the other reads.
+
+They are gone with the last process that has them open, however it ends.
+"""
+
+import array
+import fcntl
+import mmap
+import os
+import socket
+import sys
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from headrace.workers.elements import Array, Buffer
+from headrace.workers.frames import BrokenFrame
+
+_AT_ONCE = 1000  # buffers that one system call takes
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+_GRAIN = 1 << 20  # bytes; files grow by multiples of it
+_KEPT = 64 << 20  # bytes up to which a file is kept for the next batch
+
+
+def descriptors(control: Iterable[tuple[int, int, bytes]]) -> list[int]:
+    """The open files that came along with a message."""
+    found: list[int] = []
+    for level, kind, payload in control:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            found += array.array("i", payload[: len(payload) // 4 * 4])
+    return found
+
+
+class OutFile:
+    """The file that this end writes. It is replaced when it is too small, or still referred to."""
+
+    def __init__(self) -> None:
+        self._descriptor = -1
+        self._size = 0
+        self.retired = False  # the other end still refers to what is in it
+
+    def write(self, pieces: Sequence[Buffer], size: int) -> int:
+        """Write `pieces`, `size` bytes; the descriptor of the file if it is a new one, else -1."""
+        new = self._descriptor < 0 or self.retired or size > self._size
+        if not new and self._size > _KEPT and size <= _KEPT:
+            new = True  # what one large batch took is given back
+        if new:
+            self.close()
+            room = -(-size // _GRAIN) * _GRAIN
+            self._descriptor = os.memfd_create(
+                "headrace-batch", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+            )
+            os.ftruncate(self._descriptor, room)
+            fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _SEALS)
+            self._size = room
+            self.retired = False
+        position = 0
+        waiting = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
+        while waiting:
+            written = os.pwritev(self._descriptor, waiting[:_AT_ONCE], position)
+            position += written
+            done = 0
+            while done < len(waiting) and written >= len(waiting[done]):
+                written -= len(waiting[done])
+                done += 1
+            waiting = waiting[done:]
+            if written:
+                waiting[0] = waiting[0][written:]
+        return self._descriptor if new else -1
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class InFile:
+    """The file that the other end writes, read-only."""
+
+    def __init__(self) -> None:
+        self._bytes: Array | None = None
+        self._idle = 0  # references to the bytes that are our own
+
+    def map(self, descriptor: int) -> None:
+        """Have a new file, and close its descriptor; raises `OSError` or `BrokenFrame`."""
+        try:
+            # Otherwise whoever writes it could make reading it fatal.
+            if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+                raise BrokenFrame("a file that may change its size")
+            size = os.fstat(descriptor).st_size
+            mapped = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ)
+        finally:
+            os.close(descriptor)
+        self._bytes = np.frombuffer(mapped, np.uint8)
+        self._idle = sys.getrefcount(self._bytes)
+
+    @property
+    def bytes(self) -> Array | None:
+        """All of it; arrays that are made of it keep it."""
+        return self._bytes
+
+    @property
+    def in_use(self) -> bool:
+        """Whether anything made of it is still referred to."""
+        return self._bytes is not None and sys.getrefcount(self._bytes) > self._idle

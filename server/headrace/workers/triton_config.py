@@ -1,0 +1,103 @@
+"""A model's configuration as Triton's Python models see it: a dictionary, and what fills it in."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+class ModelConfig:
+    """The configuration that `auto_complete_config` fills in."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._config = config
+
+    def as_dict(self) -> dict[str, Any]:
+        """The configuration as it is."""
+        return self._config
+
+    def set_max_batch_size(self, size: int) -> None:
+        """Allow batches; raises `ValueError` if the configuration allows larger ones already."""
+        known = self._config.get("max_batch_size", 0)
+        if known > size:
+            raise ValueError(
+                f"configuration specified max_batch_size {known}, but in the model"
+                f" max_batch_size is {size}"
+            )
+        self._config["max_batch_size"] = size
+
+    def set_dynamic_batching(self) -> None:
+        """Ask for batching; raises `ValueError` if another scheduler is configured."""
+        for scheduler in ("sequence_batching", "ensemble_scheduling"):
+            if scheduler in self._config:
+                raise ValueError(
+                    f"configuration specified scheduling_choice as '{scheduler}', but in the model"
+                    " it is 'dynamic_batching'"
+                )
+        self._config.setdefault("dynamic_batching", {})
+
+    def add_input(self, tensor: dict[str, Any]) -> None:
+        """Declare an input: `name`, `data_type`, `dims`, and `optional`; raises `ValueError`."""
+        self._add("input", tensor, {"name", "data_type", "dims", "optional"})
+
+    def add_output(self, tensor: dict[str, Any]) -> None:
+        """Declare an output: `name`, `data_type`, `dims`; raises `ValueError`."""
+        self._add("output", tensor, {"name", "data_type", "dims"})
+
+    def set_model_transaction_policy(self, policy: dict[str, Any]) -> None:
+        """Say whether the model is decoupled; raises `ValueError`."""
+        if unknown := set(policy) - {"decoupled"}:
+            raise ValueError(
+                f"model transaction policy contains property other than 'decoupled': {unknown}"
+            )
+        if "decoupled" not in policy:
+            raise ValueError("model transaction policy has no property 'decoupled'")
+        known = self._config.get("model_transaction_policy", {})
+        if known.get("decoupled", policy["decoupled"]) != policy["decoupled"]:
+            raise ValueError("trying to change decoupled property in auto-complete-config")
+        self._config["model_transaction_policy"] = dict(policy)
+
+    def _add(self, kind: str, tensor: dict[str, Any], properties: set[str]) -> None:
+        if unknown := set(tensor) - properties:
+            raise ValueError(
+                f"{kind} '{tensor.get('name', '')}' in auto-complete-config function contains"
+                f" property other than {', '.join(sorted(properties))}: {', '.join(unknown)}"
+            )
+        for wanted in ("name", "data_type", "dims"):
+            if wanted not in tensor:
+                raise ValueError(
+                    f"{kind} in auto-complete-config function has no '{wanted}' property"
+                )
+        known = self._config.setdefault(kind, [])
+        for other in known:
+            if other.get("name") != tensor["name"]:
+                continue
+            for field in ("data_type", "dims"):
+                if other.get(field) not in (None, "TYPE_INVALID", [], tensor[field]):
+                    raise ValueError(
+                        f"unable to load model, configuration expects {field} {other[field]} for"
+                        f" {kind} '{tensor['name']}', model provides {tensor[field]}"
+                    )
+            other.update(tensor)
+            return
+        known.append(dict(tensor))
+
+
+def get_input_config_by_name(config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """What a configuration says of an input; None if nothing."""
+    return _by_name(config.get("input", ()), name)
+
+
+def get_output_config_by_name(config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """What a configuration says of an output; None if nothing."""
+    return _by_name(config.get("output", ()), name)
+
+
+def using_decoupled_model_transaction_policy(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration says that the model is decoupled."""
+    return bool(config.get("model_transaction_policy", {}).get("decoupled", False))
+
+
+def _by_name(tensors: Iterable[dict[str, Any]], name: str) -> dict[str, Any] | None:
+    for tensor in tensors:
+        if tensor.get("name") == name:
+            return tensor
+    return None

@@ -1,0 +1,271 @@
+"""Python models in worker processes, over every transport: the same protocol, the same answers."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.core.datatypes import NUMPY, Datatype
+from headrace.core.errors import (
+    AlreadyExists,
+    ExecutionFailed,
+    InvalidRequest,
+    NotFound,
+    ServerError,
+    Unavailable,
+    Unknown,
+    Unsupported,
+)
+from headrace.wire.status import STATUS
+from tests.contract.conftest import CLIENTS
+from tests.models.python_models import ADD_SUB, IDENTITY, tensors, write_python_model
+from tests.support.client import Client, strings
+from tests.support.server_process import ServerProcess
+
+_TYPES = [datatype for datatype in Datatype if datatype is not Datatype.BF16]
+
+COMPLETED = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+
+    class TritonPythonModel:
+        @staticmethod
+        def auto_complete_config(config):
+            config.set_max_batch_size(4)
+            config.set_dynamic_batching()
+            config.add_input({"name": "X", "data_type": "TYPE_FP32", "dims": [-1]})
+            config.add_output({"name": "SUM", "data_type": "TYPE_FP32", "dims": [1]})
+            return config
+
+        def execute(self, requests):
+            return [
+                pb_utils.InferenceResponse([
+                    pb_utils.Tensor("SUM", r.inputs()[0].as_numpy().sum(1, keepdims=True))
+                ])
+                for r in requests
+            ]
+"""
+
+# It says what it has got, as JSON; the order of STEPS decides what goes wrong.
+TELLING = """
+    import json
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            self.args = args
+            config = json.loads(args["model_config"])
+            assert pb_utils.get_input_config_by_name(config, "STEP")["data_type"] == "TYPE_STRING"
+            assert not pb_utils.using_decoupled_model_transaction_policy(config)
+
+        def execute(self, requests):
+            return [self.answer(request, len(requests)) for request in requests]
+
+        def answer(self, request, count):
+            step = pb_utils.get_input_tensor_by_name(request, "STEP").as_numpy()[0, 0].decode()
+            if step.startswith("code "):
+                error = pb_utils.TritonError("as asked", getattr(pb_utils.TritonError, step[5:]))
+                return pb_utils.InferenceResponse(error=error)
+            if step == "raise":
+                raise ValueError("a line\\nand another")
+            if step == "nothing":
+                return None
+            if step == "rows":
+                return pb_utils.InferenceResponse(
+                    [pb_utils.Tensor("TOLD", np.array([[b"a"], [b"b"], [b"c"]], object))]
+                )
+            if step == "type":
+                return pb_utils.InferenceResponse(
+                    [pb_utils.Tensor("TOLD", np.zeros((1, 1), np.float32))]
+                )
+            told = {
+                "id": request.request_id(), "parameters": json.loads(request.parameters()),
+                "outputs": request.requested_output_names(), "timeout": request.timeout(),
+                "count": count, "args": self.args if step == "args" else None,
+            }
+            return pb_utils.InferenceResponse(
+                [pb_utils.Tensor("TOLD", np.array([[json.dumps(told)]], object)),
+                 pb_utils.Tensor("MORE", np.zeros((1, 2), np.int8))],
+                parameters={"seen": 1, "really": True, "name": "x"} if step == "tell" else None,
+            )
+"""
+
+
+@pytest.fixture(scope="module")
+def python_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server of Python models."""
+    root = tmp_path_factory.mktemp("python")
+    names = ("INPUT0", "INPUT1"), ("OUTPUT0", "OUTPUT1")
+    both = [(name, "INT32", "16") for name in names[0]], [(n, "INT32", "16") for n in names[1]]
+    config = "max_batch_size: 8\n" + tensors("input", *both[0]) + tensors("output", *both[1])
+    write_python_model(root, "py_simple", ADD_SUB, config)
+    for datatype in _TYPES:
+        kind = "STRING" if datatype is Datatype.BYTES else datatype.value
+        config = tensors("input", ("INPUT0", kind, "-1"))
+        config += tensors("output", ("OUTPUT0", kind, "-1"))
+        write_python_model(root, f"py_{datatype}", IDENTITY, "max_batch_size: 8\n" + config)
+    config = tensors("input", ("INPUT0", "FP32", "-1, -1"))
+    config += tensors("output", ("OUTPUT0", "FP32", "-1, -1"))
+    write_python_model(root, "py_unbatched", IDENTITY, config)
+    write_python_model(root, "py_completed", COMPLETED)
+    config = "max_batch_size: 8\n" + tensors("input", ("STEP", "STRING", "1"))
+    config += tensors("output", ("TOLD", "STRING", "1"), ("MORE", "INT8", "2"))
+    write_python_model(root, "py_telling", TELLING, config)
+    with ServerProcess(root) as process:
+        yield process
+        assert process.stop() == 0
+        assert "bug " not in process.log
+
+
+@pytest.fixture(scope="module", params=CLIENTS)
+def python(request: pytest.FixtureRequest, python_server: ServerProcess) -> Iterator[Client]:
+    """That server through each transport and form of tensors."""
+    with CLIENTS[request.param](python_server) as client:
+        yield client
+
+
+def tell(client: Client, step: str = "", **options: object) -> dict[str, object]:
+    """What the model `py_telling` says of a request."""
+    inputs = {"STEP": strings([step.encode()], [1, 1])}
+    answer = client.infer("py_telling", inputs, **options)  # type: ignore[arg-type]
+    told: dict[str, object] = json.loads(answer["TOLD"][0, 0])
+    return told
+
+
+def test_a_model_for_triton(python: Client) -> None:
+    left = np.arange(32, dtype=np.int32).reshape(2, 16)
+    answer = python.infer("py_simple", {"INPUT0": left, "INPUT1": left * 3})
+    np.testing.assert_array_equal(answer["OUTPUT0"], left * 4)
+    np.testing.assert_array_equal(answer["OUTPUT1"], left * -2)
+
+
+@pytest.mark.parametrize("datatype", _TYPES)
+@pytest.mark.parametrize("shape", [(2, 3), (1, 0), (3, 1), (2, 50_000)])
+def test_every_datatype(python: Client, datatype: Datatype, shape: tuple[int, int]) -> None:
+    if not python.carries(datatype):
+        pytest.skip("this form does not carry it")
+    if datatype is Datatype.BYTES:
+        count = shape[0] * shape[1]
+        values = strings([b"%d \xc3\xa4" % n for n in range(count)], list(shape))
+    else:
+        random = np.random.default_rng(5)
+        values = random.integers(0, 2, shape).astype(NUMPY[datatype])
+    answer = python.infer(f"py_{datatype}", {"INPUT0": values})
+    assert answer.datatypes == {"OUTPUT0": datatype.value}
+    assert answer["OUTPUT0"].shape == shape
+    assert answer["OUTPUT0"].tolist() == values.tolist()
+
+
+def test_a_model_without_batches(python: Client) -> None:
+    for shape in ((2, 3), (1, 1), (7, 11)):
+        values = np.random.default_rng(3).random(shape, np.float32)
+        answer = python.infer("py_unbatched", {"INPUT0": values})
+        np.testing.assert_array_equal(answer["OUTPUT0"], values)
+
+
+def test_a_model_that_completes_its_configuration(python: Client) -> None:
+    answer = python.infer("py_completed", {"X": np.array([[1, 2, 3.5]], np.float32)})
+    assert answer["SUM"].tolist() == [[6.5]]
+    with pytest.raises(InvalidRequest, match="batch-size must be <= 4"):
+        python.infer("py_completed", {"X": np.zeros((5, 1), np.float32)})
+
+
+def test_what_a_model_sees_of_a_request(python: Client) -> None:
+    told = tell(python, id="seven", parameters={"own": "x", "timeout": 5_000_000})
+    assert told == {
+        "id": "seven", "parameters": {"own": "x"}, "outputs": ["TOLD", "MORE"],
+        "timeout": 5_000_000, "count": 1, "args": None,
+    }  # fmt: skip
+    assert tell(python, outputs=["TOLD"])["outputs"] == ["TOLD"]
+
+
+def test_what_a_model_is_started_with(python: Client) -> None:
+    args = tell(python, "args")["args"]
+    assert isinstance(args, dict)
+    assert all(isinstance(value, str) for value in args.values())
+    assert args["model_name"] == "py_telling"
+    assert args["model_version"] == "1"
+    assert args["model_instance_kind"] == "CPU"
+    assert Path(args["model_repository"]).name == "py_telling"
+    assert json.loads(args["model_config"])["max_batch_size"] == 8
+
+
+def test_parameters_of_a_response(python: Client) -> None:
+    answer = python.infer("py_telling", {"STEP": strings([b"tell"], [1, 1])})
+    assert answer.parameters == {"seen": 1, "really": True, "name": "x"}
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("UNKNOWN", Unknown),
+        ("INTERNAL", ExecutionFailed),
+        ("NOT_FOUND", NotFound),
+        ("INVALID_ARG", InvalidRequest),
+        ("UNAVAILABLE", Unavailable),
+        ("UNSUPPORTED", Unsupported),
+        ("ALREADY_EXISTS", AlreadyExists),
+    ],
+)
+def test_errors_by_code(python: Client, code: str, error: type[ServerError]) -> None:
+    with pytest.raises(ServerError, match="as asked") as raised:
+        tell(python, f"code {code}")
+    # Over HTTP several kinds have one status.
+    found, wanted = STATUS[type(raised.value)], STATUS[error]
+    assert found.grpc == wanted.grpc or (found.http, wanted.http) == (400, 400)
+
+
+@pytest.mark.parametrize(
+    ("step", "says"),
+    [
+        ("raise", r"message: ValueError: a line and another"),
+        ("nothing", "Expected an 'InferenceResponse' object .* found type 'NoneType'"),
+        ("rows", r"shape \[3,1\] for a batch of 1 rows"),
+        ("type", "'TOLD' as float32, its configuration says BYTES"),
+    ],
+)
+def test_a_model_that_does_wrong(python: Client, step: str, says: str) -> None:
+    with pytest.raises(ExecutionFailed, match=says):
+        tell(python, step)
+    assert tell(python)["count"] == 1
+
+
+def test_a_traceback_is_in_the_log(python_server: ServerProcess, python: Client) -> None:
+    with pytest.raises(ExecutionFailed):
+        tell(python, "raise")
+    assert "in answer" in python_server.log
+    assert "py_telling/1/model.py" in python_server.log
+
+
+def test_the_innocent_are_not_punished(python: Client) -> None:
+    def ask(number: int) -> str:
+        step = "raise" if number % 8 == 3 else "code NOT_FOUND" if number % 8 == 5 else ""
+        try:
+            return str(tell(python, step, id=str(number))["id"])
+        except ExecutionFailed:
+            return "raised"
+        except NotFound:
+            return "not found"
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(ask, range(160)))
+    assert answers == [
+        {3: "raised", 5: "not found"}.get(number % 8, str(number)) for number in range(160)
+    ]
+
+
+def test_each_caller_gets_its_own_rows(python: Client) -> None:
+    def ask(number: int) -> bool:
+        rows = 1 + number % 3
+        left = np.full((rows, 16), number, np.int32)
+        answer = python.infer("py_simple", {"INPUT0": left, "INPUT1": left})
+        return bool((answer["OUTPUT0"] == 2 * number).all()) and len(answer["OUTPUT0"]) == rows
+
+    with ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(ask, range(300)))

@@ -1,0 +1,319 @@
+"""Python models that die, hang, lie and leak: who notices, and who does not."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from headrace.core.datatypes import Datatype
+from tests.models.onnx_graphs import add_sub, write_model
+from tests.models.python_models import tensors, write_python_model
+from tests.support.server_process import ServerProcess
+from tests.support.watching import until
+
+# What COMMAND says is done; anything else is given back.
+OBEDIENT = """
+    import ctypes, json, os, signal, sys, threading, time
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [self.answer(request) for request in requests]
+
+        def answer(self, request):
+            [command] = request.inputs()[0].as_numpy().ravel().tolist()
+            word, _, rest = command.decode().partition(" ")
+            if word == "exit":
+                os._exit(int(rest))
+            elif word == "segfault":
+                ctypes.string_at(0)
+            elif word == "hang":
+                while True:
+                    pass
+            elif word == "sleep":
+                open(rest, "w").close()
+                time.sleep(600)
+            elif word == "nonsense":
+                os.write(int(sys.argv[1]), b"\\xff" * 4096)
+                time.sleep(600)
+            elif word == "sysexit":
+                sys.exit(1)
+            elif word == "print":
+                print("x" * int(rest))
+            elif word == "environment":
+                command = json.dumps(dict(os.environ)).encode()
+            elif word == "pid":
+                command = str(os.getpid()).encode()
+            elif word == "files":
+                command = str(len(os.listdir("/proc/self/fd"))).encode()
+            output = pb_utils.Tensor("OUTPUT", np.array([[command]], object))
+            return pb_utils.InferenceResponse([output])
+"""
+
+BROKEN = {
+    "no_class": "x = 1",
+    "syntax": "def f(:",
+    "missing_module": "import no_such_module",
+    "raises_at_import": "raise RuntimeError('at import')",
+    "exits_at_import": "import os; os._exit(7)",
+    "raises_at_start": """
+        class TritonPythonModel:
+            def initialize(self, args):
+                raise KeyError("at start")
+            def execute(self, requests): ...
+    """,
+    "no_execute": "class TritonPythonModel: ...",
+}
+_SAYS = {
+    "no_class": "has no class TritonPythonModel",
+    "syntax": "SyntaxError",
+    "missing_module": "No module named 'no_such_module'",
+    "raises_at_import": "RuntimeError: at import",
+    "exits_at_import": "ended with status 7",
+    "raises_at_start": "KeyError: 'at start'",
+    "no_execute": "has no method execute",
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An obedient model with one instance and one with two, and a neighbour in ONNX."""
+    root = tmp_path_factory.mktemp("workers")
+    config = "max_batch_size: 1\n" + tensors("input", ("COMMAND", "STRING", "1"))
+    config += tensors("output", ("OUTPUT", "STRING", "1"))
+    write_python_model(root, "one", OBEDIENT, config)
+    write_python_model(root, "two", OBEDIENT, config + "instance_group { count: 2 }\n")
+    limit = 'parameters { key: "execution_limit_secs" value { string_value: "0.3" } }\n'
+    write_python_model(root, "limited", OBEDIENT, config + limit)
+    write_model(root, "neighbour", add_sub(Datatype.INT32, 16), "max_batch_size: 8")
+    return root
+
+
+@pytest.fixture
+def server(models: Path) -> Iterator[ServerProcess]:
+    """A server of its own for every test: they leave dead workers behind."""
+    with ServerProcess(
+        models, options=["--exit-timeout-secs=5"], environment={"DATABASE_PASSWORD": "x"}
+    ) as process:
+        yield process
+        assert "bug " not in process.log, process.log
+        assert "Traceback" not in process.log, process.log
+
+
+@pytest.fixture(scope="module", autouse=True)
+def client() -> Iterator[None]:
+    """What every test asks with."""
+    with httpx.Client(verify=False, timeout=30) as _asked.client:
+        yield
+
+
+class _Asked:
+    client: httpx.Client
+
+
+_asked = _Asked()
+
+
+def ask(server: ServerProcess, command: str, model: str = "one") -> httpx.Response:
+    """One request."""
+    body = {
+        "inputs": [{"name": "COMMAND", "shape": [1, 1], "datatype": "BYTES", "data": [command]}]
+    }
+    return _asked.client.post(f"{server.url}/v2/models/{model}/infer", json=body)
+
+
+def answer(server: ServerProcess, command: str, model: str = "one") -> str:
+    """What the model has answered."""
+    response = ask(server, command, model)
+    assert response.status_code == 200, response.text
+    return str(response.json()["outputs"][0]["data"][0])
+
+
+def neighbour(server: ServerProcess) -> int:
+    """The status of a request to another model."""
+    row = {"shape": [1, 16], "datatype": "INT32", "data": list(range(16))}
+    body = {"inputs": [{"name": "INPUT0", **row}, {"name": "INPUT1", **row}]}
+    return _asked.client.post(f"{server.url}/v2/models/neighbour/infer", json=body).status_code
+
+
+def ready(server: ServerProcess, path: str = "health") -> bool:
+    """Whether the server, or a model, says that it is."""
+    return _asked.client.get(f"{server.url}/v2/{path}/ready").status_code == 200
+
+
+def eventually(look: Callable[[], object]) -> None:
+    """Wait until something is true."""
+
+    async def looked() -> object:
+        return look()
+
+    asyncio.run(until(looked, bool))
+
+
+def workers(server: ServerProcess) -> list[psutil.Process]:
+    """All worker processes of a server."""
+    return psutil.Process(server.pid).children(recursive=True)
+
+
+@pytest.mark.parametrize(
+    ("command", "how"),
+    [
+        ("exit 0", "ended with status 0"),
+        ("exit 3", "ended with status 3"),
+        ("segfault", "was ended by SIGSEGV"),
+        ("nonsense", "was ended by SIGKILL"),
+        ("sysexit", "ended with status 1"),
+    ],
+)
+def test_a_worker_that_ends(server: ServerProcess, command: str, how: str) -> None:
+    before = answer(server, "pid")
+    response = ask(server, command)
+    assert response.status_code == 500
+    assert response.json()["error"] == (
+        f"the worker process of model 'one' {how} while it executed the request"
+    )
+    assert neighbour(server) == 200
+    assert answer(server, "pid") != before
+    assert ready(server)
+    assert ready(server, "models/one")
+
+
+def test_an_idle_worker_is_killed(server: ServerProcess) -> None:
+    pid = int(answer(server, "pid"))
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: f"worker {pid} of one_0 was ended by SIGKILL" in server.log)
+    assert answer(server, "pid") != str(pid)
+
+
+def test_what_was_not_begun_goes_to_the_next_worker(server: ServerProcess, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    for n in range(30):  # its batches are short, so that the worker is given the next one early
+        answer(server, str(n))
+    pid = int(answer(server, "pid"))
+    with ThreadPoolExecutor(8) as pool:
+        first = pool.submit(ask, server, f"sleep {begun}")
+        eventually(begun.exists)
+        others = [pool.submit(ask, server, f"number {n}") for n in range(6)]
+        assert neighbour(server) == 200
+        os.kill(pid, signal.SIGKILL)
+        assert first.result().status_code == 500
+        for n, other in enumerate(others):
+            assert other.result().json()["outputs"][0]["data"] == [f"number {n}"]
+
+
+def test_a_sibling_goes_on(server: ServerProcess, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(ask, server, f"sleep {begun}", "two")
+        eventually(begun.exists)
+        stopped = {int(answer(server, "pid", "two")) for _ in range(8)}
+        assert len(stopped) == 1  # the other one
+        for process in workers(server):
+            if process.pid in stopped:
+                process.send_signal(signal.SIGKILL)
+        eventually(lambda: server.log.count("was ended by SIGKILL"))
+        assert answer(server, "a", "two") == "a"
+        for process in workers(server):
+            process.kill()
+        assert first.result().status_code == 500
+
+
+def test_a_batch_that_takes_too_long(server: ServerProcess) -> None:
+    response = ask(server, "hang", "limited")
+    assert response.status_code == 500
+    assert "was ended by SIGKILL" in response.text
+    assert "has taken longer than 0.3 s" in server.log
+    assert answer(server, "again", "limited") == "again"
+
+
+def test_a_worker_that_dies_again_and_again(server: ServerProcess) -> None:
+    for _ in range(5):
+        assert ask(server, "exit 9").status_code == 500
+    eventually(lambda: not ready(server, "models/one"))
+    assert not ready(server)
+    response = ask(server, "anything")
+    assert response.status_code == 503
+    assert "end again and again" in response.json()["error"]
+    assert neighbour(server) == 200
+    assert ready(server, "models/neighbour")
+
+
+def test_workers_end_with_the_server(server: ServerProcess) -> None:
+    found = workers(server)
+    assert len(found) == 4
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(ask, server, "hang")
+        os.kill(server.pid, signal.SIGKILL)
+        psutil.wait_procs(found, timeout=10)
+    assert not any(process.is_running() for process in found)
+
+
+def test_a_shutdown_leaves_nothing(server: ServerProcess) -> None:
+    found = workers(server)
+    assert server.stop() == 0
+    assert not any(process.is_running() for process in found)
+
+
+def test_what_a_model_prints_is_in_the_log(server: ServerProcess) -> None:
+    answer(server, "print 100000")
+    eventually(lambda: server.log.count("x" * 1000) >= 1)
+    assert f"{'x' * 100}" in server.log
+
+
+def test_what_a_worker_has_of_its_server(server: ServerProcess) -> None:
+    assert "DATABASE_PASSWORD" not in answer(server, "environment")
+    assert int(answer(server, "files")) < 12
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_model_that_cannot_be_loaded(name: str, models: Path, tmp_path: Path) -> None:
+    config = tensors("input", ("COMMAND", "STRING", "1")) + tensors("output", ("O", "STRING", "1"))
+    write_python_model(tmp_path, name, BROKEN[name], config)
+    with ServerProcess(models, tmp_path, options=["--exit-on-error=false"]) as server:
+        index = _asked.client.post(f"{server.url}/v2/repository/index").json()
+        [found] = [entry for entry in index if entry["name"] == name]
+        assert found["state"] == "UNAVAILABLE"
+        assert _SAYS[name] in found["reason"]
+        assert neighbour(server) == 200
+        assert len(workers(server)) == 4
+
+
+@pytest.mark.slow
+def test_two_hundred_kills_lose_only_what_was_begun(server: ServerProcess) -> None:
+    """Each kill costs at most the request that the worker had; everything else is answered."""
+    done = False
+
+    def load(number: int) -> tuple[int, int]:
+        good = bad = 0
+        while not done:
+            response = ask(server, f"number {number}", "two")
+            if response.status_code == 200:
+                assert response.json()["outputs"][0]["data"] == [f"number {number}"]
+                good += 1
+            else:
+                assert "was ended by SIGKILL while it executed" in response.text, response.text
+                bad += 1
+        return good, bad
+
+    def killed(times: int) -> bool:
+        return server.log.count("was ended by SIGKILL\n") >= times
+
+    with ThreadPoolExecutor(8) as pool:
+        callers = [pool.submit(load, number) for number in range(8)]
+        for kills in range(1, 201):
+            os.kill(int(answer(server, "pid", "two")), signal.SIGKILL)
+            eventually(partial(killed, kills))
+            eventually(partial(ready, server, "models/two"))
+        done = True
+        results = [caller.result() for caller in callers]
+    assert sum(good for good, _ in results) > 200
+    assert sum(bad for _, bad in results) <= 200

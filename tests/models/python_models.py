@@ -1,0 +1,52 @@
+"""Python models for the tests, as the text of their files."""
+
+from pathlib import Path
+from textwrap import dedent
+
+ADD_SUB = """
+    import triton_python_backend_utils as pb_utils
+
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            responses = []
+            for request in requests:
+                left, right = [tensor.as_numpy() for tensor in request.inputs()]
+                responses.append(pb_utils.InferenceResponse([
+                    pb_utils.Tensor("OUTPUT0", left + right),
+                    pb_utils.Tensor("OUTPUT1", left - right),
+                ]))
+            return responses
+"""
+
+# It gives back what it gets, of whatever type and shape.
+IDENTITY = """
+    import triton_python_backend_utils as pb_utils
+
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [
+                pb_utils.InferenceResponse(
+                    [pb_utils.Tensor("OUTPUT0", request.inputs()[0].as_numpy())]
+                )
+                for request in requests
+            ]
+"""
+
+
+def write_python_model(root: Path, name: str, source: str, config: str = "") -> None:
+    """A model with one version."""
+    folder = root / name / "1"
+    folder.mkdir(parents=True)
+    (folder / "model.py").write_text(dedent(source))
+    if config:
+        (root / name / "config.pbtxt").write_text(f'backend: "python"\n{config}')
+
+
+def tensors(kind: str, *declared: tuple[str, str, str]) -> str:
+    """Inputs or outputs, by name, type and dims, as a configuration declares them."""
+    return "".join(
+        f'{kind} {{ name: "{name}" data_type: TYPE_{datatype} dims: [ {dims} ] }}\n'
+        for name, datatype, dims in declared
+    )

@@ -1,0 +1,94 @@
+"""Frames between the server and a worker: there and back, and what is no frame."""
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.workers.frames import (
+    ALIGNMENT,
+    HEADER_SIZE,
+    IN_FILE,
+    INLINE,
+    BatchMeta,
+    BrokenFrame,
+    FrameReader,
+    Kind,
+    frame,
+    lay_out,
+    offsets,
+    pack_batch,
+    pack_header,
+    pack_result,
+    unpack_batch,
+    unpack_result,
+)
+
+requests = st.lists(st.tuples(st.integers(0, 2**32 - 1), st.text(max_size=20)), min_size=1)
+
+
+@given(st.integers(0, 2**32 - 1), requests, st.binary(), st.lists(st.integers(0, 2**64 - 1)))
+def test_a_batch(form: int, given: list[tuple[int, str]], extras: bytes, sizes: list[int]) -> None:
+    rows, ids = [row for row, _ in given], [id for _, id in given]
+    meta = BatchMeta(form, rows, ids, extras, sizes)
+    assert unpack_batch(pack_batch(meta)) == meta
+
+
+@given(st.binary(max_size=200))
+def test_what_is_no_batch(data: bytes) -> None:
+    with suppress(BrokenFrame):
+        unpack_batch(data)
+
+
+@given(st.integers(0, 2**32 - 1), st.lists(st.integers(0, 2**64 - 1)))
+def test_a_result(form: int, sizes: list[int]) -> None:
+    assert unpack_result(pack_result(form, 5, 2**63, sizes)) == (form, 5, 2**63, sizes)
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * 19, b"x" * 27])
+def test_what_is_no_result(data: bytes) -> None:
+    with pytest.raises(BrokenFrame):
+        unpack_result(data)
+
+
+@given(st.lists(st.lists(st.binary(max_size=200))))
+def test_blocks(blocks: list[list[bytes]]) -> None:
+    sizes, pieces, total = lay_out(blocks)
+    data = b"".join(bytes(piece) for piece in pieces)
+    assert len(data) == total
+    starts = offsets(sizes, total)
+    assert all(start % ALIGNMENT == 0 for start in starts)
+    found = [data[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+    assert found == [b"".join(block) for block in blocks]
+
+
+def test_blocks_that_do_not_fill_their_data() -> None:
+    with pytest.raises(BrokenFrame, match="10 bytes for blocks of 9"):
+        offsets([9], 10)
+
+
+@given(st.lists(st.binary(max_size=300), min_size=1), st.lists(st.integers(1, 50)))
+def test_frames_that_come_in_pieces(metas: list[bytes], cuts: list[int]) -> None:
+    stream = b"".join(frame(Kind.LOG, meta, slot) for slot, meta in enumerate(metas))
+    reader = FrameReader()
+    found = []
+    position = 0
+    for cut in [*cuts, len(stream)]:
+        found += reader.feed(stream[position : position + cut])
+        position += cut
+    assert [(header.slot, meta) for header, meta, _ in found] == list(enumerate(metas))
+
+
+@given(st.binary(max_size=200))
+def test_what_is_no_frame(data: bytes) -> None:
+    with suppress(BrokenFrame):
+        FrameReader().feed(data)
+
+
+def test_data_that_should_be_in_a_file() -> None:
+    with pytest.raises(BrokenFrame):
+        FrameReader().feed(pack_header(Kind.RESULT, 0, 0, 0, INLINE + 1))
+    [(header, meta, data)] = FrameReader().feed(pack_header(Kind.RESULT, IN_FILE, 1, 0, 1 << 40))
+    assert (header.data, meta, data) == (1 << 40, b"", b"")
+    assert HEADER_SIZE < 64

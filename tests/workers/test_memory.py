@@ -1,0 +1,92 @@
+"""Files that are written and mapped again and again, but never under somebody's hands."""
+
+import fcntl
+import os
+
+import numpy as np
+import pytest
+
+from headrace.workers.frames import BrokenFrame
+from headrace.workers.memory import InFile, OutFile
+
+
+def sent(out: OutFile, file: InFile, *pieces: bytes) -> bool:
+    """Write, and map if the file is a new one; whether it is."""
+    descriptor = out.write(pieces, sum(map(len, pieces)))
+    if descriptor >= 0:
+        file.map(os.dup(descriptor))
+    return descriptor >= 0
+
+
+def content(file: InFile, size: int) -> bytes:
+    assert file.bytes is not None
+    return file.bytes[:size].tobytes()
+
+
+def test_a_file_is_used_again() -> None:
+    out, file = OutFile(), InFile()
+    assert sent(out, file, b"first", b"", b" one")
+    assert content(file, 9) == b"first one"
+    assert not sent(out, file, b"second")
+    assert content(file, 6) == b"second"
+    assert sent(out, file, bytes(3 << 20), b"end")  # it was too small
+    assert content(file, (3 << 20) + 3).endswith(b"\0end")
+    out.close()
+
+
+def test_many_pieces() -> None:
+    out, file = OutFile(), InFile()
+    pieces = [b"%d," % n for n in range(5000)]
+    sent(out, file, *pieces)
+    assert content(file, sum(map(len, pieces))) == b"".join(pieces)
+    out.close()
+
+
+def test_what_is_referred_to_is_seen() -> None:
+    out, file = OutFile(), InFile()
+    sent(out, file, b"12345678" * 100)
+    assert file.bytes is not None
+    unused = not file.in_use
+    assert unused
+    array = np.ndarray((2, 3), np.uint8, file.bytes.data, 8)
+    part = array[1:]
+    del array
+    used = file.in_use
+    assert used
+    with pytest.raises(ValueError, match="read-only"):
+        part[0, 0] = 1
+    del part
+    unused = not file.in_use
+    assert unused
+    out.close()
+
+
+def test_a_retired_file_stays_as_it_is() -> None:
+    out, file = OutFile(), InFile()
+    sent(out, file, b"kept")
+    assert file.bytes is not None
+    kept = file.bytes[:4]
+    out.retired = True
+    assert sent(out, file, b"new!")
+    assert kept.tobytes() == b"kept"
+    assert content(file, 4) == b"new!"
+    out.close()
+
+
+def test_a_large_file_is_given_back() -> None:
+    out, file = OutFile(), InFile()
+    sent(out, file, bytes(65 << 20))
+    assert sent(out, file, b"small")
+    assert file.bytes is not None
+    assert len(file.bytes) == 1 << 20
+    out.close()
+
+
+def test_a_file_that_may_shrink_is_refused() -> None:
+    descriptor = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, 4096)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
+    with pytest.raises(BrokenFrame, match="may change its size"):
+        InFile().map(descriptor)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
