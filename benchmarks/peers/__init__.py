@@ -12,6 +12,7 @@ from benchmarks.peers.bentoml.peer import PEER as BENTOML
 from benchmarks.peers.fastapi.peer import PEER as FASTAPI
 from benchmarks.peers.grpc_aio.peer import PEER as GRPC_AIO
 from benchmarks.peers.headrace.peer import PEER as HEADRACE
+from benchmarks.peers.headrace_python.peer import PEER as HEADRACE_PYTHON
 from benchmarks.peers.kserve.peer import PEER as KSERVE
 from benchmarks.peers.litserve.peer import PEER as LITSERVE
 from benchmarks.peers.mlserver.peer import PEER as MLSERVER
@@ -22,7 +23,7 @@ from benchmarks.scorecard.peer import Peer
 PEERS: Mapping[str, Peer] = {
     peer.name: peer
     for peer in (
-        HEADRACE, TRITON, BARE_ASGI, GRPC_AIO, FASTAPI,
+        HEADRACE, HEADRACE_PYTHON, TRITON, BARE_ASGI, GRPC_AIO, FASTAPI,
         MLSERVER, KSERVE, LITSERVE, BENTOML, RAY_SERVE,
     )
 }  # fmt: skip

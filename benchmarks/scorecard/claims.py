@@ -9,6 +9,7 @@ from benchmarks.scorecard.workloads import (
     BARE_ASGI,
     GRPC_AIO,
     HEADRACE,
+    HEADRACE_PYTHON,
     KSERVE,
     MLSERVER,
     ORT,
@@ -20,7 +21,7 @@ Results = Mapping[tuple[str, str], Sequence[Sample]]  # by workload and peer
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """`metric` of the server in `workload` is at least, or `at_most`, `required` times that of
+    """`metric` of our own server in `workload` is at least, or `at_most`, `required` times that of
     `than`: a peer in `other`, or in the same workload. Without a peer `required` is a value.
     """
 
@@ -31,6 +32,7 @@ class Claim:
     than: str = ""
     other: str = ""
     at_most: bool = False
+    ours: str = HEADRACE
 
     @property
     def reference(self) -> tuple[str, str]:
@@ -62,7 +64,7 @@ class Verdict:
 
 def judge(claim: Claim, results: Results) -> Verdict:
     """Compare repetition with repetition: those were measured next to one another."""
-    ours = results.get((claim.workload, HEADRACE), ())
+    ours = results.get((claim.workload, claim.ours), ())
     errors = sum(sample.failures for sample in ours)
     numbers = values(ours, claim.metric)
     if claim.than:
@@ -117,6 +119,26 @@ def _claims() -> list[Claim]:
             Claim(f"batching on, 16 concurrent, {protocol}", f"{short}-16", p50, 1.0,
                   HEADRACE, off, at_most=True),
         ]  # fmt: skip
+    return claims + _python_claims()
+
+
+def _python_claims() -> list[Claim]:
+    rate = Metric.THROUGHPUT
+    required = {
+        f"{short}-{n}": (2.0, f"MLP in Python, {protocol}, {n} concurrent")
+        for short, protocol in (("json", "HTTP JSON"), ("grpc", "gRPC"))
+        for n in (16, 64)
+    }
+    required["rows-64"] = (2.0, "MLP in Python, 64 rows a request")
+    for size, title in (("1m", "1 MB"), ("16m", "16 MB")):
+        required[f"binary-{size}"] = (1.3, f"identity in Python, {title}, HTTP binary")
+        required[f"grpc-{size}"] = (1.3, f"identity in Python, {title}, gRPC")
+    claims = [
+        Claim(subject, f"python-{name}", rate, least, TRITON, ours=HEADRACE_PYTHON)
+        for name, (least, subject) in required.items()
+    ]
+    subject = "MLP in Python, 64 rows a request, rows/s"
+    claims.append(Claim(subject, "python-rows-64", Metric.ROWS, 200_000.0, ours=HEADRACE_PYTHON))
     return claims
 
 

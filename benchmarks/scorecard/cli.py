@@ -19,7 +19,14 @@ from benchmarks.scorecard.plot import write_plots
 from benchmarks.scorecard.report import BEGIN, END, Header, as_json, as_markdown
 from benchmarks.scorecard.run import Plan, run
 from benchmarks.scorecard.sample import Metric, Sample
-from benchmarks.scorecard.workloads import GROUPS, ORT, Group, Workload
+from benchmarks.scorecard.workloads import (
+    GROUPS,
+    HEADRACE,
+    HEADRACE_PYTHON,
+    ORT,
+    Group,
+    Workload,
+)
 from benchmarks.server import split_cores
 
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -56,7 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _status(samples: dict[tuple[str, str], list[Sample]]) -> int:
     """1 if our own server made an error; those of others are in the tables."""
-    ours = [each for (_, peer), found in samples.items() if peer == "headrace" for each in found]
+    own = (HEADRACE, HEADRACE_PYTHON)
+    ours = [each for (_, peer), found in samples.items() if peer in own for each in found]
     for sample in ours:
         for text, times in sample.errors.items():
             print(f"headrace: {times} x {text}", file=sys.stderr)

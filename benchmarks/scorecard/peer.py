@@ -32,7 +32,8 @@ class Peer:
 
     `requirements` has the packages of its virtual environment; without one it runs in the
     project's own. `fetch` puts more than packages into place and says where the interpreter is.
-    `statistics` says that it answers `GET /v2/models/NAME/stats`.
+    `statistics` says that it answers `GET /v2/models/NAME/stats`. A `guest` takes part only in
+    workloads that name it.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Peer:
     statistics: bool = False
     write_models: Callable[[frozenset[str], Path], None] = write_onnx
     environment: Mapping[str, str] = field(default_factory=dict)
+    guest: bool = False
 
     def serves(self, model: str, protocol: str) -> bool:
         """Whether it can be asked for this model in this way."""

@@ -101,7 +101,7 @@ def _loads(
 
 
 def _takes_part(peer: Peer, workload: Workload) -> bool:
-    chosen = not workload.peers or peer.name in workload.peers
+    chosen = peer.name in workload.peers if workload.peers else not peer.guest
     return chosen and peer.serves(workload.model, workload.protocol)
 
 

@@ -6,13 +6,14 @@ nothing else, so that memory can be compared too.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from benchmarks.models import ECHO_1M, ECHO_16M, MLP, MLP_UNBATCHED, RESNET50
 from benchmarks.scorecard.peer import BINARY, GRPC, JSON
 
 HEADRACE, TRITON, BARE_ASGI, GRPC_AIO = "headrace", "triton", "bare_asgi", "grpc_aio"
+HEADRACE_PYTHON = "headrace_python"  # our own, with the models that Triton gets
 MLSERVER, KSERVE = "mlserver", "kserve"
 ORT = "ort"  # no server: the model alone, in a process of its own
 CONCURRENCY = (1, 16, 64)
@@ -123,6 +124,22 @@ def _large() -> list[Workload]:
     return group
 
 
+def _python() -> list[Workload]:
+    peers = (HEADRACE_PYTHON, TRITON)
+    group = [
+        Workload(f"python-{short}-{n}", "python", MLP, protocol, generator, n, peers=peers)
+        for n in CONCURRENCY
+        for short, protocol, generator in _CLOSED
+    ]
+    wrk = Generator.WRK
+    group.append(Workload("python-rows-64", "python", MLP, BINARY, wrk, 16, rows=64, peers=peers))
+    group += [
+        replace(workload, name=f"python-{workload.name}", group="python", peers=peers)
+        for workload in _large()
+    ]
+    return group
+
+
 def _cnn() -> list[Workload]:
     peers = (HEADRACE, ORT)
     return [
@@ -137,6 +154,7 @@ GROUPS: Mapping[str, Group] = {
         Group("mlp", "The MLP in closed loop", frozenset({MLP, MLP_UNBATCHED}), _mlp()),
         Group("open", "The MLP in open loop", frozenset({MLP}), _arrivals()),
         Group("large", "Large tensors", frozenset({ECHO_1M, ECHO_16M}), _large()),
+        Group("python", "Python models", frozenset({MLP, ECHO_1M, ECHO_16M}), _python()),
         Group("cnn", "A CNN of ResNet-50's size", frozenset({RESNET50}), _cnn()),
         Group(
             "idle", "Start and memory without load", frozenset({MLP, "simple", "echo_4k"}),

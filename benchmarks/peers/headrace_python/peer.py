@@ -1,0 +1,16 @@
+"""This project's server with the Python models that Triton gets, file by file."""
+
+from dataclasses import replace
+
+from benchmarks.models import ECHO_1M, ECHO_16M, MLP
+from benchmarks.peers.headrace.peer import PEER as HEADRACE
+from benchmarks.peers.triton.peer import PEER as TRITON
+
+PEER = replace(
+    HEADRACE,
+    name="headrace_python",
+    title="headrace, Python models",
+    models=frozenset({MLP, ECHO_1M, ECHO_16M}),
+    write_models=TRITON.write_models,
+    guest=True,
+)
