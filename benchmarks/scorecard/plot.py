@@ -40,7 +40,6 @@ class Lines:
 
     title: str
     x_title: str
-    y_title: str
     lines: Mapping[str, Sequence[tuple[float, float]]]
 
 
@@ -52,7 +51,7 @@ def write_plots(outcome: Outcome, folder: Path) -> None:
     ]
     (folder / THROUGHPUT_PLOT).write_text(bar_chart(bars), encoding="utf-8")
     lines = [
-        Lines(f"MLP, {title}, open loop", "requests sent per second", "p99 in ms", found)
+        Lines(f"MLP, {title}, open loop: p99 in ms", "requests sent per second", found)
         for title, protocol in (("HTTP JSON", JSON), ("gRPC", GRPC))
         if (found := _latencies(outcome, protocol))
     ]
@@ -139,7 +138,6 @@ def _plot(chart: Lines, top: float, height: float) -> Iterable[str]:
         yield f'<path class="grid" d="M{x:.1f} {upper:.1f}V{lower:.1f}"/>'
         yield _text(x, lower + 16, f"{value:g}", anchor="middle")
     yield _text((left + right) / 2, lower + 34, chart.x_title, anchor="middle")
-    yield _text(left, upper - 6, chart.y_title, anchor="middle")
     for number, (name, line) in enumerate(chart.lines.items()):
         colour = colour_of(name)
         path = "L".join(f"{x_axis.place(x):.1f} {y_axis.place(y):.1f}" for x, y in line)

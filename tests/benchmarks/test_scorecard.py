@@ -130,7 +130,7 @@ def test_bar_chart() -> None:
 
 def test_line_chart() -> None:
     lines = {"headrace": [(1000.0, 0.5), (10_000.0, 90.0)], "triton": [(1000.0, 2.0)]}
-    svg = line_chart([Lines("both", "x", "y", lines), Lines("empty", "x", "y", {})])
+    svg = line_chart([Lines("both", "x", lines), Lines("empty", "x", {})])
     found = texts(svg)
     assert {"both", "headrace", PEERS["triton"].title, "0.1", "100", "10000"} <= set(found)
 
