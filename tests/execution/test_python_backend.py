@@ -59,7 +59,8 @@ def test_a_model_is_completed_and_started(tmp_path: Path, caplog: pytest.LogCapt
     another.kill()
     worker.close()
     assert not alive(worker)
-    assert [r.getMessage() for r in caplog.records].count("started m") == 2
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [f"m worker {pid}: started m" for pid in (worker.process.pid, another.pid)]
 
 
 def test_a_configuration_that_says_otherwise(tmp_path: Path) -> None:

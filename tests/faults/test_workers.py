@@ -9,8 +9,11 @@ from functools import partial
 from pathlib import Path
 
 import httpx
+import numpy as np
 import psutil
 import pytest
+from tritonclient.grpc import InferenceServerClient, InferInput
+from tritonclient.utils import InferenceServerException
 
 from headrace.core.datatypes import Datatype
 from tests.models.onnx_graphs import add_sub, write_model
@@ -20,7 +23,7 @@ from tests.support.watching import until
 
 # What COMMAND says is done; anything else is given back.
 OBEDIENT = """
-    import ctypes, json, os, signal, sys, threading, time
+    import ctypes, json, os, struct, subprocess, sys, threading, time
     import numpy as np
     import triton_python_backend_utils as pb_utils
 
@@ -47,6 +50,27 @@ OBEDIENT = """
                 time.sleep(600)
             elif word == "sysexit":
                 sys.exit(1)
+            elif word == "deep":
+                depth = b"[" * 100_000
+                header = struct.pack("<BBHIQ", 21, 0, 0, len(depth), 0)
+                os.write(int(sys.argv[1]), header + depth)
+                time.sleep(600)
+            elif word == "flood":
+                while True:
+                    print("y" * 50)
+            elif word == "thread":
+                threading.Thread(target=time.sleep, args=(600,)).start()
+                sys.exit(1)
+            elif word == "child":
+                child = subprocess.Popen(["sleep", "600"])
+                command = str(child.pid).encode()
+            elif word == "surrogate":
+                command = "\\ud800"
+            elif word == "parameter":
+                output = pb_utils.Tensor("OUTPUT", np.array([[command]], object))
+                return pb_utils.InferenceResponse([output], parameters={"n": 2**int(rest)})
+            elif word == "raise":
+                raise ValueError("\\ud800 " + rest)
             elif word == "print":
                 print("x" * int(rest))
             elif word == "environment":
@@ -106,7 +130,6 @@ def server(models: Path) -> Iterator[ServerProcess]:
     ) as process:
         yield process
         assert "bug " not in process.log, process.log
-        assert "Traceback" not in process.log, process.log
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -172,6 +195,8 @@ def workers(server: ServerProcess) -> list[psutil.Process]:
         ("segfault", "was ended by SIGSEGV"),
         ("nonsense", "was ended by SIGKILL"),
         ("sysexit", "ended with status 1"),
+        ("thread", "ended with status 1"),
+        ("deep", "was ended by SIGKILL"),
     ],
 )
 def test_a_worker_that_ends(server: ServerProcess, command: str, how: str) -> None:
@@ -261,6 +286,34 @@ def test_a_shutdown_leaves_nothing(server: ServerProcess) -> None:
     found = workers(server)
     assert server.stop() == 0
     assert not any(process.is_running() for process in found)
+
+
+@pytest.mark.parametrize("command", ["surrogate", "parameter 70", "raise it"])
+def test_an_answer_that_cannot_be_sent(server: ServerProcess, command: str) -> None:
+    before = answer(server, "pid")
+    assert ask(server, command).status_code == 500
+    with InferenceServerClient(server.grpc) as client:
+        tensor = InferInput("COMMAND", [1, 1], "BYTES")
+        tensor.set_data_from_numpy(np.array([[command.encode()]], object))
+        with pytest.raises(InferenceServerException, match="INTERNAL"):
+            client.infer("one", [tensor])
+    assert answer(server, "pid") == before
+
+
+def test_a_model_that_prints_without_end(server: ServerProcess) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        flooding = pool.submit(ask, server, "flood", "one")
+        eventually(lambda: "lines were left out" in server.log)
+        assert neighbour(server) == 200
+        for process in workers(server):
+            process.kill()
+        assert flooding.result().status_code == 500
+
+
+def test_what_a_worker_has_started_ends_with_it(server: ServerProcess) -> None:
+    child = psutil.Process(int(answer(server, "child")))
+    ask(server, "exit 1")
+    eventually(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_what_a_model_prints_is_in_the_log(server: ServerProcess) -> None:

@@ -70,20 +70,28 @@ def test_blocks_that_do_not_fill_their_data() -> None:
 
 @given(st.lists(st.binary(max_size=300), min_size=1), st.lists(st.integers(1, 50)))
 def test_frames_that_come_in_pieces(metas: list[bytes], cuts: list[int]) -> None:
-    stream = b"".join(frame(Kind.LOG, meta, slot) for slot, meta in enumerate(metas))
+    stream = b"".join(frame(Kind.LOG, meta, slot % 2) for slot, meta in enumerate(metas))
     reader = FrameReader()
     found = []
     position = 0
     for cut in [*cuts, len(stream)]:
         found += reader.feed(stream[position : position + cut])
         position += cut
-    assert [(header.slot, meta) for header, meta, _ in found] == list(enumerate(metas))
+    wanted = [(slot % 2, meta) for slot, meta in enumerate(metas)]
+    assert [(header.slot, meta) for header, meta, _ in found] == wanted
 
 
 @given(st.binary(max_size=200))
 def test_what_is_no_frame(data: bytes) -> None:
     with suppress(BrokenFrame):
         FrameReader().feed(data)
+
+
+def test_limits_of_what_a_worker_may_send() -> None:
+    with pytest.raises(BrokenFrame):
+        FrameReader(100).feed(frame(Kind.LOG, bytes(101)))
+    with pytest.raises(BrokenFrame):
+        FrameReader().feed(frame(Kind.LOG, b"", slot=2))
 
 
 def test_data_that_should_be_in_a_file() -> None:

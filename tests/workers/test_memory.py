@@ -2,6 +2,8 @@
 
 import fcntl
 import os
+import resource
+import signal
 
 import numpy as np
 import pytest
@@ -70,6 +72,22 @@ def test_a_retired_file_stays_as_it_is() -> None:
     assert sent(out, file, b"new!")
     assert kept.tobytes() == b"kept"
     assert content(file, 4) == b"new!"
+    out.close()
+
+
+def test_after_a_failed_write_the_other_end_gets_a_new_file() -> None:
+    out, file = OutFile(), InFile()
+    assert sent(out, file, b"before")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(OSError, match="large"):
+            out.write([bytes(8192)], 8192)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert sent(out, file, b"after!")
+    assert content(file, 6) == b"after!"
     out.close()
 
 

@@ -46,6 +46,8 @@ class BatchFrames:
 
     def learn(self, document: dict[str, Any]) -> None:
         """Know the form of a worker's results; raises what nonsense raises."""
+        if len(self._results) > _FORMS:
+            raise BrokenFrame("too many forms")
         self._results[int(document["number"])] = [
             (str(name), BY_NAME[datatype], tuple(shape))
             for name, datatype, shape in document["outputs"]
@@ -116,17 +118,41 @@ class BatchFrames:
             if "error" in told:
                 code, text = told["error"]
                 kind = _ERRORS[code] if 0 <= code < len(_ERRORS) else ExecutionFailed
-                parts.append(kind(str(text)))
+                parts.append(kind(printable(text)))
                 continue
             arrays: dict[str, Array] = {}
             for name, datatype, shape in told["outputs"]:
                 start, nbytes = places.popleft()
                 arrays[str(name)] = _array(BY_NAME[datatype], tuple(shape), data, start, nbytes)
-            parts.append(Part(arrays, told["parameters"]))
+            wrong = _wrong_parameter(told["parameters"])
+            parts.append(wrong or Part(arrays, told["parameters"]))
         if len(parts) != len(batch.pendings):
             raise BrokenFrame("a wrong number of responses")
         began, ended = _times(sent, document["began"], document["ended"])
         return Outcome((), None, began, began, ended, parts)
+
+
+def printable(text: object) -> str:
+    """Text as it can be sent to a client, whatever a model has put into it."""
+    return str(text).encode(errors="replace").decode()
+
+
+def _wrong_parameter(parameters: dict[str, Any]) -> ExecutionFailed | None:
+    """The error of a response whose parameters the protocol cannot carry."""
+    for name, value in parameters.items():
+        good = isinstance(value, (bool, float, str)) or (
+            isinstance(value, int) and -(2**63) <= value < 2**63
+        )
+        if (
+            not good
+            or printable(name) != name
+            or (isinstance(value, str) and printable(value) != value)
+        ):
+            return ExecutionFailed(
+                f"the model gave response parameter '{printable(name)[:80]}' a value that the"
+                " protocol cannot carry: expected text, a boolean, a number of 64 bits"
+            )
+    return None
 
 
 def _array(

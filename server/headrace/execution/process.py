@@ -17,21 +17,21 @@ import json
 import logging
 from collections import deque
 from collections.abc import Callable
+from threading import Thread
 from time import monotonic_ns
 from typing import Any
 
 from headrace.core.errors import ExecutionFailed, ModelNotReady, RepositoryError, WorkerDied
 from headrace.core.signature import Signature
-from headrace.execution.batch_frames import BatchFrames
+from headrace.execution.batch_frames import BatchFrames, printable
 from headrace.execution.choice import InstanceKind
 from headrace.execution.worker import WorkerProcess
 from headrace.scheduling.batch import Batch, Instance, NotStarted, Outcome
 from headrace.workers.elements import Buffer
-from headrace.workers.frames import BrokenFrame, Header, Kind, lay_out, pack_batch
+from headrace.workers.frames import SLOTS, BrokenFrame, Header, Kind, lay_out, pack_batch
 
 log = logging.getLogger(__name__)
 
-SLOTS = 2
 _SHORT_NS = 2_000_000  # the time of a batch up to which it is worth having the next one there
 _WEIGHT = 0.2  # of the last batch in the mean
 _STEADY_SECS = 10.0  # what has run for so long has not ended because it cannot run
@@ -115,7 +115,6 @@ class WorkerInstance:
         self._answered = False  # the process has given an answer
         self._early_ends = 0
         self._restart: asyncio.TimerHandle | None = None
-        self._starting: asyncio.Future[WorkerProcess] | None = None
         self._closed: asyncio.Future[None] | None = None
         self._under_way: deque[Slot] = deque()  # in the order in which the worker takes them
         self._frames = BatchFrames(signature, self._tell_form)
@@ -147,13 +146,13 @@ class WorkerInstance:
             self._restart.cancel()
         if self.running:
             self._process.stop()
-        elif self._starting is None:
+        else:  # one that is being started is ended when it is there
             self._closed.set_result(None)
 
     async def closed(self) -> None:
         """Wait until no process is left."""
         if self._closed is not None:
-            await self._closed
+            await asyncio.shield(self._closed)
 
     # --- to the worker
 
@@ -161,18 +160,31 @@ class WorkerInstance:
         """Send the batch of a slot."""
         batch = slot.batch
         assert batch is not None
+        if not self.running:
+            self._end_soon(slot, NotStarted())
+            return
         try:
             said, blocks = self._frames.pack(batch)
             sizes, pieces, total = lay_out(blocks)
             meta = pack_batch(said._replace(sizes=sizes))
             self._process.send_data(Kind.EXECUTE, slot.number, meta, pieces, total)
         except Exception as error:  # no memory for its file, say: it belongs to this batch alone
-            now = monotonic_ns()
-            self._loop.call_soon(slot.end, Outcome((), error, slot.sent, now, now))
+            self._end_soon(slot, error)
             return
         self._under_way.append(slot)
         if self._limit and len(self._under_way) == 1:
             self._watch()
+
+    def _end_soon(self, slot: Slot, error: Exception) -> None:
+        """Report that a batch did not get to the worker, once whoever sends it is done."""
+
+        def end() -> None:
+            now = monotonic_ns()
+            slot.end(Outcome((), error, slot.sent, now, now))
+            if not self.running:
+                self._suspend(slot)
+
+        self._loop.call_soon(end)
 
     def _watch(self) -> None:
         """Hold the batch that the worker has now against the limit."""
@@ -236,7 +248,7 @@ class WorkerInstance:
 
     def _broken(self, slot: Slot, batch: Batch, document: dict[str, Any]) -> Outcome:
         """The model has raised, or given back something else than responses."""
-        text, lines = str(document["text"]), str(document["traceback"])
+        text, lines = printable(document["text"]), printable(document["traceback"])
         several = len(batch.pendings) > 1
         fields = {"model": self._signature.model, "worker": self.pid}
         if several:
@@ -255,7 +267,7 @@ class WorkerInstance:
     def _on_exit(self, how: str) -> None:
         now = monotonic_ns()
         self.running = False
-        if self._closed is not None:
+        if self._closed is not None and not self._closed.done():
             self._closed.set_result(None)
         under_way, self._under_way = self._under_way, deque()
         self._watch()
@@ -296,21 +308,34 @@ class WorkerInstance:
 
     def _start_again(self) -> None:
         self._restart = None
-        self._starting = self._loop.run_in_executor(None, self._start)
-        self._starting.add_done_callback(self._on_started)
+        # A thread of its own, and a daemon: a model that takes for ever to start must neither keep
+        # others from being started nor the server from ending.
+        Thread(target=self._start_another, name=f"start {self.name}", daemon=True).start()
 
-    def _on_started(self, starting: "asyncio.Future[WorkerProcess]") -> None:
-        self._starting = None
+    def _start_another(self) -> None:
+        process: WorkerProcess | None = None
+        problem: Exception | None = None
         try:
-            process = starting.result()
-        except RepositoryError as error:
-            log.error("%s cannot be started again: %s", self.name, error)
+            process = self._start()
+        except Exception as error:  # RepositoryError, or a bug
+            problem = error
+        try:
+            self._loop.call_soon_threadsafe(self._on_started, process, problem)
+        except RuntimeError:  # the loop is closed: the server has ended
+            if process is not None:
+                process.kill()
+
+    def _on_started(self, process: WorkerProcess | None, problem: Exception | None) -> None:
+        if self._closed is not None:
+            if process is not None:
+                process.kill()
+            return
+        if process is None:
+            trace = None if isinstance(problem, RepositoryError) else problem
+            log.error("%s cannot be started again: %s", self.name, problem, exc_info=trace)
             self._early_ends += 1
-            if self._closed is None:
-                self._plan_restart()
-                self._changed()
-            else:
-                self._closed.set_result(None)
+            self._plan_restart()
+            self._changed()
             return
         self._process = process
         self._begun = self._loop.time()
@@ -318,9 +343,6 @@ class WorkerInstance:
         self.running = True
         self.given_up = False
         self._attach()
-        if self._closed is not None:
-            process.stop()
-            return
         log.info("%s runs again as worker %d", self.name, process.pid,
                  extra={"model": self._signature.model})  # fmt: skip
         for slot in self.slots if self._prefetches else self.slots[:1]:

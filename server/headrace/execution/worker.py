@@ -21,12 +21,14 @@ from time import monotonic
 from typing import Any
 
 from headrace.core.errors import LoadFailed
+from headrace.execution.worker_output import WorkerOutput
 from headrace.execution.worker_spec import WorkerSpec
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import (
     IN_FILE,
     INLINE,
     KEPT,
+    MAX_TOLD,
     NEW_FILE,
     BrokenFrame,
     FrameReader,
@@ -38,7 +40,6 @@ from headrace.workers.frames import (
 from headrace.workers.memory import InFile, OutFile, descriptors
 
 log = logging.getLogger(__name__)
-_printed = logging.getLogger("headrace.model")
 
 _PACKAGES = Path(__file__).parents[1]
 # The package without what its root imports, and without whatever else lies beside it: the worker
@@ -51,13 +52,9 @@ _BOOT = (
 )
 _READ = 256 << 10
 _SPACE = socket.CMSG_SPACE(4 * 16)
-_LINE = 16 << 10  # bytes of output after which a line is cut
+_LAST_READS = 64  # of what a worker has left behind
+_PENDING = 4  # files that may have come before their frames
 _STOP_SECS = 5.0
-# What reading frames raises where a worker has sent what makes no sense.
-_NONSENSE = (
-    BrokenFrame, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, OSError,
-)  # fmt: skip
-
 Take = Callable[[Header, bytes, Buffer], None]
 
 
@@ -67,32 +64,34 @@ class WorkerProcess:
     def __init__(self, spec: WorkerSpec) -> None:
         """Start the process; raises `LoadFailed`."""
         self.spec = spec
-        self._sock, theirs = socket.socketpair()
-        with suppress(OSError):
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-        output, theirs_output = os.pipe()
+        opened: list[int] = []
         try:
+            ours, theirs = (end.detach() for end in socket.socketpair())
+            opened += (ours, theirs)
+            output, theirs_output = os.pipe()
+            opened += (output, theirs_output)
             self._process = subprocess.Popen(
-                [spec.python, "-c", _BOOT, str(theirs.fileno()), str(_PACKAGES)],
+                [spec.python, "-c", _BOOT, str(theirs), str(_PACKAGES)],
                 stdin=subprocess.DEVNULL,
                 stdout=theirs_output,
                 stderr=theirs_output,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs,),
                 env=spec.environment(),
                 process_group=0,
             )
+            self._watch = os.pidfd_open(self._process.pid)
         except OSError as error:
-            self._sock.close()
-            os.close(output)
+            for descriptor in opened:
+                os.close(descriptor)
             raise LoadFailed(f"cannot start {spec.python}: {error.strerror}") from error
-        finally:
-            theirs.close()
-            os.close(theirs_output)
+        os.close(theirs)
+        os.close(theirs_output)
+        self._sock = socket.socket(fileno=ours)
+        with suppress(OSError):
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         os.set_blocking(output, False)
-        self._output = output
-        self._text = b""
-        self._frames = FrameReader()
+        self._output = WorkerOutput(output, spec, self._process.pid)
+        self._frames = FrameReader(MAX_TOLD)
         self._descriptors: deque[int] = deque()
         self._in: dict[int, InFile] = {}
         self._out: dict[int, OutFile] = {}
@@ -100,9 +99,9 @@ class WorkerProcess:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._take: Take | None = None
         self._on_exit: Callable[[str], None] | None = None
-        self._watch = -1
         self._kill_timer: asyncio.TimerHandle | None = None
         self.ended = False
+        self._given_up = False
 
     @property
     def pid(self) -> int:
@@ -120,23 +119,24 @@ class WorkerProcess:
         try:
             self._sock.sendall(frame(kind, json.dumps(document).encode()))
             return self._await_answer(monotonic() + timeout)
-        except OSError as error:
-            raise self._load_failed(f"the worker cannot be reached: {error}") from error
-        except BrokenFrame as error:
-            raise self._load_failed(f"the worker sent nonsense: {error}") from error
         except LoadFailed:
             self.kill()
             raise
+        except OSError as error:
+            raise self._load_failed(f"the worker cannot be reached: {error}") from error
+        except Exception as error:  # what reading nonsense may raise
+            raise self._load_failed(f"the worker sent nonsense: {error}") from error
 
     def _await_answer(self, deadline: float) -> dict[str, Any]:
         with selectors.DefaultSelector() as selector:
             selector.register(self._sock, selectors.EVENT_READ)
-            selector.register(self._output, selectors.EVENT_READ)
+            selector.register(self._output.descriptor, selectors.EVENT_READ)
             while (left := deadline - monotonic()) > 0:
                 for key, _ in selector.select(left):
                     if key.fileobj is not self._sock:
-                        if not self._read_output():
-                            selector.unregister(self._output)
+                        self._output.read()
+                        if self._output.ended:
+                            selector.unregister(self._output.descriptor)
                         continue
                     data = self._sock.recv(_READ)
                     if not data:
@@ -161,15 +161,21 @@ class WorkerProcess:
             status = self._process.wait(1.0)
         except subprocess.TimeoutExpired:
             return "closed its socket"
-        self._read_output()
+        for _ in range(_LAST_READS):
+            if not self._output.read():
+                break
         return _describe(status)
 
     def kill(self) -> None:
-        """End the process without waiting for anything it does."""
-        self._process.kill()
-        if self._loop is None and not self.ended:
+        """End the process, and those that it has started, without waiting for what they do."""
+        if self.ended:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        if self._loop is None:
             self.ended = True
             self._process.wait()
+            os.close(self._watch)
             self._close()
 
     # --- on the event loop
@@ -182,9 +188,8 @@ class WorkerProcess:
         self._take = take
         self._on_exit = on_exit
         self._sock.setblocking(False)
-        self._watch = os.pidfd_open(self._process.pid)
         loop.add_reader(self._sock, self._on_readable)
-        loop.add_reader(self._output, self._on_output)
+        loop.add_reader(self._output.descriptor, self._on_output)
         loop.add_reader(self._watch, self._on_ended)
 
     def send(self, kind: Kind, meta: bytes = b"") -> None:
@@ -209,15 +214,19 @@ class WorkerProcess:
         descriptor = file.write(pieces, size)
         flags |= IN_FILE | (NEW_FILE if descriptor >= 0 else 0)
         head = pack_header(kind, flags, slot, len(meta), size) + meta
-        # The file may be replaced before what waits is sent.
-        waits = descriptor >= 0 and bool(self._unsent)
-        self._write(head, os.dup(descriptor) if waits else descriptor, owned=waits)
+        try:
+            # The file may be replaced before what waits is sent.
+            waits = descriptor >= 0 and bool(self._unsent)
+            self._write(head, os.dup(descriptor) if waits else descriptor, owned=waits)
+        except OSError:
+            file.close()  # the worker has not got it
+            raise
 
     def stop(self) -> None:
         """Have it finish and end; it is killed if that takes long."""
         if self._loop is not None and not self.ended:
             self.send(Kind.STOP)
-            self._kill_timer = self._loop.call_later(_STOP_SECS, self._process.kill)
+            self._kill_timer = self._loop.call_later(_STOP_SECS, self.kill)
 
     def _write(self, data: bytes, descriptor: int, owned: bool = False) -> None:
         if self.ended:
@@ -241,8 +250,9 @@ class WorkerProcess:
             return self._sock.sendmsg([data], [rights])
         except BlockingIOError:
             return 0
-        except OSError:
-            return len(data)  # it has ended, which `_on_ended` will tell
+        except OSError as error:
+            self._give_up(f"cannot be written to: {error}")
+            return len(data)
 
     def _on_writable(self) -> None:
         while self._unsent:
@@ -259,21 +269,31 @@ class WorkerProcess:
         self._loop.remove_writer(self._sock)
 
     def _on_readable(self) -> None:
+        self._receive()
+
+    def _receive(self) -> bool:
+        """Take in what has come; whether there may be more."""
+        if self._given_up:
+            return False
         try:
             data, control, _, _ = self._sock.recvmsg(_READ, _SPACE, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
-            return
+            return False
         except OSError:
             data, control = b"", []
         self._descriptors.extend(descriptors(control))
-        if not data:
-            self._give_up("closed its socket")
-            return
+        if not data or len(self._descriptors) > _PENDING:
+            self._give_up("sent too many files" if data else "closed its socket")
+            return False
         try:
             for header, meta, content in self._frames.feed(data):
                 self._hand_on(header, meta, content)
-        except _NONSENSE as error:
+        except Exception as error:  # what reading nonsense may raise, or a bug of ours
+            level = logging.DEBUG if isinstance(error, BrokenFrame) else logging.ERROR
+            log.log(level, "worker %d sent what makes no sense", self.pid, exc_info=error,
+                    extra=self._fields())  # fmt: skip
             self._give_up(f"sent what makes no sense ({type(error).__name__}: {error})")
+        return not self._given_up
 
     def _hand_on(self, header: Header, meta: bytes, content: Buffer) -> None:
         if self._take is None:
@@ -295,24 +315,30 @@ class WorkerProcess:
 
     def _give_up(self, reason: str) -> None:
         """It is of no more use: end it, and say so."""
-        if self.ended:
+        if self.ended or self._given_up or self._loop is None:
             return
-        assert self._loop is not None
+        self._given_up = True
         self._loop.remove_reader(self._sock)
-        self._process.kill()
+        self.kill()
         log.debug("worker %d %s", self.pid, reason, extra=self._fields())
 
     def _on_output(self) -> None:
-        if not self._read_output() and self._loop is not None:
-            self._loop.remove_reader(self._output)
+        self._output.read()
+        if self._output.ended and self._loop is not None:
+            self._loop.remove_reader(self._output.descriptor)
 
     def _on_ended(self) -> None:
         assert self._loop is not None
+        self.kill()  # what it has started does not outlive it; before its number is free again
         status = self._process.wait()
-        self._on_readable()  # what it has sent last
-        self._read_output()
+        for _ in range(_LAST_READS):  # what it has sent last
+            if not self._receive():
+                break
+        for _ in range(_LAST_READS):
+            if not self._output.read():
+                break
         self.ended = True
-        for source in (self._sock, self._output, self._watch):
+        for source in (self._sock, self._output.descriptor, self._watch):
             self._loop.remove_reader(source)
         self._loop.remove_writer(self._sock)
         if self._kill_timer is not None:
@@ -325,7 +351,7 @@ class WorkerProcess:
 
     def _close(self) -> None:
         self._sock.close()
-        os.close(self._output)
+        os.close(self._output.descriptor)
         for file in self._out.values():
             file.close()
         for descriptor in (*self._descriptors, *(d for _, d in self._unsent if d >= 0)):
@@ -335,39 +361,14 @@ class WorkerProcess:
         self._descriptors.clear()
         self._unsent.clear()
 
-    # --- what it says
-
-    def _read_output(self) -> bool:
-        """Put what it has printed into the log; whether there may be more."""
-        while True:
-            try:
-                data = os.read(self._output, _READ)
-            except BlockingIOError:
-                return True
-            if not data:
-                if self._text:
-                    self._print(self._text)
-                    self._text = b""
-                return False
-            *lines, self._text = (self._text + data).split(b"\n")
-            for line in lines:
-                self._print(line)
-            if len(self._text) > _LINE:
-                self._print(self._text)
-                self._text = b""
-
-    def _print(self, line: bytes) -> None:
-        _printed.info("%s", line.decode(errors="replace").rstrip(), extra=self._fields())
-
     def _log(self, meta: bytes) -> None:
         level, name, text = json.loads(meta)
-        logger = logging.getLogger(f"headrace.model.{name}")
-        logger.log(int(level), "%s", text, extra=self._fields())
+        self._output.note(
+            int(level), f"{str(name)[:80]}: {text}" if name != "triton" else str(text)
+        )
 
     def _fields(self) -> dict[str, object]:
-        return {
-            "model": self.spec.model, "version": self.spec.version, "worker": self._process.pid
-        }  # fmt: skip
+        return self._output.fields
 
 
 def _describe(status: int) -> str:

@@ -15,7 +15,17 @@ import orjson
 
 FORMATS = ("default", "ISO8601", "json")
 # What a call may pass in `extra`; each becomes a member of a JSON line.
-EXTRA = ("request_id", "model", "version", "client", "method", "path", "status", "duration_ms")
+EXTRA = (
+    "request_id",
+    "model",
+    "version",
+    "worker",
+    "client",
+    "method",
+    "path",
+    "status",
+    "duration_ms",
+)
 _LONGEST_ID = 200
 
 

@@ -14,8 +14,10 @@ if a worker has died of it, which would then die again. What an instance gives b
 begun it waits for the next one. An instance that cannot run anything for now is suspended.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from typing import Protocol
 
@@ -26,6 +28,7 @@ from headrace.scheduling.batch import Batch, Instance, NotStarted, Outcome, Pend
 from headrace.scheduling.policy import SchedulingPolicy
 from headrace.scheduling.queue import RequestQueue
 
+log = logging.getLogger(__name__)
 _load = attrgetter("load")
 
 
@@ -327,7 +330,12 @@ def _deliver(pending: Pending) -> None:
     outcome, pending.outcome = pending.outcome, None  # which is None if it was cancelled
     sink = pending.sink
     del pending.sink  # it mostly holds its ticket: tensors must not wait for the cycle collector
-    if isinstance(outcome, InferResponse):
-        sink.respond(outcome, True)
-    elif isinstance(outcome, ServerError):
-        sink.fail(outcome)
+    try:
+        if isinstance(outcome, InferResponse):
+            sink.respond(outcome, True)
+        elif isinstance(outcome, ServerError):
+            sink.fail(outcome)
+    except Exception:  # whatever is wrong with one answer, the others of its batch must go out
+        log.exception("bug while answering a request")
+        with suppress(Exception):
+            sink.fail(ExecutionFailed("internal error"))

@@ -1,5 +1,6 @@
 """Numpy arrays and the protocol's tensor data, with nothing but numpy."""
 
+import math
 from collections.abc import Sequence
 from itertools import chain
 from struct import Struct
@@ -62,7 +63,10 @@ def decode_bytes(data: memoryview, shape: Sequence[int]) -> Array:
     """The elements of a BYTES tensor as an object array of `bytes`; raises `ValueError`."""
     elements: list[bytes] = []
     position, size = 0, len(data)
+    count = math.prod(shape)
     while position < size:
+        if len(elements) == count:
+            raise ValueError("more elements than there is room for")
         if size - position < 4:
             raise ValueError("incomplete length of an element")
         start = position + 4

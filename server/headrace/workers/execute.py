@@ -24,6 +24,7 @@ from headrace.workers.link import Link, Parcel
 
 Outcome = tuple[Kind, bytes, Parcel]
 
+_TEXT, _TRACEBACK = 4096, 65_536  # characters of what is told of an error
 _FORMS = 1000  # that a worker names; what has more of them is told request by request
 
 
@@ -53,7 +54,10 @@ class Executor:
     def run(self, header: Header, meta: bytes, data: bytes) -> None:
         """Run a batch and send what comes of it."""
         slot = header.slot
-        kind, told, parcel = self._outcome(header, meta, data)
+        try:
+            kind, told, parcel = self._outcome(header, meta, data)
+        except Exception as error:  # what the model gave cannot be sent, say
+            kind, told, parcel = self._error(slot, error)
         # By now nothing refers to what was in the slot's file, unless the model has kept it.
         self._link.send_parcel(kind, slot, told, parcel)
 
@@ -192,7 +196,7 @@ class Executor:
         return self._broken(slot, text.replace("\n", " "), "".join(lines))
 
     def _broken(self, slot: int, text: str, lines: str) -> Outcome:
-        meta = json.dumps({"text": text, "traceback": lines}).encode()
+        meta = json.dumps({"text": text[:_TEXT], "traceback": lines[-_TRACEBACK:]}).encode()
         return Kind.BROKEN, meta, self._link.put(slot, [], 0)
 
 

@@ -21,7 +21,8 @@ from typing import NamedTuple
 
 INLINE = 64 << 10  # bytes of data up to which they travel in the frame
 ALIGNMENT = 64  # blocks begin at multiples of it, so that arrays are aligned
-MAX_META = 256 << 20
+SLOTS = 2  # batches that a worker may have
+MAX_TOLD = 4 << 20  # bytes of meta that a worker may send
 
 Buffer = bytes | bytearray | memoryview
 
@@ -92,13 +93,13 @@ class BatchMeta(NamedTuple):
 _KINDS = {kind.value: kind for kind in Kind}
 
 
-def read_header(data: Buffer, position: int = 0) -> Header:
-    """The header at `position`; raises `BrokenFrame`."""
+def read_header(data: Buffer, position: int = 0, most: int = 1 << 32) -> Header:
+    """The header at `position`, of a frame with at most so much meta; raises `BrokenFrame`."""
     number, flags, slot, meta, size = _unpack_header(data, position)
     kind = _KINDS.get(number)
     if kind is None:
         raise BrokenFrame(f"a frame of kind {number}")
-    if meta > MAX_META or (size > INLINE and not flags & IN_FILE):
+    if meta > most or slot >= SLOTS or (size > INLINE and not flags & IN_FILE):
         raise BrokenFrame(f"a frame of {meta} and {size} bytes")
     return Header(kind, flags, slot, meta, size)
 
@@ -106,8 +107,10 @@ def read_header(data: Buffer, position: int = 0) -> Header:
 class FrameReader:
     """Takes bytes as they come and gives whole frames: header, meta, data that are in the frame."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 1 << 32) -> None:
+        """`most` bytes of meta are taken."""
         self._rest = b""
+        self._most = most
 
     def feed(self, data: bytes) -> list[tuple[Header, bytes, bytes]]:
         """The frames that are complete with `data`; raises `BrokenFrame`."""
@@ -116,7 +119,7 @@ class FrameReader:
         frames: list[tuple[Header, bytes, bytes]] = []
         position, size = 0, len(data)
         while size - position >= HEADER_SIZE:
-            header = read_header(data, position)
+            header = read_header(data, position, self._most)
             start = position + HEADER_SIZE
             middle = start + header.meta
             stop = middle if header.flags & IN_FILE else middle + header.data

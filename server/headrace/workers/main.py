@@ -29,11 +29,16 @@ def main(descriptor: int) -> None:
     logging.basicConfig(level=logging.DEBUG, handlers=[_Handler(link)], force=True)
     for noisy in ("matplotlib", "PIL", "urllib3", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.INFO)
-    Worker(link).serve()
+    status = 0
+    try:
+        Worker(link).serve()
+    except BaseException:  # SystemExit of the model, too
+        traceback.print_exc()
+        status = 1
     # Whatever threads a model has left, they are not waited for.
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(status)
 
 
 class Worker:

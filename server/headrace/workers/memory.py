@@ -50,10 +50,22 @@ class OutFile:
             self._descriptor = os.memfd_create(
                 "headrace-batch", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
             )
-            os.ftruncate(self._descriptor, room)
+            try:
+                os.ftruncate(self._descriptor, room)
+            except OSError:
+                self.close()
+                raise
             fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _SEALS)
             self._size = room
             self.retired = False
+        try:
+            self._fill(pieces)
+        except OSError:
+            self.close()  # what is in it is nobody's, and whether the other end has it, too
+            raise
+        return self._descriptor if new else -1
+
+    def _fill(self, pieces: Sequence[Buffer]) -> None:
         position = 0
         waiting = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
         while waiting:
@@ -66,13 +78,13 @@ class OutFile:
             waiting = waiting[done:]
             if written:
                 waiting[0] = waiting[0][written:]
-        return self._descriptor if new else -1
 
     def close(self) -> None:
         """Let go of the file."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+            self._size = 0
 
 
 class InFile:

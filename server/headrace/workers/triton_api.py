@@ -78,6 +78,8 @@ class Tensor:
                 f"tensor '{name}' has the numpy type {array.dtype},"
                 " which the protocol has no name for"
             )
+        if array.dtype.byteorder == ">":
+            array = array.astype(array.dtype.newbyteorder("<"))
         self._name = name
         self._datatype = datatype
         self._array = array
@@ -109,11 +111,13 @@ class Tensor:
         return True
 
     def to_dlpack(self) -> Any:
-        """A DLPack capsule of the same memory."""
-        return self._array.__dlpack__()
+        """A DLPack capsule of its memory; of a copy where that is read-only."""
+        return self.__dlpack__()
 
     def __dlpack__(self, **options: Any) -> Any:
-        return self._array.__dlpack__(**options)
+        # Most libraries cannot take what is read-only.
+        array = self._array if self._array.flags.writeable else self._array.copy()
+        return array.__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:
         return self._array.__dlpack_device__()
