@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from headrace.core.tensors import Buffer
 from headrace.wire.link_frames import BrokenLink
+from headrace.workers.memory import write_all
 
-_AT_ONCE = 1000  # buffers that one system call takes
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
@@ -27,16 +27,7 @@ def write_file(buffers: Sequence[Buffer]) -> int:
     """A file with the bytes of `buffers`: its descriptor, to be closed; raises `OSError`."""
     descriptor = os.memfd_create("headrace-frame", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        waiting = [memoryview(buffer).cast("B") for buffer in buffers if len(buffer)]
-        while waiting:
-            written = os.writev(descriptor, waiting[:_AT_ONCE])
-            done = 0
-            while done < len(waiting) and written >= len(waiting[done]):
-                written -= len(waiting[done])
-                done += 1
-            waiting = waiting[done:]
-            if written:
-                waiting[0] = waiting[0][written:]
+        write_all(descriptor, buffers)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
     except BaseException:
         os.close(descriptor)

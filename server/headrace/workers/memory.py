@@ -31,6 +31,22 @@ def descriptors(control: Iterable[tuple[int, int, bytes]]) -> list[int]:
     return found
 
 
+def write_all(descriptor: int, pieces: Sequence[Buffer]) -> None:
+    """Write `pieces` to a file, from its beginning on; raises `OSError`."""
+    position = 0
+    waiting = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
+    while waiting:
+        written = os.pwritev(descriptor, waiting[:_AT_ONCE], position)
+        position += written
+        done = 0
+        while done < len(waiting) and written >= len(waiting[done]):
+            written -= len(waiting[done])
+            done += 1
+        waiting = waiting[done:]
+        if written:
+            waiting[0] = waiting[0][written:]
+
+
 class OutFile:
     """The file that this end writes. It is replaced when it is too small, or still referred to."""
 
@@ -59,25 +75,11 @@ class OutFile:
             self._size = room
             self.retired = False
         try:
-            self._fill(pieces)
+            write_all(self._descriptor, pieces)
         except OSError:
             self.close()  # what is in it is nobody's, and whether the other end has it, too
             raise
         return self._descriptor if new else -1
-
-    def _fill(self, pieces: Sequence[Buffer]) -> None:
-        position = 0
-        waiting = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
-        while waiting:
-            written = os.pwritev(self._descriptor, waiting[:_AT_ONCE], position)
-            position += written
-            done = 0
-            while done < len(waiting) and written >= len(waiting[done]):
-                written -= len(waiting[done])
-                done += 1
-            waiting = waiting[done:]
-            if written:
-                waiting[0] = waiting[0][written:]
 
     def close(self) -> None:
         """Let go of the file."""
