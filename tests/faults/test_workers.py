@@ -190,13 +190,13 @@ def workers(server: ServerProcess) -> list[psutil.Process]:
 @pytest.mark.parametrize(
     ("command", "how"),
     [
-        ("exit 0", "ended with status 0"),
         ("exit 3", "ended with status 3"),
-        ("segfault", "was ended by SIGSEGV"),
         ("nonsense", "was ended by SIGKILL"),
-        ("sysexit", "ended with status 1"),
         ("thread", "ended with status 1"),
-        ("deep", "was ended by SIGKILL"),
+        pytest.param("exit 0", "ended with status 0", marks=pytest.mark.slow),
+        pytest.param("segfault", "was ended by SIGSEGV", marks=pytest.mark.slow),
+        pytest.param("sysexit", "ended with status 1", marks=pytest.mark.slow),
+        pytest.param("deep", "was ended by SIGKILL", marks=pytest.mark.slow),
     ],
 )
 def test_a_worker_that_ends(server: ServerProcess, command: str, how: str) -> None:
@@ -327,7 +327,13 @@ def test_what_a_worker_has_of_its_server(server: ServerProcess) -> None:
     assert int(answer(server, "files")) < 12
 
 
-@pytest.mark.parametrize("name", BROKEN)
+_QUICK = ("raises_at_import", "raises_at_start")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in _QUICK else pytest.mark.slow) for name in BROKEN],
+)
 def test_a_model_that_cannot_be_loaded(name: str, models: Path, tmp_path: Path) -> None:
     config = tensors("input", ("COMMAND", "STRING", "1")) + tensors("output", ("O", "STRING", "1"))
     write_python_model(tmp_path, name, BROKEN[name], config)
