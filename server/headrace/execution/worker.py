@@ -141,16 +141,23 @@ class WorkerProcess:
                     data = self._sock.recv(_READ)
                     if not data:
                         raise self._load_failed(f"the worker {self._describe_end()}")
+                    answers: list[dict[str, Any]] = []
                     for header, meta, _ in self._frames.feed(data):
                         if header.kind is Kind.LOG:
                             self._log(meta)
-                            continue
-                        answer = json.loads(meta)
-                        if header.kind is Kind.FAILED:
-                            log.error("%s", answer["traceback"].rstrip(), extra=self._fields())
-                            raise LoadFailed(str(answer["text"]))
-                        return dict(answer or {})
+                        else:
+                            answers.append(self._answer(header.kind, meta))
+                    if answers:
+                        return answers[0]
         raise LoadFailed("the worker did not answer in time")
+
+    def _answer(self, kind: Kind, meta: bytes) -> dict[str, Any]:
+        """What a worker has answered; raises `LoadFailed` if that is a failure."""
+        answer = json.loads(meta)
+        if kind is Kind.FAILED:
+            log.error("%s", answer["traceback"].rstrip(), extra=self._fields())
+            raise LoadFailed(str(answer["text"]))
+        return dict(answer or {})
 
     def _load_failed(self, text: str) -> LoadFailed:
         self.kill()
