@@ -75,6 +75,21 @@ def test_what_waits_can_be_ended() -> None:
     assert bench.statistics.failures["OTHER"] == 2
 
 
+def test_what_was_given_back_and_cancelled_holds_nothing_up() -> None:
+    bench = Bench()
+    [instance] = bench.instances
+    pending, sink = bench.submit("a")
+    bench.clock.settle()
+    instance.report(NotStarted())
+    bench.batcher.suspend(instance)
+    drained: list[int] = []
+    bench.batcher.when_drained(lambda: drained.append(1))
+    assert not drained
+    pending.cancel()
+    assert drained == [1]
+    assert not sink.calls
+
+
 def parts(*values: int) -> list[Part]:
     """One row for each request."""
     return [Part({"y": np.array([[value]], np.int64)}, {"n": value}) for value in values]

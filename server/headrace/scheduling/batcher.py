@@ -162,6 +162,9 @@ class Batcher:
         pending.ended = True
         if not pending.started:
             self._queue.discard(pending)
+        elif self._retries:  # a batch of which nobody wants anything any more is none
+            wanted = [b for b in self._retries if not all(p.ended for p in b.pendings)]
+            self._retries = deque(wanted)
         self._recorder.request_failed("CANCELED", self._clock.now() - pending.arrived)
         self._release([pending])
         self._check_drained()
