@@ -103,7 +103,6 @@ class WorkerInstance:
         self.slots = [Slot(self, number) for number in range(SLOTS)]
         self.running = True
         self.given_up = False  # it has ended so often that it is left alone for now
-        self.deaths = 0
         self._process = process
         self._start = start
         self._signature = signature
@@ -274,7 +273,6 @@ class WorkerInstance:
         self._frames = BatchFrames(self._signature, self._tell_form)  # the next one knows nothing
         steady = self._answered or self._loop.time() - self._begun >= _STEADY_SECS
         if self._closed is None:
-            self.deaths += 1
             self._early_ends = 1 if steady else self._early_ends + 1
             log.error(
                 "worker %d of %s %s", self.pid, self.name, how,

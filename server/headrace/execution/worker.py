@@ -119,13 +119,12 @@ class WorkerProcess:
         try:
             self._sock.sendall(frame(kind, json.dumps(document).encode()))
             return self._await_answer(monotonic() + timeout)
-        except LoadFailed:
+        except Exception as error:  # reading nonsense may raise anything
             self.kill()
-            raise
-        except OSError as error:
-            raise self._load_failed(f"the worker cannot be reached: {error}") from error
-        except Exception as error:  # what reading nonsense may raise
-            raise self._load_failed(f"the worker sent nonsense: {error}") from error
+            if isinstance(error, LoadFailed):
+                raise
+            problem = "cannot be reached" if isinstance(error, OSError) else "sent nonsense"
+            raise LoadFailed(f"the worker {problem}: {error}") from error
 
     def _await_answer(self, deadline: float) -> dict[str, Any]:
         with selectors.DefaultSelector() as selector:
@@ -140,7 +139,7 @@ class WorkerProcess:
                         continue
                     data = self._sock.recv(_READ)
                     if not data:
-                        raise self._load_failed(f"the worker {self._describe_end()}")
+                        raise LoadFailed(f"the worker {self._describe_end()}")
                     answers: list[dict[str, Any]] = []
                     for header, meta, _ in self._frames.feed(data):
                         if header.kind is Kind.LOG:
@@ -158,10 +157,6 @@ class WorkerProcess:
             log.error("%s", answer["traceback"].rstrip(), extra=self._fields())
             raise LoadFailed(str(answer["text"]))
         return dict(answer or {})
-
-    def _load_failed(self, text: str) -> LoadFailed:
-        self.kill()
-        return LoadFailed(text)
 
     def _describe_end(self) -> str:
         try:
@@ -195,7 +190,7 @@ class WorkerProcess:
         self._take = take
         self._on_exit = on_exit
         self._sock.setblocking(False)
-        loop.add_reader(self._sock, self._on_readable)
+        loop.add_reader(self._sock, self._receive)
         loop.add_reader(self._output.descriptor, self._on_output)
         loop.add_reader(self._watch, self._on_ended)
 
@@ -223,8 +218,7 @@ class WorkerProcess:
         head = pack_header(kind, flags, slot, len(meta), size) + meta
         try:
             # The file may be replaced before what waits is sent.
-            waits = descriptor >= 0 and bool(self._unsent)
-            self._write(head, os.dup(descriptor) if waits else descriptor, owned=waits)
+            self._write(head, os.dup(descriptor) if descriptor >= 0 else -1)
         except OSError:
             file.close()  # the worker has not got it
             raise
@@ -235,19 +229,18 @@ class WorkerProcess:
             self.send(Kind.STOP)
             self._kill_timer = self._loop.call_later(_STOP_SECS, self.kill)
 
-    def _write(self, data: bytes, descriptor: int, owned: bool = False) -> None:
+    def _write(self, data: bytes, descriptor: int) -> None:
+        """Send a frame as soon as it can go, with an open file, which is closed then."""
         if self.ended:
+            if descriptor >= 0:
+                os.close(descriptor)
             return
-        if self._unsent:
-            self._unsent.append((memoryview(data), descriptor))
-            return
-        sent = self._send_some(data, descriptor)
-        if sent < len(data):
-            if sent == 0 and descriptor >= 0 and not owned:
-                descriptor = os.dup(descriptor)
-            self._unsent.append((memoryview(data)[sent:], descriptor if sent == 0 else -1))
-            assert self._loop is not None
-            self._loop.add_writer(self._sock, self._on_writable)
+        self._unsent.append((memoryview(data), descriptor))
+        if len(self._unsent) == 1:
+            self._flush()
+            if self._unsent:
+                assert self._loop is not None
+                self._loop.add_writer(self._sock, self._on_writable)
 
     def _send_some(self, data: Buffer, descriptor: int) -> int:
         try:
@@ -261,7 +254,8 @@ class WorkerProcess:
             self._give_up(f"cannot be written to: {error}")
             return len(data)
 
-    def _on_writable(self) -> None:
+    def _flush(self) -> None:
+        """Send of what waits as much as can go now."""
         while self._unsent:
             data, descriptor = self._unsent[0]
             sent = self._send_some(data, descriptor)
@@ -272,11 +266,11 @@ class WorkerProcess:
                 self._unsent[0] = (data[sent:], descriptor)
                 return
             self._unsent.popleft()
-        assert self._loop is not None
-        self._loop.remove_writer(self._sock)
 
-    def _on_readable(self) -> None:
-        self._receive()
+    def _on_writable(self) -> None:
+        self._flush()
+        if not self._unsent and self._loop is not None:
+            self._loop.remove_writer(self._sock)
 
     def _receive(self) -> bool:
         """Take in what has come; whether there may be more."""

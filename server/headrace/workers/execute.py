@@ -40,10 +40,9 @@ class Form:
 class Executor:
     """Runs batches of one model."""
 
-    def __init__(self, link: Link, model: Any, name: str) -> None:
+    def __init__(self, link: Link, model: Any) -> None:
         self._link = link
         self._model = model
-        self._name = name
         self._forms: dict[int, Form] = {}
         self._known: dict[tuple[Block, ...], int] = {}  # forms of results
 

@@ -103,7 +103,7 @@ class Worker:
             self._model.initialize(document["args"])
         if not hasattr(self._model, "execute"):
             raise AttributeError("the class TritonPythonModel has no method execute")
-        self._executor = Executor(self._link, self._model, document["args"]["model_name"])
+        self._executor = Executor(self._link, self._model)
         gc.collect()
         gc.freeze()
 
