@@ -33,9 +33,13 @@ class Work:
         self.request = request
         self.sink = sink
         self.cancelled = False
+        self.held = False
 
     def cancel(self) -> None:
         self.cancelled = True
+
+    def hold(self, held: bool) -> None:
+        self.held = held
 
 
 class Model:

@@ -95,6 +95,7 @@ class FakeSink:
         self.name = name
         self.responses: list[InferResponse] = []
         self.errors: list[ServerError] = []
+        self.finished = False
         self.log = log if log is not None else []
         self.then: Callable[[], None] = lambda: None
 
@@ -103,6 +104,10 @@ class FakeSink:
         self.responses.append(response)
         self.log.append(self.name)
         self.then()
+
+    def finish(self) -> None:
+        self.finished = True
+        self.log.append(self.name)
 
     def fail(self, error: ServerError) -> None:
         self.errors.append(error)

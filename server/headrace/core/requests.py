@@ -77,6 +77,9 @@ class Sink(Protocol):
     def respond(self, response: InferResponse, final: bool) -> None:
         """Take a response; after the one with `final` nothing more comes."""
 
+    def finish(self) -> None:
+        """Take the end of a request that gets no response, or no further one."""
+
     def fail(self, error: ServerError) -> None:
         """Take the error that ends the request."""
 
@@ -85,4 +88,7 @@ class Ticket(Protocol):
     """What a transport holds while its request is under way."""
 
     def cancel(self) -> None:
-        """Drop the request if it has not been started; afterwards its sink is not called."""
+        """Drop the request, started or not; afterwards its sink is not called."""
+
+    def hold(self, held: bool) -> None:
+        """Have a model that answers many times pause, or go on: its answers are not read."""

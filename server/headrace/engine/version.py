@@ -5,7 +5,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
-from headrace.core.errors import InvalidRequest, ModelNotReady, ServerError
+from headrace.core.errors import ExecutionFailed, InvalidRequest, ModelNotReady, ServerError
 from headrace.core.requests import InferRequest, InferResponse, Sink, Ticket
 from headrace.core.signature import Signature
 from headrace.engine.clock import LoopClock
@@ -44,6 +44,10 @@ class FutureSink:
         if not self.future.done():
             self.future.set_result(response)
 
+    def finish(self) -> None:
+        """Fail the future: there is no response."""
+        self.fail(ExecutionFailed("the model has ended the request without a response"))
+
     def fail(self, error: ServerError) -> None:
         """Fail the future."""
         if not self.future.done():
@@ -76,6 +80,9 @@ class _ClassifyingSink:
             self._sink.fail(error)
             return
         self._sink.respond(response, final)
+
+    def finish(self) -> None:
+        self._sink.finish()
 
     def fail(self, error: ServerError) -> None:
         self._sink.fail(error)

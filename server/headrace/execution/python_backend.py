@@ -26,11 +26,16 @@ _START_SECS = 600.0  # for a model to be loaded, and again to be started
 
 
 class PythonBackend:
-    """Loads `model.py` with a class `TritonPythonModel`."""
+    """Has workers load models, by one of the modules in `headrace.workers.loaders`."""
 
-    platform = "python"
-    default_filename = "model.py"
     isolated = True
+
+    def __init__(
+        self, loader: str = "python", platform: str = "python", default_filename: str = "model.py"
+    ) -> None:
+        self.platform = platform
+        self.default_filename = default_filename
+        self._loader = loader
 
     def reads_parameter(self, name: str) -> bool:
         """Every parameter may be read by the model itself."""
@@ -38,7 +43,7 @@ class PythonBackend:
 
     def load(self, spec: LoadSpec) -> "LoadedWorker":
         """Start a worker and have it import the model; raises `LoadFailed`."""
-        return LoadedWorker(spec)
+        return LoadedWorker(spec, self._loader)
 
 
 class LoadedWorker:
@@ -47,9 +52,10 @@ class LoadedWorker:
     `inputs` and `outputs` are empty: what a model takes and gives is in its configuration.
     """
 
-    def __init__(self, spec: LoadSpec) -> None:
+    def __init__(self, spec: LoadSpec, loader: str) -> None:
         """Raises `LoadFailed` or `InvalidOption`."""
         self.inputs = self.outputs = ()
+        self._loader = loader
         self._spec = spec
         self._worker_spec = WorkerSpec(
             spec.model,
@@ -101,9 +107,11 @@ class LoadedWorker:
         spec = self._spec
         process = WorkerProcess(self._worker_spec)
         document = {
+            "loader": self._loader,
             "file": str(spec.path),
             "paths": [str(spec.path.parent), str(spec.root)],
             "config": json.loads(spec.config),
+            "parameters": dict(spec.parameters),
             "auto_complete": complete,
         }
         answer = process.ask(Kind.LOAD, document, _START_SECS)

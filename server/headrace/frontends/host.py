@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from headrace.core.errors import InvalidRequest, ServerError, Unsupported
+from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError, Unsupported
 from headrace.core.requests import InferRequest, InferResponse, RawRequest, Ticket
 from headrace.engine.doors import GRPC_NOT_DECOUPLED, HTTP_NOT_DECOUPLED, Entrance
 from headrace.frontends.channel import Channel
@@ -63,6 +63,10 @@ class _Request:
             host.leave(self)
         meta, pieces = host.writer.parts(response)
         host.channel.send_parts(17, _FINAL if final else 0, self.number, meta, pieces)
+
+    def finish(self) -> None:
+        """Send that nothing more comes."""
+        self.fail(ExecutionFailed("the model has ended the request without a response"))
 
     def fail(self, error: ServerError) -> None:
         """Send the error."""

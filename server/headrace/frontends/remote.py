@@ -56,6 +56,9 @@ class RemoteTarget:
         self.sink = None
         self._link.cancel(self.number)
 
+    def hold(self, held: bool) -> None:
+        """Have the model pause its responses, or go on."""
+
 
 class EngineLink:
     """This front end's end of the link. `lost` is called when the engine is gone."""

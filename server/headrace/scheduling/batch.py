@@ -56,6 +56,9 @@ class Pending:
         """Drop the request; a run that has begun goes on, but its answer goes nowhere."""
         self.owner.cancel(self)
 
+    def hold(self, held: bool) -> None:
+        """Have the model pause its further responses, or go on."""
+
 
 class NotStarted(Exception):
     """A batch was given back as it was: it has not been run, and any instance may run it."""

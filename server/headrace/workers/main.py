@@ -1,7 +1,7 @@
 """The life of a worker: load a model, start it, run batches, end."""
 
 import gc
-import importlib.util
+import importlib
 import json
 import logging
 import os
@@ -9,7 +9,6 @@ import signal
 import socket
 import sys
 import traceback
-from types import ModuleType
 from typing import Any
 
 from headrace.workers import triton_api as pb
@@ -81,11 +80,8 @@ class Worker:
     def _load(self, document: dict[str, Any]) -> dict[str, Any]:
         """Import the model; the configuration as it completes it, None if it does not."""
         sys.path[:0] = document["paths"]
-        module = _import("model", document["file"])
-        found = getattr(module, "TritonPythonModel", None)
-        if found is None:
-            raise AttributeError(f"{document['file']} has no class TritonPythonModel")
-        self._class = found
+        loader = importlib.import_module(f"headrace.workers.loaders.{document['loader']}")
+        self._class = found = loader.load(document)
         completed = None
         if document["auto_complete"] and hasattr(found, "auto_complete_config"):
             result = found.auto_complete_config(pb.ModelConfig(document["config"]))
@@ -130,13 +126,3 @@ class _Handler(logging.Handler):
             self._link.send(frame(Kind.LOG, json.dumps(document).encode()))
         except OSError:
             os._exit(1)  # the server has gone
-
-
-def _import(name: str, path: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module

@@ -6,6 +6,7 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from headrace.core.errors import (
+    ExecutionFailed,
     InvalidRequest,
     PayloadTooLarge,
     ServerError,
@@ -60,6 +61,10 @@ class _Answer:
             reply.set_trailing("server-timing", server_timing(response.timing).decode())
         reply.respond(service.writer.pieces(response))
 
+    def finish(self) -> None:
+        """Send that there is no answer."""
+        self.fail(ExecutionFailed("the model has ended the request without a response"))
+
     def fail(self, error: ServerError) -> None:
         """Send the error."""
         self.service.admission.leave(self.nbytes)
@@ -72,6 +77,9 @@ class _Answer:
         if self.ticket is not None:
             self.ticket.cancel()
         self.service.admission.leave(self.nbytes)
+
+    def hold(self, held: bool) -> None:
+        """There is one response only."""
 
 
 class InferenceService:

@@ -51,6 +51,11 @@ class _Slot:
         response.parameters[FINAL_PARAMETER] = final
         self._add(stream_response(self.stream.writer.pieces(response)), final)
 
+    def finish(self) -> None:
+        """Take the end, with which no response comes."""
+        self.ended = True
+        self.stream.write()
+
     def fail(self, error: ServerError) -> None:
         """Take the error that ends the request."""
         self.error = error

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.core.errors import ServerError, ServerExiting
+from headrace.core.errors import ExecutionFailed, ServerError, ServerExiting
 from headrace.core.requests import InferResponse, Ticket
 from headrace.core.tensors import Buffer
 from headrace.engine.doors import Entrance
@@ -66,6 +66,10 @@ class _Request(Exchange):
     def respond(self, response: InferResponse, final: bool) -> None:
         """Answer with `response`."""
         self.end(self.success(response))
+
+    def finish(self) -> None:
+        """Answer that there is no answer."""
+        self.fail(ExecutionFailed("the model has ended the request without a response"))
 
     def fail(self, error: ServerError) -> None:
         """Answer with an error."""
