@@ -191,7 +191,9 @@ class Application:
             print(f"gRPC     {url_host(settings.grpc_address)}:{port}")
         if settings.allow_metrics:
             source = registry(
-                ServerCollector(engine.server_series, engine.version_series, Machine())
+                ServerCollector(
+                    engine.server_series, engine.version_series, Machine(), engine.model_metrics
+                )
             )
             listener = bind(settings.metrics_address, settings.metrics_port, "metrics")
             server = HttpServer(

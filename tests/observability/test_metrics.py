@@ -16,6 +16,7 @@ from headrace.observability.metrics import (
     registry,
     render,
 )
+from headrace.observability.model_metrics import ModelMetrics
 from headrace.observability.statistics import LATENCY_BOUNDS, VersionStatistics
 
 COUNTERS = {
@@ -63,7 +64,9 @@ def worked() -> VersionStatistics:
 
 
 def scrape(*versions: VersionSeries, server: ServerSeries = SERVER) -> str:
-    return render(registry(ServerCollector(lambda: server, lambda: versions, Machine()))).decode()
+    return render(
+        registry(ServerCollector(lambda: server, lambda: versions, Machine(), ModelMetrics()))
+    ).decode()
 
 
 def series(statistics: VersionStatistics, **more: Mapping[str, str]) -> VersionSeries:
@@ -222,13 +225,15 @@ def test_the_machine_and_the_process_tell_theirs() -> None:
 
 
 def test_a_machine_that_tells_nothing_is_left_out(tmp_path: Path) -> None:
-    collector = ServerCollector(lambda: SERVER, lambda: [], Machine(tmp_path))
+    collector = ServerCollector(lambda: SERVER, lambda: [], Machine(tmp_path), ModelMetrics())
     assert "nv_cpu" not in render(registry(collector)).decode()
 
 
 def test_a_scrape_sees_the_counters_as_they_are_then() -> None:
     statistics = VersionStatistics()
-    source = registry(ServerCollector(lambda: SERVER, lambda: [series(statistics)], Machine()))
+    source = registry(
+        ServerCollector(lambda: SERVER, lambda: [series(statistics)], Machine(), ModelMetrics())
+    )
     before = render(source).decode()
     statistics.request_failed("OTHER", 1)
     after = render(source).decode()

@@ -11,6 +11,7 @@ from headrace.workers.frames import (
     HEADER_SIZE,
     IN_FILE,
     INLINE,
+    MAX_SLOTS,
     BatchMeta,
     BrokenFrame,
     FrameReader,
@@ -31,7 +32,7 @@ requests = st.lists(st.tuples(st.integers(0, 2**32 - 1), st.text(max_size=20)), 
 @given(st.integers(0, 2**32 - 1), requests, st.binary(), st.lists(st.integers(0, 2**64 - 1)))
 def test_a_batch(form: int, given: list[tuple[int, str]], extras: bytes, sizes: list[int]) -> None:
     rows, ids = [row for row, _ in given], [id for _, id in given]
-    meta = BatchMeta(form, rows, ids, extras, sizes)
+    meta = BatchMeta(2**40, form, rows, ids, extras, sizes)
     assert unpack_batch(pack_batch(meta)) == meta
 
 
@@ -91,7 +92,7 @@ def test_limits_of_what_a_worker_may_send() -> None:
     with pytest.raises(BrokenFrame):
         FrameReader(100).feed(frame(Kind.LOG, bytes(101)))
     with pytest.raises(BrokenFrame):
-        FrameReader().feed(frame(Kind.LOG, b"", slot=2))
+        FrameReader().feed(frame(Kind.LOG, b"", slot=MAX_SLOTS))
 
 
 def test_data_that_should_be_in_a_file() -> None:

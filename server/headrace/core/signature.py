@@ -37,12 +37,14 @@ class Signature:
     """The inputs and outputs of a model.
 
     `max_batch_size` 0 means that the model does not batch: axis 0 has no meaning of its own.
+    A `decoupled` model answers a request as often as it likes.
     """
 
     model: str
     max_batch_size: int
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    decoupled: bool = False
     _inputs: dict[str, TensorSpec] = field(init=False, repr=False, compare=False)
     _outputs: dict[str, TensorSpec] = field(init=False, repr=False, compare=False)
     _required: int = field(init=False, repr=False, compare=False)

@@ -18,8 +18,10 @@ from headrace.core.errors import (
 from headrace.engine import documents
 from headrace.engine.admission import Admission
 from headrace.engine.loading import Backend, LoadOptions, Opened, load_version, open_model
+from headrace.engine.model_host import ModelHost
 from headrace.engine.version import ModelVersion, State
 from headrace.observability.metrics import ServerSeries, VersionSeries
+from headrace.observability.model_metrics import ModelMetrics
 from headrace.repository.layout import ModelSource
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig
@@ -27,8 +29,6 @@ from headrace.wire.pb.model_config_pb2 import ModelConfig
 log = logging.getLogger(__name__)
 
 _LONGEST_VERSION = len(str(2**63))
-CONTROL_DISABLED = "explicit model load / unload is not allowed if polling is enabled"
-
 _MAX_FOUND = 1024  # one version has many spellings: 1, 01, 001
 
 
@@ -78,6 +78,7 @@ class Engine:
         self._strict_readiness = strict_readiness
         self._models: dict[str, Model] = {}
         self._found: dict[tuple[str, str], ModelVersion] = {}  # answers of `find` that may stand
+        self.model_metrics = ModelMetrics()
         self._initialised = False
         self._shutting_down = False
         self.reachable = True  # whether any door is open; its owner's to say
@@ -294,7 +295,7 @@ class Engine:
             loaded = await loop.run_in_executor(
                 pool, load_version, opened, version.number, self._options
             )
-            version.serve(loaded, loop)
+            version.serve(loaded, loop, ModelHost(self, self.model_metrics))
             self._found.clear()  # it may be newer than what was found before
         except Exception as error:  # one version's failure must not keep others from loading
             version.fail(_reason(f"{version.model} version {version.name}", error))

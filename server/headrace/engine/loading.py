@@ -143,7 +143,7 @@ def _config_warnings(
     if backend.isolated and reading.execution(file.config) != "auto":
         text = "this backend's models run in processes of their own"
         yield file.explain(Problem("parameters['execution']", text))
-    if file.config.model_transaction_policy.decoupled:
+    if file.config.model_transaction_policy.decoupled and not backend.isolated:
         text = (
             "requests are only taken over ModelStreamInfer, and each gets one response;"
             " infer over HTTP and ModelInfer are refused"
@@ -198,9 +198,10 @@ def _undeclared(config: ModelConfig) -> Iterator[Problem]:
     for kind, tensors in (("input", config.input), ("output", config.output)):
         if not tensors:
             yield Problem(kind, "declare them here, or in the model's auto_complete_config")
-    if config.model_transaction_policy.decoupled:
+    if config.model_transaction_policy.decoupled and config.dynamic_batching.preserve_ordering:
         yield Problem(
-            "model_transaction_policy.decoupled", "decoupled Python models are not served"
+            "dynamic_batching.preserve_ordering",
+            "cannot be combined with a decoupled model, which answers when it likes",
         )
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 
 from headrace.core.errors import ExecutionFailed, InvalidRequest, ModelNotReady, ServerError
@@ -10,6 +10,7 @@ from headrace.core.requests import InferRequest, InferResponse, Sink, Ticket
 from headrace.core.signature import Signature
 from headrace.engine.clock import LoopClock
 from headrace.engine.loading import LoadedVersion
+from headrace.engine.model_host import ModelHost
 from headrace.execution.local import LocalInstance
 from headrace.execution.process import WorkerInstance, waiting_error
 from headrace.execution.python_backend import LoadedWorker
@@ -88,6 +89,17 @@ class _ClassifyingSink:
         self._sink.fail(error)
 
 
+class _Outside:
+    """What a worker's batches come from and go to; see `headrace.execution.process.Outside`."""
+
+    def __init__(self, batcher: Batcher, host: ModelHost, changed: Callable[[], None]) -> None:
+        self.host = host
+        self.suspend = batcher.suspend
+        self.resume = batcher.resume
+        self.give = batcher.answer
+        self.changed = changed
+
+
 class ModelVersion:
     """A version from when it is known. Owned by the event-loop thread.
 
@@ -110,6 +122,7 @@ class ModelVersion:
         self._config: ModelConfig | None = None
         self._signature: Signature | None = None
         self._labels: Mapping[str, Sequence[str]] = {}
+        self._host: ModelHost | None = None
         self._workers: list[WorkerInstance] = []
         self._given_up = False  # no worker comes back for now
 
@@ -121,7 +134,7 @@ class ModelVersion:
     @property
     def healthy(self) -> bool:
         """Whether requests that it takes are executed: not while all its workers are down."""
-        return self.ready and (not self._workers or any(w.running for w in self._workers))
+        return self.ready and (not self._workers or any(w.willing for w in self._workers))
 
     @property
     def config(self) -> ModelConfig:
@@ -166,8 +179,11 @@ class ModelVersion:
             ticket.cancel()
             raise
 
-    def serve(self, loaded: LoadedVersion, loop: asyncio.AbstractEventLoop) -> None:
-        """Take requests from now on."""
+    def serve(
+        self, loaded: LoadedVersion, loop: asyncio.AbstractEventLoop, host: ModelHost
+    ) -> None:
+        """Take requests from now on. `host` is what the model reaches of the server."""
+        self._host = host
         batcher = Batcher(
             loaded.signature,
             self.name,
@@ -178,7 +194,7 @@ class ModelVersion:
         )
         for item in loaded.instances:
             if isinstance(item.model, LoadedWorker):
-                self._add_worker(item.name, item.model, loaded.signature, batcher, loop)
+                self._add_worker(item.name, item.model, loaded.signature, batcher, loop, host)
                 continue
             instance = LocalInstance(item.name, item.model, item.kind, loop)
             self.instances.append(instance)
@@ -207,6 +223,8 @@ class ModelVersion:
         self._batcher.close()
         await asyncio.gather(*(worker.closed() for worker in self._workers))
         self._workers.clear()
+        if self._host is not None:
+            self._host.close()
         self._batcher = self._config = self._signature = None
         self.instances.clear()
         self.state = State.UNAVAILABLE
@@ -219,11 +237,12 @@ class ModelVersion:
         signature: Signature,
         batcher: Batcher,
         loop: asyncio.AbstractEventLoop,
+        host: ModelHost,
     ) -> None:
+        outside = _Outside(batcher, host, self._on_workers)
         worker = WorkerInstance(
-            name, loaded.process, loaded.again, signature, loop, batcher.suspend, batcher.resume,
-            self._on_workers, loaded.limit_secs,
-        )  # fmt: skip
+            name, loaded.process, loaded.again, signature, loop, outside, loaded.ways
+        )
         self._workers.append(worker)
         self.instances.append(worker)
         for slot in worker.slots:

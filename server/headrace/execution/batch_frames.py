@@ -22,13 +22,13 @@ from headrace.core.errors import (
 )
 from headrace.core.signature import Signature, reshaped
 from headrace.core.tensors import Array, raw_bytes
-from headrace.scheduling.batch import Batch, Outcome, Part, Pending
+from headrace.scheduling.batch import Answer, Batch, Deferral, Outcome, Part, Pending
 from headrace.workers.elements import Buffer, decode_bytes, encode_bytes
 from headrace.workers.frames import BatchMeta, BrokenFrame, offsets, unpack_result
 
 _FORMS = 1000  # that are remembered
 # By the codes of `TritonError`.
-_ERRORS: Sequence[type[ServerError]] = (
+ERRORS: Sequence[type[ServerError]] = (
     Unknown, ExecutionFailed, NotFound, InvalidRequest, Unavailable, Unsupported, AlreadyExists,
     Cancelled,
 )  # fmt: skip
@@ -53,8 +53,11 @@ class BatchFrames:
             for name, datatype, shape in document["outputs"]
         ]
 
-    def pack(self, batch: Batch) -> tuple[BatchMeta, list[list[Buffer]]]:
-        """What is said of a batch, but for sizes, and the pieces of its blocks."""
+    def pack(self, batch: Batch, number: int) -> tuple[BatchMeta, list[list[Buffer]]]:
+        """What is said of a batch, but for sizes, and the pieces of its blocks.
+
+        Its requests get the numbers from `number` on.
+        """
         signature, pendings = self._signature, batch.pendings
         first = pendings[0].request.inputs
         heads: list[tuple[str, Datatype, tuple[int, ...]]] = []
@@ -76,7 +79,7 @@ class BatchFrames:
         form = self._form(tuple(heads), outputs)
         rows = [pending.rows for pending in pendings]
         ids = [pending.request.id for pending in pendings]
-        return BatchMeta(form, rows, ids, _extras(pendings), []), blocks
+        return BatchMeta(number, form, rows, ids, _extras(pendings), []), blocks
 
     def _form(self, heads: tuple[Any, ...], outputs: tuple[str, ...]) -> int:
         key = heads, outputs
@@ -103,7 +106,7 @@ class BatchFrames:
             heads, offsets(sizes, size), sizes, strict=True
         ):
             whole = (batch.rows, *shape) if self._signature.batches else shape
-            arrays.append(_array(datatype, whole, data, start, nbytes))
+            arrays.append(read_array(datatype, whole, data, start, nbytes))
         began, ended = _times(sent, began, ended)
         return Outcome(arrays, None, began, began, ended)
 
@@ -111,25 +114,44 @@ class BatchFrames:
         self, sent: int, batch: Batch, document: dict[str, Any], data: Buffer, size: int
     ) -> Outcome:
         """What has come of a batch whose responses differ; raises what nonsense raises."""
-        sizes = document["sizes"]
-        places = deque(zip(offsets(sizes, size), sizes, strict=True))
-        parts: list[Part | ServerError] = []
-        for told in document["responses"]:
-            if "error" in told:
-                code, text = told["error"]
-                kind = _ERRORS[code] if 0 <= code < len(_ERRORS) else ExecutionFailed
-                parts.append(kind(printable(text)))
-                continue
-            arrays: dict[str, Array] = {}
-            for name, datatype, shape in told["outputs"]:
-                start, nbytes = places.popleft()
-                arrays[str(name)] = _array(BY_NAME[datatype], tuple(shape), data, start, nbytes)
-            wrong = _wrong_parameter(told["parameters"])
-            parts.append(wrong or Part(arrays, told["parameters"]))
+        places = _places(document["sizes"], size)
+        parts = [_answer(told, places, data) for told in document["responses"]]
         if len(parts) != len(batch.pendings):
             raise BrokenFrame("a wrong number of responses")
         began, ended = _times(sent, document["began"], document["ended"])
         return Outcome((), None, began, began, ended, parts)
+
+
+def one_answer(document: dict[str, Any], data: Buffer, size: int) -> Part | ServerError:
+    """A response to one request that has come by itself; raises what nonsense raises."""
+    answer = _answer(document["response"], _places(document["sizes"], size), data)
+    if isinstance(answer, Deferral):
+        raise BrokenFrame("a response that is none")
+    return answer
+
+
+_Places = deque[tuple[int, int]]  # where the data of tensors begin, and their sizes
+
+
+def _places(sizes: Sequence[int], size: int) -> _Places:
+    return deque(zip(offsets(sizes, size), sizes, strict=True))
+
+
+def _answer(told: dict[str, Any], places: _Places, data: Buffer) -> Answer:
+    """What a worker has told for one request."""
+    if "later" in told:
+        return Deferral.LATER
+    if "again" in told:
+        return Deferral.AGAIN
+    if "error" in told:
+        code, text = told["error"]
+        kind = ERRORS[code] if 0 <= code < len(ERRORS) else ExecutionFailed
+        return kind(printable(text))
+    arrays: dict[str, Array] = {}
+    for name, datatype, shape in told["outputs"]:
+        start, nbytes = places.popleft()
+        arrays[str(name)] = read_array(BY_NAME[datatype], tuple(shape), data, start, nbytes)
+    return _wrong_parameter(told["parameters"]) or Part(arrays, told["parameters"])
 
 
 def printable(text: object) -> str:
@@ -155,7 +177,7 @@ def _wrong_parameter(parameters: dict[str, Any]) -> ExecutionFailed | None:
     return None
 
 
-def _array(
+def read_array(
     datatype: Datatype, shape: tuple[int, ...], data: Buffer, start: int, size: int
 ) -> Array:
     """An array of what a worker has sent; raises `ValueError` if it does not fit."""

@@ -15,20 +15,21 @@ Owned by the event-loop thread, but for starting, which happens on a thread of t
 import asyncio
 import json
 import logging
-from collections import deque
 from collections.abc import Callable
 from threading import Thread
 from time import monotonic_ns
-from typing import Any
+from typing import Protocol
 
-from headrace.core.errors import ExecutionFailed, ModelNotReady, RepositoryError, WorkerDied
+from headrace.core.errors import ModelNotReady, RepositoryError
 from headrace.core.signature import Signature
-from headrace.execution.batch_frames import BatchFrames, printable
 from headrace.execution.choice import InstanceKind
+from headrace.execution.conversation import Conversation, Slot
+from headrace.execution.model_calls import Host
 from headrace.execution.worker import WorkerProcess
-from headrace.scheduling.batch import Batch, Instance, NotStarted, Outcome
+from headrace.execution.worker_spec import Ways
+from headrace.scheduling.batch import Answer, Batch, Instance, NotStarted, Outcome, Pending
 from headrace.workers.elements import Buffer
-from headrace.workers.frames import SLOTS, BrokenFrame, Header, Kind, lay_out, pack_batch
+from headrace.workers.frames import SLOTS, Header, Kind
 
 log = logging.getLogger(__name__)
 
@@ -39,49 +40,34 @@ _FIRST_DELAY_SECS = 0.1
 _MAX_DELAY_SECS = 10.0
 _LOOP = 5  # early ends in a row, from which on a worker is left alone
 _PAUSE_SECS = 30.0  # for so long
-Done = Callable[[Instance, Batch, Outcome], None]
+_ASK_SECS = 1.0  # between questions whether the model is ready
+_ANSWER_SECS = 5.0  # that it may take for an answer
 
 
-class Slot:
-    """One of the batches that a worker may have; an instance, as the scheduler sees it."""
-
-    def __init__(self, owner: "WorkerInstance", number: int) -> None:
-        self.owner = owner
-        self.number = number
-        self.batch: Batch | None = None
-        self.done: Done | None = None
-        self.sent = 0
+class Outside(Protocol):
+    """What an instance's batches come from and go to."""
 
     @property
-    def load(self) -> int:
-        """See `headrace.scheduling.batch.Instance`."""
-        return self.owner.under_way
+    def host(self) -> Host:
+        """Who its model may ask for something."""
 
-    def execute(self, batch: Batch, done: Done) -> None:
-        """Hand `batch` to the worker; see `headrace.scheduling.batch.Instance`."""
-        self.batch, self.done = batch, done
-        self.sent = monotonic_ns()
-        self.owner.send(self)
+    def suspend(self, slot: Instance) -> None:
+        """A slot can run nothing for now."""
 
-    def close(self) -> None:
-        """End the worker, with whichever of its slots is closed first."""
-        self.owner.close()
+    def resume(self, slot: Instance) -> None:
+        """It can again."""
 
-    def end(self, outcome: Outcome) -> None:
-        """Report what has come of the batch."""
-        batch, done = self.batch, self.done
-        self.batch = self.done = None
-        assert batch is not None
-        assert done is not None
-        done(self, batch, outcome)
+    def give(self, pending: Pending, answer: Answer | None, final: bool) -> None:
+        """Something has come for a request by itself; see `Batcher.answer`."""
+
+    def changed(self) -> None:
+        """Something has changed that may matter to whether the model is ready."""
 
 
 class WorkerInstance:
     """One instance of a model through all its processes.
 
     `start` makes another process like the first; it takes its time, and raises `RepositoryError`.
-    `suspend` and `resume` are told when its slots can run nothing, and when they can again, and
-    `changed` when that may matter to whether the model is ready.
     """
 
     def __init__(
@@ -91,32 +77,27 @@ class WorkerInstance:
         start: Callable[[], WorkerProcess],
         signature: Signature,
         loop: asyncio.AbstractEventLoop,
-        suspend: Callable[[Instance], None],
-        resume: Callable[[Instance], None],
-        changed: Callable[[], None],
-        limit_secs: float = 0.0,
+        outside: Outside,
+        ways: Ways,
     ) -> None:
-        """A batch that takes longer than `limit_secs`, unless that is 0, ends the worker."""
         self.name = name
-        self._limit = limit_secs
+        self._ways = ways
         self._limit_timer: asyncio.TimerHandle | None = None
-        self.slots = [Slot(self, number) for number in range(SLOTS)]
+        self.slots = [Slot(self, number) for number in range(ways.concurrency or SLOTS)]
         self.running = True
         self.given_up = False  # it has ended so often that it is left alone for now
         self._process = process
         self._start = start
         self._signature = signature
         self._loop = loop
-        self._suspend = suspend
-        self._resume = resume
-        self._changed = changed
+        self._outside = outside
         self._begun = loop.time()
         self._answered = False  # the process has given an answer
         self._early_ends = 0
         self._restart: asyncio.TimerHandle | None = None
         self._closed: asyncio.Future[None] | None = None
-        self._under_way: deque[Slot] = deque()  # in the order in which the worker takes them
-        self._frames = BatchFrames(signature, self._tell_form)
+        self._willing = True  # as far as the model has said
+        self._question: asyncio.TimerHandle | None = None
         self._mean_ns = 2.0 * _SHORT_NS  # of a batch's time; not short before it is known to be
         self._prefetches = True
         self._attach()
@@ -124,7 +105,7 @@ class WorkerInstance:
     @property
     def under_way(self) -> int:
         """Batches that the worker has."""
-        return len(self._under_way)
+        return len(self._talk.under_way)
 
     @property
     def kind(self) -> InstanceKind:
@@ -163,15 +144,11 @@ class WorkerInstance:
             self._end_soon(slot, NotStarted())
             return
         try:
-            said, blocks = self._frames.pack(batch)
-            sizes, pieces, total = lay_out(blocks)
-            meta = pack_batch(said._replace(sizes=sizes))
-            self._process.send_data(Kind.EXECUTE, slot.number, meta, pieces, total)
+            self._talk.send(slot)
         except Exception as error:  # no memory for its file, say: it belongs to this batch alone
             self._end_soon(slot, error)
             return
-        self._under_way.append(slot)
-        if self._limit and len(self._under_way) == 1:
+        if self._ways.limit_secs and len(self._talk.under_way) == 1:
             self._watch()
 
     def _end_soon(self, slot: Slot, error: Exception) -> None:
@@ -181,54 +158,55 @@ class WorkerInstance:
             now = monotonic_ns()
             slot.end(Outcome((), error, slot.sent, now, now))
             if not self.running:
-                self._suspend(slot)
+                self._outside.suspend(slot)
 
         self._loop.call_soon(end)
 
     def _watch(self) -> None:
-        """Hold the batch that the worker has now against the limit."""
+        """Hold the batch that the worker has had for the longest time against the limit."""
         if self._limit_timer is not None:
             self._limit_timer.cancel()
             self._limit_timer = None
-        if self._limit and self._under_way:
-            self._limit_timer = self._loop.call_later(self._limit, self._on_limit)
+        under_way = self._talk.under_way
+        if self._ways.limit_secs and under_way:
+            left = self._ways.limit_secs
+            if self._ways.concurrency:
+                oldest = min(slot.sent for slot in under_way.values())
+                left -= (monotonic_ns() - oldest) / 1e9
+            self._limit_timer = self._loop.call_later(max(left, 0.0), self._on_limit)
 
     def _on_limit(self) -> None:
         self._limit_timer = None
         log.error(
             "worker %d of %s has taken longer than %g s for a batch and is killed", self.pid,
-            self.name, self._limit, extra={"model": self._signature.model, "worker": self.pid},
+            self.name, self._ways.limit_secs,
+            extra={"model": self._signature.model, "worker": self.pid},
         )  # fmt: skip
         self._process.kill()
-
-    def _tell_form(self, document: bytes) -> None:
-        self._process.send(Kind.FORM, document)
 
     # --- from the worker
 
     def _attach(self) -> None:
+        self._talk = Conversation(
+            self._process, self._signature, bool(self._ways.concurrency), self._outside.give,
+            self._report, self._outside.host,
+        )  # fmt: skip
         self._process.attach(self._loop, self._on_frame, self._on_exit)
+        if self._ways.asks:
+            self._ask()
 
     def _on_frame(self, header: Header, meta: bytes, data: Buffer) -> None:
-        if header.kind is Kind.FORM:
-            self._frames.learn(json.loads(meta))
+        if header.kind is Kind.METRIC:
+            self._outside.host.metric(json.loads(meta))
             return
-        if header.kind not in (Kind.RESULT, Kind.RESPONSES, Kind.BROKEN):
-            raise BrokenFrame(f"a frame of kind {header.kind.name}")
-        if not self._under_way or self._under_way[0].number != header.slot:
-            raise BrokenFrame("an answer to no batch")
-        slot = self._under_way[0]
-        assert slot.batch is not None
-        if header.kind is Kind.RESULT:
-            outcome = self._frames.result(slot.sent, slot.batch, meta, data, header.data)
-        elif header.kind is Kind.RESPONSES:
-            outcome = self._frames.responses(
-                slot.sent, slot.batch, json.loads(meta), data, header.data
-            )
-        else:
-            outcome = self._broken(slot, slot.batch, json.loads(meta))
-        self._under_way.popleft()
-        if self._limit:
+        if header.kind is Kind.ANSWER:
+            self._on_answer(bool(json.loads(meta)["ready"]))
+            return
+        ended = self._talk.take(header, meta, data)
+        if ended is None:
+            return
+        slot, outcome = ended
+        if self._ways.limit_secs:
             self._watch()
         self._answered = self._answered or outcome.error is None
         self._mean_ns += _WEIGHT * (outcome.computed - outcome.started - self._mean_ns)
@@ -237,40 +215,68 @@ class WorkerInstance:
 
     def choose_slots(self) -> None:
         """Take part with further slots only while batches are short."""
-        prefetches = self._mean_ns <= _SHORT_NS
+        if self._ways.concurrency:
+            return
+        # What asks for another model's answer must not have what that one waits for in its hands.
+        prefetches = self._mean_ns <= _SHORT_NS and not self._talk.calls_out
         if prefetches != self._prefetches:
             free = [slot for slot in self.slots[1:] if slot.batch is None]
             if len(free) == len(self.slots) - 1:  # else after the next batch
                 self._prefetches = prefetches
                 for slot in free:
-                    (self._resume if prefetches else self._suspend)(slot)
+                    (self._outside.resume if prefetches else self._outside.suspend)(slot)
 
-    def _broken(self, slot: Slot, batch: Batch, document: dict[str, Any]) -> Outcome:
-        """The model has raised, or given back something else than responses."""
-        text, lines = printable(document["text"]), printable(document["traceback"])
-        several = len(batch.pendings) > 1
+    def _report(self, batch: Batch, text: str, lines: str) -> None:
         fields = {"model": self._signature.model, "worker": self.pid}
-        if several:
+        if len(batch.pendings) > 1:
             log.debug("%s; its %d requests are run again in halves", text, len(batch.pendings),
                       extra=fields)  # fmt: skip
         else:
             log.error("%s", lines.rstrip() or text, extra=fields)
-        now = monotonic_ns()
-        error = ExecutionFailed(
-            f"Failed to process the request(s) for model '{self._signature.model}', message: {text}"
-        )
-        return Outcome((), error, slot.sent, slot.sent, now)
+
+    # --- whether the model says that it is ready
+
+    @property
+    def willing(self) -> bool:
+        """Whether it runs, and the model does not say that it is not ready."""
+        return self.running and self._willing
+
+    def _ask(self) -> None:
+        """Ask the model; until it has answered, nothing changes, unless that takes too long."""
+        self._process.send(Kind.ASK)
+        self._question = self._loop.call_later(_ANSWER_SECS, self._on_silence)
+
+    def _on_silence(self) -> None:
+        if self._talk.under_way:  # it is busy, which is no reason to be not ready
+            self._question = self._loop.call_later(_ANSWER_SECS, self._on_silence)
+        else:
+            self._set_willing(False)
+
+    def _on_answer(self, ready: bool) -> None:
+        if self._question is not None:
+            self._question.cancel()
+        self._question = self._loop.call_later(_ASK_SECS, self._ask)
+        self._set_willing(ready)
+
+    def _set_willing(self, willing: bool) -> None:
+        if willing != self._willing:
+            self._willing = willing
+            log.info("%s says that it is %s", self.name, "ready" if willing else "not ready",
+                     extra={"model": self._signature.model, "worker": self.pid})  # fmt: skip
+            self._outside.changed()
 
     # --- its end, and the next one
 
     def _on_exit(self, how: str) -> None:
-        now = monotonic_ns()
         self.running = False
         if self._closed is not None and not self._closed.done():
             self._closed.set_result(None)
-        under_way, self._under_way = self._under_way, deque()
-        self._watch()
-        self._frames = BatchFrames(self._signature, self._tell_form)  # the next one knows nothing
+        if self._limit_timer is not None:
+            self._limit_timer.cancel()
+            self._limit_timer = None
+        if self._question is not None:
+            self._question.cancel()
+        self._willing = True
         steady = self._answered or self._loop.time() - self._begun >= _STEADY_SECS
         if self._closed is None:
             self._early_ends = 1 if steady else self._early_ends + 1
@@ -278,19 +284,12 @@ class WorkerInstance:
                 "worker %d of %s %s", self.pid, self.name, how,
                 extra={"model": self._signature.model, "worker": self.pid},
             )  # fmt: skip
-        for index, slot in enumerate(under_way):
-            error: Exception = NotStarted()
-            if not index:
-                error = WorkerDied(
-                    f"the worker process of model '{self._signature.model}' {how} while it"
-                    " executed the request"
-                )
-            slot.end(Outcome((), error, slot.sent, slot.sent, now))
+        self._talk.end(how)
         for slot in self.slots:
-            self._suspend(slot)
+            self._outside.suspend(slot)
         if self._closed is None:
             self._plan_restart()
-        self._changed()
+        self._outside.changed()
 
     def _plan_restart(self) -> None:
         if self._early_ends >= _LOOP:
@@ -333,7 +332,7 @@ class WorkerInstance:
             log.error("%s cannot be started again: %s", self.name, problem, exc_info=trace)
             self._early_ends += 1
             self._plan_restart()
-            self._changed()
+            self._outside.changed()
             return
         self._process = process
         self._begun = self._loop.time()
@@ -344,8 +343,8 @@ class WorkerInstance:
         log.info("%s runs again as worker %d", self.name, process.pid,
                  extra={"model": self._signature.model})  # fmt: skip
         for slot in self.slots if self._prefetches else self.slots[:1]:
-            self._resume(slot)
-        self._changed()
+            self._outside.resume(slot)
+        self._outside.changed()
 
 
 def restart_delay(early_ends: int) -> float:

@@ -12,16 +12,17 @@ from headrace.core.errors import InvalidConfig, InvalidOption, LoadFailed
 from headrace.core.model_spec import LoadSpec
 from headrace.core.tensors import Array
 from headrace.execution.worker import WorkerProcess
-from headrace.execution.worker_spec import WorkerSpec
+from headrace.execution.worker_spec import Ways, WorkerSpec
 from headrace.wire.documents import to_json
 from headrace.wire.pb.model_config_pb2 import ModelConfig
-from headrace.workers.frames import Kind
+from headrace.workers.frames import MAX_SLOTS, Kind
 
 # What `auto_complete_config` may say.
 _COMPLETED = (
     "max_batch_size", "input", "output", "dynamic_batching", "model_transaction_policy",
 )  # fmt: skip
 _MOST_SECS = 1e6
+_CONCURRENCY = 32  # batches that a coroutine runs at a time
 _START_SECS = 600.0  # for a model to be loaded, and again to be started
 
 
@@ -64,11 +65,14 @@ class LoadedWorker:
             spec.parameters.get("python", sys.executable),
             spec.threads,
         )
-        self.limit_secs = _seconds(spec.parameters, "execution_limit_secs")
+        self._limit_secs = _seconds(spec.parameters, "execution_limit_secs")
+        self._concurrency = _count(spec.parameters, "max_concurrency", _CONCURRENCY)
+        self.ways = Ways()
         if not spec.path.is_file():
             raise LoadFailed(f"there is no model file {spec.path.parent.name}/{spec.path.name}")
         self.process, self._completed = self._loaded(spec.auto_complete)
         self._config = "{}"
+        self._decoupled = False
 
     def completed(self, config: ModelConfig) -> ModelConfig:
         """A copy of `config` with what the model says of itself; raises `InvalidConfig`."""
@@ -87,7 +91,10 @@ class LoadedWorker:
     def begin(self, config: ModelConfig) -> None:
         """Start the model with its whole configuration; raises `LoadFailed`."""
         self._config = json.dumps(to_json(config))
-        self._start(self.process)
+        self._decoupled = config.model_transaction_policy.decoupled
+        said = self._start(self.process)
+        concurrency = self._concurrency if said["is_async"] else 0
+        self.ways = Ways(concurrency, bool(said["asks"]), self._limit_secs)
 
     def again(self) -> WorkerProcess:
         """Another worker with the same model, started; raises `LoadFailed`."""
@@ -117,7 +124,7 @@ class LoadedWorker:
         answer = process.ask(Kind.LOAD, document, _START_SECS)
         return process, answer.get("config")
 
-    def _start(self, process: WorkerProcess) -> None:
+    def _start(self, process: WorkerProcess) -> dict[str, Any]:
         spec = self._spec
         args = {
             "model_config": self._config,
@@ -128,7 +135,18 @@ class LoadedWorker:
             "model_version": str(spec.version),
             "model_name": spec.model,
         }
-        process.ask(Kind.START, {"args": args}, _START_SECS)
+        document = {"args": args, "decoupled": self._decoupled}
+        return process.ask(Kind.START, document, _START_SECS)
+
+
+def _count(parameters: Mapping[str, str], name: str, default: int) -> int:
+    """A number of batches among the configuration's parameters."""
+    text = parameters.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MAX_SLOTS):
+        raise InvalidOption(
+            f"parameters['{name}']", f"expected a whole number from 1 to {MAX_SLOTS}, got {text!r}"
+        )
+    return int(text)
 
 
 def _seconds(parameters: Mapping[str, str], name: str) -> float:

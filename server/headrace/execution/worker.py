@@ -4,7 +4,6 @@ Loading may take minutes, so `start` and `ask` block and are for a loading threa
 the event loop owns it.
 """
 
-import array
 import asyncio
 import json
 import logging
@@ -13,8 +12,7 @@ import selectors
 import signal
 import socket
 import subprocess
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -22,22 +20,10 @@ from typing import Any
 
 from headrace.core.errors import LoadFailed
 from headrace.execution.worker_output import WorkerOutput
+from headrace.execution.worker_socket import READ, Take, WorkerSocket
 from headrace.execution.worker_spec import WorkerSpec
 from headrace.workers.elements import Buffer
-from headrace.workers.frames import (
-    IN_FILE,
-    INLINE,
-    KEPT,
-    MAX_TOLD,
-    NEW_FILE,
-    BrokenFrame,
-    FrameReader,
-    Header,
-    Kind,
-    frame,
-    pack_header,
-)
-from headrace.workers.memory import InFile, OutFile, descriptors
+from headrace.workers.frames import BrokenFrame, Header, Kind, frame
 
 log = logging.getLogger(__name__)
 
@@ -50,12 +36,8 @@ _BOOT = (
     "m=types.ModuleType('headrace');m.__path__=[sys.argv[2]];sys.modules['headrace']=m;"
     "from headrace.workers.main import main;main(int(sys.argv[1]))"
 )
-_READ = 256 << 10
-_SPACE = socket.CMSG_SPACE(4 * 16)
 _LAST_READS = 64  # of what a worker has left behind
-_PENDING = 4  # files that may have come before their frames
 _STOP_SECS = 5.0
-Take = Callable[[Header, bytes, Buffer], None]
 
 
 class WorkerProcess:
@@ -86,16 +68,10 @@ class WorkerProcess:
             raise LoadFailed(f"cannot start {spec.python}: {error.strerror}") from error
         os.close(theirs)
         os.close(theirs_output)
-        self._sock = socket.socket(fileno=ours)
-        with suppress(OSError):
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        self.link = WorkerSocket(ours, self._give_up)
         os.set_blocking(output, False)
         self._output = WorkerOutput(output, spec, self._process.pid)
-        self._frames = FrameReader(MAX_TOLD)
-        self._descriptors: deque[int] = deque()
-        self._in: dict[int, InFile] = {}
-        self._out: dict[int, OutFile] = {}
-        self._unsent: deque[tuple[memoryview, int]] = deque()
+        self._early: list[tuple[Header, bytes]] = []  # what the model has told while it started
         self._loop: asyncio.AbstractEventLoop | None = None
         self._take: Take | None = None
         self._on_exit: Callable[[str], None] | None = None
@@ -117,7 +93,7 @@ class WorkerProcess:
         takes longer than `timeout` seconds.
         """
         try:
-            self._sock.sendall(frame(kind, json.dumps(document).encode()))
+            self.link.sock.sendall(frame(kind, json.dumps(document).encode()))
             return self._await_answer(monotonic() + timeout)
         except Exception as error:  # reading nonsense may raise anything
             self.kill()
@@ -128,22 +104,24 @@ class WorkerProcess:
 
     def _await_answer(self, deadline: float) -> dict[str, Any]:
         with selectors.DefaultSelector() as selector:
-            selector.register(self._sock, selectors.EVENT_READ)
+            selector.register(self.link.sock, selectors.EVENT_READ)
             selector.register(self._output.descriptor, selectors.EVENT_READ)
             while (left := deadline - monotonic()) > 0:
                 for key, _ in selector.select(left):
-                    if key.fileobj is not self._sock:
+                    if key.fileobj is not self.link.sock:
                         self._output.read()
                         if self._output.ended:
                             selector.unregister(self._output.descriptor)
                         continue
-                    data = self._sock.recv(_READ)
+                    data = self.link.sock.recv(READ)
                     if not data:
                         raise LoadFailed(f"the worker {self._describe_end()}")
                     answers: list[dict[str, Any]] = []
-                    for header, meta, _ in self._frames.feed(data):
+                    for header, meta, _ in self.link.frames.feed(data):
                         if header.kind is Kind.LOG:
                             self._log(meta)
+                        elif header.kind is Kind.METRIC:
+                            self._early.append((header, meta))
                         else:
                             answers.append(self._answer(header.kind, meta))
                     if answers:
@@ -189,39 +167,16 @@ class WorkerProcess:
         self._loop = loop
         self._take = take
         self._on_exit = on_exit
-        self._sock.setblocking(False)
-        loop.add_reader(self._sock, self._receive)
+        early, self._early = self._early, []
+        for header, meta in early:
+            take(header, meta, b"")
+        self.link.attach(loop, self._hand_on)
         loop.add_reader(self._output.descriptor, self._on_output)
         loop.add_reader(self._watch, self._on_ended)
 
     def send(self, kind: Kind, meta: bytes = b"") -> None:
         """Send a frame without data."""
-        self._write(frame(kind, meta), -1)
-
-    def send_data(
-        self, kind: Kind, slot: int, meta: bytes, pieces: Sequence[Buffer], size: int
-    ) -> None:
-        """Send a frame with data, which are written or copied before this returns.
-
-        Raises `OSError` if there is no memory for them.
-        """
-        flags = KEPT if slot in self._in and self._in[slot].in_use else 0
-        if size <= INLINE:
-            head = pack_header(kind, flags, slot, len(meta), size)
-            self._write(b"".join([head, meta, *pieces]), -1)
-            return
-        file = self._out.get(slot)
-        if file is None:
-            file = self._out[slot] = OutFile()
-        descriptor = file.write(pieces, size)
-        flags |= IN_FILE | (NEW_FILE if descriptor >= 0 else 0)
-        head = pack_header(kind, flags, slot, len(meta), size) + meta
-        try:
-            # The file may be replaced before what waits is sent.
-            self._write(head, os.dup(descriptor) if descriptor >= 0 else -1)
-        except OSError:
-            file.close()  # the worker has not got it
-            raise
+        self.link.send(kind, meta)
 
     def stop(self) -> None:
         """Have it finish and end; it is killed if that takes long."""
@@ -229,99 +184,22 @@ class WorkerProcess:
             self.send(Kind.STOP)
             self._kill_timer = self._loop.call_later(_STOP_SECS, self.kill)
 
-    def _write(self, data: bytes, descriptor: int) -> None:
-        """Send a frame as soon as it can go, with an open file, which is closed then."""
-        if self.ended:
-            if descriptor >= 0:
-                os.close(descriptor)
-            return
-        self._unsent.append((memoryview(data), descriptor))
-        if len(self._unsent) == 1:
-            self._flush()
-            if self._unsent:
-                assert self._loop is not None
-                self._loop.add_writer(self._sock, self._on_writable)
-
-    def _send_some(self, data: Buffer, descriptor: int) -> int:
-        try:
-            if descriptor < 0:
-                return self._sock.send(data)
-            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))
-            return self._sock.sendmsg([data], [rights])
-        except BlockingIOError:
-            return 0
-        except OSError as error:
-            self._give_up(f"cannot be written to: {error}")
-            return len(data)
-
-    def _flush(self) -> None:
-        """Send of what waits as much as can go now."""
-        while self._unsent:
-            data, descriptor = self._unsent[0]
-            sent = self._send_some(data, descriptor)
-            if sent and descriptor >= 0:
-                os.close(descriptor)
-                descriptor = -1
-            if sent < len(data):
-                self._unsent[0] = (data[sent:], descriptor)
-                return
-            self._unsent.popleft()
-
-    def _on_writable(self) -> None:
-        self._flush()
-        if not self._unsent and self._loop is not None:
-            self._loop.remove_writer(self._sock)
-
-    def _receive(self) -> bool:
-        """Take in what has come; whether there may be more."""
-        if self._given_up:
-            return False
-        try:
-            data, control, _, _ = self._sock.recvmsg(_READ, _SPACE, socket.MSG_CMSG_CLOEXEC)
-        except BlockingIOError:
-            return False
-        except OSError:
-            data, control = b"", []
-        self._descriptors.extend(descriptors(control))
-        if not data or len(self._descriptors) > _PENDING:
-            self._give_up("sent too many files" if data else "closed its socket")
-            return False
-        try:
-            for header, meta, content in self._frames.feed(data):
-                self._hand_on(header, meta, content)
-        except Exception as error:  # what reading nonsense may raise, or a bug of ours
-            level = logging.DEBUG if isinstance(error, BrokenFrame) else logging.ERROR
-            log.log(level, "worker %d sent what makes no sense", self.pid, exc_info=error,
-                    extra=self._fields())  # fmt: skip
-            self._give_up(f"sent what makes no sense ({type(error).__name__}: {error})")
-        return not self._given_up
-
     def _hand_on(self, header: Header, meta: bytes, content: Buffer) -> None:
-        if self._take is None:
-            return
         if header.kind is Kind.LOG:
             self._log(meta)
-            return
-        if header.flags & KEPT and header.slot in self._out:
-            self._out[header.slot].retired = True
-        if header.flags & NEW_FILE:
-            file = self._in[header.slot] = InFile()
-            file.map(self._descriptors.popleft())
-        if header.flags & IN_FILE:
-            mapped = self._in[header.slot].bytes
-            if mapped is None or len(mapped) < header.data:
-                raise BrokenFrame("data beyond its file")
-            content = mapped.data
-        self._take(header, meta, content)
+        elif self._take is not None:
+            self._take(header, meta, content)
 
-    def _give_up(self, reason: str) -> None:
+    def _give_up(self, reason: str, error: Exception | None) -> None:
         """It is of no more use: end it, and say so."""
         if self.ended or self._given_up or self._loop is None:
             return
         self._given_up = True
-        self._loop.remove_reader(self._sock)
+        self.link.give_up()
         self.kill()
-        log.debug("worker %d %s", self.pid, reason, extra=self._fields())
+        # What is not the worker's nonsense is a bug of ours.
+        level = logging.ERROR if error and not isinstance(error, BrokenFrame) else logging.DEBUG
+        log.log(level, "worker %d %s", self.pid, reason, exc_info=error, extra=self._fields())
 
     def _on_output(self) -> None:
         self._output.read()
@@ -333,15 +211,14 @@ class WorkerProcess:
         self.kill()  # what it has started does not outlive it; before its number is free again
         status = self._process.wait()
         for _ in range(_LAST_READS):  # what it has sent last
-            if not self._receive():
+            if not self.link.receive():
                 break
         for _ in range(_LAST_READS):
             if not self._output.read():
                 break
         self.ended = True
-        for source in (self._sock, self._output.descriptor, self._watch):
+        for source in (self._output.descriptor, self._watch):
             self._loop.remove_reader(source)
-        self._loop.remove_writer(self._sock)
         if self._kill_timer is not None:
             self._kill_timer.cancel()
         os.close(self._watch)
@@ -351,16 +228,8 @@ class WorkerProcess:
             on_exit(_describe(status))
 
     def _close(self) -> None:
-        self._sock.close()
+        self.link.close()
         os.close(self._output.descriptor)
-        for file in self._out.values():
-            file.close()
-        for descriptor in (*self._descriptors, *(d for _, d in self._unsent if d >= 0)):
-            os.close(descriptor)
-        self._out.clear()
-        self._in.clear()
-        self._descriptors.clear()
-        self._unsent.clear()
 
     def _log(self, meta: bytes) -> None:
         level, name, text = json.loads(meta)

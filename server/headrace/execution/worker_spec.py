@@ -13,6 +13,20 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEX
 
 
 @dataclass(frozen=True, slots=True)
+class Ways:
+    """How a model runs its batches, as it has said when it was started, and its configuration.
+
+    `concurrency` is how many a coroutine runs at a time, 0 for one after the other; `asks` whether
+    the model is to be asked if it is ready. A batch that takes longer than `limit_secs`, unless
+    that is 0, ends the worker.
+    """
+
+    concurrency: int = 0
+    asks: bool = False
+    limit_secs: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerSpec:
     """How a worker is started, and whose it is, for the log. `threads` is for numeric libraries."""
 

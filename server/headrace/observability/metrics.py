@@ -19,6 +19,7 @@ from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Met
 from prometheus_client.registry import Collector
 
 from headrace.observability.machine import Machine
+from headrace.observability.model_metrics import ModelMetrics
 from headrace.observability.statistics import LATENCY_BOUNDS, Histogram, VersionStatistics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -60,10 +61,12 @@ class ServerCollector(Collector):
         server: Callable[[], ServerSeries],
         versions: Callable[[], Iterable[VersionSeries]],
         machine: Machine,
+        model_metrics: ModelMetrics,
     ) -> None:
         self._server = server
         self._versions = versions
         self._machine = machine
+        self._model_metrics = model_metrics
 
     def collect(self) -> Iterator[Metric]:
         """All families, also those without a sample yet."""
@@ -73,6 +76,7 @@ class ServerCollector(Collector):
         yield from _histograms(versions)
         yield from _server(self._server())
         yield from _machine(self._machine)
+        yield from self._model_metrics.collect()
 
 
 def registry(collector: ServerCollector) -> CollectorRegistry:

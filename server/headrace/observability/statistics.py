@@ -108,6 +108,28 @@ class VersionStatistics:
             self.queue_histogram.observe(started - moment)
             self.request_histogram.observe(ended - moment)
 
+    def batch_opened(self, batch_rows: int, started: int, gathered: int, computed: int) -> None:
+        """Count a batch whose requests are answered later."""
+        self.execution_count += 1
+        self.last_inference_ms = time_ns() // 1_000_000
+        batch = self.batches.get(batch_rows)
+        if batch is None:
+            batch = self.batches[batch_rows] = BatchCounters()
+        batch.count += 1
+        batch.compute_input_ns += gathered - started
+        batch.compute_infer_ns += computed - gathered
+
+    def request_completed(self, arrived: int, rows: int, started: int, ended: int) -> None:
+        """Count a request with its last response, which came later than its batch was run."""
+        self.success_count += 1
+        self.inference_count += rows
+        self.compute_infer_ns += ended - started
+        self.queue_ns += started - arrived
+        self.success_ns += ended - arrived
+        self.compute_histogram.observe(ended - started)
+        self.queue_histogram.observe(started - arrived)
+        self.request_histogram.observe(ended - arrived)
+
     def request_failed(self, reason: str, duration_ns: int) -> None:
         """Count a request that ended without an answer for one of `FAILURE_REASONS`."""
         self.failures[reason] += 1

@@ -34,6 +34,7 @@ def signature(config: ModelConfig) -> Signature:
         config.max_batch_size,
         tuple(_spec(tensor, tensor.optional) for tensor in config.input),
         tuple(_spec(tensor, False) for tensor in config.output),
+        config.model_transaction_policy.decoupled,
     )
 
 

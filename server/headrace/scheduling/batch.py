@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -24,11 +25,13 @@ class Pending:
     Owned by the event-loop thread. States, in order: queued, started, ended; `cancel` ends it from
     either of the first two. `outcome` is there from its end until its sink has been called, which
     may be later where answers keep the order of requests; `cancel` takes it back until then.
+    An execution that can be told about single requests has put itself into `execution`, with the
+    number that it knows the request by, and when it began.
     """
 
     __slots__ = (
-        "arrived", "deadline", "ended", "key", "level", "outcome", "owner", "request", "rows",
-        "sink", "started",
+        "arrived", "began", "deadline", "ended", "execution", "key", "level", "number", "outcome",
+        "owner", "request", "rows", "sink", "started",
     )  # fmt: skip
 
     def __init__(
@@ -50,6 +53,9 @@ class Pending:
         self.deadline: int | None = None
         self.started = False
         self.ended = False
+        self.execution: Execution | None = None
+        self.number = 0
+        self.began = arrived
         self.outcome: InferResponse | Exception | None = None
 
     def cancel(self) -> None:
@@ -58,6 +64,18 @@ class Pending:
 
     def hold(self, held: bool) -> None:
         """Have the model pause its further responses, or go on."""
+        if self.execution is not None and not self.ended:
+            self.execution.hold(self, held)
+
+
+class Execution(Protocol):
+    """Where requests are run that may be answered one by one."""
+
+    def cancel(self, pending: Pending) -> None:
+        """Nobody waits for a request any more."""
+
+    def hold(self, pending: Pending, held: bool) -> None:
+        """Pause the responses to a request, or go on."""
 
 
 class NotStarted(Exception):
@@ -72,6 +90,20 @@ class Part:
     parameters: dict[str, Parameter]
 
 
+class Deferral(Enum):
+    """What an execution says of a request instead of an answer."""
+
+    LATER = "its responses come by themselves"
+    AGAIN = "it is to be run again, alone"
+
+
+class NoResponse(Exception):
+    """The end of a request that brings no response."""
+
+
+Answer = Part | ServerError | Deferral
+
+
 @dataclass(slots=True)
 class Outcome:
     """What an execution gave: arrays in the order of `Batch.outputs`, or the error; when, in ns.
@@ -84,7 +116,7 @@ class Outcome:
     started: int
     gathered: int
     computed: int
-    parts: Sequence[Part | ServerError] | None = None
+    parts: Sequence[Answer] | None = None
 
 
 class Batch:
@@ -160,33 +192,23 @@ class Batch:
             )
 
     def respond_each(
-        self, version: str, parts: Sequence[Part | ServerError], outcome: Outcome
-    ) -> list[tuple[Pending, ServerError]]:
-        """As `respond`, from what each request gets; those that get an error, which it is."""
-        signature = self.signature
+        self, version: str, parts: Sequence[Answer], outcome: Outcome
+    ) -> list[tuple[Pending, ServerError | Deferral]]:
+        """As `respond`, from what each request gets; those without a response, and why."""
         compute = outcome.computed - outcome.started
-        failed: list[tuple[Pending, ServerError]] = []
+        others: list[tuple[Pending, ServerError | Deferral]] = []
         for pending, part in zip(self.pendings, parts, strict=True):
             if pending.ended:
                 continue
-            if isinstance(part, ServerError):
-                failed.append((pending, part))
+            if not isinstance(part, Part):
+                others.append((pending, part))
                 continue
-            try:
-                outputs = [
-                    _output(signature, spec, part.arrays[spec.name], pending.rows)
-                    for spec in signature.outputs
-                    if spec.name in part.arrays
-                ]
-            except ExecutionFailed as error:
-                failed.append((pending, error))
-                continue
-            request = pending.request
             timing = Timing(outcome.started - pending.arrived, compute, self.rows)
-            pending.outcome = InferResponse(
-                request.model_name, version, request.id, outputs, timing, part.parameters
-            )
-        return failed
+            try:
+                pending.outcome = response_of(self.signature, version, pending, part, timing)
+            except ExecutionFailed as error:
+                others.append((pending, error))
+        return others
 
     def halves(self) -> "tuple[Batch, Batch]":
         """Two batches with the same requests; only for a batch of several."""
@@ -195,6 +217,23 @@ class Batch:
             Batch(self.signature, self.pendings[:middle]),
             Batch(self.signature, self.pendings[middle:]),
         )
+
+
+def response_of(
+    signature: Signature, version: str, pending: Pending, part: Part, timing: Timing
+) -> InferResponse:
+    """A response to one request; raises `ExecutionFailed` if the model broke its signature.
+
+    A decoupled model answers with as many rows as it likes.
+    """
+    request = pending.request
+    rows = None if signature.decoupled else pending.rows
+    outputs = [
+        _output(signature, spec, part.arrays[spec.name], rows)
+        for spec in signature.outputs
+        if spec.name in part.arrays
+    ]
+    return InferResponse(request.model_name, version, request.id, outputs, timing, part.parameters)
 
 
 class Room:
@@ -245,8 +284,10 @@ def _wanted(signature: Signature, pendings: list[Pending]) -> tuple[TensorSpec, 
     return tuple(spec for spec in signature.outputs if spec.name in wanted)
 
 
-def _output(signature: Signature, spec: TensorSpec, array: Array, rows: int) -> Tensor:
-    """A model's output as a tensor that fits its declaration."""
+def _output(signature: Signature, spec: TensorSpec, array: Array, rows: int | None) -> Tensor:
+    """A model's output as a tensor that fits its declaration; of any number of rows for None."""
+    if rows is None and signature.batches and array.ndim:
+        rows = array.shape[0]
     expected = (rows, *spec.dims) if signature.batches else spec.dims
     if spec.reshape is None and array.shape == expected and array.dtype == NUMPY[spec.datatype]:
         return Tensor(spec.name, spec.datatype, array)  # as nearly always

@@ -12,44 +12,39 @@ Invariant: while a request is queued, an instance is busy, a flush is scheduled 
 A batch of several that fails is run again in halves, until the request to blame stands alone; not
 if a worker has died of it, which would then die again. What an instance gives back without having
 begun it waits for the next one. An instance that cannot run anything for now is suspended.
+
+A request may be answered later than its batch, by itself and more than once: it is open from the
+end of its batch to its own.
 """
 
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from operator import attrgetter
 from typing import Protocol
 
 from headrace.core.errors import ExecutionFailed, QueueTimeout, ServerError, WorkerDied
-from headrace.core.requests import InferRequest, InferResponse, Sink
+from headrace.core.requests import InferRequest, InferResponse, Sink, Timing
 from headrace.core.signature import Signature
-from headrace.scheduling.batch import Batch, Instance, NotStarted, Outcome, Pending
+from headrace.scheduling.batch import (
+    Answer,
+    Batch,
+    Deferral,
+    Instance,
+    NoResponse,
+    NotStarted,
+    Outcome,
+    Part,
+    Pending,
+    response_of,
+)
+from headrace.scheduling.clock import Clock, Timer
+from headrace.scheduling.delivery import Delivery, give
 from headrace.scheduling.policy import SchedulingPolicy
 from headrace.scheduling.queue import RequestQueue
 
 log = logging.getLogger(__name__)
 _load = attrgetter("load")
-
-
-class Timer(Protocol):
-    """Something scheduled that can be called off."""
-
-    def cancel(self) -> None:
-        """Do not run it."""
-
-
-class Clock(Protocol):
-    """Time and the event loop, as far as scheduling needs them."""
-
-    def now(self) -> int:
-        """Nanoseconds of a monotonic clock."""
-
-    def soon(self, callback: Callable[[], None]) -> object:
-        """Run `callback` at the end of this tick of the event loop."""
-
-    def at(self, when: int, callback: Callable[[], None]) -> Timer:
-        """Run `callback` at `when`, in nanoseconds of the same clock."""
 
 
 class Recorder(Protocol):
@@ -66,6 +61,12 @@ class Recorder(Protocol):
         ended: int,
     ) -> None:
         """A batch ran and every request in it has its answer."""
+
+    def batch_opened(self, batch_rows: int, started: int, gathered: int, computed: int) -> None:
+        """A batch ran, but its requests are answered later."""
+
+    def request_completed(self, arrived: int, rows: int, started: int, ended: int) -> None:
+        """A request that was answered later than its batch has had its last response."""
 
     def request_failed(self, reason: str, duration_ns: int) -> None:
         """A request that had been accepted ended without an answer."""
@@ -92,7 +93,8 @@ class Batcher:
         self._report = report
         self._queue = RequestQueue(policy)
         self._retries: deque[Batch] = deque()
-        self._order: deque[Pending] = deque()  # only with preserve_ordering: what has no answer yet
+        self._open: set[Pending] = set()
+        self._delivery = Delivery(policy.preserve_ordering)
         self._idle: list[Instance] = []
         self._suspended: list[Instance] = []
         self._instances: list[Instance] = []
@@ -110,7 +112,8 @@ class Batcher:
     def busy(self) -> bool:
         """Whether any request is queued or under way."""
         resting = len(self._idle) + len(self._suspended)
-        return bool(self._queue.waiting or self._retries or resting < len(self._instances))
+        waiting = self._queue.waiting or self._retries or self._open
+        return bool(waiting) or resting < len(self._instances)
 
     def add_instance(self, instance: Instance) -> None:
         """Let `instance` take part from now on."""
@@ -146,8 +149,7 @@ class Batcher:
         key = self._signature.batch_key(request)
         pending = Pending(request, sink, rows, key, self._clock.now(), self)
         self._queue.append(pending)
-        if self._policy.preserve_ordering:
-            self._order.append(pending)
+        self._delivery.expect(pending)
         if self._idle:
             self._schedule_flush()
         if pending.deadline is not None:
@@ -165,9 +167,41 @@ class Batcher:
         elif self._retries:  # a batch of which nobody wants anything any more is none
             wanted = [b for b in self._retries if not all(p.ended for p in b.pendings)]
             self._retries = deque(wanted)
+        if pending.execution is not None:
+            self._open.discard(pending)
+            pending.execution.cancel(pending)
         self._recorder.request_failed("CANCELED", self._clock.now() - pending.arrived)
-        self._release([pending])
+        self._delivery.release([pending])
         self._check_drained()
+
+    def answer(self, pending: Pending, answer: Answer | None, final: bool) -> None:
+        """Take what an execution gives one request by itself; None is the end alone.
+
+        In or after its batch; with an error or a `Deferral` the request is done with there.
+        """
+        if pending.ended:
+            return
+        now = self._clock.now()
+        if isinstance(answer, Part):
+            try:
+                timing = Timing(pending.began - pending.arrived, now - pending.began, pending.rows)
+                response = response_of(self._signature, self._version, pending, answer, timing)
+            except ExecutionFailed as error:
+                self._close_open(pending, error, now)
+                if pending.execution is not None and not final:
+                    pending.execution.cancel(pending)
+                return
+            if not final:
+                give(pending, response)
+                return
+            self._close_open(pending, response, now)
+        elif answer is None:
+            self._close_open(pending, NoResponse(), now)
+        elif isinstance(answer, ServerError):
+            self._close_open(pending, answer, now)
+        else:
+            self._open.discard(pending)
+            self._run_again(pending)
 
     def close(self) -> None:
         """Close all instances; only when not `busy`."""
@@ -232,19 +266,18 @@ class Batcher:
     def _finished(self, instance: Instance, batch: Batch, outcome: Outcome) -> None:
         self._idle.append(instance)
         error = outcome.error
-        failed: Sequence[tuple[Pending, ServerError]] = ()
+        others: Sequence[tuple[Pending, ServerError | Deferral]] = ()
         if error is None:
             try:
                 if outcome.parts is None:
                     batch.respond(self._version, batch.split(outcome.arrays), outcome)
                 else:
-                    failed = batch.respond_each(self._version, outcome.parts, outcome)
+                    others = batch.respond_each(self._version, outcome.parts, outcome)
             except Exception as broken:  # not even an array, say: the backend's fault like a raise
                 error = broken
         if error is None:
-            for pending, reason in failed:
-                self._end(pending, reason, "BACKEND", outcome.computed)
-            if len(failed) < len(batch.pendings):
+            self._deal_with(others, batch, outcome)
+            if len(others) < len(batch.pendings):
                 self._succeed(batch, outcome)
         elif isinstance(error, NotStarted):
             self._retries.append(batch)
@@ -260,13 +293,52 @@ class Batcher:
         else:
             self._check_drained()
 
+    def _deal_with(
+        self,
+        others: Sequence[tuple[Pending, ServerError | Deferral]],
+        batch: Batch,
+        outcome: Outcome,
+    ) -> None:
+        """Deal with requests that a batch has brought no response."""
+        later = 0
+        for pending, reason in others:
+            if isinstance(reason, ServerError):
+                self._end(pending, reason, "BACKEND", outcome.computed)
+            elif reason is Deferral.AGAIN:
+                self._run_again(pending)
+            else:
+                later += 1
+                self._open.add(pending)
+        if later and len(others) == len(batch.pendings):
+            self._recorder.batch_opened(
+                batch.rows, outcome.started, outcome.gathered, outcome.computed
+            )
+
+    def _run_again(self, pending: Pending) -> None:
+        self._retries.append(Batch(self._signature, [pending]))
+        self._schedule_flush()
+
+    def _close_open(
+        self, pending: Pending, outcome: InferResponse | ServerError | NoResponse, now: int
+    ) -> None:
+        """End a request that is answered by itself."""
+        self._open.discard(pending)
+        if isinstance(outcome, ServerError):
+            self._end(pending, outcome, "BACKEND", now)
+        else:
+            pending.ended = True
+            pending.outcome = outcome
+            self._delivery.release([pending])
+            self._recorder.request_completed(pending.arrived, pending.rows, pending.began, now)
+        self._check_drained()
+
     def _succeed(self, batch: Batch, outcome: Outcome) -> None:
         """Let those have their answers who still wait, and count the batch."""
-        alive = [pending for pending in batch.pendings if not pending.ended]
+        alive = [p for p in batch.pendings if p.outcome is not None and not p.ended]
         ended = self._clock.now()
         for pending in alive:
             pending.ended = True
-        self._release(alive)
+        self._delivery.release(alive)
         self._recorder.batch_succeeded(
             [pending.arrived for pending in alive],
             sum([pending.rows for pending in alive]),
@@ -291,24 +363,14 @@ class Batcher:
             pending.ended = True
             pending.outcome = error
             self._recorder.request_failed(reason, now - pending.arrived)
-            self._release([pending])
+            self._delivery.release([pending])
 
     def _expire(self, now: int) -> None:
         expired = self._queue.expire(now)
         for pending in expired:
             pending.outcome = QueueTimeout("Request timeout expired")
             self._recorder.request_failed("REJECTED", now - pending.arrived)
-        self._release(expired)
-
-    def _release(self, ended: Sequence[Pending]) -> None:
-        """Call the sinks of ended requests, or let them wait for all that came earlier."""
-        if not self._policy.preserve_ordering:
-            for pending in ended:
-                _deliver(pending)
-            return
-        order = self._order
-        while order and order[0].ended:
-            _deliver(order.popleft())
+        self._delivery.release(expired)
 
     def _arm(self, when: int) -> None:
         if self._timer is not None:
@@ -327,18 +389,3 @@ class Batcher:
             callbacks, self._on_drained = self._on_drained, []
             for callback in callbacks:
                 callback()
-
-
-def _deliver(pending: Pending) -> None:
-    outcome, pending.outcome = pending.outcome, None  # which is None if it was cancelled
-    sink = pending.sink
-    del pending.sink  # it mostly holds its ticket: tensors must not wait for the cycle collector
-    try:
-        if isinstance(outcome, InferResponse):
-            sink.respond(outcome, True)
-        elif isinstance(outcome, ServerError):
-            sink.fail(outcome)
-    except Exception:  # whatever is wrong with one answer, the others of its batch must go out
-        log.exception("bug while answering a request")
-        with suppress(Exception):
-            sink.fail(ExecutionFailed("internal error"))

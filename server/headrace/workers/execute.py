@@ -1,217 +1,298 @@
-"""Batches through a model: from a frame's data to requests, from responses to a frame's data."""
+"""Runs a model: takes its batches one after the other, or, where it is a coroutine, as they come.
 
+What `execute` gives back is sent for the whole batch. A request that a sender answers is done with
+when that has sent its last response, however much later: for the batch it counts as dealt with.
+"""
+
+import asyncio
+import inspect
 import json
+import logging
 import traceback
 from collections.abc import Sequence
 from time import monotonic_ns
 from typing import Any
 
-from headrace.workers import triton_api as pb
-from headrace.workers.elements import Array, Buffer, raw, view
-from headrace.workers.frames import (
-    IN_FILE,
-    BatchMeta,
-    Block,
-    Header,
-    Kind,
-    frame,
-    lay_out,
-    offsets,
-    pack_result,
-    unpack_batch,
+from headrace.workers.batches import Batches, Sent
+from headrace.workers.elements import Buffer
+from headrace.workers.frames import IN_FILE, BatchMeta, Header, Kind, frame, unpack_batch
+from headrace.workers.link import Link, Received
+from headrace.workers.session import Session
+from headrace.workers.triton_requests import (
+    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
+    InferenceRequest,
 )
-from headrace.workers.link import Link, Parcel
+from headrace.workers.triton_responses import InferenceResponse, TritonError
 
-Outcome = tuple[Kind, bytes, Parcel]
+log = logging.getLogger("model")
 
 _TEXT, _TRACEBACK = 4096, 65_536  # characters of what is told of an error
-_FORMS = 1000  # that a worker names; what has more of them is told request by request
-
-
-class Form:
-    """What batches have in common: their inputs, and the outputs that are wanted."""
-
-    def __init__(self, document: dict[str, Any]) -> None:
-        self.batches: bool = document["batches"]
-        self.inputs = [Block(n, d, tuple(s)) for n, d, s in document["inputs"]]
-        self.outputs: list[str] = document["outputs"]
+_READY_SECS = 5.0  # for a coroutine to say whether the model is ready
+LATER, AGAIN = "later", "again"  # what becomes of a request without a response
 
 
 class Executor:
     """Runs batches of one model."""
 
-    def __init__(self, link: Link, model: Any) -> None:
+    def __init__(self, link: Link, model: Any, name: str, decoupled: bool) -> None:
         self._link = link
         self._model = model
-        self._forms: dict[int, Form] = {}
-        self._known: dict[tuple[Block, ...], int] = {}  # forms of results
+        self._name = name
+        self._decoupled = decoupled
+        self._batches = Batches(link, decoupled)
+        self.session = Session(link, self._batches.add_form)
+        self.is_async = inspect.iscoroutinefunction(model.execute)
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    def add_form(self, document: dict[str, Any]) -> None:
-        """Know a form from now on, in place of an earlier one of its number."""
-        self._forms[document["number"]] = Form(document)
+    def serve(self) -> None:
+        """Run batches until the server says that there are no more, or has gone."""
+        self.session.open = True
+        if self.is_async:
+            asyncio.run(self._serve_async())
+        else:
+            self._serve()
+        self.session.open = False
 
-    def run(self, header: Header, meta: bytes, data: bytes) -> None:
+    def _serve(self) -> None:
+        session = self.session
+        batches = session.batches
+
+        def there() -> bool:
+            return bool(batches) or session.stopped
+
+        while True:
+            session.wait(there)
+            if not batches:
+                return
+            received = batches.popleft()
+            if received[0].kind is Kind.EXECUTE:
+                self._run(*received)
+            else:
+                self._tell_ready(self._ready())
+
+    async def _serve_async(self) -> None:
+        session = self.session
+        loop = asyncio.get_running_loop()
+        come = asyncio.Event()
+        session.wake_with(lambda: loop.call_soon_threadsafe(come.set))
+        loop.add_reader(self._link.fileno(), session.poll)
+        while not session.stopped or session.batches:
+            if not session.batches:
+                await come.wait()
+            come.clear()
+            while session.batches:
+                task = asyncio.create_task(self._task(session.batches.popleft()))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+        loop.remove_reader(self._link.fileno())
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # --- batches
+
+    def _run(self, header: Header, meta: bytes, data: Buffer) -> None:
         """Run a batch and send what comes of it."""
         slot = header.slot
+        numbers = range(0)
         try:
-            kind, told, parcel = self._outcome(header, meta, data)
+            batch = unpack_batch(meta)
+            numbers = range(batch.first, batch.first + len(batch.rows))
+            requests = self._requests(header, batch, data)
+            del data
+            began = monotonic_ns()
+            try:
+                returned = self._model.execute(requests)
+            except Exception as error:
+                sent = self._raised(slot, requests, error, began)
+            else:
+                sent = self._returned(slot, batch, requests, returned, began)
+                del returned
+            del requests
         except Exception as error:  # what the model gave cannot be sent, say
-            kind, told, parcel = self._error(slot, error)
+            sent = self._broken(slot, *_texts(error))
+        self.session.forget_all(numbers)
         # By now nothing refers to what was in the slot's file, unless the model has kept it.
+        kind, told, parcel = sent
         self._link.send_parcel(kind, slot, told, parcel)
 
-    def _outcome(self, header: Header, meta: bytes, data: Buffer) -> Outcome:
-        began = monotonic_ns()
+    async def _task(self, received: Received) -> None:
+        """Run a batch, or answer a question, as a coroutine."""
+        header, meta, data = received
+        if header.kind is not Kind.EXECUTE:
+            self._tell_ready(await self._ready_async())
+            return
+        slot = header.slot
+        numbers = range(0)
+        try:
+            batch = unpack_batch(meta)
+            numbers = range(batch.first, batch.first + len(batch.rows))
+            requests = self._requests(header, batch, data)
+            del received, data
+            began = monotonic_ns()
+            try:
+                returned = await self._model.execute(requests)
+            except Exception as error:
+                sent = self._raised(slot, requests, error, began)
+            else:
+                sent = self._returned(slot, batch, requests, returned, began)
+                del returned
+            del requests
+        except Exception as error:
+            sent = self._broken(slot, *_texts(error))
+        self.session.forget_all(numbers)
+        kind, told, parcel = sent
+        self._link.send_parcel(kind, slot, told, parcel)
+
+    def _requests(self, header: Header, batch: BatchMeta, data: Buffer) -> list[InferenceRequest]:
         if header.flags & IN_FILE:
             data = self._link.mapped(header)
-        batch = unpack_batch(meta)
-        form = self._forms[batch.form]
-        requests = self._requests(batch, form, data, header.data)
+        return self._batches.requests(batch, data, header.data, self.session)
+
+    def _returned(
+        self,
+        slot: int,
+        batch: BatchMeta,
+        requests: Sequence[InferenceRequest],
+        returned: Any,
+        began: int,
+    ) -> Sent:
+        """What is sent for what `execute` has given back."""
+        ended = monotonic_ns()
+        if wrong := self._wrong(requests, returned):
+            if self._decoupled:
+                return self._failed(slot, requests, wrong, began)
+            return self._broken(slot, wrong, "")
         wanted = [request.requested_output_names() for request in requests]
-        try:
-            responses = self._model.execute(requests)
-        except Exception as error:
-            return self._error(header.slot, error)
-        if wrong := _wrong(responses, len(requests)):
-            return self._broken(header.slot, wrong, "")
-        times = began, monotonic_ns()
-        alike = self._result(header.slot, form, batch.rows, responses, wanted, *times)
-        return alike or self._responses(header.slot, responses, wanted, *times)
-
-    def _requests(
-        self, batch: BatchMeta, form: Form, data: Buffer, size: int
-    ) -> list[pb.InferenceRequest]:
-        starts = offsets(batch.sizes, size)
-        total = sum(batch.rows)
-        arrays: list[Array] = []
-        for block, start, nbytes in zip(form.inputs, starts, batch.sizes, strict=True):
-            shape = (total, *block.shape) if form.batches else block.shape
-            arrays.append(view(block.datatype, shape, data, start, nbytes))
-        extras: dict[str, Any] = json.loads(batch.extras) if batch.extras else {}
-        requests: list[pb.InferenceRequest] = []
-        first = 0
-        for index, rows in enumerate(batch.rows):
-            last = first + rows
-            tensors = [
-                pb.received(
-                    block.name, block.datatype, array[first:last] if form.batches else array
+        if self._decoupled or None in returned:
+            told = [
+                _fate(request) if response is None else response
+                for request, response in zip(
+                    requests, returned or [None] * len(requests), strict=True
                 )
-                for block, array in zip(form.inputs, arrays, strict=True)
             ]
-            requests.append(
-                pb.InferenceRequest(
-                    tensors, batch.ids[index], form.outputs, extras.get(str(index), {})
-                )
+            return self._batches.responses(slot, told, wanted, (began, ended))
+        for request in requests:
+            if request._answering is not None:
+                request._answering.closed = True
+        alike = self._batches.result(slot, batch, returned, wanted, (began, ended))
+        return alike or self._batches.responses(slot, returned, wanted, (began, ended))
+
+    def _wrong(self, requests: Sequence[InferenceRequest], returned: Any) -> str:
+        """What is wrong with what `execute` has given back; "" if nothing."""
+        if self._decoupled:
+            if returned is None:
+                return ""
+            return (
+                f"Python model '{self._name}' is using the decoupled mode and the execute function"
+                " must return None."
             )
-            first = last
-        return requests
+        return wrong_list(requests, returned)
 
-    def _result(
-        self,
-        slot: int,
-        form: Form,
-        rows: Sequence[int],
-        responses: Sequence[pb.InferenceResponse],
-        wanted: Sequence[Sequence[str]],
-        began: int,
-        ended: int,
-    ) -> Outcome | None:
-        """All responses as one, if they are alike."""
-        blocks: list[list[Buffer]] = []
-        heads: list[Block] = []
-        for response in responses:
-            if response.has_error() or response.parameter_values():
-                return None
-        for name in form.outputs:
-            pieces: list[Buffer] = []
-            head: Block | None = None
-            for response, count, names in zip(responses, rows, wanted, strict=True):
-                tensor = pb.get_output_tensor_by_name(response, name)
-                if tensor is None or len(names) != len(form.outputs):
-                    return None
-                array, datatype = tensor._array, tensor._datatype
-                shape = array.shape
-                if form.batches:
-                    if shape[:1] != (count,):
-                        return None
-                    shape = shape[1:]
-                if head is None:
-                    head = Block(name, datatype, shape)
-                elif head.datatype != datatype or head.shape != shape:
-                    return None
-                pieces.append(raw(array, datatype))
-            assert head is not None
-            heads.append(head)
-            blocks.append(pieces)
-        number = self._form_of(tuple(heads))
-        if number < 0:
-            return None
-        sizes, data, total = lay_out(blocks)
-        meta = pack_result(number, began, ended, sizes)
-        return Kind.RESULT, meta, self._link.put(slot, data, total)
+    # --- errors
 
-    def _form_of(self, heads: tuple[Block, ...]) -> int:
-        number = self._known.get(heads)
-        if number is None:
-            if len(self._known) >= _FORMS:
-                return -1
-            number = self._known[heads] = len(self._known)
-            document = {"number": number, "outputs": heads}
-            self._link.send(frame(Kind.FORM, json.dumps(document).encode()))
-        return number
+    def _raised(
+        self, slot: int, requests: Sequence[InferenceRequest], error: Exception, began: int
+    ) -> Sent:
+        text, lines = _texts(error)
+        if self._decoupled or any(request._answering is not None for request in requests):
+            log.error("%s", lines)
+            return self._failed(slot, requests, _failure(self._name, text), began)
+        return self._broken(slot, text, lines)
 
-    def _responses(
-        self,
-        slot: int,
-        responses: Sequence[pb.InferenceResponse],
-        wanted: Sequence[Sequence[str]],
-        began: int,
-        ended: int,
-    ) -> Outcome:
-        """Each response by itself."""
-        told: list[dict[str, Any]] = []
-        blocks: list[list[Buffer]] = []
-        for response, names in zip(responses, wanted, strict=True):
-            if (error := response.error()) is not None:
-                told.append({"error": [error.code(), error.message()]})
+    def _failed(
+        self, slot: int, requests: Sequence[InferenceRequest], text: str, began: int
+    ) -> Sent:
+        """The error of those that have had a response already; others may be run again, alone."""
+        several = len(requests) > 1
+        told: list[InferenceResponse | str] = []
+        for request in requests:
+            answering = request._answering
+            if answering is not None and answering.closed:
+                told.append(LATER)  # its end is on its way already
                 continue
-            outputs = []
-            for tensor in response.output_tensors():
-                if tensor.name() in names:  # what nobody has asked for is left out
-                    array, datatype = tensor._array, tensor._datatype
-                    outputs.append([tensor.name(), datatype, array.shape])
-                    blocks.append([raw(array, datatype)])
-            told.append({"outputs": outputs, "parameters": response.parameter_values()})
-        sizes, data, total = lay_out(blocks)
-        document = {"began": began, "ended": ended, "sizes": sizes, "responses": told}
-        meta = json.dumps(document).encode()
-        return Kind.RESPONSES, meta, self._link.put(slot, data, total)
+            if answering is not None:
+                answering.closed = True
+            if several and (answering is None or not answering.sent):
+                told.append(AGAIN)
+            else:
+                told.append(InferenceResponse(error=TritonError(text)))
+        wanted: list[Sequence[str]] = [()] * len(told)
+        return self._batches.responses(slot, told, wanted, (began, monotonic_ns()))
 
-    def _error(self, slot: int, error: Exception) -> Outcome:
-        # Our own frame is of no interest to whoever wrote the model.
-        inner = error.__traceback__.tb_next if error.__traceback__ is not None else None
-        text = "".join(traceback.format_exception_only(type(error), error)).strip()
-        lines = traceback.format_exception(type(error), error, inner)
-        return self._broken(slot, text.replace("\n", " "), "".join(lines))
-
-    def _broken(self, slot: int, text: str, lines: str) -> Outcome:
+    def _broken(self, slot: int, text: str, lines: str) -> Sent:
         meta = json.dumps({"text": text[:_TEXT], "traceback": lines[-_TRACEBACK:]}).encode()
         return Kind.BROKEN, meta, self._link.put(slot, [], 0)
 
+    # --- whether it is ready
 
-def _wrong(responses: Any, count: int) -> str:
-    """What is wrong with what `execute` has given back; "" if nothing."""
+    def _ready(self) -> object:
+        try:
+            found = self._model.is_ready()
+            return asyncio.run(_in_time(found)) if inspect.isawaitable(found) else found
+        except Exception:
+            log.exception("is_ready")
+            return False
+
+    async def _ready_async(self) -> object:
+        try:
+            found = self._model.is_ready()
+            return await _in_time(found) if inspect.isawaitable(found) else found
+        except Exception:
+            log.exception("is_ready")
+            return False
+
+    def _tell_ready(self, found: object) -> None:
+        if not isinstance(found, bool):
+            log.error("is_ready must return a bool, got %s", type(found).__name__)
+        self._link.send(frame(Kind.ANSWER, json.dumps({"ready": found is True}).encode()))
+
+
+async def _in_time(awaitable: Any) -> Any:
+    return await asyncio.wait_for(awaitable, _READY_SECS)
+
+
+def _fate(request: InferenceRequest) -> str:
+    """What becomes of a request that `execute` has given nothing for."""
+    if request._release == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
+        if request._answering is not None:
+            request._answering.closed = True
+        return AGAIN
+    return LATER
+
+
+def _failure(name: str, text: str) -> str:
+    return f"Failed to process the request(s) for model '{name}', message: {text}"[:_TEXT]
+
+
+def _texts(error: Exception) -> tuple[str, str]:
+    """An error in one line, and with its traceback."""
+    # Our own frame is of no interest to whoever wrote the model.
+    inner = error.__traceback__.tb_next if error.__traceback__ is not None else None
+    text = "".join(traceback.format_exception_only(type(error), error)).strip()
+    lines = traceback.format_exception(type(error), error, inner)
+    return text.replace("\n", " "), "".join(lines).rstrip()
+
+
+def wrong_list(requests: Sequence[InferenceRequest], responses: Any) -> str:
+    """What is wrong with what an ordinary model's `execute` has given back; "" if nothing."""
     if not isinstance(responses, list):
         found = type(responses).__name__
         return f"Expected a list in the execute return, found type '{found}'."
-    if len(responses) != count:
+    if len(responses) != len(requests):
         return (
             "Number of InferenceResponse objects do not match the number of InferenceRequest"
-            f" objects. InferenceRequest(s) size is:{count}, and InferenceResponse(s) size"
+            f" objects. InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size"
             f" is:{len(responses)}"
         )
-    for response in responses:
-        if not isinstance(response, pb.InferenceResponse):
+    for request, response in zip(requests, responses, strict=True):
+        if isinstance(response, InferenceResponse):
+            continue
+        dealt_with = (
+            request._answering is not None
+            or request._release == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
+        )
+        if response is not None or not dealt_with:
             found = type(response).__name__
             return (
                 "Expected an 'InferenceResponse' object in the execute function return list,"

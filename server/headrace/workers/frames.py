@@ -7,7 +7,9 @@ when nobody refers to what was in them.
 
 A batch travels as it is computed: per input one block with the rows of all requests behind one
 another, so that neither end has to put them together. What repeats from batch to batch (names,
-datatypes, row shapes) is sent once, as a form with a number.
+datatypes, row shapes) is sent once, as a form with a number. Requests have numbers, too: those of a
+batch are consecutive, and what comes for one of them by itself names it. Data that belong to no
+slot and are too many for a frame lie in a file of their own.
 
 Both ends belong to one server and count on each other to be of the same version. A worker may be
 broken by its model, though: what makes no sense raises `BrokenFrame`.
@@ -21,7 +23,8 @@ from typing import NamedTuple
 
 INLINE = 64 << 10  # bytes of data up to which they travel in the frame
 ALIGNMENT = 64  # blocks begin at multiples of it, so that arrays are aligned
-SLOTS = 2  # batches that a worker may have
+SLOTS = 2  # batches that a worker has, which takes one after the other
+MAX_SLOTS = 1024  # that one may have which runs several at a time
 MAX_TOLD = 4 << 20  # bytes of meta that a worker may send
 
 Buffer = bytes | bytearray | memoryview
@@ -40,6 +43,10 @@ class Kind(IntEnum):
     FORM = 3  # JSON: names, datatypes and row shapes under a number
     EXECUTE = 4  # a batch
     STOP = 5  # finish and end
+    CANCEL = 6  # nobody waits for a request any more
+    HOLD = 7  # pause, or go on with, the responses to a request
+    REPLY = 8  # JSON: something that the worker has called for, or a part of it
+    ASK = 9  # whether the model is ready
     # To the server.
     LOADED = 16  # JSON: what the model says of itself
     STARTED = 17
@@ -48,8 +55,14 @@ class Kind(IntEnum):
     RESPONSES = 20  # the outputs or errors of a batch, request by request
     BROKEN = 21  # JSON: the error of a whole batch
     LOG = 22  # JSON: level, logger and text
+    RESPONSE = 23  # JSON: a response to one request, or its end
+    CALL = 24  # JSON: have another model run, or something else done
+    DROP_CALL = 25  # JSON: its replies are not wanted any more
+    METRIC = 26  # JSON: a change of one of the model's own metrics
+    ANSWER = 27  # JSON: whether the model is ready
 
 
+LOOSE = frozenset({Kind.RESPONSE, Kind.CALL, Kind.REPLY})  # their data belong to no slot
 IN_FILE, NEW_FILE, KEPT = 1, 2, 4  # flags: data is in the slot's file; which comes along; see below
 # KEPT: the other end still refers to what was in the slot's file, which has to be replaced.
 
@@ -58,7 +71,9 @@ HEADER_SIZE = _HEADER.size
 pack_header = _HEADER.pack
 _unpack_header = _HEADER.unpack_from
 
-_BATCH = Struct("<IIII")  # requests, number of the form, sizes of the ids and of the extras
+# Number of the first request, how many, number of the form, sizes of the ids and of the extras.
+_BATCH = Struct("<QIIII")
+_REQUEST = Struct("<QB")  # number of a request, and whether it is held
 _RESULT = Struct("<IQQ")  # number of the form; when the model began and ended, monotonic ns
 
 
@@ -83,6 +98,7 @@ class Block(NamedTuple):
 class BatchMeta(NamedTuple):
     """What is said of a batch beside its data. `extras` is JSON, "" if there is nothing special."""
 
+    first: int
     form: int
     rows: list[int]
     ids: list[str]
@@ -99,7 +115,7 @@ def read_header(data: Buffer, position: int = 0, most: int = 1 << 32) -> Header:
     kind = _KINDS.get(number)
     if kind is None:
         raise BrokenFrame(f"a frame of kind {number}")
-    if meta > most or slot >= SLOTS or (size > INLINE and not flags & IN_FILE):
+    if meta > most or slot >= MAX_SLOTS or (size > INLINE and not flags & IN_FILE):
         raise BrokenFrame(f"a frame of {meta} and {size} bytes")
     return Header(kind, flags, slot, meta, size)
 
@@ -176,14 +192,14 @@ def pack_batch(meta: BatchMeta) -> bytes:
     packed = b"".join(ids)
     lengths = Struct(f"<{len(ids)}I").pack(*map(len, ids)) + packed if ids else b""
     sizes = Struct(f"<{count}I{len(meta.sizes)}Q").pack(*meta.rows, *meta.sizes)
-    head = _BATCH.pack(count, meta.form, len(lengths), len(meta.extras))
+    head = _BATCH.pack(meta.first, count, meta.form, len(lengths), len(meta.extras))
     return b"".join([head, lengths, meta.extras, sizes])
 
 
 def unpack_batch(data: bytes) -> BatchMeta:
     """What `pack_batch` was given; raises `BrokenFrame`."""
     try:
-        count, form, ids_size, extras_size = _BATCH.unpack_from(data)
+        first, count, form, ids_size, extras_size = _BATCH.unpack_from(data)
         position = _BATCH.size
         if 4 * count > len(data):
             raise BrokenFrame(f"a batch of {count} requests in {len(data)} bytes")
@@ -203,7 +219,7 @@ def unpack_batch(data: bytes) -> BatchMeta:
         sizes = list(Struct(f"<{blocks}Q").unpack_from(data, position))
     except (ValueError, _StructError) as error:
         raise BrokenFrame(f"a batch that cannot be read: {error}") from None
-    return BatchMeta(form, rows, ids, extras, sizes)
+    return BatchMeta(first, form, rows, ids, extras, sizes)
 
 
 def pack_result(form: int, began: int, ended: int, sizes: Sequence[int]) -> bytes:
@@ -218,3 +234,17 @@ def unpack_result(data: bytes) -> tuple[int, int, int, list[int]]:
     form, began, ended = _RESULT.unpack_from(data)
     count = (len(data) - _RESULT.size) // 8
     return form, began, ended, list(Struct(f"<{count}Q").unpack_from(data, _RESULT.size))
+
+
+def pack_request(number: int, held: bool = False) -> bytes:
+    """The meta of CANCEL and HOLD."""
+    return _REQUEST.pack(number, held)
+
+
+def unpack_request(data: bytes) -> tuple[int, bool]:
+    """What `pack_request` was given; raises `BrokenFrame`."""
+    try:
+        number, held = _REQUEST.unpack(data)
+    except _StructError as error:
+        raise BrokenFrame(f"a request that cannot be read: {error}") from None
+    return number, bool(held)

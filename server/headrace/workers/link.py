@@ -1,24 +1,27 @@
 """The worker's end of the socket to the server: waits for frames, and sends them."""
 
 import array
+import json
 import os
 import select
 import socket
 import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import (
     IN_FILE,
     INLINE,
     KEPT,
+    LOOSE,
     NEW_FILE,
     BrokenFrame,
     FrameReader,
     Header,
     Kind,
+    lay_out,
     pack_header,
 )
 from headrace.workers.memory import InFile, OutFile, descriptors
@@ -36,47 +39,79 @@ class Parcel(NamedTuple):
     descriptor: int
 
 
+Received = tuple[Header, bytes, Buffer]
+
+
 class Link:
-    """Frames over a blocking socket. Any thread may send; one receives."""
+    """Frames over a blocking socket. Any thread may send; one at a time receives."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._reader = FrameReader()
-        self._frames: deque[tuple[Header, bytes, bytes]] = deque()
         self._descriptors: deque[int] = deque()
         self._lock = threading.Lock()
+        self._later: deque[bytes] = deque()  # frames that wait for the lock
         self._in: dict[int, InFile] = {}
         self._out: dict[int, OutFile] = {}
 
-    def receive(self) -> tuple[Header, bytes, bytes] | None:
-        """The next frame: its header, meta, and data unless `mapped` has it.
+    def receive(self) -> list[Received] | None:
+        """Wait for frames: their headers, meta, and data unless `mapped` has it.
 
         None if the server has gone.
         """
-        while not self._frames:
-            data = self._read()
-            if not data:
-                return None
-            self._frames.extend(self._reader.feed(data))
-        header, meta, data = self._frames.popleft()
-        if header.flags & KEPT:
-            self._out_file(header.slot).retired = True
-        if header.flags & NEW_FILE:
-            self._in[header.slot] = file = InFile()
-            file.map(self._descriptors.popleft())
-        return header, meta, data
+        while True:
+            received = self._read(0)
+            if received is None or received:
+                return received
+
+    def poll(self) -> list[Received] | None:
+        """The frames that have come, without waiting; raises `BlockingIOError` if none has."""
+        return self._read(socket.MSG_DONTWAIT)
+
+    def fileno(self) -> int:
+        """The socket, to wait for."""
+        return self._sock.fileno()
 
     def mapped(self, header: Header) -> memoryview:
         """The data of a frame that are in its slot's file."""
-        found = self._in[header.slot].bytes
-        if found is None or len(found) < header.data:
-            raise BrokenFrame("data beyond its file")
-        return found.data
+        return _whole(self._in[header.slot], header)
 
     def send(self, frame: bytes) -> None:
         """Send a whole frame."""
         with self._lock:
             self._sock.sendall(frame)
+        self._send_later()
+
+    def send_soon(self, frame: bytes) -> None:
+        """Send a whole frame now or after what is being sent, perhaps by this very thread."""
+        self._later.append(frame)
+        self._send_later()
+
+    def _send_later(self) -> None:
+        # Whoever adds a frame and does not get the lock leaves it to who has it, who looks for more
+        # after having let go of it.
+        while self._later and self._lock.acquire(blocking=False):
+            try:
+                while self._later:
+                    self._sock.sendall(self._later.popleft())
+            finally:
+                self._lock.release()
+
+    def send_loose(
+        self, kind: Kind, document: dict[str, Any], blocks: Sequence[Sequence[Buffer]]
+    ) -> None:
+        """Send a frame whose data, of which it tells the sizes, belong to no slot."""
+        document["sizes"], pieces, size = lay_out(blocks)
+        meta = json.dumps(document).encode()
+        if size <= INLINE:
+            self._send(kind, 0, meta, Parcel(b"".join(pieces), size, 0, -1))
+            return
+        file = OutFile()
+        try:
+            descriptor = file.write(pieces, size)
+            self._send(kind, 0, meta, Parcel(b"", size, IN_FILE | NEW_FILE, descriptor))
+        finally:
+            file.close()
 
     def put(self, slot: int, pieces: Sequence[Buffer], size: int) -> Parcel:
         """Data of `size` bytes, joined or in the slot's file, so that `pieces` may go."""
@@ -89,16 +124,21 @@ class Link:
         """Send a frame with data, once nothing but the model itself refers to the slot's input."""
         flags = parcel.flags
         if slot in self._in and self._in[slot].in_use:
-            flags |= KEPT
-        head = pack_header(kind, flags, slot, len(meta), parcel.size)
+            parcel = parcel._replace(flags=flags | KEPT)
+        self._send(kind, slot, meta, parcel)
+
+    def _send(self, kind: Kind, slot: int, meta: bytes, parcel: Parcel) -> None:
+        head = pack_header(kind, parcel.flags, slot, len(meta), parcel.size)
         frame = b"".join([head, meta, parcel.data])
         with self._lock:
             if parcel.descriptor < 0:
                 self._sock.sendall(frame)
-                return
-            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [parcel.descriptor]))
-            sent = self._sock.sendmsg([frame], [rights])
-            self._sock.sendall(frame[sent:])
+            else:
+                files = array.array("i", [parcel.descriptor])
+                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, files)
+                sent = self._sock.sendmsg([frame], [rights])
+                self._sock.sendall(frame[sent:])
+        self._send_later()
 
     def _out_file(self, slot: int) -> OutFile:
         file = self._out.get(slot)
@@ -106,10 +146,34 @@ class Link:
             file = self._out[slot] = OutFile()
         return file
 
-    def _read(self) -> bytes:
-        data, control, _, _ = self._sock.recvmsg(_READ, _SPACE, socket.MSG_CMSG_CLOEXEC)
+    def _read(self, flags: int) -> list[Received] | None:
+        """What one read gives; None if that is the end."""
+        data, control, _, _ = self._sock.recvmsg(_READ, _SPACE, socket.MSG_CMSG_CLOEXEC | flags)
         self._descriptors.extend(descriptors(control))
-        return data
+        if not data:
+            return None
+        return [self._accept(*found) for found in self._reader.feed(data)]
+
+    def _accept(self, header: Header, meta: bytes, data: Buffer) -> Received:
+        if header.kind in LOOSE:
+            if header.flags & NEW_FILE:
+                file = InFile()
+                file.map(self._descriptors.popleft())
+                data = _whole(file, header)
+            return header, meta, data
+        if header.flags & KEPT:
+            self._out_file(header.slot).retired = True
+        if header.flags & NEW_FILE:
+            self._in[header.slot] = file = InFile()
+            file.map(self._descriptors.popleft())
+        return header, meta, data
+
+
+def _whole(file: InFile | None, header: Header) -> memoryview:
+    found = file.bytes if file is not None else None
+    if found is None or len(found) < header.data:
+        raise BrokenFrame("data beyond its file")
+    return found.data
 
 
 def end_with(sock: socket.socket) -> None:

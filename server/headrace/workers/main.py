@@ -9,12 +9,17 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from headrace.workers import triton_api as pb
 from headrace.workers.execute import Executor
 from headrace.workers.frames import Kind, frame
 from headrace.workers.link import Link, end_with
+from headrace.workers.session import Session
+from headrace.workers.triton_requests import InferenceRequest
+from headrace.workers.triton_server import connect
+from headrace.workers.triton_tensors import TritonModelException
 
 
 def main(descriptor: int) -> None:
@@ -41,7 +46,7 @@ def main(descriptor: int) -> None:
 
 
 class Worker:
-    """One model in this process."""
+    """One model in this process, and what its own functions reach of the server."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -50,22 +55,48 @@ class Worker:
         self._executor: Executor | None = None
 
     def serve(self) -> None:
-        """Take frames until there are no more."""
-        while (received := self._link.receive()) is not None:
-            header, meta, data = received
-            if header.kind is Kind.EXECUTE:
-                assert self._executor is not None
-                self._executor.run(header, meta, data)
-            elif header.kind is Kind.FORM:
-                assert self._executor is not None
-                self._executor.add_form(json.loads(meta))
-            elif header.kind is Kind.LOAD:
-                self._answer(Kind.LOADED, self._load, json.loads(meta))
-            elif header.kind is Kind.START:
-                self._answer(Kind.STARTED, self._start, json.loads(meta))
-            elif header.kind is Kind.STOP:
-                self._stop()
+        """Load and start a model, run its batches, and finalise it."""
+        connect(self)
+        while self._executor is None:
+            received = self._link.receive()
+            if received is None:
                 return
+            for header, meta, _ in received:
+                if header.kind is Kind.LOAD:
+                    self._answer(Kind.LOADED, self._load, json.loads(meta))
+                elif header.kind is Kind.START:
+                    self._answer(Kind.STARTED, self._start, json.loads(meta))
+                elif header.kind is Kind.STOP:
+                    return
+        self._executor.serve()
+        self._finalize()
+
+    # --- what the functions of Triton's API come to
+
+    def exec(self, request: InferenceRequest, decoupled: bool) -> Any:
+        """Have another model run, and wait."""
+        return self._session().exec(request, decoupled)
+
+    def async_exec(self, request: InferenceRequest, decoupled: bool) -> Awaitable[Any]:
+        """Have another model run, and let others go on meanwhile."""
+        return self._session().async_exec(request, decoupled)
+
+    def control(self, document: Mapping[str, Any]) -> Any:
+        """Have something else done, and wait for what comes of it."""
+        return self._session().control(document)
+
+    def tell(self, document: Mapping[str, Any]) -> None:
+        """Tell of a change of a metric."""
+        self._link.send(frame(Kind.METRIC, json.dumps(document).encode()))
+
+    def _session(self) -> Session:
+        if self._executor is None:
+            raise TritonModelException(
+                "other models, and metrics' values, can be asked for only while the model executes"
+            )
+        return self._executor.session
+
+    # --- loading
 
     def _answer(self, kind: Kind, step: Any, document: dict[str, Any]) -> None:
         try:
@@ -93,18 +124,23 @@ class Worker:
             completed = result.as_dict()
         return {"config": completed}
 
-    def _start(self, document: dict[str, Any]) -> None:
-        self._model = self._class()
-        if hasattr(self._model, "initialize"):
-            self._model.initialize(document["args"])
-        if not hasattr(self._model, "execute"):
+    def _start(self, document: dict[str, Any]) -> dict[str, Any]:
+        """Start the model; how it runs its batches."""
+        model = self._class()
+        if hasattr(model, "initialize"):
+            model.initialize(document["args"])
+        if not hasattr(model, "execute"):
             raise AttributeError("the class TritonPythonModel has no method execute")
-        self._executor = Executor(self._link, self._model)
+        self._model = model
+        decoupled = bool(document["decoupled"])
+        executor = Executor(self._link, model, document["args"]["model_name"], decoupled)
+        self._executor = executor
         gc.collect()
         gc.freeze()
+        return {"is_async": executor.is_async, "asks": hasattr(model, "is_ready")}
 
-    def _stop(self) -> None:
-        if self._model is not None and hasattr(self._model, "finalize"):
+    def _finalize(self) -> None:
+        if hasattr(self._model, "finalize"):
             try:
                 self._model.finalize()
             except Exception:

@@ -16,7 +16,8 @@ from headrace.core.errors import (
 from headrace.core.requests import InferResponse, Ticket
 from headrace.core.tensors import Buffer
 from headrace.engine.doors import GRPC_NOT_DECOUPLED, Entrance
-from headrace.engine.engine import CONTROL_DISABLED, Engine
+from headrace.engine.engine import Engine
+from headrace.engine.model_host import CONTROL_DISABLED
 from headrace.transports.grpc.call import Call, Direct, Reply, Unary
 from headrace.wire.compression import too_large
 from headrace.wire.grpc_messages import InferReader, InferWriter

@@ -11,7 +11,8 @@ from starlette.types import ASGIApp
 
 from headrace import __version__
 from headrace.core.errors import InvalidRequest, ServerError, Unavailable, Unsupported
-from headrace.engine.engine import CONTROL_DISABLED, Engine
+from headrace.engine.engine import Engine
+from headrace.engine.model_host import CONTROL_DISABLED
 from headrace.transports.http import openapi
 from headrace.transports.http.access import AccessLog
 from headrace.transports.http.docs_page import render_docs

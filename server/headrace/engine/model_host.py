@@ -1,0 +1,81 @@
+"""The engine as the models that it runs see it: they may have one another run, and ask for more.
+
+What they ask for is part of a request that was admitted, so it is not admitted again, and goes on
+while the server finishes what it has.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from headrace.core.errors import InvalidRequest, NotFound, ServerError, Unavailable, Unsupported
+from headrace.core.requests import InferRequest, Sink, Ticket
+from headrace.observability.model_metrics import ModelMetrics
+
+CONTROL_DISABLED = "explicit model load / unload is not allowed if polling is enabled"
+
+
+class Found(Protocol):
+    """A version that takes requests."""
+
+    decoupled: bool
+
+    def submit(self, request: InferRequest, sink: Sink) -> Ticket:
+        """Check and queue a request; raises `ServerError`."""
+
+
+class Models(Protocol):
+    """All models of the server."""
+
+    def find(self, name: str, version: str = "") -> Found:
+        """What serves requests for a model; raises `ServerError`."""
+
+    def model_ready(self, name: str, version: str = "") -> bool:
+        """Whether requests for a model are taken; raises `InvalidRequest`."""
+
+
+class ModelHost:
+    """What one version of a model reaches of the server; see `execution.model_calls.Host`."""
+
+    def __init__(self, models: Models, metrics: ModelMetrics) -> None:
+        self._models = models
+        self._metrics = metrics
+
+    def submit(self, request: InferRequest, decoupled: bool, sink: Sink) -> Ticket:
+        """Have a model run; raises `ServerError`."""
+        found = self._models.find(request.model_name, request.model_version)
+        if found.decoupled and not decoupled:
+            raise Unsupported(
+                f"model '{request.model_name}' is decoupled: it may answer any number of times, so"
+                " it has to be executed with decoupled=True"
+            )
+        return found.submit(request, sink)
+
+    def control(
+        self, document: Mapping[str, Any], answer: Callable[[object, ServerError | None], None]
+    ) -> None:
+        """Do what else a model may ask for; raises what nonsense raises."""
+        try:
+            answer(self._do(document), None)
+        except ServerError as error:
+            answer(None, error)
+
+    def _do(self, document: Mapping[str, Any]) -> object:
+        operation = document["op"]
+        if operation == "ready":
+            return self._models.model_ready(str(document["model"]), str(document["version"]))
+        if operation == "metric":
+            value = self._metrics.value(document)
+            if value is None:
+                raise NotFound(f"there is no metric {document['family']!r} with these labels")
+            return value
+        if operation in ("load", "unload"):
+            raise Unavailable(CONTROL_DISABLED)
+        raise InvalidRequest(f"there is no operation {operation!r}")
+
+    def metric(self, document: Mapping[str, Any]) -> None:
+        """Change one of the model's metrics; raises what nonsense raises."""
+        self._metrics.change(self, document)
+
+    def close(self) -> None:
+        """The version has gone."""
+        self._metrics.forget(self)

@@ -1,0 +1,228 @@
+"""What the server and one worker process have under way: batches, requests, the model's own calls.
+
+A worker has slots, each of which can have a batch under way. A request whose batch is done with may
+still be answered, by itself and any number of times: it is open until its last response. All of it
+ends with the process.
+
+Owned by the event-loop thread.
+"""
+
+import json
+from collections.abc import Callable
+from time import monotonic_ns
+from typing import Any, Protocol
+
+from headrace.core.errors import ExecutionFailed, WorkerDied
+from headrace.core.signature import Signature
+from headrace.execution.batch_frames import BatchFrames, one_answer, printable
+from headrace.execution.model_calls import Host, ModelCalls
+from headrace.execution.worker import WorkerProcess
+from headrace.scheduling.batch import (
+    Answer,
+    Batch,
+    Deferral,
+    Instance,
+    NotStarted,
+    Outcome,
+    Pending,
+)
+from headrace.workers.elements import Buffer
+from headrace.workers.frames import BrokenFrame, Header, Kind, lay_out, pack_batch, pack_request
+
+Done = Callable[[Instance, Batch, Outcome], None]
+Give = Callable[[Pending, Answer | None, bool], None]
+
+
+class Owner(Protocol):
+    """What the slots of a worker belong to."""
+
+    @property
+    def under_way(self) -> int:
+        """Batches that the worker has."""
+
+    def send(self, slot: "Slot") -> None:
+        """Send the batch of a slot."""
+
+    def close(self) -> None:
+        """End the worker."""
+
+
+class Slot:
+    """One of the batches that a worker may have; an instance, as the scheduler sees it."""
+
+    def __init__(self, owner: Owner, number: int) -> None:
+        self.owner = owner
+        self.number = number
+        self.batch: Batch | None = None
+        self.done: Done | None = None
+        self.sent = 0
+        self.first = 0  # number of the first request of the batch
+
+    @property
+    def load(self) -> int:
+        """See `headrace.scheduling.batch.Instance`."""
+        return self.owner.under_way
+
+    def execute(self, batch: Batch, done: Done) -> None:
+        """Hand `batch` to the worker; see `headrace.scheduling.batch.Instance`."""
+        self.batch, self.done = batch, done
+        self.sent = monotonic_ns()
+        self.owner.send(self)
+
+    def close(self) -> None:
+        """End the worker, with whichever of its slots is closed first."""
+        self.owner.close()
+
+    def end(self, outcome: Outcome) -> None:
+        """Report what has come of the batch."""
+        batch, done = self.batch, self.done
+        self.batch = self.done = None
+        assert batch is not None
+        assert done is not None
+        done(self, batch, outcome)
+
+
+class Conversation:
+    """One process from when it runs. `give` takes what comes for a request by itself.
+
+    `report` is told of an error of the model: the requests of its batch, one line, the traceback.
+    """
+
+    def __init__(
+        self,
+        process: WorkerProcess,
+        signature: Signature,
+        concurrent: bool,
+        give: Give,
+        report: Callable[[Batch, str, str], None],
+        host: Host,
+    ) -> None:
+        self.under_way: dict[int, Slot] = {}  # in the order in which the worker takes them
+        self._process = process
+        self._signature = signature
+        self._concurrent = concurrent  # it runs all that it has; else the first, and keeps order
+        self._give = give
+        self._report = report
+        self._frames = BatchFrames(signature, lambda form: process.send(Kind.FORM, form))
+        self._calls = ModelCalls(process, host)
+        self._next = 1
+        self._open: dict[int, Pending] = {}
+        self.calls_out = False  # the model has had others run
+
+    # --- to the worker
+
+    def send(self, slot: Slot) -> None:
+        """Send the batch of a slot; raises what keeps it from being sent."""
+        batch = slot.batch
+        assert batch is not None
+        slot.first = number = self._next
+        said, blocks = self._frames.pack(batch, number)
+        sizes, pieces, total = lay_out(blocks)
+        meta = pack_batch(said._replace(sizes=sizes))
+        self._process.link.send_data(Kind.EXECUTE, slot.number, meta, pieces, total)
+        sent = slot.sent
+        for pending in batch.pendings:
+            pending.execution = self
+            pending.number = number
+            pending.began = sent
+            number += 1
+        self._next = number
+        self.under_way[slot.number] = slot
+
+    def cancel(self, pending: Pending) -> None:
+        """Nobody waits for a request any more; see `headrace.scheduling.batch.Execution`."""
+        self._process.send(Kind.CANCEL, pack_request(pending.number))
+
+    def hold(self, pending: Pending, held: bool) -> None:
+        """Pause the responses to a request, or go on."""
+        self._process.send(Kind.HOLD, pack_request(pending.number, held))
+
+    # --- from the worker
+
+    def take(self, header: Header, meta: bytes, data: Buffer) -> tuple[Slot, Outcome] | None:
+        """Take a frame; what has become of a batch, if it tells that.
+
+        Raises what nonsense raises.
+        """
+        kind = header.kind
+        if kind is Kind.RESULT or kind is Kind.RESPONSES or kind is Kind.BROKEN:
+            return self._ended(header, meta, data)
+        document: dict[str, Any] = json.loads(meta)
+        if kind is Kind.FORM:
+            self._frames.learn(document)
+        elif kind is Kind.RESPONSE:
+            self._on_response(document, data, header.data)
+        elif kind is Kind.CALL:
+            self.calls_out = True
+            self._calls.begin(document, data, header.data)
+        elif kind is Kind.DROP_CALL:
+            self._calls.drop(int(document["call"]))
+        else:
+            raise BrokenFrame(f"a frame of kind {kind.name}")
+        return None
+
+    def _ended(self, header: Header, meta: bytes, data: Buffer) -> tuple[Slot, Outcome]:
+        slot = self.under_way.get(header.slot)
+        first = next(iter(self.under_way.values()), None)
+        if slot is None or slot.batch is None or not (self._concurrent or slot is first):
+            raise BrokenFrame("an answer to no batch")
+        batch = slot.batch
+        if header.kind is Kind.RESULT:
+            outcome = self._frames.result(slot.sent, batch, meta, data, header.data)
+        elif header.kind is Kind.RESPONSES:
+            outcome = self._frames.responses(slot.sent, batch, json.loads(meta), data, header.data)
+            for pending, part in zip(batch.pendings, outcome.parts or (), strict=True):
+                if part is Deferral.LATER and not pending.ended:
+                    self._open[pending.number] = pending
+        else:
+            outcome = self._broken(slot, batch, json.loads(meta))
+        del self.under_way[header.slot]
+        return slot, outcome
+
+    def _broken(self, slot: Slot, batch: Batch, document: dict[str, Any]) -> Outcome:
+        """The model has raised, or given back something else than responses."""
+        text = printable(document["text"])
+        self._report(batch, text, printable(document["traceback"]))
+        error = ExecutionFailed(
+            f"Failed to process the request(s) for model '{self._signature.model}', message: {text}"
+        )
+        return Outcome((), error, slot.sent, slot.sent, monotonic_ns())
+
+    def _on_response(self, document: dict[str, Any], data: Buffer, size: int) -> None:
+        """A response to one request, or its end."""
+        number, final = int(document["request"]), bool(document["final"])
+        pending = self._find(number)
+        if final:
+            self._open.pop(number, None)
+        if pending is None:
+            return  # cancelled, or answered, when this was on its way
+        answer = one_answer(document, data, size) if "response" in document else None
+        self._give(pending, answer, final)
+        if pending.ended:
+            self._open.pop(number, None)
+
+    def _find(self, number: int) -> Pending | None:
+        pending = self._open.get(number)
+        if pending is None:
+            for slot in self.under_way.values():
+                if slot.batch is not None and 0 <= number - slot.first < len(slot.batch.pendings):
+                    return slot.batch.pendings[number - slot.first]
+        return pending
+
+    # --- its end
+
+    def end(self, how: str) -> None:
+        """The process has ended: what it had begun fails, what it had not is given back."""
+        now = monotonic_ns()
+        self._calls.end()
+        died = WorkerDied(
+            f"the worker process of model '{self._signature.model}' {how} while it executed the"
+            " request"
+        )
+        under_way, self.under_way = list(self.under_way.values()), {}
+        open_requests, self._open = list(self._open.values()), {}
+        for pending in open_requests:
+            self._give(pending, died, True)
+        for index, slot in enumerate(under_way):
+            error = died if self._concurrent or not index else NotStarted()
+            slot.end(Outcome((), error, slot.sent, slot.sent, now))

@@ -1,0 +1,170 @@
+"""What a model asks of the server while it runs: other models' answers, and whatever else there is.
+
+Each call has a number, which its replies bear. Owned by the event-loop thread; a call that is not
+done with ends with the process.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from headrace.core.datatypes import BY_NAME, Datatype
+from headrace.core.errors import ExecutionFailed, ServerError
+from headrace.core.requests import InferRequest, InferResponse, Sink, Ticket
+from headrace.core.tensors import Tensor, raw_bytes
+from headrace.execution.batch_frames import ERRORS, read_array
+from headrace.execution.worker import WorkerProcess
+from headrace.workers.elements import Buffer, encode_bytes
+from headrace.workers.frames import Kind, offsets
+
+_MOST_UNSENT = 32  # frames that wait for a worker, from which on other models' responses pause
+
+
+class Host(Protocol):
+    """The server, as far as models may ask something of it."""
+
+    def submit(self, request: InferRequest, decoupled: bool, sink: Sink) -> Ticket:
+        """Have a model run; raises `ServerError`, also if it is decoupled and must not be."""
+
+    def control(
+        self, document: Mapping[str, Any], answer: Callable[[object, ServerError | None], None]
+    ) -> None:
+        """Do something else, and answer once, with what comes of it or with the error."""
+
+    def metric(self, document: Mapping[str, Any]) -> None:
+        """Change one of the model's own metrics; raises what nonsense raises."""
+
+
+class _CallSink:
+    """The sink of a request that a model has made."""
+
+    def __init__(self, calls: "ModelCalls", number: int) -> None:
+        self._calls = calls
+        self._number = number
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        """Pass a response on."""
+        blocks: list[list[Buffer]] = []
+        outputs = []
+        for tensor in response.outputs:
+            outputs.append((tensor.name, tensor.datatype, tensor.array.shape))
+            strings = tensor.datatype is Datatype.BYTES
+            blocks.append([encode_bytes(tensor.array) if strings else raw_bytes(tensor.array)])
+        told = {"outputs": outputs, "parameters": response.parameters}
+        self._calls.reply(self._number, final, {"response": told}, blocks)
+
+    def finish(self) -> None:
+        """Pass the end on."""
+        self._calls.reply(self._number, True, {"response": None})
+
+    def fail(self, error: ServerError) -> None:
+        """Pass the error on."""
+        self._calls.reply(self._number, True, {"response": {"error": _told(error)}})
+
+
+class ModelCalls:
+    """The calls of one worker process."""
+
+    def __init__(self, process: WorkerProcess, host: Host) -> None:
+        self._process = process
+        self._host = host
+        self._tickets: dict[int, Ticket] = {}
+        self._paused = False
+        process.link.on_empty = self._go_on
+
+    def begin(self, document: Mapping[str, Any], data: Buffer, size: int) -> None:
+        """Take a call; raises what nonsense raises."""
+        number = int(document["call"])
+        if document["op"] != "infer":
+            self._control(number, document)
+            return
+        sink = _CallSink(self, number)
+        try:
+            request = _request(document, data, size)
+            ticket = self._host.submit(request, bool(document["decoupled"]), sink)
+        except ServerError as error:
+            sink.fail(error)
+        else:
+            self._tickets[number] = ticket
+
+    def _control(self, number: int, document: Mapping[str, Any]) -> None:
+        def answer(value: object, error: ServerError | None) -> None:
+            told = {"value": value} if error is None else {"error": _told(error)}
+            self.reply(number, True, told)
+
+        self._host.control(document, answer)
+
+    def reply(
+        self,
+        number: int,
+        final: bool,
+        told: dict[str, Any],
+        blocks: list[list[Buffer]] | None = None,
+    ) -> None:
+        """Send a reply."""
+        if final:
+            self._tickets.pop(number, None)
+        try:
+            document = {"call": number, "final": final, **told}
+            self._process.link.send_loose(Kind.REPLY, document, blocks or [])
+        except OSError as error:  # no memory for the data
+            ticket = self._tickets.pop(number, None)
+            if ticket is not None:
+                ticket.cancel()
+            failed = {"error": _told(ExecutionFailed(f"the response cannot be passed on: {error}"))}
+            self._process.link.send_loose(
+                Kind.REPLY, {"call": number, "final": True, "response": failed}, []
+            )
+        if self._process.link.unsent > _MOST_UNSENT and not self._paused:
+            self._paused = True
+            self._hold(True)
+
+    def drop(self, number: int) -> None:
+        """Nobody waits for replies any more."""
+        ticket = self._tickets.pop(number, None)
+        if ticket is not None:
+            ticket.cancel()
+
+    def end(self) -> None:
+        """The process has gone."""
+        for number in list(self._tickets):
+            self.drop(number)
+
+    def _go_on(self) -> None:
+        if self._paused:
+            self._paused = False
+            self._hold(False)
+
+    def _hold(self, held: bool) -> None:
+        for ticket in list(self._tickets.values()):
+            ticket.hold(held)
+
+
+def _request(document: Mapping[str, Any], data: Buffer, size: int) -> InferRequest:
+    sizes = document["sizes"]
+    inputs: dict[str, Tensor] = {}
+    for (name, datatype, shape), start, nbytes in zip(
+        document["inputs"], offsets(sizes, size), sizes, strict=True
+    ):
+        kind = BY_NAME[datatype]
+        inputs[str(name)] = Tensor(
+            str(name), kind, read_array(kind, tuple(shape), data, start, nbytes)
+        )
+    flags, version = int(document["flags"]), int(document["version"])
+    return InferRequest(
+        str(document["model"]),
+        "" if version < 0 else str(version),
+        str(document["id"]),
+        inputs,
+        tuple(map(str, document["outputs"])),
+        dict(document["parameters"]),
+        timeout=max(int(document["timeout"]), 0),
+        sequence_id=document["correlation_id"],
+        sequence_start=bool(flags & 1),
+        sequence_end=bool(flags & 2),
+    )
+
+
+def _told(error: ServerError) -> tuple[int, str]:
+    """The code of `TritonError` for an error, and its text."""
+    codes = [code for code, kind in enumerate(ERRORS) if isinstance(error, kind)]
+    return (codes or [ERRORS.index(ExecutionFailed)])[0], str(error)

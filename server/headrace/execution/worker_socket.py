@@ -1,0 +1,233 @@
+"""The server's end of the socket to a worker: frames both ways, on the event loop, without waiting.
+
+Frames that cannot go at once wait here, with the open files that go along. What is in a file is
+written, or copied, before a call returns, and a file is written again only when the worker refers
+to nothing in it.
+"""
+
+import array
+import asyncio
+import json
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from headrace.workers.elements import Buffer
+from headrace.workers.frames import (
+    IN_FILE,
+    INLINE,
+    KEPT,
+    LOOSE,
+    MAX_TOLD,
+    NEW_FILE,
+    BrokenFrame,
+    FrameReader,
+    Header,
+    Kind,
+    frame,
+    lay_out,
+    pack_header,
+)
+from headrace.workers.memory import InFile, OutFile, descriptors
+
+READ = 256 << 10
+_SPACE = socket.CMSG_SPACE(4 * 16)
+_PENDING = 4  # files that may have come before their frames
+Take = Callable[[Header, bytes, Buffer], None]
+
+
+class WorkerSocket:
+    """Frames to and from one worker. `lost` is told why it is of no more use."""
+
+    def __init__(self, descriptor: int, lost: Callable[[str, Exception | None], None]) -> None:
+        self.sock = socket.socket(fileno=descriptor)
+        with suppress(OSError):
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        self.frames = FrameReader(MAX_TOLD)
+        self.closed = False
+        self.on_empty: Callable[[], None] = _nothing  # called when nothing waits any more
+        self._lost = lost
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._take: Take | None = None
+        self._reading = False
+        self._descriptors: deque[int] = deque()
+        self._in: dict[int, InFile] = {}
+        self._out: dict[int, OutFile] = {}
+        self._unsent: deque[tuple[memoryview, int]] = deque()
+
+    @property
+    def unsent(self) -> int:
+        """Frames that wait to be sent."""
+        return len(self._unsent)
+
+    def attach(self, loop: asyncio.AbstractEventLoop, take: Take) -> None:
+        """From now on hand frames to `take`."""
+        self._loop = loop
+        self._take = take
+        self.sock.setblocking(False)
+        self._reading = True
+        loop.add_reader(self.sock, self.receive)
+
+    def give_up(self) -> None:
+        """Take nothing in any more."""
+        if self._reading and self._loop is not None:
+            self._reading = False
+            self._loop.remove_reader(self.sock)
+
+    def send(self, kind: Kind, meta: bytes = b"") -> None:
+        """Send a frame without data."""
+        self._write(frame(kind, meta), -1)
+
+    def send_data(
+        self, kind: Kind, slot: int, meta: bytes, pieces: Sequence[Buffer], size: int
+    ) -> None:
+        """Send a frame with data, which are written or copied before this returns.
+
+        Raises `OSError` if there is no memory for them.
+        """
+        flags = KEPT if slot in self._in and self._in[slot].in_use else 0
+        if size <= INLINE:
+            head = pack_header(kind, flags, slot, len(meta), size)
+            self._write(b"".join([head, meta, *pieces]), -1)
+            return
+        file = self._out.get(slot)
+        if file is None:
+            file = self._out[slot] = OutFile()
+        descriptor = file.write(pieces, size)
+        flags |= IN_FILE | (NEW_FILE if descriptor >= 0 else 0)
+        head = pack_header(kind, flags, slot, len(meta), size) + meta
+        try:
+            # The file may be replaced before what waits is sent.
+            self._write(head, os.dup(descriptor) if descriptor >= 0 else -1)
+        except OSError:
+            file.close()  # the worker has not got it
+            raise
+
+    def send_loose(
+        self, kind: Kind, document: dict[str, Any], blocks: Sequence[Sequence[Buffer]]
+    ) -> None:
+        """Send a frame whose data, of which it tells the sizes, belong to no slot.
+
+        Raises `OSError` if there is no memory for them.
+        """
+        document["sizes"], pieces, size = lay_out(blocks)
+        meta = json.dumps(document).encode()
+        if size <= INLINE:
+            self._write(b"".join([pack_header(kind, 0, 0, len(meta), size), meta, *pieces]), -1)
+            return
+        file = OutFile()
+        try:
+            descriptor = os.dup(file.write(pieces, size))
+        finally:
+            file.close()
+        self._write(pack_header(kind, IN_FILE | NEW_FILE, 0, len(meta), size) + meta, descriptor)
+
+    def _write(self, data: bytes, descriptor: int) -> None:
+        """Send a frame as soon as it can go, with an open file, which is closed then."""
+        if self.closed:
+            if descriptor >= 0:
+                os.close(descriptor)
+            return
+        self._unsent.append((memoryview(data), descriptor))
+        if len(self._unsent) == 1:
+            self._flush()
+            if self._unsent:
+                assert self._loop is not None
+                self._loop.add_writer(self.sock, self._on_writable)
+
+    def _send_some(self, data: Buffer, descriptor: int) -> int:
+        try:
+            if descriptor < 0:
+                return self.sock.send(data)
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))
+            return self.sock.sendmsg([data], [rights])
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            self._lost(f"cannot be written to: {error}", None)
+            return len(data)
+
+    def _flush(self) -> None:
+        """Send of what waits as much as can go now."""
+        while self._unsent:
+            data, descriptor = self._unsent[0]
+            sent = self._send_some(data, descriptor)
+            if sent and descriptor >= 0:
+                os.close(descriptor)
+                descriptor = -1
+            if sent < len(data):
+                self._unsent[0] = (data[sent:], descriptor)
+                return
+            self._unsent.popleft()
+
+    def _on_writable(self) -> None:
+        self._flush()
+        if not self._unsent and self._loop is not None:
+            self._loop.remove_writer(self.sock)
+            self.on_empty()
+
+    def receive(self) -> bool:
+        """Take in what has come; whether there may be more."""
+        if not self._reading:
+            return False
+        try:
+            data, control, _, _ = self.sock.recvmsg(READ, _SPACE, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data, control = b"", []
+        self._descriptors.extend(descriptors(control))
+        if not data or len(self._descriptors) > _PENDING:
+            self._lost("sent too many files" if data else "closed its socket", None)
+            return False
+        try:
+            for header, meta, content in self.frames.feed(data):
+                self._hand_on(header, meta, content)
+        except Exception as error:  # what reading nonsense may raise, or a bug of ours
+            self._lost(f"sent what makes no sense ({type(error).__name__}: {error})", error)
+        return self._reading
+
+    def _hand_on(self, header: Header, meta: bytes, content: Buffer) -> None:
+        if self._take is None:
+            return
+        flags, slot = header.flags, header.slot
+        file: InFile | None = None
+        if flags & NEW_FILE:
+            file = InFile()
+            file.map(self._descriptors.popleft())
+        if header.kind not in LOOSE:
+            if flags & KEPT and slot in self._out:
+                self._out[slot].retired = True
+            if file is not None:
+                self._in[slot] = file
+            file = self._in.get(slot)
+        if flags & IN_FILE:
+            mapped = file.bytes if file is not None else None
+            if mapped is None or len(mapped) < header.data:
+                raise BrokenFrame("data beyond its file")
+            content = mapped.data
+        self._take(header, meta, content)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self.closed = True
+        if self._loop is not None:
+            self.give_up()
+            self._loop.remove_writer(self.sock)
+        self.sock.close()
+        for file in self._out.values():
+            file.close()
+        for descriptor in (*self._descriptors, *(d for _, d in self._unsent if d >= 0)):
+            os.close(descriptor)
+        self._out.clear()
+        self._in.clear()
+        self._descriptors.clear()
+        self._unsent.clear()
+        self._take = None
+
+
+def _nothing() -> None:
+    pass

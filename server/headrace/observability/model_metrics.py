@@ -1,0 +1,130 @@
+"""Metrics that models make themselves, shown at scrapes beside the server's own.
+
+A family has a name and a kind; its metrics differ in their labels. Several models, and instances of
+one, may change the same metric. It goes when none of them is loaded any more. Owned by the
+event-loop thread.
+"""
+
+import logging
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from prometheus_client.core import Metric
+
+log = logging.getLogger(__name__)
+
+_KINDS = {"COUNTER": "counter", "GAUGE": "gauge", "HISTOGRAM": "histogram"}
+_MOST_FAMILIES, _MOST_METRICS = 1000, 10_000  # of all models, and of a family
+Labels = tuple[tuple[str, str], ...]
+
+
+class _Values:
+    """One metric: a number, or counts of numbers by `bounds`."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.owners: set[object] = set()
+        self.value = 0.0
+        self.bounds = list(bounds)
+        self.counts = [0] * (len(bounds) + 1)
+
+    def change(self, operation: str, value: float) -> None:
+        if operation == "set":
+            self.value = value
+        elif operation == "observe":
+            self.value += value
+            self.counts[bisect_left(self.bounds, value)] += 1
+        elif operation == "increment":
+            self.value += value
+
+
+class _Family:
+    def __init__(self, kind: str, description: str) -> None:
+        self.kind = kind
+        self.description = description
+        self.owners: set[object] = set()
+        self.metrics: dict[Labels, _Values] = {}
+
+
+class ModelMetrics:
+    """All metrics of all models."""
+
+    def __init__(self) -> None:
+        self._families: dict[str, _Family] = {}
+
+    def change(self, owner: object, document: Mapping[str, Any]) -> None:
+        """Do what a model has told: of a family, of a metric, of a value.
+
+        What contradicts what there is already is logged and left. Raises what nonsense raises.
+        """
+        name, what = str(document["family"]), str(document["do"])
+        family = self._families.get(name)
+        if what == "family":
+            self._add_family(owner, name, str(document["kind"]), str(document["description"]))
+            return
+        if family is None or owner not in family.owners:
+            return  # it was refused, or the model's version has gone
+        labels = _labels(document)
+        metric = family.metrics.get(labels)
+        if metric is None:
+            if len(family.metrics) >= _MOST_METRICS:
+                log.error("metric %s has %d sets of labels: no more are kept", name, _MOST_METRICS)
+                return
+            bounds = [float(bound) for bound in document.get("buckets", ())]
+            metric = family.metrics[labels] = _Values(bounds)
+        metric.owners.add(owner)
+        if what != "create":
+            metric.change(what, float(document["value"]))
+
+    def _add_family(self, owner: object, name: str, kind: str, description: str) -> None:
+        family = self._families.get(name)
+        if family is None:
+            if len(self._families) >= _MOST_FAMILIES or kind not in _KINDS:
+                log.error("metric %s of kind %s is not kept", name, kind)
+                return
+            family = self._families[name] = _Family(_KINDS[kind], description)
+        if family.kind != _KINDS.get(kind):
+            log.error("metric %s is a %s already, and cannot be a %s", name, family.kind, kind)
+            return
+        family.owners.add(owner)
+
+    def value(self, document: Mapping[str, Any]) -> float | None:
+        """The value of a metric, None if there is none; raises what nonsense raises."""
+        family = self._families.get(str(document["family"]))
+        metric = family.metrics.get(_labels(document)) if family is not None else None
+        return None if metric is None else metric.value
+
+    def forget(self, owner: object) -> None:
+        """A model's version has gone, and what only it had made."""
+        for name, family in list(self._families.items()):
+            for labels, metric in list(family.metrics.items()):
+                metric.owners.discard(owner)
+                if not metric.owners:
+                    del family.metrics[labels]
+            family.owners.discard(owner)
+            if not family.owners:
+                del self._families[name]
+
+    def collect(self) -> Iterator[Metric]:
+        """The families with their samples."""
+        for name, family in self._families.items():
+            result = Metric(name, family.description, family.kind)
+            for labels, metric in family.metrics.items():
+                if family.kind == "histogram":
+                    _add_histogram(result, name, dict(labels), metric)
+                else:
+                    result.add_sample(name, dict(labels), metric.value)
+            yield result
+
+
+def _add_histogram(result: Metric, name: str, labels: dict[str, str], metric: _Values) -> None:
+    running = 0
+    for bound, count in zip([*map(str, metric.bounds), "+Inf"], metric.counts, strict=True):
+        running += count
+        result.add_sample(f"{name}_bucket", {**labels, "le": bound}, running)
+    result.add_sample(f"{name}_count", labels, running)
+    result.add_sample(f"{name}_sum", labels, metric.value)
+
+
+def _labels(document: Mapping[str, Any]) -> Labels:
+    return tuple(sorted((str(name), str(value)) for name, value in document["labels"].items()))

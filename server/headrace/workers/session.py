@@ -1,0 +1,238 @@
+"""What goes between a model and its server while the model runs.
+
+Frames are taken in by whoever waits for one: the thread that runs batches waits for the next, and a
+thread of the model for a reply. Of several that wait, one reads for all of them. Where the model is
+a coroutine, the event loop reads as well, when something has come.
+
+Any thread may call anything here. Invariant: `_reading` is set while a thread takes frames in, and
+whatever changes by a frame changes before the others are notified.
+"""
+
+import asyncio
+import itertools
+import json
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from headrace.workers.elements import Buffer
+from headrace.workers.encoding import tell_response, tell_tensors
+from headrace.workers.frames import Header, Kind, frame, unpack_request
+from headrace.workers.link import Link, Received
+from headrace.workers.triton_calls import Call, ResponseIterator
+from headrace.workers.triton_requests import InferenceRequest
+from headrace.workers.triton_responses import InferenceResponse, TritonError
+from headrace.workers.triton_tensors import TritonModelException
+
+_MOST_CANCELLED = 100_000
+
+
+class Session:
+    """Frames from and to the server, from a model's start to its end."""
+
+    def __init__(self, link: Link, on_form: Callable[[dict[str, Any]], None]) -> None:
+        self._link = link
+        self._on_form = on_form
+        self._condition = threading.Condition()
+        self._reading = False
+        self.batches: deque[Received] = deque()  # and questions between them
+        self.stopped = False  # nothing more comes
+        self.open = False  # whether the model may call for something
+        self._wake: Callable[[], object] | None = None
+        self._cancelled: set[int] = set()
+        self._held: set[int] = set()
+        self._watching: set[Callable[[], object]] = set()
+        self._calls: dict[int, Call] = {}
+        self._numbers = itertools.count(1)
+
+    # --- taking frames in
+
+    def wait(self, there: Callable[[], object]) -> None:
+        """Take frames in until `there` is true, or the server has gone."""
+        while not self.stopped:
+            with self._condition:
+                while self._reading and not there():
+                    self._condition.wait()
+                if there():
+                    return
+                self._reading = True
+            self._take_in(self._link.receive())
+
+    def poll(self) -> None:
+        """Take in what has come already, unless another thread is about to."""
+        with self._condition:
+            if self._reading or self.stopped:
+                return
+            self._reading = True
+        received: list[Received] | None = []
+        with suppress(BlockingIOError):
+            received = self._link.poll()
+        self._take_in(received)
+
+    def wake_with(self, wake: Callable[[], object]) -> None:
+        """Call `wake`, on any thread, when there is a batch or the end."""
+        self._wake = wake
+
+    def _take_in(self, received: Sequence[Received] | None) -> None:
+        """Take what was read; None is the end."""
+        try:
+            if received is None:
+                self.stopped = True
+            else:
+                for header, meta, data in received:
+                    self._take(header, meta, data)
+        finally:
+            with self._condition:
+                self._reading = False
+                self._condition.notify_all()
+        if self._wake is not None and (self.batches or self.stopped):
+            self._wake()
+
+    def _take(self, header: Header, meta: bytes, data: Buffer) -> None:
+        kind = header.kind
+        if kind is Kind.EXECUTE or kind is Kind.ASK:
+            self.batches.append((header, meta, data))
+        elif kind is Kind.FORM:
+            self._on_form(json.loads(meta))
+        elif kind is Kind.STOP:
+            self.stopped = True
+        elif kind is Kind.CANCEL:
+            if len(self._cancelled) >= _MOST_CANCELLED:
+                self._cancelled.clear()  # of those that came too late nothing takes them out
+            self._cancelled.add(unpack_request(meta)[0])
+            self._changed()
+        elif kind is Kind.HOLD:
+            number, held = unpack_request(meta)
+            (self._held.add if held else self._held.discard)(number)
+            self._changed()
+        elif kind is Kind.REPLY:
+            told = json.loads(meta)
+            call = self._calls.get(told["call"])
+            if call is not None:
+                if told["final"]:
+                    del self._calls[told["call"]]
+                call.take(told, data, header.data)
+
+    def _changed(self) -> None:
+        for callback in list(self._watching):
+            callback()
+
+    # --- requests of clients
+
+    def is_cancelled(self, number: int) -> bool:
+        """Whether nobody waits for a request any more."""
+        if number not in self._cancelled:
+            self.poll()
+        return number in self._cancelled
+
+    def wait_for_room(self, number: int) -> None:
+        """Wait while the client does not read its responses."""
+        self.poll()
+        if self._is_held(number):
+            self.wait(lambda: not self._is_held(number))
+
+    async def room(self, number: int) -> None:
+        """The same on an event loop."""
+        self.poll()
+        if not self._is_held(number):
+            return
+        changed = asyncio.Event()
+        wake = partial(asyncio.get_running_loop().call_soon_threadsafe, changed.set)
+        self._watching.add(wake)
+        try:
+            while self._is_held(number) and not self.stopped:
+                await changed.wait()
+                changed.clear()
+        finally:
+            self._watching.discard(wake)
+
+    def _is_held(self, number: int) -> bool:
+        return number in self._held and number not in self._cancelled
+
+    def respond(
+        self, number: int, response: InferenceResponse | None, final: bool, wanted: Sequence[str]
+    ) -> None:
+        """Send a response to a request, the last one if it is `final`, or only the end."""
+        if number in self._cancelled:
+            if not final:
+                return
+            response = None
+        told: dict[str, Any] = {"request": number, "final": final}
+        blocks: list[list[Buffer]] = []
+        if response is not None:
+            told["response"] = tell_response(response, wanted, blocks)
+        if final:
+            self.forget(number)
+        self._link.send_loose(Kind.RESPONSE, told, blocks)
+
+    def drop(self, number: int, error: TritonError) -> None:
+        """End a request with an error, from wherever the interpreter finds out that it is lost."""
+        self.forget(number)
+        told = {
+            "request": number, "final": True, "sizes": [],
+            "response": {"error": [error.code(), error.message()]},
+        }  # fmt: skip
+        self._link.send_soon(frame(Kind.RESPONSE, json.dumps(told).encode()))
+
+    def forget(self, number: int) -> None:
+        """A request is answered."""
+        self._cancelled.discard(number)
+        self._held.discard(number)
+
+    def forget_all(self, numbers: range) -> None:
+        """Requests are answered that no sender is for."""
+        if self._cancelled:
+            self._cancelled.difference_update(numbers)
+
+    # --- requests of the model
+
+    def exec(self, request: InferenceRequest, decoupled: bool) -> Any:
+        """Have another model run, and wait."""
+        responses = ResponseIterator(self._call(request, decoupled))
+        return responses if decoupled else responses.only()
+
+    def async_exec(self, request: InferenceRequest, decoupled: bool) -> Awaitable[Any]:
+        """Have another model run, and let others go on meanwhile."""
+        responses = ResponseIterator(self._call(request, decoupled))
+
+        async def result() -> Any:
+            return responses if decoupled else await responses.only_async()
+
+        return result()
+
+    def control(self, document: Mapping[str, Any]) -> Any:
+        """Have something else done, and wait for what comes of it."""
+        call = self._begin({**document}, [])
+        told = call.next()
+        if told is None or "error" in told[0]:
+            text = told[0]["error"][1] if told is not None else "the server has gone"
+            raise TritonModelException(text)
+        return told[0]["value"]
+
+    def _call(self, request: InferenceRequest, decoupled: bool) -> Call:
+        blocks: list[list[Buffer]] = []
+        name, version = request._target
+        document = {
+            "op": "infer", "model": name, "version": version, "decoupled": decoupled,
+            "id": request.request_id(), "outputs": request.requested_output_names(),
+            "inputs": tell_tensors(request._inputs, blocks), **request._extras,
+        }  # fmt: skip
+        return self._begin(document, blocks)
+
+    def _begin(self, document: dict[str, Any], blocks: list[list[Buffer]]) -> Call:
+        if not self.open:
+            raise TritonModelException(
+                "other models, and metrics' values, can be asked for only while the model executes"
+            )
+        number = next(self._numbers)
+        call = self._calls[number] = Call(self, number)
+        self._link.send_loose(Kind.CALL, {**document, "call": number}, blocks)
+        return call
+
+    def drop_call(self, number: int) -> None:
+        """Want no more replies."""
+        if self._calls.pop(number, None) is not None:
+            self._link.send_soon(frame(Kind.DROP_CALL, json.dumps({"call": number}).encode()))

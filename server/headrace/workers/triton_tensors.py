@@ -1,0 +1,141 @@
+"""Tensors as Triton's Python models see them, and the numbers and names of their types."""
+
+from typing import Any
+
+import numpy as np
+
+from headrace.workers.elements import DTYPES, Array, datatype_of, decode_bytes, encode_bytes
+
+_CONFIG_NAMES = ("INVALID", *DTYPES, "BF16")  # in the order of the configuration's enum
+
+
+class TritonModelException(Exception):
+    """What goes wrong in a call of this module."""
+
+
+class Tensor:
+    """A named array. BYTES tensors are object arrays of `bytes`."""
+
+    __slots__ = ("_array", "_datatype", "_name")
+
+    def __init__(self, name: str, array: Array) -> None:
+        """Raises `TritonModelException` for an array whose type is none of the protocol's."""
+        if not isinstance(array, np.ndarray):
+            raise TritonModelException(
+                f"a tensor needs a numpy array, got {type(array).__name__} for '{name}'"
+            )
+        datatype = datatype_of(array.dtype)
+        if datatype is None:
+            raise TritonModelException(
+                f"tensor '{name}' has the numpy type {array.dtype},"
+                " which the protocol has no name for"
+            )
+        if array.dtype.byteorder == ">":
+            array = array.astype(array.dtype.newbyteorder("<"))
+        self._name = name
+        self._datatype = datatype
+        self._array = array
+
+    def name(self) -> str:
+        """Its name."""
+        return self._name
+
+    def as_numpy(self) -> Array:
+        """The array; that of an input is read-only and not copied."""
+        if self._datatype == "BF16":
+            raise TritonModelException("numpy has no BF16; use to_dlpack() or the DLPack protocol")
+        return self._array
+
+    def triton_dtype(self) -> int:
+        """The number of its datatype in the configuration's enum."""
+        return _CONFIG_NAMES.index(self._datatype)
+
+    def datatype(self) -> str:
+        """The protocol's name of its datatype."""
+        return self._datatype
+
+    def shape(self) -> list[int]:
+        """Its shape."""
+        return list(self._array.shape)
+
+    def is_cpu(self) -> bool:
+        """Always: there are no others here."""
+        return True
+
+    def to_dlpack(self) -> Any:
+        """A DLPack capsule of its memory; of a copy where that is read-only."""
+        return self.__dlpack__()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        # Most libraries cannot take what is read-only.
+        array = self._array if self._array.flags.writeable else self._array.copy()
+        return array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self._array.__dlpack_device__()
+
+    @staticmethod
+    def from_dlpack(name: str, tensor: Any) -> "Tensor":
+        """A tensor of what another library has made, on the CPU."""
+        if not hasattr(tensor, "__dlpack__"):
+            tensor = _Capsule(tensor)
+        return Tensor(name, np.from_dlpack(tensor))
+
+
+class _Capsule:
+    """A bare DLPack capsule in the form that numpy takes."""
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
+def received(name: str, datatype: str, array: Array) -> Tensor:
+    """A tensor as it came; not for models."""
+    tensor = Tensor.__new__(Tensor)
+    tensor._name = name
+    tensor._datatype = datatype
+    tensor._array = array
+    return tensor
+
+
+def triton_string_to_numpy(name: str) -> Any:
+    """The numpy type of a name such as `TYPE_FP32`."""
+    dtype = DTYPES.get("BYTES" if name == "TYPE_STRING" else name.removeprefix("TYPE_"))
+    return None if dtype is None else dtype.type
+
+
+def triton_to_numpy_type(number: int) -> Any:
+    """The numpy type of a datatype's number in the configuration's enum."""
+    return triton_string_to_numpy(_CONFIG_NAMES[number])
+
+
+def numpy_to_triton_type(dtype: Any) -> int:
+    """The number of the datatype of a numpy type; raises `TritonModelException`."""
+    name = datatype_of(np.dtype(dtype))
+    if name is None:
+        raise TritonModelException(f"the protocol has no datatype for {dtype}")
+    return _CONFIG_NAMES.index(name)
+
+
+def serialize_byte_tensor(array: Array) -> Array | None:
+    """The elements of an array of strings as Triton's clients send them; None for no elements."""
+    if array.size == 0:
+        return None
+    return np.frombuffer(encode_bytes(array), np.uint8)
+
+
+def deserialize_bytes_tensor(encoded: Any) -> Array:
+    """The elements of what `serialize_byte_tensor` has made."""
+    data = bytes(encoded)
+    elements = 0
+    position = 0
+    while position < len(data):
+        position += 4 + int.from_bytes(data[position : position + 4], "little")
+        elements += 1
+    return decode_bytes(memoryview(data), (elements,))
