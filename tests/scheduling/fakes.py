@@ -14,7 +14,7 @@ from headrace.core.requests import InferRequest, InferResponse
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array, Tensor
 from headrace.observability.statistics import VersionStatistics
-from headrace.scheduling.batch import Batch, Instance, Outcome, Part, Pending
+from headrace.scheduling.batch import Answer, Batch, Instance, Outcome, Pending
 from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy
 
@@ -188,9 +188,7 @@ class FakeInstance:
         gathered = min(started + GATHER_NS, computed)
         done(self, batch, Outcome(arrays, error, started, gathered, computed))
 
-    def report(
-        self, error: Exception | None = None, parts: Sequence[Part | ServerError] | None = None
-    ) -> None:
+    def report(self, error: Exception | None = None, parts: Sequence[Answer] | None = None) -> None:
         """Report what an instance in another process may: no arrays of the whole batch."""
         assert self._work is not None
         (batch, done, started), self._work = self._work, None

@@ -48,10 +48,10 @@ def tell_response(
     }
 
 
-def read_response(told: Told, data: Buffer, size: int) -> InferenceResponse:
+def read_response(told: Told, sizes: Sequence[int], data: Buffer, size: int) -> InferenceResponse:
     """A response of another model; raises what nonsense raises."""
     if "error" in told:
         code, text = told["error"]
         return InferenceResponse(error=TritonError(text, code))
-    tensors = read_tensors(told["outputs"], told["sizes"], data, size)
+    tensors = read_tensors(told["outputs"], sizes, data, size)
     return InferenceResponse(tensors, parameters=told["parameters"])

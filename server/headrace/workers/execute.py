@@ -75,7 +75,7 @@ class Executor:
         loop = asyncio.get_running_loop()
         come = asyncio.Event()
         session.wake_with(lambda: loop.call_soon_threadsafe(come.set))
-        loop.add_reader(self._link.fileno(), session.poll)
+        loop.add_reader(session.fileno(), session.poll)
         while not session.stopped or session.batches:
             if not session.batches:
                 await come.wait()
@@ -84,7 +84,7 @@ class Executor:
                 task = asyncio.create_task(self._task(session.batches.popleft()))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-        loop.remove_reader(self._link.fileno())
+        loop.remove_reader(session.fileno())
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

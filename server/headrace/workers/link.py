@@ -8,6 +8,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from headrace.workers.elements import Buffer
@@ -85,7 +86,8 @@ class Link:
     def send_soon(self, frame: bytes) -> None:
         """Send a whole frame now or after what is being sent, perhaps by this very thread."""
         self._later.append(frame)
-        self._send_later()
+        with suppress(OSError):  # the server has gone, which whoever receives finds out
+            self._send_later()
 
     def _send_later(self) -> None:
         # Whoever adds a frame and does not get the lock leaves it to who has it, who looks for more

@@ -72,6 +72,10 @@ class Session:
             received = self._link.poll()
         self._take_in(received)
 
+    def fileno(self) -> int:
+        """The socket, for an event loop that calls `poll` when something has come."""
+        return self._link.fileno()
+
     def wake_with(self, wake: Callable[[], object]) -> None:
         """Call `wake`, on any thread, when there is a batch or the end."""
         self._wake = wake

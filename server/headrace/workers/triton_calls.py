@@ -114,10 +114,9 @@ class ResponseIterator:
             return None
         told, data, size = reply
         self._over = told["final"]
-        # The end may come with nothing: as in Triton, that is an empty response.
-        return read_response(told["response"], data, size) if told["response"] else (
-            InferenceResponse([])
-        )  # fmt: skip
+        if told["response"] is None:
+            return InferenceResponse([])  # as in Triton, the end may come with nothing
+        return read_response(told["response"], told["sizes"], data, size)
 
 
 def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:

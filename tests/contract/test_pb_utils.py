@@ -1,0 +1,370 @@
+"""Everything that Triton's Python API lets a model do beyond answering at once."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.core.datatypes import Datatype
+from headrace.core.errors import ExecutionFailed, NotFound, Unsupported
+from headrace.wire.pb import grpc_service_pb2 as pb
+from tests.contract.conftest import CLIENTS
+from tests.contract.test_grpc_stream import Stream
+from tests.models.onnx_graphs import add_sub, write_model
+from tests.models.python_models import IDENTITY, tensors, write_python_model
+from tests.models.triton_models import (
+    CALLER,
+    CONFIG,
+    COROUTINE,
+    DECOUPLED,
+    FICKLE,
+    MANY,
+    MANY_COROUTINE,
+    ORDINARY,
+)
+from tests.support.client import Client, Input, Parameter, strings
+from tests.support.grpc_client import GrpcClient, infer_message, read_answer
+from tests.support.scrape import Scraper, until
+from tests.support.server_process import ServerProcess
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The models."""
+    root = tmp_path_factory.mktemp("triton")
+    write_python_model(root, "ordinary", ORDINARY, CONFIG)
+    write_python_model(root, "many", MANY, DECOUPLED)
+    write_python_model(root, "coroutine", COROUTINE, CONFIG)
+    write_python_model(root, "many_coroutine", MANY_COROUTINE, DECOUPLED)
+    write_python_model(root, "caller", CALLER, CONFIG + "instance_group { count: 2 }\n")
+    file = f'parameters {{ key: "file" value {{ string_value: "{root}/it_is_ready" }} }}\n'
+    write_python_model(root, "fickle", FICKLE, CONFIG + file)
+    (root / "it_is_ready").touch()
+    config = tensors("input", ("INPUT0", "FP32", "-1"))
+    config += tensors("output", ("OUTPUT0", "FP32", "-1"))
+    write_python_model(root, "identity", IDENTITY, "max_batch_size: 8\n" + config)
+    write_model(root, "add_sub", add_sub(Datatype.INT32, 16), "max_batch_size: 8")
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(root: Path) -> Iterator[ServerProcess]:
+    """A server of these models."""
+    with ServerProcess(root, options=["--exit-timeout-secs=5"]) as process:
+        yield process
+        assert process.stop() == 0
+        assert "bug " not in process.log, process.log
+
+
+@pytest.fixture(scope="module", params=["http", "grpc"])
+def client(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Client]:
+    """That server, over either protocol."""
+    with CLIENTS[request.param](server) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def grpc_client(server: ServerProcess) -> Iterator[GrpcClient]:
+    """That server over gRPC."""
+    with GrpcClient(server.grpc) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def background() -> Iterator[ThreadPoolExecutor]:
+    """Threads that wait for answers."""
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+def ask(client: Client, model: str, do: str, **more: object) -> Any:
+    """What a model has told."""
+    command = json.dumps({"do": do, **more}).encode()
+    answer = client.infer(model, {"COMMAND": strings([command], [1, 1])})
+    return json.loads(answer["TOLD"][0, 0])
+
+
+# --- response senders of an ordinary model
+
+
+@pytest.mark.parametrize("how", ["send", "send without the flag", "send, then the flag"])
+def test_a_sender_answers(client: Client, how: str) -> None:
+    assert ask(client, "ordinary", how) == "sent"
+
+
+def test_a_sender_answers_from_a_thread(client: Client) -> None:
+    assert ask(client, "ordinary", "thread") == "from a thread"
+
+
+def test_a_sender_answers_with_an_error(client: Client) -> None:
+    with pytest.raises(NotFound, match="later"):
+        ask(client, "ordinary", "error")
+
+
+def test_other_requests_run_while_one_is_kept(
+    client: Client, background: ThreadPoolExecutor, server: ServerProcess
+) -> None:
+    kept = background.submit(ask, client, "ordinary", "after the next")
+    with Scraper(server.metrics) as scraper:
+        scraper.until_running("ordinary")
+        until(lambda: _released(client, kept), "the kept request's answer")
+    assert kept.result() == "released"
+
+
+def _released(client: Client, kept: "Future[object]") -> bool:
+    assert ask(client, "ordinary", "release") == "done"
+    return kept.done()
+
+
+def test_a_request_that_is_dropped_gets_an_error(client: Client) -> None:
+    with pytest.raises(ExecutionFailed, match="has dropped the request without completing it"):
+        ask(client, "ordinary", "drop")
+
+
+def test_a_request_that_is_given_back_is_run_again(client: Client) -> None:
+    assert ask(client, "ordinary", "again") == "the second time"
+
+
+def test_what_a_sender_refuses(client: Client) -> None:
+    assert ask(client, "ordinary", "misuse") == [
+        "Unable to send response. Unsupported flag provided.",
+        "Inference Response object must be provided when the response flags is set to zero.",
+        "Unable to send response. Non-decoupled model cannot send complete final before sending a"
+        " response.",
+        "send() needs an InferenceResponse or None, got str",
+    ]
+
+
+def test_a_model_sees_that_nobody_waits(
+    grpc_client: GrpcClient, tmp_path: Path, server: ServerProcess
+) -> None:
+    file = tmp_path / "started"
+    command = json.dumps({"do": "wait until cancelled", "file": str(file)}).encode()
+    message = infer_message("ordinary", [Input("COMMAND", strings([command], [1, 1]))])
+    call = grpc_client.procedure("ModelInfer", pb.ModelInferResponse).future(message)
+    until(file.exists, "the model to have begun")
+    call.cancel()
+    until((tmp_path / "started.cancelled").exists, "the model to see that nobody waits")
+
+
+# --- decoupled models
+
+
+def stream_of(
+    client: GrpcClient, model: str, *commands: Mapping[str, object], **parameters: Parameter
+) -> list[Any]:
+    """All messages for some commands on one stream."""
+    with Stream(client) as stream:
+        for index, command in enumerate(commands):
+            array = strings([json.dumps(command).encode()], [1, 1])
+            inputs = [Input("COMMAND", array)]
+            stream.send(infer_message(model, inputs, id=str(index), parameters=parameters))
+        stream.half_close()
+        return stream.rest()
+
+
+def values(messages: list[Any], id: str = "0") -> list[object]:
+    """What the responses to one request tell, errors as text."""
+    found: list[object] = []
+    for message in messages:
+        if message.infer_response.id == id:
+            if message.error_message:
+                found.append(message.error_message)
+                continue
+            answer = read_answer(message.infer_response)
+            found.append(json.loads(answer["TOLD"][0, 0]))
+    return found
+
+
+@pytest.mark.parametrize("model", ["many", "many_coroutine"])
+@pytest.mark.parametrize("thread", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_any_number_of_responses(
+    grpc_client: GrpcClient, model: str, thread: bool, count: int
+) -> None:
+    messages = stream_of(grpc_client, model, {"count": count, "thread": thread})
+    assert values(messages) == list(range(count))
+
+
+def test_requests_are_answered_side_by_side(grpc_client: GrpcClient) -> None:
+    commands = [{"count": 50, "thread": True} for _ in range(4)]
+    messages = stream_of(grpc_client, "many", *commands)
+    for index in range(4):
+        assert values(messages, str(index)) == list(range(50))
+
+
+def test_the_last_response_may_be_the_end(grpc_client: GrpcClient) -> None:
+    messages = stream_of(grpc_client, "many", {"do": "final with a response", "count": 2})
+    assert values(messages) == [0, 1, "last"]
+    final = [m.infer_response.parameters["triton_final_response"].bool_param for m in messages]
+    assert final == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ({"do": "raise"}, "Failed to process the request(s) for model 'many', message: ValueError"),
+        ({"do": "forget"}, "has dropped the request without completing it"),
+        ({"do": "error"}, "broken off"),
+        ({"do": "wrong"}, "gave output 'TOLD' as float32, its configuration says BYTES"),
+        ({"return": "a list"}, "using the decoupled mode and the execute function must return"),
+    ],
+)
+@pytest.mark.parametrize("count", [0, 2])
+def test_what_a_decoupled_model_does_wrong(
+    grpc_client: GrpcClient, command: dict[str, object], says: str, count: int
+) -> None:
+    if command.get("do") == "raise" and count:
+        command = {"do": "raise after"}
+        says = "ValueError: no more answers"
+    if "return" in command:
+        count = 0  # its request is answered before that
+        command = {**command, "do": "forget"}
+    found = values(stream_of(grpc_client, "many", {**command, "count": count}))
+    assert found[:-1] == list(range(count))
+    assert says in str(found[-1])
+
+
+def test_a_request_of_a_decoupled_model_that_is_given_back(grpc_client: GrpcClient) -> None:
+    assert values(stream_of(grpc_client, "many", {"do": "again", "count": 1})) == [0]
+
+
+def test_responses_of_several_rows(grpc_client: GrpcClient) -> None:
+    [message] = stream_of(grpc_client, "many", {"do": "rows"})
+    assert read_answer(message.infer_response)["TOLD"].tolist() == [[b"a"], [b"b"], [b"c"]]
+
+
+def test_large_responses(grpc_client: GrpcClient) -> None:
+    [message] = stream_of(grpc_client, "many", {"do": "large", "bytes": 3_000_000})
+    assert len(read_answer(message.infer_response)["TOLD"][0, 0]) == 3_000_000
+
+
+def test_a_decoupled_model_sees_that_nobody_reads(grpc_client: GrpcClient, tmp_path: Path) -> None:
+    file = tmp_path / "cancelled"
+    command = {"do": "until cancelled", "file": str(file), "thread": True}
+    array = strings([json.dumps(command).encode()], [1, 1])
+    with Stream(grpc_client) as stream:
+        stream.send(infer_message("many", [Input("COMMAND", array)]))
+        stream.receive()
+        stream.receive()
+    until(file.exists, "the model to see that nobody reads")
+    assert values(stream_of(grpc_client, "many", {"count": 1})) == [0]
+
+
+def test_a_decoupled_model_is_for_streams(client: Client) -> None:
+    with pytest.raises(Unsupported, match="doesn't support models with decoupled transaction"):
+        ask(client, "many", "count")
+
+
+# --- coroutines
+
+
+def test_coroutines_run_at_the_same_time(client: Client, background: ThreadPoolExecutor) -> None:
+    one, other = (background.submit(ask, client, "coroutine", "meet", where="a") for _ in range(2))
+    assert (one.result(), other.result()) == ("met", "met")
+
+
+def test_a_coroutine_that_raises(client: Client) -> None:
+    with pytest.raises(ExecutionFailed, match="ValueError: no"):
+        ask(client, "coroutine", "raise")
+    assert ask(client, "coroutine", "give") == "given"
+
+
+def test_a_coroutine_calls_other_models(client: Client) -> None:
+    assert ask(client, "coroutine", "call", count=5) == [0, 2, 4, 6, 8]
+    assert ask(client, "coroutine", "stream", count=3) == [1, 1, 1, 0]
+
+
+# --- calls to other models
+
+
+def test_a_model_calls_another(client: Client) -> None:
+    assert ask(client, "caller", "add", value=21) == {"OUTPUT0": 42, "OUTPUT1": 0}
+
+
+def test_a_model_calls_itself_in_another_instance(client: Client) -> None:
+    assert ask(client, "caller", "itself") == {"OUTPUT0": 8, "OUTPUT1": 0}
+
+
+def test_a_model_calls_from_several_threads(client: Client) -> None:
+    assert ask(client, "caller", "threads", count=20) == [2 * number for number in range(20)]
+
+
+def test_a_model_calls_a_decoupled_one(client: Client, tmp_path: Path) -> None:
+    assert ask(client, "caller", "stream", count=2) == [["0"], ["1"], []]
+    file = tmp_path / "cancelled"
+    assert ask(client, "caller", "leave_stream", file=str(file)) == "left"
+    until(file.exists, "the other model to see that nobody reads")
+
+
+def test_large_tensors_between_models(client: Client) -> None:
+    assert ask(client, "caller", "large", size=500_000) is True
+
+
+def test_errors_of_other_models_come_as_responses(client: Client) -> None:
+    nobody, version, wrong, decoupled = ask(client, "caller", "errors")
+    assert nobody == [2, "Request for unknown model: 'nobody' is not found"]
+    assert version == [2, "Request for unknown model: 'add_sub' version 7 is not found"]
+    assert wrong[0] == 3
+    assert "expected 2 inputs but got 0" in wrong[1]
+    assert decoupled[0] == 5
+    assert "decoupled=True" in decoupled[1]
+
+
+def test_what_a_model_cannot_ask_for(client: Client) -> None:
+    assert "only while the model executes" in ask(client, "caller", "start")
+    name, inputs, sender = ask(client, "caller", "misuse")
+    assert "needs the name of a model" in name
+    assert "inputs must be of Tensor, got int" in inputs
+    assert "has no sender" in sender
+
+
+def test_control_of_models(client: Client) -> None:
+    found = ask(client, "caller", "control")
+    assert found["ready"] == [True, False, True]
+    assert "not allowed" in found["load"]
+    assert "not allowed" in found["unload"]
+
+
+# --- metrics, readiness
+
+
+def test_metrics_of_models(grpc_client: GrpcClient, server: ServerProcess) -> None:
+    calls, level = ask(grpc_client, "caller", "metrics")
+    assert (calls, level) == (2, 3.5)
+    with Scraper(server.metrics) as scraper:
+        metrics = scraper.now()
+    assert metrics.value("calls", who="caller") == 2
+    assert metrics.value("level") == 3.5
+    assert metrics.value("sizes_count", who="caller") == 2
+    assert metrics.value("sizes_bucket", who="caller", le="10.0") == 1
+    assert "# TYPE sizes histogram" in metrics.text
+
+
+def test_what_metrics_refuse(client: Client) -> None:
+    said = ask(client, "caller", "metric_misuse")
+    for text, expected in zip(
+        said,
+        ["cannot be lowered", "set is not for", "observe is not for", "value is not for",
+         "'nv_x' cannot be the name", "COUNTER, GAUGE or HISTOGRAM"],
+        strict=True,
+    ):  # fmt: skip
+        assert expected in text
+
+
+def test_a_model_says_whether_it_is_ready(client: Client, root: Path) -> None:
+    def ready(expected: bool) -> Callable[[], bool]:
+        return lambda: (client.model_ready("fickle"), client.ready()) == (expected, expected)
+
+    until(ready(True), "the model to be ready")
+    (root / "it_is_ready").unlink()
+    until(ready(False), "the model not to be ready")
+    (root / "it_is_ready").touch()
+    until(ready(True), "the model to be ready again")
+    (root / "it_is_ready.odd").touch()
+    until(ready(False), "an answer that is none to count as no")
+    (root / "it_is_ready.odd").unlink()
+    until(ready(True), "the model to be ready again")

@@ -1,0 +1,83 @@
+"""Metrics that models make themselves."""
+
+import logging
+
+import pytest
+from prometheus_client.core import Metric
+
+from headrace.observability.model_metrics import ModelMetrics
+
+
+def family(metrics: ModelMetrics, owner: str, name: str, kind: str) -> None:
+    """A family as a model tells of it."""
+    document = {"do": "family", "family": name, "kind": kind, "description": f"About {name}"}
+    metrics.change(owner, document)
+
+
+def change(
+    metrics: ModelMetrics, owner: str, name: str, do: str, value: float = 0, **more: object
+) -> None:
+    """A change of a metric with one label."""
+    labels = {"a": str(more.pop("label", "b"))}
+    metrics.change(owner, {"do": do, "family": name, "labels": labels, "value": value, **more})
+
+
+def samples(metrics: ModelMetrics) -> dict[str, float]:
+    """All samples, by name and the values of their labels."""
+    found: list[Metric] = list(metrics.collect())
+    return {
+        " ".join([sample.name, *sample.labels.values()]): sample.value
+        for metric in found
+        for sample in metric.samples
+    }
+
+
+def test_values() -> None:
+    metrics = ModelMetrics()
+    family(metrics, "m", "calls", "COUNTER")
+    family(metrics, "m", "level", "GAUGE")
+    change(metrics, "m", "calls", "create")
+    change(metrics, "m", "calls", "increment", 2)
+    change(metrics, "m", "calls", "increment", 1, label="c")
+    change(metrics, "m", "level", "set", 5)
+    change(metrics, "m", "level", "increment", -2)
+    assert samples(metrics) == {"calls b": 2, "calls c": 1, "level b": 3}
+    assert metrics.value({"family": "calls", "labels": {"a": "b"}}) == 2
+    assert metrics.value({"family": "calls", "labels": {}}) is None
+    assert metrics.value({"family": "nothing", "labels": {}}) is None
+
+
+def test_a_histogram() -> None:
+    metrics = ModelMetrics()
+    family(metrics, "m", "sizes", "HISTOGRAM")
+    change(metrics, "m", "sizes", "create", buckets=[1.0, 2.0])
+    for value in (0.5, 1.0, 1.5, 9.0):
+        change(metrics, "m", "sizes", "observe", value)
+    assert samples(metrics) == {
+        "sizes_bucket b 1.0": 2, "sizes_bucket b 2.0": 3, "sizes_bucket b +Inf": 4,
+        "sizes_count b": 4, "sizes_sum b": 12,
+    }  # fmt: skip
+
+
+def test_models_share_a_metric_until_the_last_has_gone() -> None:
+    metrics = ModelMetrics()
+    for owner in ("m", "n"):
+        family(metrics, owner, "calls", "COUNTER")
+        change(metrics, owner, "calls", "increment", 1)
+    change(metrics, "n", "calls", "increment", 1, label="own")
+    metrics.forget("n")
+    assert samples(metrics) == {"calls b": 2}
+    change(metrics, "n", "calls", "increment", 1)
+    assert samples(metrics) == {"calls b": 2}
+    metrics.forget("m")
+    assert samples(metrics) == {}
+
+
+def test_a_family_has_one_kind(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+    metrics = ModelMetrics()
+    family(metrics, "m", "calls", "COUNTER")
+    family(metrics, "n", "calls", "GAUGE")
+    change(metrics, "n", "calls", "set", 1)
+    assert samples(metrics) == {}
+    assert "metric calls is a counter already, and cannot be a GAUGE" in caplog.text

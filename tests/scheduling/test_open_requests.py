@@ -1,0 +1,156 @@
+"""Requests that are answered later than their batch, by themselves, and more than once."""
+
+import numpy as np
+
+from headrace.core.errors import ExecutionFailed, InvalidRequest
+from headrace.core.requests import InferResponse
+from headrace.scheduling.batch import Deferral, Part, Pending
+from tests.scheduling.fakes import Bench, FakeSink
+
+LATER, AGAIN = Deferral.LATER, Deferral.AGAIN
+
+
+class ManySink(FakeSink):
+    """A sink that takes any number of responses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.finals: list[bool] = []
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        self.responses.append(response)
+        self.finals.append(final)
+
+
+class FakeExecution:
+    """Where a request runs; remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.cancelled: list[Pending] = []
+        self.held: list[bool] = []
+
+    def cancel(self, pending: Pending) -> None:
+        self.cancelled.append(pending)
+
+    def hold(self, pending: Pending, held: bool) -> None:
+        self.held.append(held)
+
+
+def part(value: int, rows: int = 1) -> Part:
+    """One value."""
+    return Part({"y": np.full((rows, 1), value, np.int64)}, {})
+
+
+def opened(bench: Bench) -> tuple[Pending, ManySink, FakeExecution]:
+    """A request whose batch is done with."""
+    sink = ManySink()
+    pending = bench.submit_to(sink, [1], 1, priority=0, timeout=0)
+    bench.clock.settle()
+    pending.execution = execution = FakeExecution()
+    bench.instances[0].report(parts=[LATER])
+    return pending, sink, execution
+
+
+def test_responses_come_one_by_one() -> None:
+    bench = Bench()
+    pending, sink, _ = opened(bench)
+    assert not sink.calls
+    bench.batcher.answer(pending, part(1), False)
+    assert bench.batcher.busy == (len(sink.responses) == 1)
+    bench.batcher.answer(pending, part(2), True)
+    assert [int(r.outputs[0].array[0, 0]) for r in sink.responses] == [1, 2]
+    assert sink.finals == [False, True]
+    assert not bench.batcher.busy
+    assert (bench.statistics.success_count, bench.statistics.execution_count) == (1, 1)
+    bench.batcher.answer(pending, part(3), True)
+    assert len(sink.responses) == 2
+
+
+def test_an_end_without_a_response() -> None:
+    bench = Bench()
+    pending, sink, _ = opened(bench)
+    bench.batcher.answer(pending, None, True)
+    assert sink.finished
+    assert not sink.calls
+    assert bench.statistics.success_count == 1
+
+
+def test_an_answer_before_the_batch_is_done() -> None:
+    bench = Bench()
+    sink = ManySink()
+    pending = bench.submit_to(sink, [1], 1, priority=0, timeout=0)
+    bench.clock.settle()
+    bench.batcher.answer(pending, part(1), True)
+    assert sink.finals == [True]
+    bench.instances[0].report(parts=[LATER])
+    assert not bench.batcher.busy
+    assert bench.statistics.success_count == 1
+
+
+def test_an_error_ends_a_request_after_responses() -> None:
+    bench = Bench()
+    pending, sink, _ = opened(bench)
+    bench.batcher.answer(pending, part(1), False)
+    bench.batcher.answer(pending, InvalidRequest("no"), False)
+    assert len(sink.responses) == 1
+    assert isinstance(sink.errors[0], InvalidRequest)
+    assert not bench.batcher.busy
+
+
+def test_a_response_that_breaks_the_signature_ends_the_request() -> None:
+    bench = Bench()
+    pending, sink, execution = opened(bench)
+    wrong = Part({"y": np.zeros((1, 1), np.float32)}, {})
+    bench.batcher.answer(pending, wrong, False)
+    assert isinstance(sink.errors[0], ExecutionFailed)
+    assert execution.cancelled == [pending]
+    assert not bench.batcher.busy
+
+
+def test_who_does_not_wait_any_more_is_told_of() -> None:
+    bench = Bench()
+    drained: list[int] = []
+    pending, sink, execution = opened(bench)
+    bench.batcher.when_drained(lambda: drained.append(1))
+    pending.hold(True)
+    pending.hold(False)
+    assert execution.held == [True, False]
+    pending.cancel()
+    assert execution.cancelled == [pending]
+    assert drained == [1]
+    bench.batcher.answer(pending, part(1), False)
+    pending.hold(True)
+    assert not sink.calls
+    assert len(execution.held) == 2
+
+
+def test_a_request_that_is_given_back_runs_again_alone() -> None:
+    bench = Bench()
+    sinks = [bench.submit(name)[1] for name in "ab"]
+    bench.clock.settle()
+    bench.instances[0].report(parts=[AGAIN, part(5)])
+    bench.finish_all()
+    assert bench.instances[0].runs == [["a", "b"], ["a"]]
+    assert (sinks[0].values, sinks[1].values) == ([2], [5])
+
+
+def test_an_open_request_may_be_given_back() -> None:
+    bench = Bench()
+    pending, sink, _ = opened(bench)
+    bench.batcher.answer(pending, AGAIN, True)
+    bench.clock.settle()
+    bench.instances[0].report(parts=[part(7)])
+    assert sink.finals == [True]
+
+
+def test_a_bug_of_a_sink_hurts_nobody() -> None:
+    bench = Bench()
+    pending, sink, _ = opened(bench)
+
+    def respond(response: InferResponse, final: bool) -> None:
+        raise RuntimeError("a bug")
+
+    sink.respond = respond  # type: ignore[method-assign]
+    bench.batcher.answer(pending, part(1), False)
+    bench.batcher.answer(pending, None, True)
+    assert sink.finished

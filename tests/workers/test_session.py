@@ -1,0 +1,225 @@
+"""Frames for several threads over one socket: whoever waits gets what it waits for."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.workers.frames import (
+    BatchMeta,
+    FrameReader,
+    Header,
+    Kind,
+    frame,
+    pack_batch,
+    pack_request,
+)
+from headrace.workers.link import Link
+from headrace.workers.session import Session
+from headrace.workers.triton_requests import InferenceRequest
+from headrace.workers.triton_responses import InferenceResponse
+from headrace.workers.triton_senders import Answering, InferenceResponseSender
+from headrace.workers.triton_tensors import Tensor, TritonModelException
+
+
+class Server:
+    """The other end of a session."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._reader = FrameReader()
+        self._frames: list[tuple[Header, bytes, bytes]] = []
+
+    def send(self, kind: Kind, meta: bytes = b"") -> None:
+        """Send a frame."""
+        self.sock.sendall(frame(kind, meta))
+
+    def receive(self) -> tuple[Kind, dict[str, Any]]:
+        """The next frame and its JSON."""
+        while not self._frames:
+            self._frames = self._reader.feed(self.sock.recv(65_536))
+        header, meta, _ = self._frames.pop(0)
+        return header.kind, json.loads(meta)
+
+    def reply(self, number: int, final: bool = True, **told: object) -> None:
+        """Answer a call."""
+        document = {"call": number, "final": final, "sizes": [], **told}
+        self.send(Kind.REPLY, json.dumps(document).encode())
+
+
+@contextmanager
+def connected() -> Iterator[tuple[Session, Server]]:
+    """A session and its server."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(30)
+    with ours, theirs:
+        session = Session(Link(theirs), lambda form: None)
+        session.open = True
+        yield session, Server(ours)
+
+
+def empty(**told: object) -> dict[str, Any]:
+    """A response without outputs."""
+    return {"response": {"outputs": [], "parameters": told}}
+
+
+def request(model: str = "m") -> InferenceRequest:
+    return InferenceRequest(model_name=model, inputs=[Tensor("x", np.zeros(2, np.float32))])
+
+
+def test_a_batch_is_waited_for() -> None:
+    with connected() as (session, server):
+        meta = pack_batch(BatchMeta(1, 0, [1], [""], b"", []))
+        server.send(Kind.EXECUTE, meta)
+        session.wait(lambda: session.batches)
+        assert session.batches[0][0].kind is Kind.EXECUTE
+
+
+def test_threads_get_their_own_replies_while_another_waits_for_a_batch() -> None:
+    with connected() as (session, server), ThreadPoolExecutor(4) as pool:
+        main = pool.submit(session.wait, lambda: session.batches)
+        calls = [pool.submit(session.exec, request(str(n)), False) for n in range(3)]
+        numbers = {}
+        for _ in calls:
+            kind, told = server.receive()
+            assert kind is Kind.CALL
+            numbers[told["model"]] = told["call"]
+        for name in ("2", "0", "1"):
+            server.reply(numbers[name], **empty(name=name))
+        found = [json.loads(call.result(30).parameters())["name"] for call in calls]
+        assert found == ["0", "1", "2"]
+        assert not main.done()
+        server.send(Kind.EXECUTE, pack_batch(BatchMeta(1, 0, [1], [""], b"", [])))
+        main.result(30)
+
+
+def test_who_waits_learns_that_the_server_has_gone() -> None:
+    with connected() as (session, server), ThreadPoolExecutor(2) as pool:
+        call = pool.submit(session.exec, request(), False)
+        main = pool.submit(session.wait, lambda: session.batches)
+        server.receive()
+        server.sock.close()
+        main.result(30)
+        assert "has given no response" in call.result(30).error().message()
+
+
+def test_replies_to_a_coroutine() -> None:
+    async def ask(session: Session, server: Server) -> list[InferenceResponse]:
+        loop = asyncio.get_running_loop()
+        responses = await session.async_exec(request(), True)
+        _, told = server.receive()
+        server.reply(told["call"], final=False, **empty(n=1))
+        server.reply(told["call"], response=None)
+        loop.add_reader(session.fileno(), session.poll)
+        found = [response async for response in responses]
+        loop.remove_reader(session.fileno())
+        return found
+
+    with connected() as (session, server):
+        first, last = asyncio.run(ask(session, server))
+        assert json.loads(first.parameters()) == {"n": 1}
+        assert last.output_tensors() == []
+
+
+def test_responses_that_nobody_iterates_are_called_off() -> None:
+    with connected() as (session, server):
+        responses = session.exec(request(), True)
+        _, told = server.receive()
+        responses.cancel()
+        assert server.receive() == (Kind.DROP_CALL, {"call": told["call"]})
+        assert list(responses) == []
+
+
+def test_nothing_is_asked_for_before_the_model_runs() -> None:
+    with connected() as (session, _):
+        session.open = False
+        with pytest.raises(TritonModelException, match="only while the model executes"):
+            session.control({"op": "ready", "model": "m", "version": ""})
+
+
+def test_a_control_call() -> None:
+    with connected() as (session, server), ThreadPoolExecutor(1) as pool:
+        for reply, expected in (({"value": True}, "True"), ({"error": [4, "not now"]}, "not now")):
+            call = pool.submit(said, session)
+            _, told = server.receive()
+            server.reply(told["call"], **reply)
+            assert call.result(30) == expected
+
+
+def said(session: Session) -> str:
+    try:
+        return str(session.control({"op": "ready", "model": "m", "version": ""}))
+    except TritonModelException as error:
+        return str(error)
+
+
+def sender_of(session: Session, number: int = 5) -> InferenceResponseSender:
+    return InferenceResponseSender(Answering(session, number, ["y"], True))
+
+
+def test_a_sender_waits_while_nobody_reads() -> None:
+    with connected() as (session, server), ThreadPoolExecutor(1) as pool:
+        server.send(Kind.HOLD, pack_request(5, True))
+        sender = sender_of(session)
+        sending = pool.submit(sender.send, InferenceResponse([]))
+        server.send(Kind.HOLD, pack_request(6, False))
+        server.send(Kind.HOLD, pack_request(5, False))
+        sending.result(30)
+        kind, told = server.receive()
+        assert (kind, told["request"], told["final"]) == (Kind.RESPONSE, 5, False)
+        sender.send(flags=1)
+        assert server.receive()[1] == {"request": 5, "final": True, "sizes": []}
+
+
+def test_a_sender_waits_on_an_event_loop() -> None:
+    async def send(session: Session, server: Server) -> None:
+        loop = asyncio.get_running_loop()
+        server.send(Kind.HOLD, pack_request(5, True))
+        sender = sender_of(session)
+        sending = asyncio.ensure_future(sender.asend(InferenceResponse([])))
+        await asyncio.sleep(0)
+        assert not sending.done()
+        loop.add_reader(session.fileno(), session.poll)
+        server.send(Kind.HOLD, pack_request(5, False))
+        await sending
+        loop.remove_reader(session.fileno())
+        await sender.asend(flags=1)
+
+    with connected() as (session, server):
+        asyncio.run(send(session, server))
+        assert server.receive()[1]["request"] == 5
+
+
+def test_what_nobody_waits_for_is_not_sent() -> None:
+    with connected() as (session, server):
+        sender = sender_of(session)
+        assert not sender.is_cancelled()
+        server.send(Kind.CANCEL, pack_request(5))
+        assert sender.is_cancelled()
+        sender.send(InferenceResponse([Tensor("y", np.zeros(1))]))
+        sender.send(InferenceResponse([Tensor("y", np.zeros(1))]), 1)
+        assert server.receive()[1] == {"request": 5, "final": True, "sizes": []}
+
+
+def test_a_dropped_sender_ends_its_request() -> None:
+    with connected() as (session, server):
+        sender_of(session)
+        _, told = server.receive()
+        assert told["final"]
+        assert "dropped the request" in told["response"]["error"][1]
+
+
+def test_large_data_come_in_a_file_of_their_own() -> None:
+    with connected() as (session, server):
+        sender = sender_of(session)
+        sender.send(InferenceResponse([Tensor("y", np.zeros(1 << 20, np.uint8))]), 1)
+        data, files, _, _ = socket.recv_fds(server.sock, 65_536, 4)
+        [(header, meta, _)] = FrameReader().feed(data)
+        assert (header.data, len(files)) == (1 << 20, 1)
+        assert json.loads(meta)["sizes"] == [1 << 20]
