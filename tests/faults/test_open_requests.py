@@ -1,0 +1,98 @@
+"""Workers that die while requests of theirs are open: answered in part, or waiting."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.contract.test_grpc_stream import Stream
+from tests.models.python_models import write_python_model
+from tests.models.triton_models import CONFIG, COROUTINE, DECOUPLED, MANY, ORDINARY
+from tests.support.client import Input, strings
+from tests.support.grpc_client import GrpcClient, infer_message
+from tests.support.scrape import Scraper, until
+from tests.support.server_process import ServerProcess
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One server for all."""
+    root = tmp_path_factory.mktemp("open")
+    write_python_model(root, "many", MANY, DECOUPLED)
+    write_python_model(root, "coroutine", COROUTINE, CONFIG)
+    write_python_model(root, "ordinary", ORDINARY, CONFIG)
+    with ServerProcess(root, options=["--exit-timeout-secs=5"]) as process:
+        yield process
+        assert process.stop() == 0
+        assert "bug " not in process.log, process.log
+
+
+def ask(server: ServerProcess, model: str, **command: object) -> httpx.Response:
+    """One request over HTTP."""
+    text = json.dumps(command)
+    tensor = {"name": "COMMAND", "shape": [1, 1], "datatype": "BYTES", "data": [text]}
+    url = f"{server.url}/v2/models/{model}/infer"
+    with httpx.Client(timeout=30, trust_env=False) as client:
+        return client.post(url, json={"inputs": [tensor]})
+
+
+def kill_workers(server: ServerProcess) -> None:
+    """End all workers."""
+    for process in psutil.Process(server.pid).children():
+        process.kill()
+
+
+def test_open_requests_fail_with_their_worker(server: ServerProcess, tmp_path: Path) -> None:
+    with GrpcClient(server.grpc) as client, Stream(client) as stream:
+        for number in range(3):
+            file = str(tmp_path / str(number))
+            command = {"do": "until cancelled", "file": file, "thread": True}
+            array = strings([json.dumps(command).encode()], [1, 1])
+            stream.send(infer_message("many", [Input("COMMAND", array)], id=str(number)))
+        seen: set[str] = set()
+        while len(seen) < 3:
+            seen.add(stream.receive().infer_response.id)
+        kill_workers(server)
+        ended: dict[str, str] = {}
+        while len(ended) < 3:
+            message = stream.receive()
+            if message.error_message:
+                ended[message.infer_response.id] = message.error_message
+    assert all("was ended by SIGKILL while it executed the request" in e for e in ended.values())
+    assert ask(server, "ordinary", do="give", value=1).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("model", "command"),
+    [("coroutine", {"do": "meet", "where": "nowhere"}), ("ordinary", {"do": "after the next"})],
+)
+def test_requests_that_wait_fail_with_their_worker(
+    server: ServerProcess, model: str, command: dict[str, str]
+) -> None:
+    with ThreadPoolExecutor(1) as pool, Scraper(server.metrics) as scraper:
+        waiting = pool.submit(ask, server, model, **command)
+        scraper.until_running(model)
+        kill_workers(server)
+        response = waiting.result()
+    assert response.status_code == 500
+    assert "was ended by SIGKILL while it executed the request" in response.text
+    assert ask(server, model, do="give").status_code == 200
+
+
+def test_a_shutdown_ends_streams_within_its_time(tmp_path: Path) -> None:
+    write_python_model(tmp_path, "many", MANY, DECOUPLED)
+    with ServerProcess(tmp_path, options=["--exit-timeout-secs=2"]) as server:
+        with GrpcClient(server.grpc) as client, Stream(client) as stream:
+            command = {"do": "until cancelled", "file": str(tmp_path / "ended"), "thread": True}
+            array = strings([json.dumps(command).encode()], [1, 1])
+            stream.send(infer_message("many", [Input("COMMAND", array)]))
+            stream.receive()
+            found = psutil.Process(server.pid).children()
+            server.send(15)
+            until(lambda: server.process is not None and server.process.poll() is not None, "end")
+        _, left = psutil.wait_procs(found, timeout=10)
+        assert not left
