@@ -59,7 +59,12 @@ class Session:
                 if there():
                     return
                 self._reading = True
-            self._take_in(self._link.receive())
+            try:
+                received = self._link.receive()
+            except BaseException:  # nonsense, or the server's end is gone: no one reads any more
+                self._take_in(None)
+                raise
+            self._take_in(received)
 
     def poll(self) -> None:
         """Take in what has come already, unless another thread is about to."""
