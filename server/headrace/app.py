@@ -87,6 +87,7 @@ class Application:
             not settings.disable_auto_complete_config,
             settings.default_max_batch_size,
             settings.model_config_name,
+            settings.environments,
         )
         self._engine = Engine(
             settings.id, __version__, BACKENDS, options, self._admission, settings.strict_readiness

@@ -12,6 +12,7 @@ from google.protobuf import text_format
 
 from headrace.app import BACKENDS, find_sources
 from headrace.core.errors import RepositoryError
+from headrace.core.model_spec import EnvironmentOptions
 from headrace.engine.loading import LoadedInstance, LoadOptions, load_version, open_model
 from headrace.execution.choice import AutoChoice
 from headrace.execution.cores import core_limit
@@ -23,7 +24,11 @@ log = logging.getLogger(__name__)
 
 
 def check_models(
-    paths: Sequence[Path], default_max_batch_size: int, as_json: bool, quiet: bool
+    paths: Sequence[Path],
+    default_max_batch_size: int,
+    as_json: bool,
+    quiet: bool,
+    environments: EnvironmentOptions,
 ) -> int:
     """Print a report on repositories and model files; 0 if all of them can be served, and some."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` is no error
@@ -35,7 +40,9 @@ def check_models(
     except RepositoryError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    options = LoadOptions(core_limit(), default_max_batch_size=default_max_batch_size)
+    options = LoadOptions(
+        core_limit(), default_max_batch_size=default_max_batch_size, environments=environments
+    )
     reports = [_check(source, options) for source in sources]
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)

@@ -8,6 +8,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from headrace import __version__
+from headrace.environment_options import (
+    ENVIRONMENT_OPTIONS,
+    add_environment_options,
+    add_environments,
+    environment_options,
+)
 from headrace.settings import (
     CONFIG_FILE_ENV,
     OPTIONS,
@@ -22,7 +28,12 @@ from headrace.settings import (
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 
-_CHECK_OPTIONS = ["--json", "--quiet", "--default-max-batch-size", "--help"]
+_KNOWN_OPTIONS = {
+    "models": [
+        "--json", "--quiet", "--default-max-batch-size", *ENVIRONMENT_OPTIONS, "--help",
+    ],
+    "environments": ["--unused-days", *ENVIRONMENT_OPTIONS, "--help"],
+}  # fmt: skip
 _SERVE_OPTIONS = ["--config-file", "--help"]
 _SERVE_OPTIONS += [f"--{name}" for option in OPTIONS for name in (option.name, *option.aliases)]
 
@@ -75,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     words = list(sys.argv[1:] if arguments is None else arguments)
     options, rest = parser.parse_known_args(words)
     if rest:
-        known = _CHECK_OPTIONS if options.command == "models" else _SERVE_OPTIONS
+        known = _KNOWN_OPTIONS.get(options.command, _SERVE_OPTIONS)
         name = rest[0].partition("=")[0]
         if options.command == "serve" and name in _TRITONS:
             text = f"{name} is an option of Triton's that headrace does not offer"
@@ -86,7 +97,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         from headrace.check import check_models
 
         paths = [Path(p) for p in options.paths]
-        sys.exit(check_models(paths, options.default_max_batch_size, options.json, options.quiet))
+        size = options.default_max_batch_size
+        environments = environment_options(parser, options)
+        sys.exit(check_models(paths, size, options.json, options.quiet, environments))
+    if options.command == "environments":
+        from headrace.environments import run_action
+
+        sys.exit(run_action(options, environment_options(parser, options)))
     try:
         settings = _settings(options)
     except SettingsError as error:
@@ -162,4 +179,6 @@ def _parser() -> _Parser:
         default=next(o.default for o in OPTIONS if o.field == "default_max_batch_size"),
     )  # fmt: skip
     check.add_argument("--json", action="store_true", help="print one JSON document")
+    add_environment_options(check)
+    add_environments(commands)
     return parser

@@ -14,6 +14,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from headrace.core.model_spec import EnvironmentOptions
 from headrace.observability.logs import FORMATS, LogSettings
 
 ENV_PREFIX = "HEADRACE_"
@@ -73,6 +74,18 @@ class Settings:
         True, "Exit if a model cannot be loaded, instead of serving the rest"
     )
     strict_readiness: bool = _setting(True, "Be ready only if every model is")
+    # Environments of models
+    environment_cache: str = _setting(
+        "",
+        "Directory where the environments of Python models are kept;"
+        " by default `headrace/environments` in `$XDG_CACHE_HOME` or `~/.cache`",
+    )
+    wheelhouse: str = _setting(
+        "", "Directory with wheels that environments are built from, without any package index"
+    )
+    environment_build_timeout_secs: int = _setting(
+        1800, "How long building one environment may take", least=1
+    )
     # HTTP
     allow_http: bool = _setting(True, "Answer over HTTP")
     http_address: str = _setting("127.0.0.1", "Address to listen on for HTTP")
@@ -154,6 +167,13 @@ class Settings:
         if self.frontends != "auto":
             return int(self.frontends)
         return 0 if cores < _MANY_CORES else min(max(cores // 4, 2), 8)
+
+    @property
+    def environments(self) -> EnvironmentOptions:
+        """The settings of models' environments."""
+        return EnvironmentOptions(
+            self.environment_cache, self.wheelhouse, self.environment_build_timeout_secs
+        )
 
     @property
     def logs(self) -> LogSettings:

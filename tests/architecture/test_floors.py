@@ -14,7 +14,10 @@ SERVER = Path(__file__).parents[2] / "server"
 ROOT = "headrace"
 
 # The modules that put everything together: one part, though each is a file of its own.
-COMPOSITION = {"cli", "app", "check", "doors", "settings", "start_table", "__main__"}
+COMPOSITION = {
+    "cli", "app", "check", "doors", "environment_options", "environments", "settings",
+    "start_table", "__main__",
+}  # fmt: skip
 FLOORS = {
     "core": 0,
     "observability": 1,

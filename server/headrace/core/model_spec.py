@@ -9,6 +9,20 @@ from headrace.core.signature import Shape
 
 
 @dataclass(frozen=True, slots=True)
+class EnvironmentOptions:
+    """What the operator decides about the environments that models are given.
+
+    `cache` is the directory where they lie, empty for the usual one. `wheelhouse` is a directory
+    that packages come from and no other place, if it is not empty. Building one may take
+    `build_secs`.
+    """
+
+    cache: str = ""
+    wheelhouse: str = ""
+    build_secs: int = 1800
+
+
+@dataclass(frozen=True, slots=True)
 class LoadSpec:
     """One instance of one model version, as a backend needs to know it.
 
@@ -34,6 +48,7 @@ class LoadSpec:
     instance: str = ""
     config: str = "{}"
     auto_complete: bool = False
+    environments: EnvironmentOptions = EnvironmentOptions()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,13 @@ instances.
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 from typing import Protocol
 
 from headrace.core.errors import InvalidConfig, InvalidOption
-from headrace.core.model_spec import LoadSpec
+from headrace.core.model_spec import EnvironmentOptions, LoadSpec
 from headrace.core.signature import Signature
 from headrace.engine.measuring import measure
 from headrace.execution.choice import AutoChoice, InstanceKind
@@ -60,6 +60,7 @@ class LoadOptions:
     auto_complete: bool = True
     default_max_batch_size: int = 64
     config_name: str = ""
+    environments: EnvironmentOptions = field(default_factory=EnvironmentOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +216,9 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
     loaded: list[LoadedInstance] = []
     try:
         first_spec = _spec(opened.source, early, version, placements[0], threads)
-        first_spec = replace(first_spec, auto_complete=options.auto_complete)
+        first_spec = replace(
+            first_spec, auto_complete=options.auto_complete, environments=options.environments
+        )
         single = not opened.backend.isolated and (
             wanted == InstanceKind.INLINE or (wanted == "auto" and _is_small(first_spec.path))
         )
@@ -237,7 +240,7 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
         loaded[:] = [LoadedInstance(placements[0].name, model, kind)]
         for placement in placements[1:]:
             spec = _spec(opened.source, config, version, placement, first_threads)
-            copy = _load(opened, spec)
+            copy = _load(opened, replace(spec, environments=options.environments))
             _begin(copy, config)
             own = AutoChoice(measure(copy, signature)) if isinstance(kind, AutoChoice) else kind
             loaded.append(LoadedInstance(placement.name, copy, own))

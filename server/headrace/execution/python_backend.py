@@ -1,7 +1,6 @@
 """Python models under Triton's API, each instance in a worker process of its own."""
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from google.protobuf import json_format
 from headrace.core.errors import InvalidConfig, InvalidOption, LoadFailed
 from headrace.core.model_spec import LoadSpec
 from headrace.core.tensors import Array
+from headrace.execution.environments.resolve import environment_of
 from headrace.execution.worker import WorkerProcess
 from headrace.execution.worker_spec import Ways, WorkerSpec
 from headrace.wire.documents import to_json
@@ -58,18 +58,21 @@ class LoadedWorker:
         self.inputs = self.outputs = ()
         self._loader = loader
         self._spec = spec
-        self._worker_spec = WorkerSpec(
-            spec.model,
-            str(spec.version),
-            spec.instance,
-            spec.parameters.get("python", sys.executable),
-            spec.threads,
-        )
         self._limit_secs = _seconds(spec.parameters, "execution_limit_secs")
         self._concurrency = _count(spec.parameters, "max_concurrency", _CONCURRENCY)
         self.ways = Ways()
         if not spec.path.is_file():
             raise LoadFailed(f"there is no model file {spec.path.parent.name}/{spec.path.name}")
+        # Held for as long as workers may be started again.
+        self._environment = environment_of(spec)
+        self._worker_spec = WorkerSpec(
+            spec.model,
+            str(spec.version),
+            spec.instance,
+            self._environment.python,
+            spec.threads,
+            self._environment.prefix,
+        )
         self.process, self._completed = self._loaded(spec.auto_complete)
         self._config = "{}"
         self._decoupled = False

@@ -28,13 +28,17 @@ class Ways:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """How a worker is started, and whose it is, for the log. `threads` is for numeric libraries."""
+    """How a worker is started, and whose it is, for the log.
+
+    `threads` is for numeric libraries. `prefix` is the directory of the model's own environment.
+    """
 
     model: str
     version: str
     instance: str
     python: str = sys.executable
     threads: int = 1
+    prefix: str = ""
 
     def environment(self) -> dict[str, str]:
         """The environment variables that the process gets."""
@@ -44,4 +48,17 @@ class WorkerSpec:
             if name in _PASSED or name.startswith(_PASSED_PREFIXES)
         }
         threads = {name: str(self.threads) for name in _THREADS if name not in passed}
-        return {**passed, **threads, "PYTHONUNBUFFERED": "1"}
+        return {**passed, **threads, **self._own(), "PYTHONUNBUFFERED": "1"}
+
+    def _own(self) -> dict[str, str]:
+        """What a shell sets where an environment is activated, for programs that a model starts."""
+        if not self.prefix:
+            return {}
+        kind = "CONDA_PREFIX" if os.path.isdir(f"{self.prefix}/conda-meta") else "VIRTUAL_ENV"
+        path = os.pathsep.join([f"{self.prefix}/bin", os.environ.get("PATH", os.defpath)])
+        return {
+            "VIRTUAL_ENV": self.prefix,
+            kind: self.prefix,
+            "PATH": path,
+            "PYTHONNOUSERSITE": "1",
+        }

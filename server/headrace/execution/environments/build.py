@@ -1,0 +1,182 @@
+"""Building environments: with the standard library's venv and pip, or from an archive.
+
+Builders fill a directory that a cache gives them, and raise `StepFailed` or `OSError`. They run on
+loading threads.
+"""
+
+import hashlib
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from headrace.core.errors import LoadFailed
+from headrace.core.model_spec import LoadSpec
+from headrace.execution.environments.cache import Built, key_of
+from headrace.execution.environments.interpreters import Interpreter, own, probe
+from headrace.execution.environments.redaction import redact
+from headrace.execution.environments.requirements import Requirements
+from headrace.execution.environments.step import Progress, StepFailed, Steps
+from headrace.execution.environments.surroundings import build_surroundings
+
+_LAYOUT = 1  # counts up when environments are built in another way
+_UNPACK = Path(__file__).with_name("unpack.py")
+_MOST_UNPACKED = 64 << 30  # bytes that an archive may hold
+_LEAST_NUMPY = "numpy>=1.23"  # for workers, where the requirements bring none
+_LINKED = "headrace-numpy"
+_UNFIT = "the model's environment lacks an interpreter, or numpy"
+_PIP_SAYS = "--disable-pip-version-check", "--no-input", "--no-color"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How an environment comes about; equal keys mean equal environments."""
+
+    key: str
+    build: Callable[[Path, int], Built]
+
+
+def packages_plan(spec: LoadSpec, requirements: Requirements, interpreter: Interpreter) -> Plan:
+    """A virtual environment of an interpreter with what the requirements ask for."""
+    wheelhouse = spec.environments.wheelhouse
+    identity = [
+        _LAYOUT, interpreter.real, interpreter.version, interpreter.abi,
+        requirements.identity, wheelhouse, _numpy_for(interpreter),
+    ]  # fmt: skip
+    return Plan(
+        key_of(identity), lambda path, lock: _Venv(spec, interpreter, path, lock).make(requirements)
+    )
+
+
+def archive_plan(spec: LoadSpec, archive: Path) -> Plan:
+    """What an archive holds, as conda-pack makes them; raises `OSError`."""
+    with archive.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return Plan(
+        key_of([_LAYOUT, "archive", digest]), lambda path, lock: _unpack(spec, archive, path, lock)
+    )
+
+
+def python_in(directory: Path) -> Interpreter:
+    """The interpreter of an environment that others have made; raises `LoadFailed`."""
+    python = directory / "bin" / "python"
+    if not os.access(python, os.X_OK):
+        raise LoadFailed(f"{directory} is no environment: it has no bin/python", _UNFIT)
+    found = probe(str(python))
+    if not found.has_numpy:
+        text = f"the environment {directory} has no numpy, which every model needs"
+        raise LoadFailed(text, _UNFIT)
+    return found
+
+
+class _Venv:
+    """One build of a virtual environment."""
+
+    def __init__(self, spec: LoadSpec, interpreter: Interpreter, path: Path, lock: int) -> None:
+        self._spec = spec
+        self._interpreter = interpreter
+        self._path = path
+        self._lock = lock
+        self._python = str(path / "bin" / "python")
+        self._wheelhouse = spec.environments.wheelhouse
+
+    def make(self, requirements: Requirements) -> Built:
+        """Build it; raises `StepFailed` or `OSError`."""
+        wanted = tuple(redact(line.identity) for line in requirements.wanted)
+        if self._wheelhouse and not Path(self._wheelhouse).is_dir():
+            raise StepFailed(f"there is no wheelhouse {self._wheelhouse}")
+        count = f"{len(wanted)} package{'' if len(wanted) == 1 else 's'}"
+        progress = _progress(self._spec, f"{count} and what they need, {self._interpreter}")
+        temporary = self._path / "tmp"
+        temporary.mkdir(mode=0o700)  # requirements may hold passwords
+        steps = _steps(self._spec, self._lock, progress, temporary, bool(self._wheelhouse))
+        # Putting a pip into it takes most of the time that an environment of little takes.
+        without = ["--without-pip"] if self._interpreter.installs_elsewhere else []
+        command = [self._interpreter.path, "-I", "-m", "venv", *without, str(self._path)]
+        steps.run("venv", command, temporary)
+        if requirements.wanted:
+            self._pip(steps, temporary, *_files(requirements, temporary, bool(self._wheelhouse)))
+        [site] = self._path.glob("lib/python3*/site-packages")
+        if not (site / "numpy").is_dir():
+            if self._interpreter.abi == own().abi:
+                _link_numpy(self._path, site)
+            else:
+                self._pip(steps, temporary, _LEAST_NUMPY)
+        shutil.rmtree(temporary)
+        installed = len(list(site.glob("*.dist-info")))
+        progress.done(f"{installed} packages, {self._interpreter}")
+        return Built(wanted, str(self._interpreter))
+
+    def _pip(self, steps: Steps, temporary: Path, *what: str) -> None:
+        command = [self._python, "-I", "-m", "pip", *_PIP_SAYS]
+        if self._interpreter.installs_elsewhere:
+            command = [self._interpreter.path, *command[1:], "--python", self._python]
+        command += ["install", "--progress-bar=off"]
+        if self._wheelhouse:
+            command += ["--no-index", "--find-links", str(Path(self._wheelhouse).absolute())]
+        steps.run("pip", [*command, *what], temporary)
+
+
+def _files(requirements: Requirements, folder: Path, offline: bool) -> list[str]:
+    """Write what pip reads; the options that name it. It goes with the directory it is in."""
+    lines = [line.text for line in requirements.lines]
+    if offline:
+        lines = [text for text in lines if not (text.startswith("--find-links") and "://" in text)]
+    files = {"-r": lines, "-c": [line.text for line in requirements.constraints]}
+    options = []
+    for option, texts in files.items():
+        file = folder / f"pip{option}.txt"
+        file.write_text("\n".join(texts) + "\n", "utf-8")
+        options += [option, str(file)]
+    return options
+
+
+def _unpack(spec: LoadSpec, archive: Path, path: Path, lock: int) -> Built:
+    """Unpack an archive, have it adapt itself to its place, and look what it is."""
+    progress = _progress(spec, f"from the archive {archive.name}")
+    steps = _steps(spec, lock, progress, None, True)
+    command = [str(_UNPACK), str(archive), str(path), str(_MOST_UNPACKED)]
+    steps.run(f"unpacking {archive.name}", [sys.executable, "-I", "-S", *command], path)
+    adapt = path / "bin" / "conda-unpack"
+    if adapt.is_file():
+        steps.run("conda-unpack", [str(path / "bin" / "python"), str(adapt)], path)
+    found = python_in(path)
+    progress.done(str(found))
+    return Built((archive.name,), str(found))
+
+
+def _progress(spec: LoadSpec, what: str) -> Progress:
+    return Progress(spec.model, str(spec.version), what)
+
+
+def _steps(
+    spec: LoadSpec, lock: int, progress: Progress, temporary: Path | None, offline: bool
+) -> Steps:
+    surroundings = build_surroundings(os.environ, offline)
+    if temporary is not None:  # where there is room, unlike perhaps in the system's
+        surroundings["TMPDIR"] = str(temporary)
+    return Steps(surroundings, lock, progress, spec.environments.build_secs)
+
+
+def _numpy_for(interpreter: Interpreter) -> str:
+    """Where an environment has numpy from whose requirements do not bring it."""
+    if interpreter.abi != own().abi:
+        return _LEAST_NUMPY
+    return f"{Path(np.__file__).parent} {np.__version__}"
+
+
+def _link_numpy(path: Path, site: Path) -> None:
+    """Let an environment have the server's numpy, and nothing else of the server's packages."""
+    home = Path(np.__file__).parent
+    folder = path / _LINKED
+    folder.mkdir()
+    beside = [home, home.with_name("numpy.libs"), *home.parent.glob("numpy-*.dist-info")]
+    for part in beside:
+        if part.is_dir():
+            (folder / part.name).symlink_to(part)
+    # Behind the environment's own packages.
+    (site / f"{_LINKED}.pth").write_text(f"{folder}\n", "utf-8")
