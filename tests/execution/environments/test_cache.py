@@ -1,0 +1,153 @@
+"""The directory of environments: who builds, who waits, what may go."""
+
+import fcntl
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from headrace.core.errors import LoadFailed
+from headrace.execution.environments.cache import (
+    DOCUMENT,
+    Built,
+    EnvironmentCache,
+    Hold,
+    default_root,
+    key_of,
+)
+
+KEY = key_of("an environment")
+FOREVER = 1e12
+
+
+class Builder:
+    """Fills environments, and counts how often."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, path: Path, lock: int) -> Built:
+        assert os.listdir(path) == []
+        (path / "python").write_text("")
+        assert os.fstat(lock)
+        self.count += 1
+        return Built(("a==1",), "Python 3")
+
+
+@contextmanager
+def locked(root: Path, key: str) -> Iterator[None]:
+    """As if another process built an environment."""
+    with (root / f"{key}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def test_it_is_built_once(tmp_path: Path) -> None:
+    build = Builder()
+    for _ in range(2):
+        cache = EnvironmentCache(tmp_path / "new" / "cache")
+        hold = cache.acquire(KEY, "m", build, 1)
+        assert (hold.path / "python").is_file()
+    assert build.count == 1
+    [entry] = cache.entries()
+    assert (entry.key, entry.wanted, entry.python) == (KEY, ("a==1",), "Python 3")
+    assert cache.entry(key_of("another")) is None
+
+
+def test_many_builders_at_once_build_it_once(tmp_path: Path) -> None:
+    build = Builder()
+    together = threading.Barrier(8)
+
+    def acquire(_: int) -> Hold:
+        together.wait()
+        return EnvironmentCache(tmp_path).acquire(KEY, "m", build, 60)
+
+    with ThreadPoolExecutor(8) as pool:
+        holds = list(pool.map(acquire, range(8)))
+    assert build.count == 1
+    assert len({hold.path for hold in holds}) == 1
+
+
+def test_a_failure_leaves_nothing_and_is_tried_again(tmp_path: Path) -> None:
+    def fail(path: Path, lock: int) -> Built:
+        (path / "half").write_text("")
+        raise LoadFailed("no")
+
+    cache = EnvironmentCache(tmp_path)
+    with pytest.raises(LoadFailed, match="no"):
+        cache.acquire(KEY, "m", fail, 1)
+    assert os.listdir(tmp_path) == []
+    build = Builder()
+    cache.acquire(KEY, "m", build, 1)
+    assert build.count == 1
+
+
+@pytest.mark.parametrize("document", [None, "", "[]", '{"wanted": []}'])
+def test_what_a_crash_has_left_is_built_again(document: str | None, tmp_path: Path) -> None:
+    (tmp_path / KEY).mkdir()
+    (tmp_path / KEY / "half").write_text("")
+    if document is not None:
+        (tmp_path / KEY / DOCUMENT).write_text(document)
+    build = Builder()
+    EnvironmentCache(tmp_path).acquire(KEY, "m", build, 1)
+    assert build.count == 1
+
+
+def test_another_who_builds_is_waited_for_but_not_for_ever(tmp_path: Path) -> None:
+    with locked(tmp_path, KEY), pytest.raises(LoadFailed, match="built by another after 0 s"):
+        EnvironmentCache(tmp_path).acquire(KEY, "m", Builder(), 0)
+
+
+def test_what_is_used_is_not_removed(tmp_path: Path) -> None:
+    cache = EnvironmentCache(tmp_path)
+    hold = cache.acquire(KEY, "m", Builder(), 1)
+    another = EnvironmentCache(tmp_path).acquire(KEY, "m", Builder(), 1)
+    removed, kept = cache.prune(FOREVER)
+    assert (removed, [entry.key for entry in kept]) == ([], [KEY])
+    del hold
+    assert cache.prune(FOREVER)[0] == []
+    del another
+    assert [entry.key for entry in cache.prune(FOREVER)[0]] == [KEY]
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_was_used_lately_and_what_is_not_ours_stays(tmp_path: Path) -> None:
+    cache = EnvironmentCache(tmp_path)
+    cache.acquire(KEY, "m", Builder(), 1)
+    os.utime(tmp_path / KEY / DOCUMENT, (1000, 1000))
+    assert cache.prune(1000) == ([], [])
+    cache.acquire(KEY, "m", Builder(), 1)  # and this is a use
+    assert cache.prune(2000) == ([], [])
+    (tmp_path / "photographs").mkdir()
+    (tmp_path / key_of("left by a crash")).mkdir()
+    cache.prune(FOREVER)
+    assert os.listdir(tmp_path) == ["photographs"]
+
+
+def test_what_others_can_change_is_not_used(tmp_path: Path) -> None:
+    cache = EnvironmentCache(tmp_path)
+    cache.acquire(KEY, "m", Builder(), 1)
+    (tmp_path / KEY).chmod(0o777)
+    with pytest.raises(LoadFailed, match="can be changed by others") as caught:
+        cache.acquire(KEY, "m", Builder(), 1)
+    assert str(tmp_path) not in caught.value.public
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    cache = EnvironmentCache(tmp_path / "file" / "cache")
+    with pytest.raises(LoadFailed, match="cannot be written: Not a directory; --env") as caught:
+        cache.acquire(KEY, "m", Builder(), 1)
+    assert str(tmp_path) not in caught.value.public
+    assert list(EnvironmentCache(tmp_path / "nothing").entries()) == []
+
+
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/x")
+    assert default_root({"XDG_CACHE_HOME": "/c"}) == Path("/c/headrace/environments")
+    usual = Path("/home/x/.cache/headrace/environments")
+    assert default_root({}) == default_root({"XDG_CACHE_HOME": "relative"}) == usual

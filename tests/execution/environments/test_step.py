@@ -1,0 +1,64 @@
+"""Commands of a build: their output, their failures, their time, and what they leave."""
+
+import logging
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+from headrace.execution.environments.step import Progress, StepFailed, Steps
+
+
+def run(folder: Path, script: str, limit: float = 60, shell: str = "sh") -> str:
+    """Run a script as a step of a build."""
+    with (folder / "lock").open("w") as lock:
+        steps = Steps(
+            {"PATH": os.environ["PATH"]}, lock.fileno(), Progress("m", "1", "a test"), limit
+        )
+        return steps.run("it", [shell, "-c", script], folder)
+
+
+def test_the_last_lines_are_kept_without_secrets(tmp_path: Path) -> None:
+    script = "seq 100; echo https://u:p@host/; echo >&2 error; exit 3"
+    with pytest.raises(StepFailed) as caught:
+        run(tmp_path, script)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "it failed with status 3:"
+    assert lines[-2:] == ["https://***@host/", "error"]
+    assert len(lines) == 16
+
+
+def test_a_command_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(StepFailed, match="cannot start /no/command: No such file"):
+        run(tmp_path, "", shell="/no/command")
+
+
+def test_a_command_that_takes_too_long_is_ended_with_its_children(tmp_path: Path) -> None:
+    before = set(psutil.Process().children(recursive=True))
+    script = "sleep 600 & echo $! > child; trap '' TERM; echo waiting; sleep 600"
+    with pytest.raises(StepFailed, match=r"it was ended after 1 s; it said last:\nwaiting"):
+        run(tmp_path, script, 1)
+    assert set(psutil.Process().children(recursive=True)) == before
+    child = int((tmp_path / "child").read_text())
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
+
+
+def test_what_a_command_leaves_running_is_ended(tmp_path: Path) -> None:
+    run(tmp_path, "sleep 600 & echo $! > child")
+    child = int((tmp_path / "child").read_text())
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
+
+
+def test_progress_is_told_at_its_begin_and_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    progress = Progress("m", "1", "3 packages")
+    for _ in range(100):
+        progress.at("Collecting more")
+    progress.done("5 packages")
+    first, last = [record.getMessage() for record in caplog.records]
+    assert first == "building the environment of m: 3 packages"
+    assert last.startswith("built the environment of m in 0.")
+    assert last.endswith(" s: 5 packages")

@@ -1,0 +1,22 @@
+"""What of the server's environment a build sees."""
+
+from headrace.execution.environments.surroundings import build_surroundings
+
+GIVEN = {
+    "PATH": "/bin", "LC_ALL": "C", "HTTPS_PROXY": "http://p", "PIP_INDEX_URL": "https://u:p@x/",
+    "PIP_USER": "1", "PIP_TARGET": "/x", "AWS_SECRET": "s", "PYTHONPATH": "/x",
+}  # fmt: skip
+
+
+def test_settings_of_pip_are_passed_and_secrets_are_not() -> None:
+    found = build_surroundings(GIVEN)
+    assert found == {
+        "PATH": "/bin", "LC_ALL": "C", "HTTPS_PROXY": "http://p",
+        "PIP_INDEX_URL": "https://u:p@x/", "PIP_USER": "0", "PYTHONUNBUFFERED": "1",
+    }  # fmt: skip
+
+
+def test_offline_nothing_tells_pip_where_else_to_look() -> None:
+    found = build_surroundings(GIVEN, offline=True)
+    assert "PIP_INDEX_URL" not in found
+    assert found["PIP_CONFIG_FILE"] == "/dev/null"
