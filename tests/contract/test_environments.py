@@ -139,6 +139,7 @@ def test_the_next_server_finds_them(server: ServerProcess, folder: Path) -> None
     assert f"ready version 1: {folder}/repository/ready/environment" in lines
 
 
+@pytest.mark.slow
 def test_environments_in_use_are_not_removed(server: ServerProcess, folder: Path) -> None:
     ended = run("environments", "prune", "--unused-days=0", options(folder)[0])
     assert ended.returncode == 0

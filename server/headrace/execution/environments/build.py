@@ -42,7 +42,7 @@ class Plan:
 
 def packages_plan(spec: LoadSpec, requirements: Requirements, interpreter: Interpreter) -> Plan:
     """A virtual environment of an interpreter with what the requirements ask for."""
-    wheelhouse = spec.environments.wheelhouse
+    wheelhouse = spec.environments.wheelhouse and os.path.abspath(spec.environments.wheelhouse)
     identity = [
         _LAYOUT, interpreter.real, interpreter.version, interpreter.abi,
         requirements.identity, wheelhouse, _numpy_for(interpreter),
@@ -89,8 +89,8 @@ class _Venv:
         wanted = tuple(redact(line.identity) for line in requirements.wanted)
         if self._wheelhouse and not Path(self._wheelhouse).is_dir():
             raise StepFailed(f"there is no wheelhouse {self._wheelhouse}")
-        count = f"{len(wanted)} package{'' if len(wanted) == 1 else 's'}"
-        progress = _progress(self._spec, f"{count} and what they need, {self._interpreter}")
+        what = f"{_count(len(wanted))} and what they need" if wanted else "numpy"
+        progress = _progress(self._spec, f"{what}, {self._interpreter}")
         temporary = self._path / "tmp"
         temporary.mkdir(mode=0o700)  # requirements may hold passwords
         steps = _steps(self._spec, self._lock, progress, temporary, bool(self._wheelhouse))
@@ -108,7 +108,7 @@ class _Venv:
                 self._pip(steps, temporary, _LEAST_NUMPY)
         shutil.rmtree(temporary)
         installed = len(list(site.glob("*.dist-info")))
-        progress.done(f"{installed} packages, {self._interpreter}")
+        progress.done(f"{_count(installed)}, {self._interpreter}")
         return Built(wanted, str(self._interpreter))
 
     def _pip(self, steps: Steps, temporary: Path, *what: str) -> None:
@@ -117,7 +117,7 @@ class _Venv:
             command = [self._interpreter.path, *command[1:], "--python", self._python]
         command += ["install", "--progress-bar=off"]
         if self._wheelhouse:
-            command += ["--no-index", "--find-links", str(Path(self._wheelhouse).absolute())]
+            command += ["--no-index", "--find-links", os.path.abspath(self._wheelhouse)]
         steps.run("pip", [*command, *what], temporary)
 
 
@@ -147,6 +147,10 @@ def _unpack(spec: LoadSpec, archive: Path, path: Path, lock: int) -> Built:
     found = python_in(path)
     progress.done(str(found))
     return Built((archive.name,), str(found))
+
+
+def _count(packages: int) -> str:
+    return f"{packages} package{'' if packages == 1 else 's'}"
 
 
 def _progress(spec: LoadSpec, what: str) -> Progress:

@@ -1,0 +1,146 @@
+"""From a model on disk to an interpreter that can run it: real builds, from tiny wheels."""
+
+import logging
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headrace.core.errors import InvalidOption, LoadFailed
+from headrace.core.model_spec import EnvironmentOptions, LoadSpec
+from headrace.execution.environments.interpreters import choose, probe
+from headrace.execution.environments.resolve import Environment, cache_of, environment_of
+from tests.models.environments import write_wheelhouse
+from tests.support.wheels import write_wheel
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> LoadSpec:
+    """A model that asks for nothing yet, with an empty cache and a wheelhouse."""
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "model.py").write_text("")
+    wheels = write_wheelhouse(tmp_path / "wheels")
+    write_wheel(wheels, "numpy", "2.9", {"numpy/__init__.py": ""})
+    write_wheel(wheels, "array", "1.0", requires=["numpy"])
+    options = EnvironmentOptions(str(tmp_path / "cache"), str(wheels))
+    return LoadSpec(
+        "m", tmp_path / "m" / "1" / "model.py", tmp_path / "m", version=1, environments=options
+    )
+
+
+def ask(environment: Environment, expression: str) -> str:
+    """What an expression gives in an environment."""
+    command = [environment.python, "-I", "-c", f"import numpy; print({expression})"]
+    return subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()
+
+
+def test_what_needs_no_environment(spec: LoadSpec, tmp_path: Path) -> None:
+    assert environment_of(spec) == Environment(sys.executable)
+    given = replace(spec, parameters={"python": "/some/python"})
+    assert environment_of(given) == Environment("/some/python")
+    spec.path.write_text("# /// script\n# requires-python = '>=3.10'\n# ///\n")
+    assert environment_of(spec) == Environment(sys.executable)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_an_interpreter_by_its_name(
+    spec: LoadSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mypython").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    found = environment_of(replace(spec, parameters={"python": "mypython"}))
+    assert probe(found.python).real == os.path.realpath(sys.executable)
+    assert not found.prefix
+
+
+@pytest.mark.parametrize(
+    ("python", "says"),
+    [
+        ("python9.9", "there is no interpreter called 'python9.9' on the PATH"),
+        (sys.executable, "the model requires Python <3, and this is Python 3"),
+    ],
+)
+def test_an_interpreter_that_does_not_fit(python: str, says: str, spec: LoadSpec) -> None:
+    spec.path.write_text("# /// script\n# requires-python = '<3'\n# ///\n")
+    with pytest.raises(InvalidOption, match=says) as caught:
+        environment_of(replace(spec, parameters={"python": python}))
+    assert caught.value.path == "parameters['python']"
+
+
+def test_a_wheelhouse_that_is_not_there(spec: LoadSpec, tmp_path: Path) -> None:
+    (spec.root / "requirements.txt").write_text("flavour")
+    given = replace(spec, environments=replace(spec.environments, wheelhouse="/nowhere"))
+    with pytest.raises(LoadFailed, match="there is no wheelhouse /nowhere") as caught:
+        environment_of(given)
+    assert "nowhere" not in caught.value.public
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize("content", ["directory", "archive", "text"])
+def test_an_environment_that_is_none(content: str, spec: LoadSpec) -> None:
+    path = spec.root / "env"
+    if content == "directory":
+        path.mkdir()
+    elif content == "text":
+        path.write_text("no archive")
+    else:
+        subprocess.run(["tar", "czf", str(path), "-C", str(spec.root), "1"], check=True)
+    given = replace(spec, parameters={"EXECUTION_ENV_PATH": str(path)})
+    says = "no whole tar archive" if content == "text" else "is no environment: it has no bin/py"
+    with pytest.raises(LoadFailed, match=says) as caught:
+        environment_of(given)
+    assert str(spec.root) not in caught.value.public
+
+
+@pytest.mark.slow
+def test_requirements_that_bring_numpy_have_their_own(spec: LoadSpec) -> None:
+    (spec.root / "requirements.txt").write_text("array")
+    found = environment_of(spec)
+    assert ask(found, "numpy.__file__").startswith(f"{found.prefix}/lib")
+    assert not (Path(found.prefix) / "headrace-numpy").exists()
+
+
+@pytest.mark.slow
+def test_a_changed_file_means_another_environment(spec: LoadSpec) -> None:
+    file = spec.root / "requirements.txt"
+    file.write_text("flavour==1.0")
+    first = environment_of(spec)
+    file.write_text("flavour == 1.0  # the same")
+    assert environment_of(spec).prefix == first.prefix
+    wheels = Path(spec.environments.wheelhouse)
+    wheel = spec.root / "flavour-2.0-py3-none-any.whl"
+    wheel.write_bytes((wheels / wheel.name).read_bytes())
+    file.write_text(f"./{wheel.name}\n")
+    second = environment_of(spec)
+    assert second.prefix != first.prefix
+    assert ask(second, "__import__('flavour').VERSION") == "2.0"
+    assert len(list(cache_of(spec.environments.cache).entries())) == 2
+
+
+@pytest.mark.slow
+def test_an_interpreter_without_a_pip(spec: LoadSpec, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
+    (spec.root / "requirements.txt").write_text("flavour==1.0")
+    found = environment_of(replace(spec, parameters={"python": str(bare / "bin" / "python")}))
+    assert ask(found, "__import__('flavour').VERSION") == "1.0"
+
+
+@pytest.mark.slow
+def test_another_interpreter_gets_numpy_installed(
+    spec: LoadSpec, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours = "{}.{}".format(*sys.version_info)
+    try:
+        other = choose(f"!={ours}.*")
+    except LoadFailed:
+        pytest.skip("there is no other interpreter on the PATH")
+    caplog.set_level(logging.INFO)
+    spec.path.write_text(f"# /// script\n# requires-python = '!={ours}.*'\n# ///\n")
+    found = environment_of(spec)
+    assert probe(found.python).version == other.version
+    assert ask(found, "numpy.__file__").startswith(f"{found.prefix}/lib")
+    assert f"building the environment of m: numpy, {other}" in caplog.text
