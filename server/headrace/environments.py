@@ -36,6 +36,8 @@ def run_action(given: argparse.Namespace, options: EnvironmentOptions) -> int:
     except RepositoryError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:  # a build has been ended and removed
+        return 130
 
 
 def _build(paths: Sequence[Path], options: EnvironmentOptions) -> int:

@@ -28,7 +28,7 @@ _UNPACK = Path(__file__).with_name("unpack.py")
 _MOST_UNPACKED = 64 << 30  # bytes that an archive may hold
 _LEAST_NUMPY = "numpy>=1.23"  # for workers, where the requirements bring none
 _LINKED = "headrace-numpy"
-_UNFIT = "the model's environment lacks an interpreter, or numpy"
+UNFIT = "the model's environment lacks an interpreter, or numpy"
 _PIP_SAYS = "--disable-pip-version-check", "--no-input", "--no-color"
 
 
@@ -61,15 +61,15 @@ def archive_plan(spec: LoadSpec, archive: Path) -> Plan:
     )
 
 
-def python_in(directory: Path) -> Interpreter:
-    """The interpreter of an environment that others have made; raises `LoadFailed`."""
+def check_ready(directory: Path) -> Interpreter:
+    """What the interpreter of an environment is that others have made; raises `LoadFailed`."""
     python = directory / "bin" / "python"
     if not os.access(python, os.X_OK):
-        raise LoadFailed(f"{directory} is no environment: it has no bin/python", _UNFIT)
+        raise LoadFailed(f"{directory} is no environment: it has no bin/python", UNFIT)
     found = probe(str(python))
     if not found.has_numpy:
         text = f"the environment {directory} has no numpy, which every model needs"
-        raise LoadFailed(text, _UNFIT)
+        raise LoadFailed(text, UNFIT)
     return found
 
 
@@ -100,7 +100,7 @@ class _Venv:
         steps.run("venv", command, temporary)
         if requirements.wanted:
             self._pip(steps, temporary, *_files(requirements, temporary, bool(self._wheelhouse)))
-        [site] = self._path.glob("lib/python3*/site-packages")
+        [site] = self._path.glob("lib/*/site-packages")
         if not (site / "numpy").is_dir():
             if self._interpreter.abi == own().abi:
                 _link_numpy(self._path, site)
@@ -144,7 +144,7 @@ def _unpack(spec: LoadSpec, archive: Path, path: Path, lock: int) -> Built:
     adapt = path / "bin" / "conda-unpack"
     if adapt.is_file():
         steps.run("conda-unpack", [str(path / "bin" / "python"), str(adapt)], path)
-    found = python_in(path)
+    found = check_ready(path)
     progress.done(str(found))
     return Built((archive.name,), str(found))
 

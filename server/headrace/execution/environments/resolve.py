@@ -13,7 +13,13 @@ from pathlib import Path
 
 from headrace.core.errors import InvalidOption, LoadFailed
 from headrace.core.model_spec import LoadSpec
-from headrace.execution.environments.build import Plan, archive_plan, packages_plan, python_in
+from headrace.execution.environments.build import (
+    UNFIT,
+    Plan,
+    archive_plan,
+    check_ready,
+    packages_plan,
+)
 from headrace.execution.environments.cache import (
     CANNOT_BE_BUILT,
     Built,
@@ -51,6 +57,9 @@ def environment_of(spec: LoadSpec) -> Environment:
     interpreter = _interpreter(demand)
     mine = interpreter.path == sys.executable
     if not demand.requirements.wanted and (mine or demand.python):
+        if not interpreter.has_numpy:
+            text = f"{interpreter.path} has no numpy, which every model needs"
+            raise LoadFailed(f"{text}; a requirements.txt gives it an environment", UNFIT)
         return Environment(interpreter.path)
     return _cached(spec, packages_plan(spec, demand.requirements, interpreter))
 
@@ -63,7 +72,8 @@ def cache_of(root: str) -> EnvironmentCache:
 def _ready(spec: LoadSpec, path: Path) -> Environment:
     try:
         if path.is_dir():
-            return Environment(python_in(path).path, str(path))
+            check_ready(path)
+            return Environment(str(path / "bin" / "python"), str(path))
         plan = archive_plan(spec, path)
     except OSError as error:
         text = f"{path.name} cannot be read: {error.strerror}"

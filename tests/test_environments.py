@@ -1,0 +1,57 @@
+"""The command line of `headrace environments`; what it builds is tested in `tests/contract`."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from headrace.cli import main
+from headrace.execution.environments.cache import Built, EnvironmentCache, key_of
+
+
+def run(*words: str) -> object:
+    with pytest.raises(SystemExit) as ended:
+        main(["environments", *words])
+    return ended.value.code
+
+
+def built(path: Path, lock: int) -> Built:
+    return Built(("a" * 80,), "Python 3.12.1")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache with one environment, named as an operator may name it."""
+    monkeypatch.setenv("HEADRACE_ENVIRONMENT_CACHE", str(tmp_path))
+    EnvironmentCache(tmp_path).acquire(key_of("one"), "m", built, 1)
+    return tmp_path
+
+
+def test_list_and_prune(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = f"{key_of('one')}  used 0 days ago  Python 3.12.1  {'a' * 60}...\n"
+    assert run("list") == 0
+    assert capsys.readouterr().out == row
+    assert run("prune") == 0
+    assert capsys.readouterr().out == ""
+    assert run("prune", "--unused-days=0") == 0
+    assert capsys.readouterr().out == f"removed  {row}"
+    assert os.listdir(cache) == []
+    assert run("list", "--environment-cache=/nowhere") == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("list", "--enviroment-cache=x"), "did you mean '--environment-cache'?"),
+        (("prune", "--unused-day=1"), "did you mean '--unused-days'?"),
+        (("build", ".", "--environment-build-timeout-secs=0"), "must be at least 1, got 0"),
+    ],
+)
+def test_wrong_usage(words: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*words) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_repository_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("build", "/no/repository") == 1
+    assert capsys.readouterr().err.startswith("error: model repository /no/repository cannot")
