@@ -72,6 +72,10 @@ class _Sink:
     def respond(self, response: InferResponse, final: bool) -> None:
         """Take an answer."""
 
+    def finish(self) -> None:
+        """Every request here has an answer."""
+        raise AssertionError("a request of the benchmark was answered with nothing")
+
     def fail(self, error: ServerError) -> None:
         """Nothing fails here."""
         raise error
