@@ -132,3 +132,50 @@ def test_the_instance_with_the_least_load_is_taken() -> None:
     runs: list[list[list[str]]] = [instance.runs for instance in bench.instances]
     assert runs == [[["b"]], [["a"]], [["c"]]]
     assert isinstance(bench.instances[0], FakeInstance)
+
+
+def test_an_idle_instance_is_removed_soon() -> None:
+    bench = Bench(instances=2)
+    removed: list[int] = []
+    bench.batcher.remove_instance(bench.instances[0], lambda: removed.append(0))
+    bench.batcher.suspend(bench.instances[1])
+    bench.batcher.remove_instance(bench.instances[1], lambda: removed.append(1))
+    assert not removed
+    bench.submit("a")
+    bench.clock.settle()
+    assert removed == [0, 1]
+    assert not bench.started
+    bench.batcher.resume(bench.instances[1])
+    bench.clock.settle()
+    assert not bench.started
+
+
+def test_a_busy_instance_is_removed_when_it_has_answered() -> None:
+    bench = Bench(instances=2)
+    _, sink = bench.submit("a")
+    bench.clock.settle()
+    leaving = next(instance for instance in bench.instances if instance.busy)
+    removed: list[int] = []
+    bench.batcher.remove_instance(leaving, lambda: removed.append(1))
+    bench.submit("b")
+    bench.submit("c")
+    bench.clock.settle()
+    assert not removed
+    leaving.finish()
+    assert sink.values == [2]
+    bench.finish_all()
+    assert removed == [1]
+    assert leaving.runs == [["a"]]
+    assert not bench.batcher.busy
+
+
+def test_what_an_instance_leaves_behind_goes_to_its_successor() -> None:
+    bench = Bench(instances=2)
+    bench.submit("a")
+    bench.clock.settle()
+    leaving = next(instance for instance in bench.instances if instance.busy)
+    bench.batcher.remove_instance(leaving, lambda: None)
+    leaving.report(NotStarted())
+    bench.finish_all()
+    assert bench.started == ["a", "a"]
+    assert leaving.runs == [["a"]]

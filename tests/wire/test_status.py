@@ -11,7 +11,7 @@ from headrace.wire.status import INTERNAL, INTERNAL_TEXT, STATUS, Status
 
 # Numbers of gRPC status codes.
 CANCELLED, INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED = 1, 3, 5, 8
-UNIMPLEMENTED, INTERNAL_ERROR, UNAVAILABLE = 12, 13, 14
+FAILED_PRECONDITION, UNIMPLEMENTED, INTERNAL_ERROR, UNAVAILABLE = 9, 12, 13, 14
 
 
 def classes(base: type[ServerError]) -> Iterator[type[ServerError]]:
@@ -40,6 +40,8 @@ def test_every_error_has_a_row() -> None:
         ("Unsupported", 501, UNIMPLEMENTED),
         ("Cancelled", 499, CANCELLED),
         ("ExecutionFailed", 500, INTERNAL_ERROR),
+        ("WorkerDied", 500, INTERNAL_ERROR),
+        ("Quarantined", 422, FAILED_PRECONDITION),
     ],
 )
 def test_status(name: str, http: int, grpc: int) -> None:

@@ -12,6 +12,7 @@ ServerError ─┬─ InvalidRequest       the client broke the protocol or the 
              ├─ Unsupported          understood, but this server or model does not do it
              │   └─ UnsupportedEncoding  a compression that is not offered
              ├─ Cancelled            the client went away or its deadline passed
+             ├─ Quarantined          workers have died of the same input before: it is not run again
              ├─ AlreadyExists        a model's own answer: what it was to make is there
              ├─ Unknown              a model's own answer: an error of no known kind
              └─ ExecutionFailed      the backend raised, or gave something that breaks the signature
@@ -77,6 +78,10 @@ class UnsupportedEncoding(Unsupported):
 
 class Cancelled(ServerError):
     """Nobody waits for the answer any more."""
+
+
+class Quarantined(ServerError):
+    """The same input was under way when workers died, more than once."""
 
 
 class ExecutionFailed(ServerError):

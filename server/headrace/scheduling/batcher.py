@@ -14,14 +14,13 @@ if a worker has died of it, which would then die again. What an instance gives b
 begun it waits for the next one. An instance that cannot run anything for now is suspended.
 
 A request may be answered later than its batch, by itself and more than once: it is open from the
-end of its batch to its own.
+end of its batch to its own. Inputs that workers have died of are known to the quarantine: they run
+alone, or not at all.
 """
 
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from operator import attrgetter
-from typing import Protocol
 
 from headrace.core.errors import ExecutionFailed, QueueTimeout, ServerError, WorkerDied
 from headrace.core.requests import InferRequest, InferResponse, Sink, Timing
@@ -40,36 +39,13 @@ from headrace.scheduling.batch import (
 )
 from headrace.scheduling.clock import Clock, Timer
 from headrace.scheduling.delivery import Delivery, give
+from headrace.scheduling.instances import Instances
 from headrace.scheduling.policy import SchedulingPolicy
+from headrace.scheduling.quarantine import Quarantine
 from headrace.scheduling.queue import RequestQueue
+from headrace.scheduling.recorder import Recorder
 
 log = logging.getLogger(__name__)
-_load = attrgetter("load")
-
-
-class Recorder(Protocol):
-    """Where the scheduler counts what happened; see `headrace.observability.statistics`."""
-
-    def batch_succeeded(
-        self,
-        arrived: Sequence[int],
-        inferences: int,
-        batch_rows: int,
-        started: int,
-        gathered: int,
-        computed: int,
-        ended: int,
-    ) -> None:
-        """A batch ran and every request in it has its answer."""
-
-    def batch_opened(self, batch_rows: int, started: int, gathered: int, computed: int) -> None:
-        """A batch ran, but its requests are answered later."""
-
-    def request_completed(self, arrived: int, rows: int, started: int, ended: int) -> None:
-        """A request that was answered later than its batch has had its last response."""
-
-    def request_failed(self, reason: str, duration_ns: int) -> None:
-        """A request that had been accepted ended without an answer."""
 
 
 class Batcher:
@@ -83,8 +59,10 @@ class Batcher:
         clock: Clock,
         recorder: Recorder,
         report: Callable[[Sequence[Pending], Exception], None],
+        quarantine: Quarantine | None = None,
     ) -> None:
         """`report` is told which requests a backend failed on, unless with a `ServerError`."""
+        self.quarantine = Quarantine(signature.model) if quarantine is None else quarantine
         self._signature = signature
         self._version = version
         self._policy = policy
@@ -95,9 +73,8 @@ class Batcher:
         self._retries: deque[Batch] = deque()
         self._open: set[Pending] = set()
         self._delivery = Delivery(policy.preserve_ordering)
-        self._idle: list[Instance] = []
-        self._suspended: list[Instance] = []
-        self._instances: list[Instance] = []
+        self._instances = Instances()
+        self._idle = self._instances.idle
         self._flush_scheduled = False
         self._timer: Timer | None = None
         self._timer_at = 0
@@ -111,27 +88,25 @@ class Batcher:
     @property
     def busy(self) -> bool:
         """Whether any request is queued or under way."""
-        resting = len(self._idle) + len(self._suspended)
-        waiting = self._queue.waiting or self._retries or self._open
-        return bool(waiting) or resting < len(self._instances)
+        return bool(self._queue.waiting or self._retries or self._open) or self._instances.busy
 
     def add_instance(self, instance: Instance) -> None:
         """Let `instance` take part from now on."""
-        self._instances.append(instance)
-        self._idle.append(instance)
+        self._instances.add(instance)
         self._schedule_flush()
+
+    def remove_instance(self, instance: Instance, removed: Callable[[], None]) -> None:
+        """Give `instance` nothing more; `removed` is called once it has no batch under way."""
+        if self._instances.remove(instance, removed):
+            self._clock.soon(removed)
 
     def suspend(self, instance: Instance) -> None:
         """Give an idle instance nothing until it is resumed."""
-        if instance in self._idle:
-            self._idle.remove(instance)
-            self._suspended.append(instance)
+        self._instances.suspend(instance)
 
     def resume(self, instance: Instance) -> None:
         """Let a suspended instance take part again."""
-        if instance in self._suspended:
-            self._suspended.remove(instance)
-            self._idle.append(instance)
+        if self._instances.resume(instance):
             self._schedule_flush()
 
     def fail_waiting(self, error: ServerError) -> None:
@@ -179,9 +154,11 @@ class Batcher:
 
         In or after its batch; with an error or a `Deferral` the request is done with there.
         """
+        now = self._clock.now()
+        if self.quarantine.cases or isinstance(answer, WorkerDied):
+            self.quarantine.learn_answer(pending, answer, final, now)
         if pending.ended:
             return
-        now = self._clock.now()
         if isinstance(answer, Part):
             try:
                 timing = Timing(pending.began - pending.arrived, now - pending.began, pending.rows)
@@ -208,11 +185,7 @@ class Batcher:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for instance in self._instances:
-            instance.close()
-        self._instances.clear()
-        self._idle.clear()
-        self._suspended.clear()
+        self._instances.close()
 
     def when_drained(self, callback: Callable[[], None]) -> None:
         """Call `callback` once nothing is queued or under way."""
@@ -234,38 +207,46 @@ class Batcher:
             batch = self._next_batch(now)
             if batch is None:
                 break
-            self._pick().execute(batch, self._finished)
+            self._instances.pick().execute(batch, self._finished)
         if (deadline := self._queue.next_deadline()) is not None:
             self._arm(deadline)
         self._check_drained()
 
-    def _pick(self) -> Instance:
-        """Take an idle instance out: the one that can begin soonest."""
-        idle = self._idle
-        if len(idle) == 1:
-            return idle.pop()
-        chosen = min(idle, key=_load)
-        idle.remove(chosen)
-        return chosen
-
     def _next_batch(self, now: int) -> Batch | None:
-        while self._retries:
-            batch = self._retries.popleft()
-            alive = [pending for pending in batch.pendings if not pending.ended]
-            if alive:
-                return Batch(self._signature, alive)
-        if not self._queue.waiting:
-            return None
-        count, ask_at = self._policy.batch.take(self._queue, now)
-        if count:
-            return Batch(self._signature, self._queue.popleft(count))
-        if ask_at is not None:
-            self._arm(ask_at)
-        return None
+        while True:
+            if self._retries:
+                batch = self._retries.popleft()
+                pendings = [pending for pending in batch.pendings if not pending.ended]
+            elif self._queue.waiting:
+                count, ask_at = self._policy.batch.take(self._queue, now)
+                if not count:
+                    if ask_at is not None:
+                        self._arm(ask_at)
+                    return None
+                pendings = self._queue.popleft(count)
+            else:
+                return None
+            if self.quarantine.cases:
+                pendings = self._screened(pendings, now)
+            if pendings:
+                return Batch(self._signature, pendings)
+
+    def _screened(self, pendings: list[Pending], now: int) -> list[Pending]:
+        """Those that may run now; those that are to run alone do so next."""
+        clear, suspects, refused = self.quarantine.screen(pendings, now)
+        if not clear:
+            clear, suspects = suspects[:1], suspects[1:]
+        self._retries.extend([Batch(self._signature, [pending]) for pending in suspects])
+        for pending in refused:
+            self._end(pending, self.quarantine.error(), "REJECTED", now)
+        return clear
 
     def _finished(self, instance: Instance, batch: Batch, outcome: Outcome) -> None:
-        self._idle.append(instance)
+        if (removed := self._instances.give_back(instance)) is not None:
+            self._clock.soon(removed)
         error = outcome.error
+        if error is not None or self.quarantine.cases:
+            self.quarantine.learn_batch(batch, outcome, self._clock.now())
         others: Sequence[tuple[Pending, ServerError | Deferral]] = ()
         if error is None:
             try:

@@ -17,6 +17,7 @@ from headrace.core.errors import (
     NotFound,
     Overloaded,
     PayloadTooLarge,
+    Quarantined,
     QueueFull,
     QueueTimeout,
     ServerError,
@@ -51,6 +52,7 @@ STATUS: dict[type[ServerError], Status] = {
     Unsupported: Status(501, 12),  # UNIMPLEMENTED
     UnsupportedEncoding: Status(501, 12),
     Cancelled: Status(499, 1),  # CANCELLED
+    Quarantined: Status(422, 9),  # FAILED_PRECONDITION
     AlreadyExists: Status(400, 6),  # ALREADY_EXISTS
     Unknown: Status(400, 2),  # UNKNOWN
     ExecutionFailed: Status(500, 13),  # INTERNAL

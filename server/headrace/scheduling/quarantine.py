@@ -1,0 +1,212 @@
+"""Inputs that worker processes have died of, so that one of them cannot go on killing.
+
+A request that was under way when its worker died has failed; what can come again is its input. Of
+such inputs a digest is kept. One that was there at a death is a suspect: it runs alone from then
+on, so that only the guilty one dies a second time; whatever survives is cleared. One that was there
+at as many deaths as are allowed is refused, for an hour; then it is a suspect again, since deaths
+may have had another cause, such as an operator's kill.
+
+Where a worker has several requests at a time, a suspect is not alone there. So a death counts for a
+suspect only if no other suspect was there, too: no crowd is refused because one of it kills.
+
+A plain data structure without a clock: times are nanoseconds and come from the caller, which is the
+scheduler of the model version, on the event-loop thread. While nothing is known, which is nearly
+always, there is nothing to ask. Bounded: the case whose last death is the longest ago is
+forgotten first.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import NamedTuple
+from weakref import ref
+
+from headrace.core.errors import Quarantined, WorkerDied
+from headrace.core.requests import InferRequest
+from headrace.core.tensors import Array, raw_bytes
+from headrace.scheduling.batch import Answer, Batch, Deferral, NotStarted, Outcome, Pending
+
+DEATHS = 2  # from which on an input is refused, unless a model's configuration says otherwise
+_CASES = 1024
+_HOUR_NS = 3_600 * 10**9
+_ENDS = 16  # elements at each end of a tensor that a sketch looks at
+_PIECE = 64  # bytes of each, where they are of any length
+
+
+@dataclass(slots=True)
+class _Case:
+    """An input that was under way at deaths; when the last of them was, and its sketch."""
+
+    deaths: int
+    last: int
+    sketch: int
+
+
+class Screened(NamedTuple):
+    """Requests by what may become of them: run together, run alone, or refused."""
+
+    clear: list[Pending]
+    suspects: list[Pending]
+    refused: list[Pending]
+
+
+class Quarantine:
+    """The inputs of one model version that are suspected, or proven as far as that goes.
+
+    `cases` is empty while nothing is known: whoever asks may look at that first.
+    """
+
+    def __init__(self, model: str, deaths: int = DEATHS) -> None:
+        """An input that was there at `deaths` deaths is refused; 0 switches it all off."""
+        self.refused = 0  # requests so far
+        self._model = model
+        self._deaths = deaths
+        self.cases: OrderedDict[bytes, _Case] = OrderedDict()  # by the time of the last death
+        self._sketches: Counter[int] = Counter()  # how many cases look like this
+        self._death: ref[WorkerDied] | None = None  # the last one
+        self._victims: dict[bytes, _Case | None] = {}  # what was there; of suspects, the case
+
+    def learn_batch(self, batch: Batch, outcome: Outcome, now: int) -> None:
+        """Take into account how the execution of a batch has ended."""
+        if isinstance(outcome.error, WorkerDied):
+            self._blame(outcome.error, [pending.request for pending in batch.pendings], now)
+        elif not isinstance(outcome.error, NotStarted):
+            parts = enumerate(outcome.parts or ())
+            later = {
+                index for index, part in parts if part is Deferral.LATER
+            }  # they may still kill
+            pendings = enumerate(batch.pendings)
+            self._clear([pending.request for index, pending in pendings if index not in later])
+
+    def learn_answer(self, pending: Pending, answer: Answer | None, final: bool, now: int) -> None:
+        """Take into account what one request has been answered by itself."""
+        if isinstance(answer, WorkerDied):
+            self._blame(answer, [pending.request], now)
+        elif final:
+            self._clear([pending.request])
+
+    def screen(self, pendings: Sequence[Pending], now: int) -> Screened:
+        """Sort requests that are about to run; those to be refused are counted."""
+        self._age(now)
+        screened = Screened([], [], [])
+        for pending in pendings:
+            deaths = self._known_deaths(pending.request)
+            if not deaths:
+                screened.clear.append(pending)
+            elif deaths < self._deaths:
+                screened.suspects.append(pending)
+            else:
+                screened.refused.append(pending)
+        self.refused += len(screened.refused)
+        return screened
+
+    def error(self) -> Quarantined:
+        """What a refused request is told."""
+        return Quarantined(
+            f"the input is quarantined: {self._deaths} worker processes of model"
+            f" '{self._model}' ended while they executed it; it is not run again for now"
+        )
+
+    def _blame(self, death: WorkerDied, requests: Sequence[InferRequest], now: int) -> None:
+        """A worker has died while it had these, and maybe others, which come with this death."""
+        if not self._deaths:
+            return
+        if self._death is None or self._death() is not death:
+            self._death = ref(death)
+            self._victims.clear()
+        for request in requests:
+            key = _digest(request)
+            if key in self._victims:
+                continue  # several requests with the same input have seen one death
+            case = self.cases.get(key)
+            if case is None:
+                case = self.cases[key] = _Case(1, now, _sketch(request))
+                self._sketches[case.sketch] += 1
+                self._victims[key] = None
+            else:
+                self._suspect_again(key, case)
+            case.last = now
+            self.cases.move_to_end(key)
+        while len(self.cases) > _CASES:
+            self._drop(next(iter(self.cases)))
+
+    def _suspect_again(self, key: bytes, case: _Case) -> None:
+        """A suspect was there at the current death: it counts only if it was the only one."""
+        suspects = [other for other in self._victims.values() if other is not None]
+        self._victims[key] = case
+        if not suspects:
+            case.deaths += 1
+        elif len(suspects) == 1:
+            suspects[0].deaths -= 1
+
+    def _clear(self, requests: Sequence[InferRequest]) -> None:
+        for request in requests:
+            if self._sketches[_sketch(request)] and (key := _digest(request)) in self.cases:
+                self._drop(key)
+
+    def _known_deaths(self, request: InferRequest) -> int:
+        if not self._sketches[_sketch(request)]:
+            return 0
+        case = self.cases.get(_digest(request))
+        return case.deaths if case is not None else 0
+
+    def _age(self, now: int) -> None:
+        """Forget suspects after an hour, and make suspects of those that are refused."""
+        while self.cases:
+            key, case = next(iter(self.cases.items()))
+            if now - case.last < _HOUR_NS:
+                return
+            if case.deaths < self._deaths:
+                self._drop(key)
+            else:
+                case.deaths = self._deaths - 1
+                case.last = now
+                self.cases.move_to_end(key)
+
+    def _drop(self, key: bytes) -> None:
+        sketch = self.cases.pop(key).sketch
+        self._sketches[sketch] -= 1
+        if not self._sketches[sketch]:
+            del self._sketches[sketch]
+
+
+def _sketch(request: InferRequest) -> int:
+    """What differs for most inputs that differ, and costs the same for large ones as for small."""
+    inputs = request.inputs
+    return hash(
+        (
+            tuple(sorted(request.parameters.items())),
+            *[
+                (name, inputs[name].array.shape, _ends(inputs[name].array))
+                for name in sorted(inputs)
+            ],
+        )
+    )
+
+
+def _ends(array: Array) -> bytes:
+    """The first and the last few elements."""
+    if array.size <= 2 * _ENDS:
+        parts = [array.ravel()]
+    else:
+        parts = [array.flat[:_ENDS], array.flat[array.size - _ENDS :]]
+    if array.dtype != object:
+        return b"".join([part.tobytes() for part in parts])
+    return b"".join([bytes(element[:_PIECE]) for part in parts for element in part.tolist()])
+
+
+def _digest(request: InferRequest) -> bytes:
+    """A hash of all that a model may have died of: tensors with names and types, and parameters."""
+    inputs = request.inputs
+    result = blake2b(repr(sorted(request.parameters.items())).encode(), digest_size=16)
+    for name in sorted(inputs):
+        array = inputs[name].array
+        result.update(f"{name!r} {inputs[name].datatype.value} {array.shape} ".encode())
+        if array.dtype != object:
+            result.update(raw_bytes(array))
+            continue
+        for element in array.ravel().tolist():
+            result.update(b"%d:" % len(element))
+            result.update(element)
+    return result.digest()

@@ -1,0 +1,29 @@
+"""Where the scheduler counts what happened."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Recorder(Protocol):
+    """Where the scheduler counts what happened; see `headrace.observability.statistics`."""
+
+    def batch_succeeded(
+        self,
+        arrived: Sequence[int],
+        inferences: int,
+        batch_rows: int,
+        started: int,
+        gathered: int,
+        computed: int,
+        ended: int,
+    ) -> None:
+        """A batch ran and every request in it has its answer."""
+
+    def batch_opened(self, batch_rows: int, started: int, gathered: int, computed: int) -> None:
+        """A batch ran, but its requests are answered later."""
+
+    def request_completed(self, arrived: int, rows: int, started: int, ended: int) -> None:
+        """A request that was answered later than its batch has had its last response."""
+
+    def request_failed(self, reason: str, duration_ns: int) -> None:
+        """A request that had been accepted ended without an answer."""

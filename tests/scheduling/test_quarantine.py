@@ -1,0 +1,248 @@
+"""Which inputs are suspected, cleared, refused and forgotten."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from headrace.core.datatypes import Datatype
+from headrace.core.errors import ExecutionFailed, InvalidRequest, Quarantined, WorkerDied
+from headrace.core.requests import InferRequest
+from headrace.core.tensors import Array, Tensor
+from headrace.scheduling.batch import Batch, Deferral, NotStarted, Outcome, Part, Pending
+from headrace.scheduling.quarantine import Quarantine, Screened
+from tests.scheduling.fakes import Bench, FakeSink, request, signature
+
+HOUR = 3_600 * 10**9
+_OWNER = Bench().batcher
+
+
+def pending(asked: InferRequest) -> Pending:
+    return Pending(asked, FakeSink(), 1, None, 0, _OWNER)
+
+
+def texts(*elements: bytes) -> InferRequest:
+    array = np.empty(len(elements), object)
+    array[:] = elements
+    return of(array, Datatype.BYTES)
+
+
+def of(array: Array, datatype: Datatype = Datatype.FP32) -> InferRequest:
+    return InferRequest("m", "", "", {"x": Tensor("x", datatype, array)})
+
+
+def ended(found: Quarantine, error: Exception | None, *asked: InferRequest, now: int = 1) -> None:
+    """Tell of the end of a batch of these requests."""
+    batch = Batch(signature(), [pending(one) for one in asked])
+    found.learn_batch(batch, Outcome((), error, now, now, now), now)
+
+
+def death() -> WorkerDied:
+    return WorkerDied("it ended")
+
+
+def died(*asked: InferRequest, deaths: int = 2, times: int = 1) -> Quarantine:
+    """A quarantine that has seen so many deaths with these requests, at 0."""
+    found = Quarantine("m", deaths)
+    for _ in range(times):
+        ended(found, death(), *asked, now=0)
+    return found
+
+
+def verdict(found: Quarantine, asked: InferRequest, now: int = 1) -> str:
+    screened = found.screen([pending(asked)], now)
+    [name] = [name for name in Screened._fields if getattr(screened, name)]
+    return name
+
+
+A, B = request("a", 1, 2), request("b", 3, 4)
+
+
+def test_an_input_is_suspected_and_then_refused() -> None:
+    found = died(A)
+    assert len(found.cases) == 1
+    assert verdict(found, A) == "suspects"
+    assert verdict(found, B) == "clear"
+    ended(found, death(), A, now=2)
+    assert verdict(found, A) == "refused"
+    assert found.refused == 1
+    assert "2 worker processes of model 'm'" in str(found.error())
+
+
+def test_what_survives_is_cleared_with_an_answer_or_with_an_error() -> None:
+    found = died(A, B)
+    ended(found, None, A, now=1)
+    ended(found, ExecutionFailed("raised"), B, now=1)
+    assert not found.cases
+
+
+@pytest.mark.parametrize("error", [NotStarted(), None, InvalidRequest("no")])
+def test_without_a_death_nothing_is_known(error: Exception | None) -> None:
+    found = Quarantine("m")
+    ended(found, error, A, now=0)
+    assert not found.cases
+
+
+def test_what_was_not_begun_is_not_cleared() -> None:
+    found = died(A)
+    ended(found, NotStarted(), A, now=1)
+    assert verdict(found, A) == "suspects"
+
+
+def test_the_same_input_several_times_at_one_death_counts_once() -> None:
+    assert verdict(died(A, request("other id", 1, 2)), A) == "suspects"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (of(np.zeros(4, np.float32)), of(np.zeros((2, 2), np.float32))),
+        (of(np.zeros(4, np.float32)), of(np.zeros(4, np.int32), Datatype.INT32)),
+        (of(np.zeros(99, np.float32)), of(np.eye(1, 99, 50, dtype=np.float32)[0])),
+        (texts(b"a", b"bc"), texts(b"ab", b"c")),
+        (texts(b"x" * 100), texts(b"x" * 99 + b"y")),
+        (A, replace(A, parameters={"seed": 1})),
+        (replace(A, parameters={"seed": True}), replace(A, parameters={"seed": 1})),
+        (A, replace(A, inputs={**A.inputs, "y": A.inputs["x"]})),
+        (A, replace(A, inputs={"y": A.inputs["x"]})),
+    ],
+)
+def test_inputs_that_differ(one: InferRequest, other: InferRequest) -> None:
+    assert verdict(died(one), one) == "suspects"
+    assert verdict(died(one), other) == "clear"
+    found = died(one)
+    ended(found, None, other, now=1)
+    assert len(found.cases) == 1
+
+
+def test_an_input_is_known_by_its_values_not_by_how_they_lie() -> None:
+    square = np.arange(36, dtype=np.float32).reshape(6, 6)
+    assert verdict(died(of(square.T)), of(square.T.copy())) == "suspects"
+
+
+def test_after_an_hour_a_suspect_is_forgotten_and_the_refused_are_suspects() -> None:
+    found = died(A)
+    ended(found, death(), B, now=5)
+    ended(found, death(), B, now=5)
+    assert verdict(found, A, HOUR - 1) == "suspects"
+    assert verdict(found, A, HOUR) == "clear"
+    assert verdict(found, B, HOUR + 4) == "refused"
+    assert verdict(found, B, HOUR + 5) == "suspects"
+    ended(found, death(), B, now=HOUR + 6)
+    assert verdict(found, B, HOUR + 7) == "refused"
+
+
+def test_it_is_bounded() -> None:
+    found = Quarantine("m")
+    for value in range(2_000):
+        ended(found, death(), request("", value), now=value)
+    assert len(found.cases) == 1024
+    assert verdict(found, request("", 0)) == "clear"
+    assert verdict(found, request("", 1_999)) == "suspects"
+
+
+@pytest.mark.parametrize(("deaths", "times", "expected"), [(0, 9, "clear"), (3, 2, "suspects")])
+def test_how_many_deaths_it_takes(deaths: int, times: int, expected: str) -> None:
+    assert verdict(died(A, deaths=deaths, times=times), A) == expected
+
+
+def test_a_suspect_among_other_suspects_is_not_proven() -> None:
+    found = died(A, B)
+    c = request("c", 9)
+    last = death()  # of a worker with several requests at a time: told of one after the other
+    found.learn_answer(pending(A), last, True, 1)
+    ended(found, last, B, c)
+    assert [verdict(found, one) for one in (A, B, c)] == ["suspects"] * 3
+    ended(found, death(), A, request("d", 8))
+    assert [verdict(found, one) for one in (A, B, c)] == ["refused", "suspects", "suspects"]
+
+
+def test_one_death_told_of_twice_is_one_death() -> None:
+    found, last = Quarantine("m"), death()
+    found.learn_answer(pending(A), last, True, 1)
+    found.learn_answer(pending(A), last, True, 1)
+    ended(found, last, A)
+    assert verdict(found, A) == "suspects"
+
+
+def test_a_request_that_is_open_is_cleared_by_its_last_answer() -> None:
+    found = died(A)
+    batch = Batch(signature(), [pending(A)])
+    found.learn_batch(batch, Outcome((), None, 1, 1, 1, [Deferral.LATER]), 1)
+    assert verdict(found, A) == "suspects"
+    found.learn_answer(pending(A), Part({}, {}), False, 2)
+    assert verdict(found, A) == "suspects"
+    found.learn_answer(pending(A), None, True, 3)
+    assert verdict(found, A) == "clear"
+
+
+# --- in the scheduler
+
+
+def test_only_the_guilty_one_dies_again_and_the_innocent_are_cleared() -> None:
+    bench = Bench()
+    [instance] = bench.instances
+    for name, value in (("a", 1), ("guilty", 2), ("c", 3)):
+        bench.submit(name, value)
+    bench.clock.settle()
+    instance.report(death())
+    sinks = [bench.submit(name, v)[1] for name, v in (("a", 1), ("guilty", 2), ("c", 3), ("d", 4))]
+    bench.clock.settle()
+    while bench.instances[0].busy:
+        if instance.running == ["guilty"]:
+            instance.report(death())
+        else:
+            instance.finish()
+        bench.clock.settle()
+    assert instance.runs[1:] == [["d"], ["a"], ["guilty"], ["c"]]
+    assert [len(sink.responses) for sink in sinks] == [1, 0, 1, 1]
+    _, refused = bench.submit("guilty", 2)
+    _, other = bench.submit("a", 1)
+    bench.finish_all()
+    assert isinstance(refused.errors[0], Quarantined)
+    assert other.values == [2]
+    assert bench.statistics.failures["REJECTED"] == 1
+    assert not bench.batcher.busy
+
+
+def test_a_queue_full_of_one_guilty_input_costs_two_deaths() -> None:
+    bench = Bench()
+    [instance] = bench.instances
+    sinks = [bench.submit(str(n), 7)[1] for n in range(12)]
+    bench.clock.settle()
+    while instance.busy:
+        instance.report(death())
+        bench.clock.settle()
+    assert instance.rows == [4, 1]
+    assert [type(sink.errors[0]) for sink in sinks].count(Quarantined) == 7
+    assert not bench.batcher.busy
+
+
+def test_a_suspect_that_was_not_begun_still_runs_alone() -> None:
+    bench = Bench()
+    [instance] = bench.instances
+    bench.submit("a", 1)
+    bench.clock.settle()
+    instance.report(death())
+    bench.submit("a", 1)
+    bench.clock.settle()
+    instance.report(NotStarted())
+    bench.submit("b", 2)
+    bench.finish_all()
+    assert instance.runs == [["a"], ["a"], ["a"], ["b"]]
+
+
+def test_a_client_may_go_while_its_request_waits_to_run_alone() -> None:
+    bench = Bench()
+    [instance] = bench.instances
+    bench.submit("a", 1)
+    bench.clock.settle()
+    instance.report(death())
+    suspect, _ = bench.submit("a", 1)
+    bench.submit("b", 2)
+    bench.clock.settle()
+    assert instance.running == ["b"]
+    suspect.cancel()
+    bench.finish_all()
+    assert instance.runs == [["a"], ["b"]]
+    assert not bench.batcher.busy
