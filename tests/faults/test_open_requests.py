@@ -9,6 +9,7 @@ import httpx
 import psutil
 import pytest
 
+from headrace.wire.pb import grpc_service_pb2 as pb
 from tests.contract.test_grpc_stream import Stream
 from tests.models.python_models import write_python_model
 from tests.models.triton_models import CONFIG, COROUTINE, DECOUPLED, MANY, ORDINARY
@@ -17,12 +18,16 @@ from tests.support.grpc_client import GrpcClient, infer_message
 from tests.support.scrape import Scraper, until
 from tests.support.server_process import ServerProcess
 
+_WORKERS = 4
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """One server for all."""
     root = tmp_path_factory.mktemp("open")
     write_python_model(root, "many", MANY, DECOUPLED)
+    limit = 'parameters { key: "max_requests" value { string_value: "1" } }\n'
+    write_python_model(root, "replaced", MANY, DECOUPLED + limit)
     write_python_model(root, "coroutine", COROUTINE, CONFIG)
     write_python_model(root, "ordinary", ORDINARY, CONFIG)
     with ServerProcess(root, options=["--exit-timeout-secs=5"]) as process:
@@ -64,6 +69,75 @@ def test_open_requests_fail_with_their_worker(server: ServerProcess, tmp_path: P
                 ended[message.infer_response.id] = message.error_message
     assert all("was ended by SIGKILL while it executed the request" in e for e in ended.values())
     assert ask(server, "ordinary", do="give", value=1).status_code == 200
+
+
+def test_a_worker_that_is_replaced_finishes_its_open_requests(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    def recycled() -> bool:
+        found = scraper.now().value("headrace_worker_recycles_total", model="replaced")
+        return found >= 1
+
+    def ends() -> float:
+        return scraper.now().value("headrace_worker_ends_total", model="replaced")
+
+    def message(name: str) -> pb.ModelInferRequest:
+        command = {"do": "until cancelled", "file": str(tmp_path / name), "thread": True}
+        array = strings([json.dumps(command).encode()], [1, 1])
+        return infer_message("replaced", [Input("COMMAND", array)], id=name)
+
+    until(lambda: len(psutil.Process(server.pid).children()) == _WORKERS, "all workers")
+    before = psutil.Process(server.pid).children()
+    with GrpcClient(server.grpc) as client, Scraper(server.metrics) as scraper:
+        ended = ends()
+        with Stream(client) as stream:
+            stream.send(message("old"))
+            stream.receive()
+            until(recycled, "a successor")
+            assert all(process.is_running() for process in before)
+            stream.send(message("new"))
+            seen = {stream.receive().infer_response.id for _ in range(50)}
+            while seen != {"old", "new"}:  # no error ends the old one's
+                received = stream.receive()
+                assert not received.error_message
+                seen.add(received.infer_response.id)
+        until(lambda: (tmp_path / "old").exists(), "the model to hear of the end")
+        until(lambda: not all(process.is_running() for process in before), "the old worker's end")
+        assert ends() == ended
+
+
+@pytest.mark.slow
+def test_a_worker_that_was_replaced_and_dies_does_not_come_back(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    def started_again() -> int:
+        return server.log.count("replaced_0 runs again")
+
+    with GrpcClient(server.grpc) as client, Scraper(server.metrics) as scraper:
+        times = scraper.now().value("headrace_worker_recycles_total", model="replaced")
+        before = started_again()
+        with Stream(client) as stream:
+            command = {"do": "until cancelled", "file": str(tmp_path / "old"), "thread": True}
+            array = strings([json.dumps(command).encode()], [1, 1])
+            stream.send(infer_message("replaced", [Input("COMMAND", array)]))
+            until(
+                lambda: (
+                    scraper.now().value("headrace_worker_recycles_total", model="replaced") > times
+                ),
+                "a successor",
+            )
+            kill_workers(server)
+            while not stream.receive().error_message:
+                pass
+        until(
+            lambda: (
+                scraper.now().value("headrace_workers_running", model="replaced") == 1
+                and started_again() > before
+            ),
+            "the successor's return",
+        )
+        until(lambda: len(psutil.Process(server.pid).children()) == _WORKERS, "all workers")
+        assert started_again() == before + 1
 
 
 @pytest.mark.parametrize(

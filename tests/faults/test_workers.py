@@ -261,8 +261,8 @@ def test_a_batch_that_takes_too_long(server: ServerProcess) -> None:
 
 
 def test_a_worker_that_dies_again_and_again(server: ServerProcess) -> None:
-    for _ in range(5):
-        assert ask(server, "exit 9").status_code == 500
+    for status in range(5):  # with different inputs: the same one would be quarantined
+        assert ask(server, f"exit {status}").status_code == 500
     eventually(lambda: not ready(server, "models/one"))
     assert not ready(server)
     response = ask(server, "anything")
@@ -353,10 +353,11 @@ def test_two_hundred_kills_lose_only_what_was_begun(server: ServerProcess) -> No
 
     def load(number: int) -> tuple[int, int]:
         good = bad = 0
-        while not done:
-            response = ask(server, f"number {number}", "two")
+        while not done:  # with ever new inputs: one that was there at two deaths is refused
+            command = f"number {number} {good + bad}"
+            response = ask(server, command, "two")
             if response.status_code == 200:
-                assert response.json()["outputs"][0]["data"] == [f"number {number}"]
+                assert response.json()["outputs"][0]["data"] == [command]
                 good += 1
             else:
                 assert "was ended by SIGKILL while it executed" in response.text, response.text

@@ -41,6 +41,9 @@ GAUGES = {
     "headrace_admitted_bytes",
     "headrace_admitted_requests_limit",
     "headrace_admitted_bytes_limit",
+    "headrace_workers",
+    "headrace_workers_running",
+    "headrace_worker_resident_bytes",
 }
 HISTOGRAMS = {
     "headrace_queue_duration_seconds",
@@ -69,8 +72,8 @@ def scrape(*versions: VersionSeries, server: ServerSeries = SERVER) -> str:
     ).decode()
 
 
-def series(statistics: VersionStatistics, **more: Mapping[str, str]) -> VersionSeries:
-    return VersionSeries("m", "1", statistics, 5, 0.25, **more)
+def series(statistics: VersionStatistics, tags: Mapping[str, str] | None = None) -> VersionSeries:
+    return VersionSeries("m", "1", statistics, 5, 0.25, tags or {})
 
 
 def families(text: str) -> dict[str, Metric]:
@@ -123,6 +126,9 @@ def test_every_family_is_announced_once_with_its_type(versions: tuple[VersionSer
         **dict.fromkeys(GAUGES, "gauge"),
         **dict.fromkeys(HISTOGRAMS, "histogram"),
         "headrace_overloaded_total": "counter",
+        "headrace_worker_ends_total": "counter",
+        "headrace_worker_recycles_total": "counter",
+        "headrace_quarantined_requests_total": "counter",
     }
     assert {line.split()[2] for line in text.splitlines() if line.startswith("# HELP")} >= set(ours)
 

@@ -239,7 +239,13 @@ class Engine:
         """The versions as a scrape sees them: those that have been loaded."""
         return [
             VersionSeries(
-                v.model, v.name, v.statistics, v.pending, v.load_seconds, dict(v.config.metric_tags)
+                v.model,
+                v.name,
+                v.statistics,
+                v.pending,
+                v.load_seconds,
+                dict(v.config.metric_tags),
+                v.workers,
             )
             for v in self.versions()
             if v.ready

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 from headrace.core.errors import ExecutionFailed, InvalidRequest, ModelNotReady, ServerError
@@ -14,9 +14,12 @@ from headrace.engine.model_host import ModelHost
 from headrace.execution.local import LocalInstance
 from headrace.execution.process import WorkerInstance, waiting_error
 from headrace.execution.python_backend import LoadedWorker
+from headrace.execution.supervision import WorkerSet
 from headrace.observability.statistics import VersionStatistics
+from headrace.observability.workers import WorkerSeries
 from headrace.scheduling.batch import Pending
 from headrace.scheduling.batcher import Batcher
+from headrace.scheduling.quarantine import Quarantine
 from headrace.wire.classification import classify_outputs
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 
@@ -89,17 +92,6 @@ class _ClassifyingSink:
         self._sink.fail(error)
 
 
-class _Outside:
-    """What a worker's batches come from and go to; see `headrace.execution.process.Outside`."""
-
-    def __init__(self, batcher: Batcher, host: ModelHost, changed: Callable[[], None]) -> None:
-        self.host = host
-        self.suspend = batcher.suspend
-        self.resume = batcher.resume
-        self.give = batcher.answer
-        self.changed = changed
-
-
 class ModelVersion:
     """A version from when it is known. Owned by the event-loop thread.
 
@@ -115,7 +107,6 @@ class ModelVersion:
         self.reason = ""
         self.statistics = VersionStatistics()
         self.load_seconds = 0.0
-        self.instances: list[LocalInstance | WorkerInstance] = []
         self.decoupled = False
         self._split = False
         self._batcher: Batcher | None = None
@@ -123,7 +114,8 @@ class ModelVersion:
         self._signature: Signature | None = None
         self._labels: Mapping[str, Sequence[str]] = {}
         self._host: ModelHost | None = None
-        self._workers: list[WorkerInstance] = []
+        self._local: list[LocalInstance] = []
+        self._workers: WorkerSet | None = None
         self._given_up = False  # no worker comes back for now
 
     @property
@@ -135,6 +127,16 @@ class ModelVersion:
     def healthy(self) -> bool:
         """Whether requests that it takes are executed: not while all its workers are down."""
         return self.ready and (not self._workers or any(w.willing for w in self._workers))
+
+    @property
+    def instances(self) -> list[LocalInstance | WorkerInstance]:
+        """Its instances, wherever they run."""
+        return [*self._local, *(self._workers or ())]
+
+    @property
+    def workers(self) -> WorkerSeries | None:
+        """Its workers as a scrape sees them; None if it has none."""
+        return self._workers.series() if self._workers else None
 
     @property
     def config(self) -> ModelConfig:
@@ -191,14 +193,17 @@ class ModelVersion:
             LoopClock(loop),
             self.statistics,
             self._report,
+            _quarantine(loaded),
         )
+        workers = WorkerSet(loaded.signature, batcher, host, loop, self._on_workers)
         for item in loaded.instances:
             if isinstance(item.model, LoadedWorker):
-                self._add_worker(item.name, item.model, loaded.signature, batcher, loop, host)
+                workers.add(item.name, item.model)
                 continue
             instance = LocalInstance(item.name, item.model, item.kind, loop)
-            self.instances.append(instance)
+            self._local.append(instance)
             batcher.add_instance(instance)
+        self._workers = workers
         self._batcher = batcher
         self._config = loaded.config
         self._labels = loaded.labels
@@ -220,38 +225,22 @@ class ModelVersion:
         drained = asyncio.Event()
         self._batcher.when_drained(drained.set)
         await drained.wait()
+        workers, self._workers = self._workers, None
+        if workers is not None:
+            workers.close()
         self._batcher.close()
-        await asyncio.gather(*(worker.closed() for worker in self._workers))
-        self._workers.clear()
+        self._local.clear()
+        if workers is not None:
+            await workers.closed()
         if self._host is not None:
             self._host.close()
         self._batcher = self._config = self._signature = None
-        self.instances.clear()
         self.state = State.UNAVAILABLE
         self.reason = "unloaded"
 
-    def _add_worker(
-        self,
-        name: str,
-        loaded: LoadedWorker,
-        signature: Signature,
-        batcher: Batcher,
-        loop: asyncio.AbstractEventLoop,
-        host: ModelHost,
-    ) -> None:
-        outside = _Outside(batcher, host, self._on_workers)
-        worker = WorkerInstance(
-            name, loaded.process, loaded.again, signature, loop, outside, loaded.ways
-        )
-        self._workers.append(worker)
-        self.instances.append(worker)
-        for slot in worker.slots:
-            batcher.add_instance(slot)
-        worker.choose_slots()
-
     def _on_workers(self) -> None:
         """A worker has ended, or runs again."""
-        self._given_up = all(worker.given_up for worker in self._workers)
+        self._given_up = bool(self._workers) and all(w.given_up for w in self._workers or ())
         if self._given_up and self._batcher is not None and self._signature is not None:
             self._batcher.fail_waiting(waiting_error(self._signature))
 
@@ -276,3 +265,11 @@ class ModelVersion:
                 "model %s version %s failed to execute a batch of %d requests, which are run again"
                 " in halves: %s", self.model, self.name, len(pendings), error, extra=fields,
             )  # fmt: skip
+
+
+def _quarantine(loaded: LoadedVersion) -> Quarantine | None:
+    """The quarantine as a Python model's configuration has it."""
+    for item in loaded.instances:
+        if isinstance(item.model, LoadedWorker):
+            return Quarantine(loaded.signature.model, item.model.options.quarantine_deaths)
+    return None

@@ -109,6 +109,11 @@ class Conversation:
         self._open: dict[int, Pending] = {}
         self.calls_out = False  # the model has had others run
 
+    @property
+    def idle(self) -> bool:
+        """Whether nobody waits for anything from the model."""
+        return not self.under_way and all(pending.ended for pending in self._open.values())
+
     # --- to the worker
 
     def send(self, slot: Slot) -> None:

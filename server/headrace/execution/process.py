@@ -16,7 +16,6 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
-from threading import Thread
 from time import monotonic_ns
 from typing import Protocol
 
@@ -25,8 +24,10 @@ from headrace.core.signature import Signature
 from headrace.execution.choice import InstanceKind
 from headrace.execution.conversation import Conversation, Slot
 from headrace.execution.model_calls import Host
+from headrace.execution.starting import start_aside
 from headrace.execution.worker import WorkerProcess
 from headrace.execution.worker_spec import Ways
+from headrace.observability.workers import EndKind, WorkerCounters
 from headrace.scheduling.batch import Answer, Batch, Instance, NotStarted, Outcome, Pending
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import SLOTS, Header, Kind
@@ -79,8 +80,12 @@ class WorkerInstance:
         loop: asyncio.AbstractEventLoop,
         outside: Outside,
         ways: Ways,
+        counters: WorkerCounters,
     ) -> None:
         self.name = name
+        self.requests = 0  # that the process has been given
+        self._counters = counters
+        self._killed: tuple[EndKind, str] | None = None
         self._ways = ways
         self._limit_timer: asyncio.TimerHandle | None = None
         self.slots = [Slot(self, number) for number in range(ways.concurrency or SLOTS)]
@@ -117,6 +122,20 @@ class WorkerInstance:
         """The number of the process."""
         return self._process.pid
 
+    @property
+    def beats(self) -> int:
+        """How often the running process has given a sign of life."""
+        return self._process.beats
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody waits for anything from the process."""
+        return not self.running or self._talk.idle
+
+    def resident(self) -> int:
+        """Bytes of memory that the process has in use."""
+        return self._process.resident()
+
     def close(self) -> None:
         """End the process; `closed` can be waited for."""
         if self._closed is not None:
@@ -128,6 +147,15 @@ class WorkerInstance:
             self._process.stop()
         else:  # one that is being started is ended when it is there
             self._closed.set_result(None)
+
+    def kill(self, kind: EndKind, why: str) -> None:
+        """End the running process as if it had died; `why` follows its name in messages."""
+        log.error(
+            "worker %d of %s %s and is killed", self.pid, self.name, why,
+            extra={"model": self._signature.model, "worker": self.pid},
+        )  # fmt: skip
+        self._killed = kind, why
+        self._process.kill()
 
     async def closed(self) -> None:
         """Wait until no process is left."""
@@ -148,6 +176,7 @@ class WorkerInstance:
         except Exception as error:  # no memory for its file, say: it belongs to this batch alone
             self._end_soon(slot, error)
             return
+        self.requests += len(batch.pendings)
         if self._ways.limit_secs and len(self._talk.under_way) == 1:
             self._watch()
 
@@ -177,12 +206,7 @@ class WorkerInstance:
 
     def _on_limit(self) -> None:
         self._limit_timer = None
-        log.error(
-            "worker %d of %s has taken longer than %g s for a batch and is killed", self.pid,
-            self.name, self._ways.limit_secs,
-            extra={"model": self._signature.model, "worker": self.pid},
-        )  # fmt: skip
-        self._process.kill()
+        self.kill(EndKind.LIMIT, f"has taken longer than {self._ways.limit_secs:g} s for a batch")
 
     # --- from the worker
 
@@ -277,9 +301,15 @@ class WorkerInstance:
         if self._question is not None:
             self._question.cancel()
         self._willing = True
+        kind = self._process.end_kind
+        if self._killed is not None:
+            kind, why = self._killed
+            how = f"{why} and {how}"
+            self._killed = None
         steady = self._answered or self._loop.time() - self._begun >= _STEADY_SECS
         if self._closed is None:
             self._early_ends = 1 if steady else self._early_ends + 1
+            self._counters.ends[kind] += 1
             log.error(
                 "worker %d of %s %s", self.pid, self.name, how,
                 extra={"model": self._signature.model, "worker": self.pid},
@@ -305,22 +335,7 @@ class WorkerInstance:
 
     def _start_again(self) -> None:
         self._restart = None
-        # A thread of its own, and a daemon: a model that takes for ever to start must neither keep
-        # others from being started nor the server from ending.
-        Thread(target=self._start_another, name=f"start {self.name}", daemon=True).start()
-
-    def _start_another(self) -> None:
-        process: WorkerProcess | None = None
-        problem: Exception | None = None
-        try:
-            process = self._start()
-        except Exception as error:  # RepositoryError, or a bug
-            problem = error
-        try:
-            self._loop.call_soon_threadsafe(self._on_started, process, problem)
-        except RuntimeError:  # the loop is closed: the server has ended
-            if process is not None:
-                process.kill()
+        start_aside(self._start, self._loop, self.name, self._on_started)
 
     def _on_started(self, process: WorkerProcess | None, problem: Exception | None) -> None:
         if self._closed is not None:
@@ -337,6 +352,7 @@ class WorkerInstance:
         self._process = process
         self._begun = self._loop.time()
         self._answered = False
+        self.requests = 0
         self.running = True
         self.given_up = False
         self._attach()

@@ -12,6 +12,7 @@ from headrace.core.model_spec import LoadSpec
 from headrace.core.tensors import Array
 from headrace.execution.environments.resolve import environment_of
 from headrace.execution.worker import WorkerProcess
+from headrace.execution.worker_options import WorkerOptions
 from headrace.execution.worker_spec import Ways, WorkerSpec
 from headrace.wire.documents import to_json
 from headrace.wire.pb.model_config_pb2 import ModelConfig
@@ -21,7 +22,6 @@ from headrace.workers.frames import MAX_SLOTS, Kind
 _COMPLETED = (
     "max_batch_size", "input", "output", "dynamic_batching", "model_transaction_policy",
 )  # fmt: skip
-_MOST_SECS = 1e6
 _CONCURRENCY = 32  # batches that a coroutine runs at a time
 _START_SECS = 600.0  # for a model to be loaded, and again to be started
 
@@ -58,7 +58,7 @@ class LoadedWorker:
         self.inputs = self.outputs = ()
         self._loader = loader
         self._spec = spec
-        self._limit_secs = _seconds(spec.parameters, "execution_limit_secs")
+        self.options = WorkerOptions.of(spec.parameters)
         self._concurrency = _count(spec.parameters, "max_concurrency", _CONCURRENCY)
         self.ways = Ways()
         if not spec.path.is_file():
@@ -72,6 +72,7 @@ class LoadedWorker:
             self._environment.python,
             spec.threads,
             self._environment.prefix,
+            self.options.limits,
         )
         self.process, self._completed = self._loaded(spec.auto_complete)
         self._config = "{}"
@@ -97,7 +98,7 @@ class LoadedWorker:
         self._decoupled = config.model_transaction_policy.decoupled
         said = self._start(self.process)
         concurrency = self._concurrency if said["is_async"] else 0
-        self.ways = Ways(concurrency, bool(said["asks"]), self._limit_secs)
+        self.ways = Ways(concurrency, bool(said["asks"]), self.options.execution_limit_secs)
 
     def again(self) -> WorkerProcess:
         """Another worker with the same model, started; raises `LoadFailed`."""
@@ -150,17 +151,3 @@ def _count(parameters: Mapping[str, str], name: str, default: int) -> int:
             f"parameters['{name}']", f"expected a whole number from 1 to {MAX_SLOTS}, got {text!r}"
         )
     return int(text)
-
-
-def _seconds(parameters: Mapping[str, str], name: str) -> float:
-    """A duration among the configuration's parameters; 0 if it is not there."""
-    text = parameters.get(name, "0")
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < _MOST_SECS:
-        raise InvalidOption(
-            f"parameters['{name}']", f"expected a number of seconds, 0 for no limit, got {text!r}"
-        )
-    return value

@@ -14,28 +14,22 @@ import socket
 import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from headrace.core.errors import LoadFailed
+from headrace.execution.boot import command
 from headrace.execution.worker_output import WorkerOutput
 from headrace.execution.worker_socket import READ, Take, WorkerSocket
 from headrace.execution.worker_spec import WorkerSpec
+from headrace.observability.machine import resident_bytes
+from headrace.observability.workers import EndKind
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import BrokenFrame, Header, Kind, frame
+from headrace.workers.heartbeat import Heartbeat
 
 log = logging.getLogger(__name__)
 
-_PACKAGES = Path(__file__).parents[1]
-# The package without what its root imports, and without whatever else lies beside it: the worker
-# may belong to another environment. Nothing is imported from the working directory.
-_BOOT = (
-    "import sys,types;"
-    "sys.path[:]=[p for p in sys.path if p];"
-    "m=types.ModuleType('headrace');m.__path__=[sys.argv[2]];sys.modules['headrace']=m;"
-    "from headrace.workers.main import main;main(int(sys.argv[1]))"
-)
 _LAST_READS = 64  # of what a worker has left behind
 _STOP_SECS = 5.0
 
@@ -52,12 +46,15 @@ class WorkerProcess:
             opened += (ours, theirs)
             output, theirs_output = os.pipe()
             opened += (output, theirs_output)
+            self._heartbeat = Heartbeat()
+            beats = self._heartbeat.descriptor
+            opened.append(beats)
             self._process = subprocess.Popen(
-                [spec.python, "-c", _BOOT, str(theirs), str(_PACKAGES)],
+                command(spec.python, theirs, beats, spec.limits),
                 stdin=subprocess.DEVNULL,
                 stdout=theirs_output,
                 stderr=theirs_output,
-                pass_fds=(theirs,),
+                pass_fds=(theirs, beats),
                 env=spec.environment(),
                 process_group=0,
             )
@@ -66,8 +63,8 @@ class WorkerProcess:
             for descriptor in opened:
                 os.close(descriptor)
             raise LoadFailed(f"cannot start {spec.python}: {error.strerror}") from error
-        os.close(theirs)
-        os.close(theirs_output)
+        for descriptor in (theirs, theirs_output, beats):
+            os.close(descriptor)
         self.link = WorkerSocket(ours, self._give_up)
         os.set_blocking(output, False)
         self._output = WorkerOutput(output, spec, self._process.pid)
@@ -77,12 +74,22 @@ class WorkerProcess:
         self._on_exit: Callable[[str], None] | None = None
         self._kill_timer: asyncio.TimerHandle | None = None
         self.ended = False
+        self.end_kind = EndKind.EXIT  # once it has ended
         self._given_up = False
 
     @property
     def pid(self) -> int:
         """The number of the process."""
         return self._process.pid
+
+    @property
+    def beats(self) -> int:
+        """How often it has given a sign of life."""
+        return self._heartbeat.count
+
+    def resident(self) -> int:
+        """Bytes of memory that it has in use, shared ones counted; 0 if it has ended."""
+        return 0 if self.ended else resident_bytes(self.pid)
 
     # --- on a loading thread
 
@@ -195,6 +202,8 @@ class WorkerProcess:
         if self.ended or self._given_up or self._loop is None:
             return
         self._given_up = True
+        if error is not None:
+            self.end_kind = EndKind.NONSENSE
         self.link.give_up()
         self.kill()
         # What is not the worker's nonsense is a bug of ours.
@@ -217,6 +226,8 @@ class WorkerProcess:
             if not self._output.read():
                 break
         self.ended = True
+        if self.end_kind is not EndKind.NONSENSE and status < 0:
+            self.end_kind = EndKind.SIGNAL
         for source in (self._output.descriptor, self._watch):
             self._loop.remove_reader(source)
         if self._kill_timer is not None:
@@ -229,6 +240,7 @@ class WorkerProcess:
 
     def _close(self) -> None:
         self.link.close()
+        self._heartbeat.close()
         os.close(self._output.descriptor)
 
     def _log(self, meta: bytes) -> None:

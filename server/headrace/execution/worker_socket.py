@@ -181,7 +181,10 @@ class WorkerSocket:
             data, control = b"", []
         self._descriptors.extend(descriptors(control))
         if not data or len(self._descriptors) > _PENDING:
-            self._lost("sent too many files" if data else "closed its socket", None)
+            if data:
+                self._lost("sent too many files", BrokenFrame("files without frames"))
+            else:
+                self._lost("closed its socket", None)
             return False
         try:
             for header, meta, content in self.frames.feed(data):

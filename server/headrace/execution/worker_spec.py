@@ -2,7 +2,9 @@
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from headrace.workers.limits import Limits
 
 # What a model may see of the server's environment; other variables may be secrets.
 _PASSED = frozenset(
@@ -39,6 +41,7 @@ class WorkerSpec:
     python: str = sys.executable
     threads: int = 1
     prefix: str = ""
+    limits: Limits = field(default_factory=Limits)
 
     def environment(self) -> dict[str, str]:
         """The environment variables that the process gets."""

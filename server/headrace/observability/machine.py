@@ -1,5 +1,6 @@
 """How busy the machine is, as Linux tells it in /proc; read when metrics are scraped."""
 
+import mmap
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
@@ -59,3 +60,11 @@ class Machine:
             share = (busy - self._busy) / (total - self._total)
             self._share = min(max(share, 0.0), 1.0)
         self._busy, self._total = busy, total
+
+
+def resident_bytes(pid: int, proc: Path = Path("/proc")) -> int:
+    """Bytes of memory that a process has in use, those that it shares counted; 0 if it is gone."""
+    try:
+        return int((proc / str(pid) / "statm").read_text().split()[1]) * mmap.PAGESIZE
+    except (OSError, ValueError, IndexError):
+        return 0

@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 from headrace.observability.machine import Machine
 from headrace.observability.model_metrics import ModelMetrics
 from headrace.observability.statistics import LATENCY_BOUNDS, Histogram, VersionStatistics
+from headrace.observability.workers import WorkerSeries, worker_families
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # prometheus_client ends every counter's name with _total in the header lines, also where the
@@ -31,7 +32,10 @@ _BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 @dataclass(frozen=True, slots=True)
 class VersionSeries:
-    """One model version as a scrape sees it. `tags` are the configuration's `metric_tags`."""
+    """One model version as a scrape sees it. `tags` are the configuration's `metric_tags`.
+
+    `workers` is None where the model runs in this process.
+    """
 
     model: str
     version: str
@@ -39,6 +43,7 @@ class VersionSeries:
     pending: int
     load_seconds: float
     tags: Mapping[str, str] = field(default_factory=dict)
+    workers: WorkerSeries | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,9 @@ class ServerCollector(Collector):
         yield from _counters(versions)
         yield from _gauges(versions)
         yield from _histograms(versions)
+        yield from worker_families(
+            [(_labels(series), series.workers) for series in versions if series.workers]
+        )
         yield from _server(self._server())
         yield from _machine(self._machine)
         yield from self._model_metrics.collect()

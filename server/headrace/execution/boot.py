@@ -1,0 +1,23 @@
+"""The command that makes a fresh interpreter a worker."""
+
+from pathlib import Path
+
+from headrace.workers.limits import Limits
+
+_PACKAGES = Path(__file__).parents[1]
+# The package without what its root imports, and without whatever else lies beside it: the worker
+# may belong to another environment. Nothing is imported from the working directory. Limits are set
+# and signs of life are given before anything large is imported.
+_BOOT = (
+    "import sys,types;"
+    "sys.path[:]=[p for p in sys.path if p];"
+    "m=types.ModuleType('headrace');m.__path__=[sys.argv[2]];sys.modules['headrace']=m;"
+    "from headrace.workers.limits import apply_limits;apply_limits(sys.argv[4]);"
+    "from headrace.workers.heartbeat import beat;beat(int(sys.argv[3]));"
+    "from headrace.workers.main import main;main(int(sys.argv[1]))"
+)
+
+
+def command(python: str, socket: int, heartbeat: int, limits: Limits) -> list[str]:
+    """What to run; `socket` and `heartbeat` are descriptors that the process inherits."""
+    return [python, "-c", _BOOT, str(socket), str(_PACKAGES), str(heartbeat), limits.encode()]

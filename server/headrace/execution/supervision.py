@@ -1,0 +1,213 @@
+"""The workers of one model version, and the eye that is kept on them.
+
+Once a second each worker is looked at: one that has given no sign of life for too long is killed,
+which is answered like any other death; one that has grown too large, or has served enough requests,
+is replaced. That it ends by itself is told at once, by its process descriptor.
+
+Owned by the event-loop thread.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+
+from headrace.core.signature import Signature
+from headrace.execution.model_calls import Host
+from headrace.execution.process import WorkerInstance
+from headrace.execution.python_backend import LoadedWorker
+from headrace.execution.recycling import Recycler, recycle_reason
+from headrace.execution.worker import WorkerProcess
+from headrace.observability.workers import (
+    EndKind,
+    RecycleReason,
+    WorkerCounters,
+    WorkerSeries,
+)
+from headrace.scheduling.batcher import Batcher
+
+log = logging.getLogger(__name__)
+
+_LOOK_SECS = 1.0
+_MIB = 1 << 20
+
+
+class Pulse:
+    """For how long a worker has given no sign of life, by looks at its count."""
+
+    def __init__(self) -> None:
+        self.silent = 0.0
+        self._last = (0, 0)
+
+    def look(self, pid: int, beats: int, elapsed: float) -> float:
+        """Seconds of silence, after `elapsed` since the last look.
+
+        A look stands for two intervals at most: if the server itself was stopped, so may all its
+        workers have been.
+        """
+        if (pid, beats) == self._last:
+            self.silent += min(elapsed, 2 * _LOOK_SECS)
+        else:
+            self._last = (pid, beats)
+            self.silent = 0.0
+        return self.silent
+
+
+class _Member:
+    """A worker with what is known of it from one look to the next."""
+
+    def __init__(self, worker: WorkerInstance, loaded: LoadedWorker) -> None:
+        self.worker = worker
+        self.loaded = loaded
+        self.pulse = Pulse()
+        self.outsized = False  # it is too large from its start: replacing it would help nothing
+        self.slots = 0  # of one that has been replaced, those that the scheduler still has
+
+    def slot_removed(self) -> None:
+        """A slot of one that has been replaced has had its last batch."""
+        self.slots -= 1
+        self.close_if_done()
+
+    def close_if_done(self) -> None:
+        """End one that has been replaced, unless requests of its batches are still open."""
+        if not self.slots and self.worker.idle:
+            self.worker.close()
+
+
+class WorkerSet:
+    """The workers of a version: those that serve, and those that have been replaced and finish."""
+
+    def __init__(
+        self,
+        signature: Signature,
+        batcher: Batcher,
+        host: Host,
+        loop: asyncio.AbstractEventLoop,
+        changed: Callable[[], None],
+    ) -> None:
+        """`host` is whom the model may ask; `changed` is called when readiness may have changed."""
+        self.counters = WorkerCounters()
+        self._signature = signature
+        self._batcher = batcher
+        self._loop = loop
+        self._changed = changed
+        # What the workers' batches come from and go to; see `headrace.execution.process.Outside`.
+        self.host = host
+        self.suspend = batcher.suspend
+        self.resume = batcher.resume
+        self.give = batcher.answer
+        self._members: list[_Member] = []
+        self._finishing: list[_Member] = []
+        self._recycler = Recycler(loop, self._replace)
+        self._timer: asyncio.TimerHandle | None = None
+        self._looked = 0.0
+
+    def add(self, name: str, loaded: LoadedWorker) -> None:
+        """Have a started worker take part."""
+        self._members.append(_Member(self._worker(name, loaded, loaded.process), loaded))
+        if self._timer is None:
+            self._looked = self._loop.time()
+            self._timer = self._loop.call_later(_LOOK_SECS, self._look)
+
+    def __iter__(self) -> Iterator[WorkerInstance]:
+        """Those that serve."""
+        return (member.worker for member in self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def series(self) -> WorkerSeries:
+        """What a scrape shows of them."""
+        resident = {w.name: w.resident() for w in self if w.running}
+        return WorkerSeries(
+            len(self._members), resident, self.counters, self._batcher.quarantine.refused
+        )
+
+    def close(self) -> None:
+        """Look no more, and replace nothing; the scheduler ends those that serve."""
+        self._recycler.close()
+        for member in self._finishing:
+            member.worker.close()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def closed(self) -> None:
+        """Wait until no process is left."""
+        every = (*self._members, *self._finishing)
+        await asyncio.gather(*(member.worker.closed() for member in every))
+
+    def _worker(self, name: str, loaded: LoadedWorker, process: WorkerProcess) -> WorkerInstance:
+        """Put a process behind the scheduler."""
+        worker = WorkerInstance(
+            name, process, loaded.again, self._signature, self._loop, self, loaded.ways,
+            self.counters,
+        )  # fmt: skip
+        for slot in worker.slots:
+            self._batcher.add_instance(slot)
+        worker.choose_slots()
+        return worker
+
+    def changed(self) -> None:
+        """A worker has ended, runs again, or says something else of itself."""
+        self._end_finished()
+        self._changed()
+
+    def _end_finished(self) -> None:
+        """End what has been replaced and is done; also if it has died, or it would come back."""
+        for member in self._finishing:
+            member.close_if_done()
+        self._finishing = [m for m in self._finishing if m.slots or m.worker.running]
+
+    # --- once a second
+
+    def _look(self) -> None:
+        self._timer = self._loop.call_later(_LOOK_SECS, self._look)
+        now = self._loop.time()
+        elapsed, self._looked = now - self._looked, now
+        for member in (*self._members, *self._finishing):
+            if member.worker.running:
+                self._feel(member, elapsed)
+        self._end_finished()
+        for member in self._members:
+            if member.worker.running and not self._recycler.resting:
+                self._weigh(member)
+
+    def _feel(self, member: _Member, elapsed: float) -> None:
+        """Kill a worker that hangs."""
+        worker, limit = member.worker, member.loaded.options.heartbeat_secs
+        silent = member.pulse.look(worker.pid, worker.beats, elapsed)
+        if limit and silent >= limit:
+            worker.kill(EndKind.HANG, f"has given no sign of life for {silent:.0f} s")
+
+    def _weigh(self, member: _Member) -> None:
+        """Have a worker replaced that has grown too large or has done enough."""
+        worker, options = member.worker, member.loaded.options
+        resident = worker.resident() if options.max_rss and not member.outsized else 0
+        reason = recycle_reason(options, resident, worker.requests)
+        if reason is not None:
+            why = f"{resident / _MIB:.0f} MiB, {worker.requests} requests ({reason})"
+            self._recycler.recycle(worker, member.loaded.again, reason, why)
+
+    # --- one takes over from another
+
+    def _replace(self, old: WorkerInstance, process: WorkerProcess, reason: RecycleReason) -> None:
+        member = next(member for member in self._members if member.worker is old)
+        self.counters.recycled[reason] += 1
+        member.worker = self._worker(old.name, member.loaded, process)
+        self._compare(member)
+        finishing = _Member(old, member.loaded)
+        finishing.slots = len(old.slots)
+        self._finishing.append(finishing)
+        for slot in old.slots:
+            self._batcher.remove_instance(slot, finishing.slot_removed)
+
+    def _compare(self, member: _Member) -> None:
+        """Know whether a fresh worker is too large already."""
+        resident, limit = member.worker.resident(), member.loaded.options.max_rss
+        member.outsized = 0 < limit < resident
+        if member.outsized:
+            log.error(
+                "%s takes %d MiB from its start, more than max_rss (%d MiB): it is not replaced for"
+                " its size any more", member.worker.name, resident // _MIB, limit // _MIB,
+                extra={"model": self._signature.model},
+            )  # fmt: skip

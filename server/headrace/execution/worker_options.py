@@ -1,0 +1,108 @@
+"""What a model's configuration says of its workers, among its parameters."""
+
+import re
+import resource
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from headrace.core.errors import InvalidOption
+from headrace.scheduling.quarantine import DEATHS
+from headrace.workers.limits import Limits
+
+HEARTBEAT_SECS = 30.0
+_LEAST_HEARTBEAT_SECS = 1.0  # the worker counts twice in it
+_MOST_SECS = 1e6
+_MOST_NICE = 19
+_LEAST_FILES = 32
+_LEAST_MEMORY = 128 << 20  # numpy with a few threads takes nearly as much
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?) ?(|[KMGT]i?B|B)")
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """Times in seconds, sizes in bytes; 0 switches a limit off.
+
+    `execution_limit_secs` is for a batch, `heartbeat_secs` for the time without a sign of life,
+    `max_rss` and `max_requests` are for the whole life of a process, and `quarantine_deaths` says
+    at how many deaths an input must have been there to be refused.
+    """
+
+    execution_limit_secs: float = 0.0
+    heartbeat_secs: float = HEARTBEAT_SECS
+    max_rss: int = 0
+    max_requests: int = 0
+    quarantine_deaths: int = DEATHS
+    limits: Limits = field(default_factory=Limits)
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, str]) -> "WorkerOptions":
+        """Read a configuration's parameters; raises `InvalidOption` naming the wrong one."""
+        heartbeat = _seconds(parameters, "heartbeat_secs", HEARTBEAT_SECS)
+        if 0 < heartbeat < _LEAST_HEARTBEAT_SECS:
+            raise _wrong(parameters, "heartbeat_secs", "0 or a number of seconds from 1 on")
+        deaths = _number(parameters, "quarantine_deaths", DEATHS)
+        if deaths == 1:  # it would take the innocent of a batch with the guilty
+            raise _wrong(parameters, "quarantine_deaths", "0 or a number from 2 on")
+        return cls(
+            _seconds(parameters, "execution_limit_secs"),
+            heartbeat,
+            _size(parameters, "max_rss"),
+            _number(parameters, "max_requests"),
+            deaths,
+            _limits(parameters),
+        )
+
+
+def _limits(parameters: Mapping[str, str]) -> Limits:
+    nice = _number(parameters, "nice")
+    if nice > _MOST_NICE:
+        raise _wrong(parameters, "nice", f"a number from 0 to {_MOST_NICE}")
+    memory = _size(parameters, "memory_limit")
+    if 0 < memory < _LEAST_MEMORY:
+        raise _wrong(parameters, "memory_limit", "0 or a size from 128MiB on")
+    files = _number(parameters, "max_open_files")
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files and (files < _LEAST_FILES or (most != resource.RLIM_INFINITY and files > most)):
+        limit = "no limit" if most == resource.RLIM_INFINITY else f"{most}, the server's own limit"
+        raise _wrong(parameters, "max_open_files", f"0 or a number from {_LEAST_FILES} to {limit}")
+    return Limits(nice, memory, files)
+
+
+def _seconds(parameters: Mapping[str, str], name: str, default: float = 0.0) -> float:
+    text = parameters.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < _MOST_SECS:
+        raise _wrong(parameters, name, "a number of seconds, 0 for no limit")
+    return value
+
+
+def _number(parameters: Mapping[str, str], name: str, default: int = 0) -> int:
+    text = parameters.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) <= 15):
+        raise _wrong(parameters, name, "a whole number, 0 for no limit")
+    return int(text)
+
+
+def _size(parameters: Mapping[str, str], name: str) -> int:
+    text = parameters.get(name)
+    if text is None:
+        return 0
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise _wrong(parameters, name, "a number of bytes or a size such as 512MiB, 0 for no limit")
+    number, unit = found.groups()
+    prefix = unit.removesuffix("B")
+    base = 1024 if prefix.endswith("i") else 1000
+    return int(float(number) * base ** _POWERS[prefix.removesuffix("i")])
+
+
+def _wrong(parameters: Mapping[str, str], name: str, expected: str) -> InvalidOption:
+    return InvalidOption(f"parameters['{name}']", f"expected {expected}, got {parameters[name]!r}")
