@@ -16,7 +16,7 @@ from headrace.wire.grpc_infer import decode_infer, encode_infer, parse_infer
 from headrace.wire.grpc_messages import (
     InferReader,
     InferWriter,
-    stream_error,
+    stream_message,
     stream_response,
     varint,
     walk,
@@ -240,8 +240,8 @@ def test_varint(value: int) -> None:
     assert all(byte & 128 for byte in data[:-1])
 
 
-def test_stream_error() -> None:
-    data = stream_error("it failed", "42", "m", "1", {"triton_final_response": True})
+def test_stream_message() -> None:
+    data = stream_message("it failed", "42", "m", "1", {"triton_final_response": True})
     found = pb.ModelStreamInferResponse.FromString(data)
     assert found.error_message == "it failed"
     assert (found.infer_response.id, found.infer_response.model_name) == ("42", "m")

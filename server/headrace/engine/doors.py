@@ -6,7 +6,7 @@ request asks for is found, checked and refused only after it was submitted.
 
 from typing import Protocol
 
-from headrace.core.errors import ServerError
+from headrace.core.errors import Overloaded, ServerError
 from headrace.core.requests import InferRequest, Sink, Ticket
 from headrace.core.signature import Signature
 from headrace.engine.admission import Admission
@@ -14,6 +14,19 @@ from headrace.engine.admission import Admission
 # Why a decoupled model, which answers as often as it likes, is refused by doors with one answer.
 HTTP_NOT_DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 GRPC_NOT_DECOUPLED = "ModelInfer RPC doesn't support models with decoupled transaction policy"
+
+# Bytes of a request's responses that wait for its client, from which on its model is asked to pause
+# and from which on the request is given up, because the model does not.
+PAUSE_BYTES = 64 << 10
+GIVE_UP_BYTES = 128 << 20
+
+
+def not_read() -> ServerError:
+    """The error of a request that is given up for the responses that wait."""
+    return Overloaded(
+        f"the client does not read the responses, and the model does not pause: more than"
+        f" {GIVE_UP_BYTES} bytes of them were waiting"
+    )
 
 
 class DoorSink(Sink, Protocol):

@@ -69,8 +69,18 @@ class Channel:
         self._scheduled = False
         self._blocked = False  # the system takes nothing more for now
         self._paused = False
+        self._room: tuple[int, Callable[[], None]] | None = None
         self.closed = False
         self._loop.add_reader(sock, self._on_readable)
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that wait for the other end to read."""
+        return self._size
+
+    def when_room(self, nbytes: int, callback: Callable[[], None]) -> None:
+        """Call `callback`, once, when no more than `nbytes` wait."""
+        self._room = (nbytes, callback)
 
     # --- sending
 
@@ -146,6 +156,9 @@ class Channel:
             self._blocked = True
             self._loop.call_later(_AGAIN_SECS, self._on_writable)
         self._consider()
+        if (room := self._room) is not None and self._size <= room[0]:
+            self._room = None
+            room[1]()
 
     def _next_chunk(self) -> None:
         pieces: list[bytes] = []

@@ -13,6 +13,7 @@ from headrace.transports.grpc.service import DOCUMENT_PROCEDURES, InferenceServi
 from headrace.transports.grpc.service import SERVICE as INFERENCE
 from headrace.transports.grpc.stream import stream_handlers
 from headrace.transports.http.access import AccessLog
+from headrace.transports.http.generate import GenerateRoute
 from headrace.transports.http.infer import InferRoute
 from headrace.transports.http.server import FastPath, HttpServer, bind
 from headrace.wire.link_frames import Flag
@@ -50,8 +51,9 @@ class Doors:
     def _open_http(self, http: HttpConfig) -> None:
         config = self._config
         entrance = RemoteEngine(self._link, self._admission, Flag.HTTP)
-        infer = InferRoute(entrance, config.max_request_bytes, http.body_timeout_secs)
-        app = forwarding_app(self._link, infer)
+        limits = config.max_request_bytes, http.body_timeout_secs
+        generate = GenerateRoute(RemoteEngine(self._link, self._admission, Flag.GENERATE), *limits)
+        app = forwarding_app(self._link, (InferRoute(entrance, *limits), generate))
         fast_path = FastPath(entrance, config.max_request_bytes, config.access_log)
         self._http = HttpServer(
             AccessLog(app) if config.access_log else app,

@@ -1,30 +1,31 @@
 """What a front end does not answer itself, handed on to the engine's process whole."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from starlette.routing import Match
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.core.errors import ServerError
 from headrace.core.tensors import Buffer
 from headrace.frontends.remote import EngineLink
 from headrace.transports.grpc.call import Call, Unary
-from headrace.transports.http.infer import InferRoute
 from headrace.wire.http_infer import error_body
 from headrace.wire.status import STATUS
 
 _BODY_LIMIT = (1 << 20) + 1  # what goes beyond the engine's own limit need not be there
 
 
-def forwarding_app(link: EngineLink, infer: InferRoute) -> ASGIApp:
-    """An application that takes infer requests itself, and hands everything else on."""
+def forwarding_app(link: EngineLink, routes: Sequence[BaseRoute]) -> ASGIApp:
+    """An application that takes what its routes match itself, and hands everything else on."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        if infer.matches(scope)[0] is Match.FULL:
-            await infer.handle(scope, receive, send)
-            return
+        for route in routes:
+            if route.matches(scope)[0] is Match.FULL:
+                await route.handle(scope, receive, send)
+                return
         body = await _read(receive)
         head = {
             "method": scope["method"],

@@ -1,8 +1,10 @@
 """The engine's end of one front end's link.
 
 All requests of one read are submitted in the same turn of the event loop, so that they run
-together, whichever front ends they come from. Invariant: `_under_way` holds exactly the requests
-and calls of this front end that are not answered; admission has counted each of the requests.
+together, whichever front ends they come from. A model that answers many times is asked to pause
+while the client, or the front end itself, does not read. Invariant: `_under_way` holds exactly the
+requests and calls of this front end that are not answered; admission has counted each of the
+requests.
 """
 
 import logging
@@ -12,17 +14,29 @@ from typing import Any, Protocol
 
 import orjson
 
-from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError, Unsupported
+from headrace.core.errors import InvalidRequest, ServerError, Unsupported
 from headrace.core.requests import InferRequest, InferResponse, RawRequest, Ticket
-from headrace.engine.doors import GRPC_NOT_DECOUPLED, HTTP_NOT_DECOUPLED, Entrance
+from headrace.engine.doors import (
+    GIVE_UP_BYTES,
+    GRPC_NOT_DECOUPLED,
+    HTTP_NOT_DECOUPLED,
+    DoorSink,
+    Entrance,
+    not_read,
+)
 from headrace.frontends.channel import Channel
+from headrace.wire.generate import decode_generate
 from headrace.wire.http_infer import body_of, decode_raw
 from headrace.wire.link_frames import BrokenLink, Flag, Frame, Kind, frame
 from headrace.wire.link_infer import RequestReader, ResponseWriter, error_parts, read_held
+from headrace.wire.timing import add_timing, wants_timing
 
 log = logging.getLogger(__name__)
 
-_FINAL, _REFUSE, _RAW, _ONE_ANSWER = 2, 4, 8, 48  # of `Flag`, without the cost of its operators
+# Of `Flag`, without the cost of its operators.
+_FINAL, _REFUSE, _RAW, _ONE_ANSWER, _GENERATE = 2, 4, 8, 48, 64
+_PAUSE_BYTES = 1 << 20  # that the front end has not read, from which on models are asked to pause
+_BY_CLIENT, _BY_LINK = 1, 2  # who has them pause
 
 
 class UnderWay(Protocol):
@@ -66,7 +80,8 @@ class _Request:
 
     def finish(self) -> None:
         """Send that nothing more comes."""
-        self.fail(ExecutionFailed("the model has ended the request without a response"))
+        self.host.leave(self)
+        self.host.channel.send(frame(Kind.FINISH, self.number))
 
     def fail(self, error: ServerError) -> None:
         """Send the error."""
@@ -84,6 +99,49 @@ class _Request:
             self.ticket.cancel()
 
 
+class _Streamed(_Request):
+    """A request for a model that answers as often as it likes."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self, host: "Host", number: int, nbytes: int, version: str) -> None:
+        super().__init__(host, number, nbytes, version)
+        self._held = 0
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        """Send a response, unless far too much waits already."""
+        waiting = self.host.channel.waiting
+        if not final and waiting > _PAUSE_BYTES:
+            if waiting > self.host.give_up_bytes and self._held & _BY_LINK:
+                self.cancel()
+                self.host.send_error(self.number, not_read(), self.version, 0)
+                return
+            self.host.pause(self)
+        super().respond(response, final)
+
+    def hold(self, by: int, held: bool) -> None:
+        """Have the model pause while anyone asks for it."""
+        before = self._held
+        self._held = before | by if held else before & ~by
+        if self.ticket is not None and bool(before) != bool(self._held):
+            self.ticket.hold(held)
+
+
+class _Timed:
+    """Puts timings into responses on their way to `sink`."""
+
+    __slots__ = ("_sink", "fail", "finish", "refuse")
+
+    def __init__(self, sink: DoorSink) -> None:
+        self._sink = sink
+        self.finish, self.fail, self.refuse = sink.finish, sink.fail, sink.refuse
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        """Hand a response on."""
+        add_timing(response)
+        self._sink.respond(response, final)
+
+
 class Host:
     """Takes one front end's frames. `ready` is called once its doors are open."""
 
@@ -94,8 +152,11 @@ class Host:
         calls: Calls,
         ready: Callable[[], None],
         lost: Callable[[str], None],
+        give_up_bytes: int = GIVE_UP_BYTES,
     ) -> None:
+        """Beyond `give_up_bytes` that the front end does not read, streams are given up."""
         self.writer = ResponseWriter()
+        self.give_up_bytes = give_up_bytes
         self._reader = RequestReader()
         self._engine = engine
         self._admission = engine.admission
@@ -104,6 +165,7 @@ class Host:
         self._lost = lost
         self._held = (0, 0)
         self._under_way: dict[int, UnderWay] = {}
+        self._paused: set[_Streamed] = set()  # until the front end reads
         self.channel = Channel(sock, self._take, self._on_lost, considerate=True)
 
     def set_up(self, document: object) -> None:
@@ -123,6 +185,21 @@ class Host:
         """Count a request out."""
         if self._under_way.pop(request.number, None) is not None:
             self._admission.leave(request.nbytes)
+
+    def pause(self, request: _Streamed) -> None:
+        """Have a model pause until the front end reads."""
+        if request in self._paused:
+            return
+        if not self._paused:
+            self.channel.when_room(_PAUSE_BYTES // 2, self._go_on)
+        self._paused.add(request)
+        request.hold(_BY_LINK, True)
+
+    def _go_on(self) -> None:
+        paused, self._paused = self._paused, set()
+        for request in paused:
+            if self._under_way.get(request.number) is request:
+                request.hold(_BY_LINK, False)
 
     def send_error(self, number: int, error: ServerError | None, version: str, flags: int) -> None:
         """Answer with an error, None for a bug."""
@@ -156,6 +233,10 @@ class Host:
                 self._under_way.pop(frame.number, None)
         elif kind is Kind.CALL:
             self._call(frame, buffer)
+        elif kind is Kind.PAUSE or kind is Kind.GO_ON:
+            item = self._under_way.get(frame.number)
+            if isinstance(item, _Streamed):
+                item.hold(_BY_CLIENT, kind is Kind.PAUSE)
         elif kind is Kind.HELD:
             nbytes = read_held(bytes(buffer[frame.start : frame.stop]))
             self._hold(frame.number, nbytes)
@@ -166,25 +247,33 @@ class Host:
         else:
             raise BrokenLink(f"a frame of kind {kind}")
 
-    def _infer(self, frame: Frame, buffer: Any) -> None:
-        number, flags = frame.number, frame.flags
+    def _infer(self, given: Frame, buffer: Any) -> None:
+        number, flags = given.number, given.flags
         if number in self._under_way:
             raise BrokenLink(f"a second request of number {number}")
         entered = -1
         try:
             request = self._reader.read(
-                frame.meta, buffer, frame.start, frame.stop, bool(flags & _RAW)
+                given.meta, buffer, given.start, given.stop, bool(flags & _RAW)
             )
             found = self._engine.find(request.model_name, request.model_version)
-            if found.decoupled and flags & _ONE_ANSWER:
-                raise Unsupported(HTTP_NOT_DECOUPLED if flags & Flag.HTTP else GRPC_NOT_DECOUPLED)
+            kind = _Request
+            if found.decoupled:
+                if flags & _ONE_ANSWER:
+                    http = flags & Flag.HTTP
+                    raise Unsupported(HTTP_NOT_DECOUPLED if http else GRPC_NOT_DECOUPLED)
+                self.channel.send(frame(Kind.DECOUPLED, number))
+                kind = _Streamed
             self._admission.enter(request.nbytes)
             entered = request.nbytes
+            under_way = kind(self, number, entered, found.name)
+            self._under_way[number] = under_way
+            sink: DoorSink = under_way
             if flags & _RAW:
-                request = _decoded(request, found.signature)
-            sink = _Request(self, number, entered, found.name)
-            self._under_way[number] = sink
-            sink.ticket = found.submit(request, sink)
+                request = _decoded(request, found.signature, flags)
+                if flags & _GENERATE and wants_timing(request):
+                    sink = _Timed(sink)
+            under_way.ticket = found.submit(request, sink)
         except BrokenLink:
             raise
         except Exception as error:
@@ -215,9 +304,13 @@ class Host:
         )
 
 
-def _decoded(request: InferRequest, signature: Any) -> InferRequest:
+def _decoded(request: InferRequest, signature: Any, flags: int) -> InferRequest:
     if not isinstance(request, RawRequest) or "" not in request.inputs or signature is None:
         raise InvalidRequest("a raw request without a body")
-    decoded, _ = decode_raw(signature, request.model_name, request.model_version, body_of(request))
+    names = request.model_name, request.model_version
+    if flags & _GENERATE:
+        decoded = decode_generate(signature, *names, body_of(request))
+    else:
+        decoded, _ = decode_raw(signature, *names, body_of(request))
     decoded.nbytes = request.nbytes
     return decoded

@@ -28,14 +28,14 @@ _Waiting = asyncio.Future[tuple[bytes, bytes]]
 class RemoteTarget:
     """What serves one request, and the ticket of it."""
 
-    __slots__ = ("_door", "_link", "model", "name", "nbytes", "number", "sink")
+    __slots__ = ("_door", "_link", "decoupled", "model", "name", "nbytes", "number", "sink")
 
-    decoupled = False
     signature = None
 
     def __init__(self, link: "EngineLink", door: int, model: str, version: str) -> None:
         self.model = model
         self.name = version
+        self.decoupled = False  # until the engine says so
         self.number = 0
         self.nbytes = 0
         self.sink: DoorSink | None = None
@@ -58,6 +58,8 @@ class RemoteTarget:
 
     def hold(self, held: bool) -> None:
         """Have the model pause its responses, or go on."""
+        if self.sink is not None:
+            self._link.hold(self.number, held)
 
 
 class EngineLink:
@@ -108,6 +110,10 @@ class EngineLink:
         """Want no answer any more."""
         if self._pop(number) is not None:
             self._channel.send(frame(Kind.CANCEL, number))
+
+    def hold(self, number: int, held: bool) -> None:
+        """Have the model of a request pause, or go on."""
+        self._channel.send(frame(Kind.PAUSE if held else Kind.GO_ON, number))
 
     async def call(self, head: Mapping[str, object], body: Buffer) -> tuple[dict[str, Any], bytes]:
         """Have something else answered by the engine's process: its head and body.
@@ -168,6 +174,12 @@ class EngineLink:
             waiting = self._pop(frame.number)
             if isinstance(waiting, asyncio.Future) and not waiting.done():
                 waiting.set_result((frame.meta, bytes(buffer[frame.start : frame.stop])))
+        elif frame.kind is Kind.DECOUPLED:
+            target = self._under_way.get(frame.number)
+            if isinstance(target, RemoteTarget):
+                target.decoupled = True
+        elif frame.kind is Kind.FINISH:
+            self._finish(frame.number)
         elif frame.kind is Kind.SETUP:
             self._on_setup(orjson.loads(frame.meta))
         elif frame.kind is Kind.DRAIN:
@@ -189,6 +201,12 @@ class EngineLink:
         if final:
             target.sink = None
         sink.respond(response, final)
+
+    def _finish(self, number: int) -> None:
+        target = self._pop(number)
+        if isinstance(target, RemoteTarget) and target.sink is not None:
+            sink, target.sink = target.sink, None
+            sink.finish()
 
     def _fail(self, frame: Frame, buffer: Any) -> None:
         found, version = read_error(frame.meta, bytes(buffer[frame.start : frame.stop]))

@@ -147,6 +147,13 @@ def decode_infer(
     )
 
 
+def wants_empty_final(message: pb.ModelInferRequest) -> bool:
+    """Whether an end without a response is to be a message; after `decode_infer`."""
+    return EMPTY_FINAL_RESPONSE in message.parameters and bool(
+        message.parameters[EMPTY_FINAL_RESPONSE].bool_param
+    )
+
+
 def encode_infer(response: InferResponse) -> pb.ModelInferResponse:
     """The answer as a message; tensors are always in `raw_output_contents`, as Triton does it."""
     message = pb.ModelInferResponse(

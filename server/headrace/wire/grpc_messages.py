@@ -25,6 +25,7 @@ from headrace.wire.grpc_infer import (
     parse_infer,
     read_varint,
     set_parameter,
+    wants_empty_final,
 )
 from headrace.wire.pb import grpc_service_pb2 as pb
 
@@ -95,9 +96,10 @@ def walk(data: Buffer) -> Fields | None:
 class _Template:
     """What requests with the same head have in common, which is all but id and tensors' data."""
 
-    __slots__ = ("inputs", "request")
+    __slots__ = ("empty_final", "inputs", "request")
 
-    def __init__(self, request: InferRequest) -> None:
+    def __init__(self, request: InferRequest, empty_final: bool) -> None:
+        self.empty_final = empty_final
         self.inputs = [
             (
                 tensor.name, tensor.datatype, NUMPY[tensor.datatype], tensor.array.shape,
@@ -133,6 +135,14 @@ class InferMessage:
         source: Any = template.request if template is not None else message
         self.model_name: str = source.model_name
         self.model_version: str = source.model_version
+
+    @property
+    def empty_final(self) -> bool:
+        """Whether an end without a response is to be a message of its own; ask after `request`."""
+        if self._template is not None:
+            return self._template.empty_final
+        assert self._message is not None
+        return wants_empty_final(self._message)
 
     def request(self, nbytes: int) -> InferRequest:
         """The request; raises `InvalidRequest`."""
@@ -204,7 +214,7 @@ class InferReader:
             if len(self._templates) >= _REMEMBERED:
                 self._templates.clear()
                 self._layouts.clear()
-            template = _Template(request)
+            template = _Template(request, wants_empty_final(message))
             self._templates[fields.head] = template
             self._remember_layout(len(data), fields, template)
         return request
@@ -318,15 +328,14 @@ def stream_response(pieces: list[Buffer]) -> list[Buffer]:
     return [_STREAM_RESPONSE + varint(sum(map(len, pieces))), *pieces]
 
 
-def stream_error(
+def stream_message(
     text: str, id: str, model: str, version: str, parameters: dict[str, bool]
 ) -> bytes:
-    """A ModelStreamInferResponse with an error."""
+    """A ModelStreamInferResponse without outputs; `text` is an error, if any."""
     message = pb.ModelStreamInferResponse(error_message=text)
     message.infer_response.id = id
-    if model:
-        message.infer_response.model_name = model
-        message.infer_response.model_version = version
+    message.infer_response.model_name = model
+    message.infer_response.model_version = version
     for name, value in parameters.items():
         set_parameter(message.infer_response, name, value)
     return message.SerializeToString()

@@ -71,10 +71,10 @@ def decode_infer(
         body = bytes(body)
         quick = body.rfind(b"true") < 0 and body.rfind(b"false") < 0
     if json_size is None:
-        document, tail = _parse(body), memoryview(b"")
+        document, tail = parse_json(body), memoryview(b"")
     else:
         view = memoryview(body)
-        document, tail = _parse(view[:json_size]), view[json_size:]
+        document, tail = parse_json(view[:json_size]), view[json_size:]
     if type(document) is not dict:
         raise InvalidRequest(f"the request must be a JSON object, got {json_name(type(document))}")
     request_id = document.get("id", "")
@@ -244,7 +244,8 @@ def error_body(text: str) -> bytes:
     return orjson.dumps({"error": text.encode(errors="replace").decode()})
 
 
-def _parse(text: Buffer) -> Any:
+def parse_json(text: Buffer) -> Any:
+    """A JSON text, in which NaN and infinities may stand; raises `InvalidRequest`."""
     if len(text) <= _LONG:
         return _parse_any(text)
     # A list or object of two bytes of text takes 64 bytes of memory and more.

@@ -30,12 +30,16 @@ class Kind(IntEnum):
     CALL = 4  # something else than an infer request, to be answered whole
     REFUSED = 5  # so many requests were refused by the front end itself: the number
     HELD = 6  # requests that the front end holds and the engine does not: the number; their bytes
+    PAUSE = 7  # the responses to a request are not read for now ...
+    GO_ON = 8  # ... or are read again
     # To the front end.
     SETUP = 16  # what to be: the first frame
     RESPONSE = 17
     FAIL = 18  # the error that ends a request or call
     ANSWER = 19  # to a call
     DRAIN = 20  # admit nothing new, finish, and end
+    FINISH = 21  # a request ends without a further response
+    DECOUPLED = 22  # a request is for a model that answers as often, and whenever, it likes
 
 
 class Flag(IntFlag):
@@ -47,7 +51,7 @@ class Flag(IntFlag):
     RAW = 8  # the request is the bytes of a model's only input
     HTTP = 16  # the request came by a door with one answer, ...
     UNARY = 32  # ... HTTP or a unary call
-    DECOUPLED = 64
+    GENERATE = 64  # the bytes of a raw request are flat JSON
 
 
 _KINDS = {kind.value: kind for kind in Kind}

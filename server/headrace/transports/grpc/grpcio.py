@@ -24,7 +24,9 @@ _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.Statu
 # grpcio refuses larger messages itself, with a text that names no setting of ours. The exact limit
 # is held by the handlers; this one keeps what must be read before they are asked within bounds.
 _SLACK_BYTES = 64 << 20
-_IN_FLIGHT = 64  # messages of a session that wait for the client to read them
+# Messages of a session that wait for the client to read them, and their bytes.
+_IN_FLIGHT = 64
+_IN_FLIGHT_BYTES = 1 << 20
 
 
 class _AioCall:
@@ -80,11 +82,12 @@ class _FutureReply(_AioCall):
 class _QueuePeer(_AioCall):
     """A session's client, whose messages are written by whoever iterates over them."""
 
-    __slots__ = ("_error", "_finished", "_messages", "_news", "_released")
+    __slots__ = ("_error", "_finished", "_messages", "_nbytes", "_news", "_released")
 
     def __init__(self, context: Any) -> None:
         super().__init__(context)
         self._messages: deque[bytes] = deque()
+        self._nbytes = 0
         self._news = asyncio.Event()
         self._released = asyncio.Event()
         self._released.set()
@@ -93,10 +96,11 @@ class _QueuePeer(_AioCall):
 
     @property
     def congested(self) -> bool:
-        return len(self._messages) >= _IN_FLIGHT
+        return len(self._messages) >= _IN_FLIGHT or self._nbytes >= _IN_FLIGHT_BYTES
 
     def send(self, message: Message) -> None:
         self._messages.append(b"".join(message))
+        self._nbytes += len(self._messages[-1])
         self._news.set()
 
     def finish(self, error: Exception | None = None) -> None:
@@ -130,7 +134,9 @@ class _QueuePeer(_AioCall):
         """What the session sends; ends as the session does."""
         while True:
             while self._messages:
-                yield self._messages.popleft()
+                message = self._messages.popleft()
+                self._nbytes -= len(message)
+                yield message
                 if not self._finished:
                     session.sent()
             if self._finished:

@@ -3,9 +3,12 @@
 Requests are submitted as they arrive and executed concurrently. Responses of ordinary models are
 written in the order of their requests; those of decoupled models as they come. An error does not
 end the stream: it is a message of its own, unless the client asked for real statuses with the
-metadata `triton_grpc_error: true`. How many requests may be under way, and how many bytes may wait
-for the client to read them, bounds what a client that does not read its responses can pile up. When
-the server ends, so does the stream, as soon as all its requests are answered.
+metadata `triton_grpc_error: true`. When the server ends, so does the stream, as soon as all its
+requests are answered.
+
+What a client that does not read can pile up is bounded: by how many requests may be under way, and
+for models that answer many times by holding the requests whose messages wait here. One that goes on
+nevertheless is given up in the end.
 """
 
 from collections import deque
@@ -13,35 +16,44 @@ from collections import deque
 from headrace.core.errors import ServerError, ServerExiting
 from headrace.core.requests import InferResponse, Ticket
 from headrace.core.tensors import Buffer
-from headrace.engine.doors import Entrance, Target
+from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES, Entrance, Target, not_read
 from headrace.transports.grpc.call import Message, Open, Peer, Session
 from headrace.transports.grpc.service import SERVICE, check_size
-from headrace.wire.grpc_messages import InferReader, InferWriter, stream_error, stream_response
+from headrace.wire.grpc_messages import InferReader, InferWriter, stream_message, stream_response
 from headrace.wire.timing import add_timing, wants_timing
 
 _MAX_IN_FLIGHT = 1024
+_PAUSE_ALL_BYTES = 8 << 20  # that wait in a stream, from which on every request of it is held
 FINAL_PARAMETER = "triton_final_response"
 
 
 class _Slot:
-    """One request of a stream, and what came for it while it was not its turn. Its sink, too."""
+    """One request of a stream, and what came for it and is not written yet. Its sink, too.
+
+    `model` and `version` are as the request has them.
+    """
 
     __slots__ = (
-        "ended", "error", "executing", "found", "messages", "nbytes", "ordered", "request_id",
-        "stream", "ticket", "timed",
+        "empty_final", "ended", "error", "executing", "found", "held", "messages", "model",
+        "nbytes", "ordered", "ready", "request_id", "stream", "ticket", "timed", "version",
+        "waiting",
     )  # fmt: skip
 
     def __init__(self, stream: "_StreamInfer") -> None:
         self.stream = stream
-        self.request_id = ""
+        self.request_id = self.model = self.version = ""
         self.found: Target | None = None
         self.nbytes = 0
         self.timed = False
+        self.empty_final = False
         self.ordered = True
         self.ended = False
         self.executing = False  # counted in by admission, and submitted
+        self.ready = False  # has its turn to write
+        self.held = False  # its model was asked to pause
+        self.waiting = 0  # bytes of messages, unless it is ordered
         self.ticket: Ticket | None = None
-        self.messages: deque[Message] | None = None
+        self.messages: deque[Message] = deque()
         self.error: ServerError | None = None
 
     def respond(self, response: InferResponse, final: bool) -> None:
@@ -53,16 +65,22 @@ class _Slot:
 
     def finish(self) -> None:
         """Take the end, with which no response comes."""
-        self.ended = True
-        self.stream.write()
+        if self.empty_final:
+            parameters = {FINAL_PARAMETER: True}
+            names = self.request_id, self.model, self.version
+            self._add([stream_message("", *names, parameters)], True)
+        elif not self.ended:
+            self.stream.end(self)
+            self.stream.came(self, None)
 
     def fail(self, error: ServerError) -> None:
         """Take the error that ends the request."""
-        self.error = error
         found = self.found if self.executing else None
         names = ("", "") if found is None else (found.model, found.name)
         parameters = {} if found is None else {FINAL_PARAMETER: True}
-        self._add([stream_error(str(error), self.request_id, *names, parameters)], True)
+        if not self.ended:
+            self.error = error
+        self._add([stream_message(str(error), self.request_id, *names, parameters)], True)
 
     def refuse(self, error: ServerError) -> None:
         """Take the error that the request was refused with."""
@@ -70,41 +88,61 @@ class _Slot:
         self.fail(error)
 
     def _add(self, message: Message, final: bool) -> None:
-        if self.messages is None:
-            self.messages = deque()
-        self.messages.append(message)
-        self.ended = self.ended or final
-        self.stream.write()
+        if self.ended:
+            return  # an error here has ended it before its model did
+        if final:
+            self.stream.end(self)
+        self.stream.came(self, message)
 
 
 class _StreamInfer:
-    """One stream. `slots` are its requests in order of arrival, until they are answered."""
+    """One stream.
+
+    Its requests are in `_ordered`, in order of arrival, or in `_unordered`, until all that came for
+    them is written. `_ready` are those that may write now, each once: they take turns, message by
+    message. `_waiting` counts the bytes of messages of decoupled models' requests that have not
+    ended, which are those that can grow.
+    """
 
     def __init__(
-        self, engine: Entrance, limit: int, reader: InferReader, writer: InferWriter, peer: Peer
+        self,
+        engine: Entrance,
+        limit: int,
+        reader: InferReader,
+        writer: InferWriter,
+        peer: Peer,
+        give_up_bytes: int,
     ) -> None:
         self.writer = writer
         self._engine = engine
         self._limit = limit
         self._reader = reader
         self._peer = peer
+        self._give_up_bytes = give_up_bytes
         self._real_errors = peer.metadata().get("triton_grpc_error") == "true"
-        self._slots: deque[_Slot] = deque()
+        self._ordered: deque[_Slot] = deque()
+        self._unordered: set[_Slot] = set()
+        self._ready: deque[_Slot] = deque()
+        self._drained: list[_Slot] = []  # held ones of which everything is written
+        self._waiting = 0
         self._half_closed = False
         self._holding = False
         self._over = False
         self._writing = False
-        self._unordered = 0  # slots of decoupled models
         engine.admission.watch_close(self.write)
+
+    @property
+    def _under_way(self) -> int:
+        return len(self._ordered) + len(self._unordered)
 
     # --- what the client does
 
     def receive(self, message: Buffer) -> None:
         """Submit a request."""
         slot = _Slot(self)
-        self._slots.append(slot)
+        self._ordered.append(slot)
         self._submit(slot, message)
-        if len(self._slots) >= _MAX_IN_FLIGHT and not self._over:
+        if self._under_way >= _MAX_IN_FLIGHT and not self._over:
             self._holding = True
             self._peer.hold(True)
 
@@ -122,7 +160,10 @@ class _StreamInfer:
         self._over = True
         admission = self._engine.admission
         admission.unwatch_close(self.write)
-        slots, self._slots = self._slots, deque()
+        slots = [*self._ordered, *self._unordered]
+        self._ordered.clear()
+        self._unordered.clear()
+        self._ready.clear()
         for slot in slots:
             if slot.executing:
                 admission.leave(slot.nbytes)
@@ -137,26 +178,61 @@ class _StreamInfer:
             slot.executing = False
             self._engine.admission.leave(slot.nbytes)
 
+    def end(self, slot: _Slot) -> None:
+        """Nothing more comes for a request than what waits, and perhaps one message."""
+        slot.ended = True
+        if not slot.ordered:
+            self._waiting -= slot.waiting
+
+    def came(self, slot: _Slot, message: Message | None) -> None:
+        """A message came for a request, or nothing but its end."""
+        if slot.ordered and slot.found is not None and slot.found.decoupled:
+            self._ordered.remove(slot)
+            self._leave_order(slot)
+        if message is not None:
+            slot.messages.append(message)
+        if slot.ordered:
+            self._offer_first()
+            self.write()
+            return
+        if message is not None:
+            nbytes = sum(map(len, message))
+            slot.waiting += nbytes
+            if not slot.ended:
+                self._waiting += nbytes
+        self._offer(slot)
+        self.write()
+        if slot.waiting and not (slot.ended or self._over):
+            self._restrain(slot)
+
     def write(self) -> None:
         """Write what may be written now, and end the stream if it is time."""
         if self._writing or self._over:
             return
         self._writing = True
         try:
-            self._write_messages()
+            ready, peer = self._ready, self._peer
+            while ready and not peer.congested and self._write_one(ready.popleft()):
+                pass
         finally:
             self._writing = False
+        drained, self._drained = self._drained, []
+        for slot in drained:
+            slot.held = False
+            if slot.ticket is not None and not slot.ended:
+                slot.ticket.hold(False)
         self._go_on()
 
     def _go_on(self) -> None:
         """End the stream if it is time, or let more requests come."""
         if self._over:
             return
-        if not self._slots and self._half_closed:
+        under_way = self._under_way
+        if not under_way and self._half_closed:
             self._finish(None)
-        elif not self._slots and self._engine.exiting:
+        elif not under_way and self._engine.exiting:
             self._finish(ServerExiting("Server exiting"))
-        elif self._holding and len(self._slots) < _MAX_IN_FLIGHT // 2:
+        elif self._holding and under_way < _MAX_IN_FLIGHT // 2:
             self._holding = False
             self._peer.hold(False)
 
@@ -165,47 +241,87 @@ class _StreamInfer:
         self._over = True
         self._peer.finish(error)
 
-    def _write_messages(self) -> None:
-        """Those of the first slot, and of others as far as order allows."""
-        slots, peer = self._slots, self._peer
-        while slots and not peer.congested:
-            slot = slots[0]
-            if not self._write_slot(slot):
-                break
-            if slot.ended:
-                slots.popleft()
-                self._unordered -= not slot.ordered
-        if self._unordered and not self._over:
-            self._write_unordered()
+    # --- whose turn it is
 
-    def _write_slot(self, slot: _Slot) -> bool:
-        """Write what a slot has; whether its turn is over, all being written."""
-        peer = self._peer
-        while slot.messages:
-            if peer.congested:
-                return False
-            if self._real_errors and slot.error is not None and slot.executing:
+    def _offer(self, slot: _Slot) -> None:
+        """Give a turn to a request that may write, if it has something."""
+        if not slot.ready and (slot.messages or slot.ended):
+            slot.ready = True
+            self._ready.append(slot)
+
+    def _offer_first(self) -> None:
+        """The same for the first of those that have an order."""
+        ordered = self._ordered
+        while ordered:
+            slot = ordered[0]
+            # In a front end that may not have been known when the request was sent.
+            if slot.found is None or not slot.found.decoupled:
+                self._offer(slot)
+                return
+            self._leave_order(ordered.popleft())
+
+    def _leave_order(self, slot: _Slot) -> None:
+        """Let a request that is not ordered any more be answered at any time."""
+        slot.ordered = False
+        self._unordered.add(slot)
+
+    def _write_one(self, slot: _Slot) -> bool:
+        """One message of a request, or its end; whether to go on."""
+        slot.ready = False
+        messages = slot.messages
+        if messages:
+            if (
+                self._real_errors
+                and slot.error is not None
+                and slot.executing
+                and len(messages) == 1  # what came before the error is still good
+            ):
                 self._finish(slot.error)
                 return False
-            peer.send(slot.messages.popleft())
-        if slot.ended:
-            self.count_out(slot)
-        return slot.ended
+            message = messages.popleft()
+            if not slot.ordered:
+                nbytes = sum(map(len, message))
+                slot.waiting -= nbytes
+                if not slot.ended:
+                    self._waiting -= nbytes
+            self._peer.send(message)
+        if messages:
+            self._offer(slot)
+        elif slot.ended:
+            self._answered(slot)
+        elif slot.held:
+            self._drained.append(slot)
+        return True
 
-    def _write_unordered(self) -> None:
-        """Decoupled models answer whenever they like."""
-        blocked = False
-        for slot in list(self._slots):
-            if slot.ordered and blocked:
-                continue
-            ended = self._write_slot(slot)
-            if self._over or self._peer.congested:
-                return
-            if ended:
-                self._slots.remove(slot)
-                self._unordered -= not slot.ordered
-            elif slot.ordered:
-                blocked = True
+    def _answered(self, slot: _Slot) -> None:
+        """Everything that came for a request is written."""
+        self.count_out(slot)
+        if slot.ordered:
+            self._ordered.popleft()
+            self._offer_first()
+        else:
+            self._unordered.discard(slot)
+
+    def _restrain(self, slot: _Slot) -> None:
+        """See to it that not too much waits, after more has come."""
+        if not slot.held:
+            if slot.waiting > PAUSE_BYTES or self._waiting > _PAUSE_ALL_BYTES:
+                slot.held = True
+                if slot.ticket is not None:
+                    slot.ticket.hold(True)
+        elif self._waiting > self._give_up_bytes:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """End the request of which most waits: its model was asked to pause, and did not."""
+        held = [slot for slot in self._unordered if slot.held and not slot.ended]
+        slot = max(held, key=lambda slot: slot.waiting)
+        if slot.ticket is not None:
+            slot.ticket.cancel()
+        self._waiting -= slot.waiting
+        slot.waiting = 0
+        slot.messages.clear()
+        slot.fail(not_read())
 
     def _submit(self, slot: _Slot, data: Buffer) -> None:
         admission = self._engine.admission
@@ -216,22 +332,30 @@ class _StreamInfer:
             slot.executing = True
             message = self._reader.read(data)
             slot.request_id = message.id
+            slot.model, slot.version = message.model_name, message.model_version
             slot.found = found = self._engine.find(message.model_name, message.model_version)
             if found.decoupled:
-                slot.ordered = False
-                self._unordered += 1
+                self._leave_order(self._ordered.pop())
             request = message.request(nbytes)
+            slot.empty_final = message.empty_final
             slot.timed = wants_timing(request)
             slot.ticket = found.submit(request, slot)
+            if slot.held:
+                slot.ticket.hold(True)
         except ServerError as error:
             slot.refuse(error)
 
 
-def stream_handlers(engine: Entrance, max_request_bytes: int) -> dict[str, Open]:
-    """The streaming procedures by full path."""
+def stream_handlers(
+    engine: Entrance, max_request_bytes: int, give_up_bytes: int = GIVE_UP_BYTES
+) -> dict[str, Open]:
+    """The streaming procedures by full path.
+
+    Beyond `give_up_bytes` that wait in one stream, a request that is held is given up.
+    """
     reader, writer = InferReader(), InferWriter()
 
     def open_stream(peer: Peer) -> Session:
-        return _StreamInfer(engine, max_request_bytes, reader, writer, peer)
+        return _StreamInfer(engine, max_request_bytes, reader, writer, peer, give_up_bytes)
 
     return {f"/{SERVICE}/ModelStreamInfer": open_stream}

@@ -16,6 +16,7 @@ from headrace.engine.model_host import CONTROL_DISABLED
 from headrace.transports.http import openapi
 from headrace.transports.http.access import AccessLog
 from headrace.transports.http.docs_page import render_docs
+from headrace.transports.http.generate import GenerateRoute
 from headrace.transports.http.infer import InferRoute
 from headrace.wire.documents import to_json
 from headrace.wire.http_infer import error_body
@@ -42,12 +43,13 @@ def create_app(
         redoc_url=None,
         openapi_url="/openapi.json",
     )
-    app.router.routes.insert(0, InferRoute(engine, max_request_bytes, body_timeout_secs))
+    bare = (InferRoute, GenerateRoute)
+    app.router.routes[:0] = [r(engine, max_request_bytes, body_timeout_secs) for r in bare]
     _health(app, engine)
     _metadata(app, engine)
     _repository(app, engine)
     _errors(app)
-    openapi.describe_infer(app)
+    openapi.describe_inference(app)
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:

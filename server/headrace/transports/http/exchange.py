@@ -86,6 +86,7 @@ class Exchange:
     _consumed = False
     _form: ResponseForm | None = None
     _timed = False
+    _one_answer = True  # whether models that answer as often as they like are refused
 
     def __init__(self, engine: Entrance, limit: int, head: Head) -> None:
         """`limit` is of the body's bytes, also once it is decompressed."""
@@ -100,7 +101,7 @@ class Exchange:
         """
         head = self.head
         self.found = found = self._engine.find(head.model, head.version)
-        if found.decoupled:
+        if found.decoupled and self._one_answer:
             raise Unsupported(HTTP_NOT_DECOUPLED)
         declared = head.length or 0
         if declared > self._limit:
@@ -195,9 +196,14 @@ class Exchange:
 
 def infer_target(path: str) -> tuple[str, str] | None:
     """Model name and version (or "") of an infer path; None for any other path."""
-    if not path.startswith("/v2/models/") or not path.endswith("/infer"):
+    return model_target(path, "/infer")
+
+
+def model_target(path: str, suffix: str) -> tuple[str, str] | None:
+    """Model name and version (or "") of a model's path with this end; None for any other path."""
+    if not path.startswith("/v2/models/") or not path.endswith(suffix):
         return None
-    parts = path[len("/v2/models/") : -len("/infer")].split("/")
+    parts = path[len("/v2/models/") : -len(suffix)].split("/")
     if len(parts) == 1 and parts[0]:
         return parts[0], ""
     if len(parts) == 3 and parts[0] and parts[1] == "versions" and parts[2].isdigit():
@@ -211,8 +217,11 @@ def read_head(path: str, headers: Sequence[tuple[bytes, bytes]]) -> Head | None:
     None if it is no infer request; raises `InvalidRequest`.
     """
     target = infer_target(path)
-    if target is None:
-        return None
+    return None if target is None else head_of(path, target, headers)
+
+
+def head_of(path: str, target: tuple[str, str], headers: Sequence[tuple[bytes, bytes]]) -> Head:
+    """The head of a request to a model and version; raises `InvalidRequest`."""
     values = {name: value.decode("latin-1") for name, value in headers}
     length: int | None = None
     if b"transfer-encoding" not in values:

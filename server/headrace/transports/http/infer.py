@@ -6,6 +6,7 @@ what it leaves: chunked bodies, `Expect: 100-continue`, HTTP/1.0.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import cast
 
 from starlette.routing import BaseRoute, Match
@@ -30,7 +31,7 @@ from headrace.wire.status import STATUS
 _WATCH_AFTER = 0.005  # seconds; most answers are there before anyone can have gone away
 
 
-class _Disconnected(Exception):
+class Disconnected(Exception):
     """The client has gone; there is nobody to answer."""
 
 
@@ -51,12 +52,12 @@ class InferRoute(BaseRoute):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Never raises."""
         if scope["method"] != "POST":
-            await _send(send, Answer(405, JSON, [error_body("Method Not Allowed")]))
+            await send_answer(send, Answer(405, JSON, [error_body("Method Not Allowed")]))
             return
         try:
             head = cast(Head, read_head(scope["path"], scope["headers"]))
         except InvalidRequest as error:
-            await _send(send, Answer(400, JSON + CLOSE, [error_body(str(error))]))
+            await send_answer(send, Answer(400, JSON + CLOSE, [error_body(str(error))]))
             return
         exchange = Exchange(self._engine, self._limit, head)
         try:
@@ -65,7 +66,7 @@ class InferRoute(BaseRoute):
             if answer is not None:
                 if self._engine.exiting and not answer.closes:
                     answer.lines += CLOSE
-                await _send(send, answer)
+                await send_answer(send, answer)
         finally:
             exchange.close()
 
@@ -73,21 +74,12 @@ class InferRoute(BaseRoute):
         """The answer, None if there is nobody to have it."""
         try:
             return exchange.success(await self._response(exchange, receive))
-        except _Disconnected:
-            return None
-        except asyncio.CancelledError:
-            # Only the end of the process cancels a request, one that it has waited for long enough.
-            text = error_body("Server exiting")
-            return Answer(STATUS[ServerExiting].http, JSON + CLOSE, [text])
-        except TimeoutError:
-            text = error_body(f"no more of the request came for {self._body_timeout} s")
-            return Answer(408, JSON + CLOSE, [text])
-        except Exception as error:
-            return exchange.failure(error)
+        except (Exception, asyncio.CancelledError) as error:
+            return answer_instead(exchange, error, self._body_timeout)
 
     async def _response(self, exchange: Exchange, receive: Receive) -> InferResponse:
         exchange.open()
-        body = await self._read(exchange, receive)
+        body = await read_body(exchange, receive, self._body_timeout)
         sink = FutureSink(asyncio.get_running_loop().create_future())
         ticket = exchange.submit(body, sink)
         try:
@@ -96,20 +88,48 @@ class InferRoute(BaseRoute):
             ticket.cancel()
             raise
 
-    async def _read(self, exchange: Exchange, receive: Receive) -> bytes:
-        """The whole body, bounded in size and in patience while it is read."""
-        pieces: list[bytes] = []
-        async with asyncio.timeout(self._body_timeout) as patience:
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise _Disconnected
-                piece: bytes = message.get("body", b"")
-                exchange.grow(len(piece))
-                if not message.get("more_body", False):
-                    return b"".join([*pieces, piece]) if pieces else piece
-                pieces.append(piece)
-                patience.reschedule(asyncio.get_running_loop().time() + self._body_timeout)
+
+def answer_instead(exchange: Exchange, error: BaseException, patience_secs: int) -> Answer | None:
+    """What to answer when `error` came instead of a response; None if there is nobody to have it.
+
+    `patience_secs` is how long the rest of the request was waited for.
+    """
+    if isinstance(error, Disconnected):
+        return None
+    if isinstance(error, asyncio.CancelledError):
+        # Only the end of the process cancels a request, one that it has waited for long enough.
+        text = error_body("Server exiting")
+        return Answer(STATUS[ServerExiting].http, JSON + CLOSE, [text])
+    if isinstance(error, TimeoutError):
+        text = error_body(f"no more of the request came for {patience_secs} s")
+        return Answer(408, JSON + CLOSE, [text])
+    return exchange.failure(error)
+
+
+async def read_body(exchange: Exchange, receive: Receive, patience_secs: int) -> bytes:
+    """The whole body, bounded in size and in patience while it is read.
+
+    Raises `ServerError`, `Disconnected`, and `TimeoutError` if nothing comes for `patience_secs`.
+    """
+    pieces: list[bytes] = []
+    async with asyncio.timeout(patience_secs) as patience:
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Disconnected
+            piece: bytes = message.get("body", b"")
+            exchange.grow(len(piece))
+            if not message.get("more_body", False):
+                return b"".join([*pieces, piece]) if pieces else piece
+            pieces.append(piece)
+            patience.reschedule(asyncio.get_running_loop().time() + patience_secs)
+
+
+async def watch_disconnect(receive: Receive, gone: Callable[[], None]) -> None:
+    """Call `gone` once the client has gone away; the body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    gone()
 
 
 async def _first(future: "asyncio.Future[InferResponse]", receive: Receive) -> InferResponse:
@@ -120,13 +140,14 @@ async def _first(future: "asyncio.Future[InferResponse]", receive: Receive) -> I
     loop = asyncio.get_running_loop()
     watch: list[asyncio.Task[None]] = []
 
-    async def disconnected() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+    def gone() -> None:
         if not future.done():
-            future.set_exception(_Disconnected())
+            future.set_exception(Disconnected())
 
-    timer = loop.call_later(_WATCH_AFTER, lambda: watch.append(loop.create_task(disconnected())))
+    def begin() -> None:
+        watch.append(loop.create_task(watch_disconnect(receive, gone)))
+
+    timer = loop.call_later(_WATCH_AFTER, begin)
     try:
         return await future
     finally:
@@ -135,10 +156,16 @@ async def _first(future: "asyncio.Future[InferResponse]", receive: Receive) -> I
             task.cancel()
 
 
-async def _send(send: Send, answer: Answer) -> None:
+async def send_answer(send: Send, answer: Answer) -> None:
+    """Send a whole answer."""
     lines = answer.lines + b"content-length: %d\r\n" % answer.size
-    headers = [tuple(line.split(b": ", 1)) for line in lines.split(b"\r\n")[:-1]]
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send_head(send, answer.status, lines)
     for buffer in answer.buffers[:-1]:
         await send({"type": "http.response.body", "body": buffer, "more_body": True})
     await send({"type": "http.response.body", "body": answer.buffers[-1]})
+
+
+async def send_head(send: Send, status: int, lines: bytes) -> None:
+    """Send a status and header lines."""
+    headers = [tuple(line.split(b": ", 1)) for line in lines.split(b"\r\n")[:-1]]
+    await send({"type": "http.response.start", "status": status, "headers": headers})

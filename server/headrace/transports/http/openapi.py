@@ -1,4 +1,4 @@
-"""The OpenAPI description of the infer route, a bare ASGI endpoint that FastAPI does not see."""
+"""The OpenAPI description of the bare ASGI endpoints, which FastAPI does not see."""
 
 from typing import Any
 
@@ -48,28 +48,55 @@ _RESPONSE: dict[str, Any] = {
         "outputs": {"type": "array", "items": {"$ref": "#/components/schemas/Tensor"}},
     },
 }
+# Members of the models' own: inputs and parameters, outputs and parameters.
+_OWN: dict[str, Any] = {
+    "type": ["string", "number", "boolean", "array"],
+    "items": {"type": ["string", "number", "boolean"]},
+}
+_GENERATE_REQUEST: dict[str, Any] = {
+    "type": "object",
+    "properties": {"id": {"type": "string"}, "parameters": {"type": "object"}},
+    "additionalProperties": _OWN,
+    "examples": [{"text_input": "hello", "max_tokens": 5}],
+}
+_GENERATE_RESPONSE: dict[str, Any] = {
+    "type": "object",
+    "required": ["model_name", "model_version"],
+    "properties": {
+        "id": {"type": "string"},
+        "model_name": {"type": "string"},
+        "model_version": {"type": "string"},
+    },
+    "additionalProperties": _OWN,
+}
 _ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
 _SCHEMAS = {
     "Tensor": _TENSOR,
     "InferRequest": _REQUEST,
     "InferResponse": _RESPONSE,
+    "GenerateRequest": _GENERATE_REQUEST,
+    "GenerateResponse": _GENERATE_RESPONSE,
     "Error": _ERROR,
 }
 
 
-def describe_infer(app: FastAPI) -> None:
-    """Let `app` describe the infer route beside its own."""
+def describe_inference(app: FastAPI) -> None:
+    """Let `app` describe the infer and generate routes beside its own."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
         document = generate()
         _leave_out_validation(document)
         document.setdefault("components", {}).setdefault("schemas", {}).update(_SCHEMAS)
-        paths = document["paths"]
-        paths["/v2/models/{name}/infer"] = {"post": _operation("infer", ["name"])}
-        paths["/v2/models/{name}/versions/{version}/infer"] = {
-            "post": _operation("infer_version", ["name", "version"])
-        }
+        for suffix, operation in (
+            ("infer", _infer), ("generate", _generate), ("generate_stream", _generate_stream)
+        ):  # fmt: skip
+            document["paths"] |= {
+                f"/v2/models/{{name}}/{suffix}": {"post": operation(suffix, ["name"])},
+                f"/v2/models/{{name}}/versions/{{version}}/{suffix}": {
+                    "post": operation(f"{suffix}_version", ["name", "version"])
+                },
+            }
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend it
@@ -84,33 +111,20 @@ def _leave_out_validation(document: dict[str, Any]) -> None:
         document.get("components", {}).get("schemas", {}).pop(schema, None)
 
 
-def _operation(name: str, parameters: list[str]) -> dict[str, Any]:
+def _operation(
+    name: str, summary: str, parameters: list[str], request: Any, good: Any
+) -> dict[str, Any]:
     return {
         "tags": ["inference"],
-        "summary": "Run the model",
+        "summary": summary,
         "operationId": name,
         "parameters": [
-            *(
-                {"name": p, "in": "path", "required": True, "schema": {"type": "string"}}
-                for p in parameters
-            ),
-            {
-                "name": "Inference-Header-Content-Length",
-                "in": "header",
-                "required": False,
-                "schema": {"type": "integer"},
-                "description": "Size of the JSON in front of binary tensors; 0 for a raw body",
-            },
+            {"name": p, "in": "path", "required": True, "schema": {"type": "string"}}
+            for p in parameters
         ],
-        "requestBody": {
-            "required": True,
-            "content": {
-                "application/json": {"schema": {"$ref": "#/components/schemas/InferRequest"}},
-                "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
-            },
-        },
+        "requestBody": {"required": True, "content": request},
         "responses": {
-            "200": _answer("The outputs", "InferResponse"),
+            "200": good,
             "400": _answer("The request breaks the protocol or the model's signature", "Error"),
             "404": _answer("No such model or version", "Error"),
             "413": _answer("The request is too large", "Error"),
@@ -120,6 +134,41 @@ def _operation(name: str, parameters: list[str]) -> dict[str, Any]:
     }
 
 
+def _infer(name: str, parameters: list[str]) -> dict[str, Any]:
+    request = _json("InferRequest") | {
+        "application/octet-stream": {"schema": {"type": "string", "format": "binary"}}
+    }
+    good = _answer("The outputs", "InferResponse")
+    operation = _operation(name, "Run the model", parameters, request, good)
+    operation["parameters"].append(
+        {
+            "name": "Inference-Header-Content-Length",
+            "in": "header",
+            "required": False,
+            "schema": {"type": "integer"},
+            "description": "Size of the JSON in front of binary tensors; 0 for a raw body",
+        }
+    )
+    return operation
+
+
+def _generate(name: str, parameters: list[str]) -> dict[str, Any]:
+    good = _answer("The outputs", "GenerateResponse")
+    summary = "Run the model, with inputs and outputs as flat JSON"
+    return _operation(name, summary, parameters, _json("GenerateRequest"), good)
+
+
+def _generate_stream(name: str, parameters: list[str]) -> dict[str, Any]:
+    description = "One event for each response: `data: ` and a GenerateResponse or an Error"
+    content = {"text/event-stream": {"schema": {"type": "string"}}}
+    good = {"description": description, "content": content}
+    summary = "Run the model, and get each response as it comes"
+    return _operation(name, summary, parameters, _json("GenerateRequest"), good)
+
+
 def _answer(description: str, schema: str) -> dict[str, Any]:
-    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
-    return {"description": description, "content": content}
+    return {"description": description, "content": _json(schema)}
+
+
+def _json(schema: str) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}

@@ -1,0 +1,332 @@
+"""Generate requests: flat JSON in, and flat JSON or a stream of server-sent events out.
+
+A bare ASGI endpoint inside the FastAPI application, as the infer route is. Responses are encoded
+when they come and sent when the client reads. While it does not, they wait, and the model is asked
+to pause; when it goes away, the request is cancelled.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+
+from starlette.routing import BaseRoute, Match
+from starlette.types import Receive, Scope, Send
+
+from headrace.core.errors import InvalidRequest, ServerError
+from headrace.core.requests import InferResponse, Ticket
+from headrace.core.tensors import Buffer
+from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES, DoorSink, Entrance, not_read
+from headrace.transports.http.exchange import (
+    CLOSE,
+    JSON,
+    Answer,
+    Exchange,
+    head_of,
+    model_target,
+)
+from headrace.transports.http.infer import (
+    answer_instead,
+    read_body,
+    send_answer,
+    send_head,
+    watch_disconnect,
+)
+from headrace.wire.generate import EVENT_STREAM, decode_generate, encode_generate, event
+from headrace.wire.http_infer import error_body, pass_raw
+from headrace.wire.timing import add_timing, wants_timing
+
+NOT_ONE_RESPONSE = (
+    "generate expects model to produce exactly 1 response,"
+    " use generate stream for model that generates various number of responses"
+)
+_EVENTS = b"content-type: %b\r\n" % EVENT_STREAM
+_FAREWELL_SECS = 1  # for telling a client that the server ends
+
+
+class GenerateExchange(Exchange):
+    """A generate request under way."""
+
+    _one_answer = False
+
+    def open(self, nbytes: int = 0) -> None:
+        """`Exchange.open`."""
+        super().open(nbytes)
+        encoding = self.head.content_encoding
+        if encoding is not None and encoding.strip().lower() not in ("", "identity"):
+            raise InvalidRequest(
+                f"a generate request must not be compressed, got Content-Encoding '{encoding}'"
+            )
+
+    def submit(self, body: Buffer, sink: DoorSink) -> Ticket:
+        """`Exchange.submit`."""
+        self._consumed = True
+        head, found = self.head, self.found
+        assert found is not None, "submit before open. This is a bug."
+        if found.signature is None:
+            request, _ = pass_raw(head.model, head.version, body)
+        else:
+            request = decode_generate(found.signature, head.model, head.version, body)
+            self.request_id = request.id
+            self._timed = wants_timing(request)
+        return found.submit(request, sink)
+
+    def encode(self, response: InferResponse) -> bytes:
+        """A response as JSON; raises `InvalidRequest` if it has no such form."""
+        self.request_id = response.id
+        if self._timed:
+            add_timing(response)
+        return encode_generate(response)
+
+
+class Responses:
+    """The sink of one generate request: what came for it and is not taken yet, as JSON.
+
+    Owned by the event loop. Invariants: the ticket is held exactly while the model was asked to
+    pause; after `ended` or `gone` nothing more is taken in.
+    """
+
+    def __init__(
+        self, encode: Callable[[InferResponse], bytes], give_up_bytes: int = GIVE_UP_BYTES
+    ) -> None:
+        """Beyond `give_up_bytes` that wait, the request is given up."""
+        self.count = 0  # responses so far
+        self.ended = False
+        self.error: Exception | None = None  # that it ended with
+        self.refused = False  # whether that was before the request was queued
+        self.gone = False
+        self._encode = encode
+        self._give_up_bytes = give_up_bytes
+        self._texts: list[bytes] = []
+        self._nbytes = 0
+        self._news = asyncio.Event()
+        self._ticket: Ticket | None = None
+        self._held = False
+
+    # --- what the engine does
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        """Take a response."""
+        if self.ended:
+            return
+        try:
+            text = self._encode(response)
+        except Exception as error:  # it has no such form, or that is a bug
+            self._give_up(error)
+            return
+        self._texts.append(text)
+        self._nbytes += len(text)
+        self.count += 1
+        self._news.set()
+        if final:
+            self.ended = True
+        elif self._held and self._nbytes > self._give_up_bytes:
+            self._texts.clear()
+            self._give_up(not_read())
+        elif not self._held and self._nbytes > PAUSE_BYTES:
+            self._held = True
+            if self._ticket is not None:
+                self._ticket.hold(True)
+
+    def finish(self) -> None:
+        """Take the end without a further response."""
+        self.ended = True
+        self._news.set()
+
+    def fail(self, error: ServerError) -> None:
+        """Take the error that ends the request."""
+        if not self.ended:
+            self.error = error
+            self.finish()
+
+    def refuse(self, error: ServerError) -> None:
+        """Take the error that the request was refused with."""
+        self.refused = True
+        self.fail(error)
+
+    # --- what the client does
+
+    def attach(self, ticket: Ticket) -> None:
+        """The request is under way."""
+        self._ticket = ticket
+        if self.ended:
+            ticket.cancel()
+        elif self._held:
+            ticket.hold(True)
+
+    def leave(self) -> None:
+        """The client has gone away."""
+        self.gone = True
+        self._news.set()
+
+    def close(self) -> None:
+        """Nobody wants anything any more."""
+        if self._ticket is not None and not self.ended:
+            self.ended = True
+            self._ticket.cancel()
+
+    async def news(self) -> None:
+        """Wait until there is something to take, the end, or nobody to have it."""
+        await self._news.wait()
+
+    def take(self) -> list[bytes]:
+        """What has come since the last time; the model goes on."""
+        texts, self._texts = self._texts, []
+        self._nbytes = 0
+        if not (self.ended or self.gone):
+            self._news.clear()
+        if self._held:
+            self._held = False
+            if self._ticket is not None and not self.ended:
+                self._ticket.hold(False)
+        return texts
+
+    def _give_up(self, error: Exception) -> None:
+        self.close()
+        self.error = error
+        self.finish()
+
+
+class GenerateRoute(BaseRoute):
+    """Matches `/v2/models/{name}[/versions/{digits}]/generate[_stream]` and answers it."""
+
+    def __init__(self, engine: Entrance, max_request_bytes: int, body_timeout_secs: int) -> None:
+        self._engine = engine
+        self._limit = max_request_bytes
+        self._body_timeout = body_timeout_secs
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Starlette's routing interface."""
+        if scope["type"] != "http" or generate_target(scope["path"]) is None:
+            return Match.NONE, {}
+        return Match.FULL, {}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. Never raises."""
+        if scope["method"] != "POST":
+            await send_answer(send, Answer(405, JSON, [error_body("Method Not Allowed")]))
+            return
+        found = generate_target(scope["path"])
+        assert found is not None, "a route that does not match. This is a bug."
+        target, streams = found
+        try:
+            head = head_of(scope["path"], target, scope["headers"])
+        except InvalidRequest as error:
+            await send_answer(send, Answer(400, JSON + CLOSE, [error_body(str(error))]))
+            return
+        exchange = GenerateExchange(self._engine, self._limit, head)
+        responses = Responses(exchange.encode)
+        try:
+            if await self._submit(exchange, responses, receive, send):
+                give = self._stream if streams else self._answer
+                await _watched(give(exchange, responses, send), responses, receive)
+        finally:
+            responses.close()
+            exchange.close()
+            scope["inference"] = exchange.fields()
+
+    async def _submit(
+        self, exchange: GenerateExchange, responses: Responses, receive: Receive, send: Send
+    ) -> bool:
+        """Read and queue the request; whether that went well, otherwise it is answered."""
+        try:
+            exchange.open()
+            body = await read_body(exchange, receive, self._body_timeout)
+            responses.attach(exchange.submit(body, responses))
+        except (Exception, asyncio.CancelledError) as error:
+            answer = answer_instead(exchange, error, self._body_timeout)
+            if answer is not None:
+                await self._send(answer, send)
+            return False
+        return True
+
+    async def _answer(self, exchange: GenerateExchange, responses: Responses, send: Send) -> None:
+        """Send the one response, or what is wrong instead."""
+        texts: list[bytes] = []
+        try:
+            while not (responses.ended or responses.gone or len(texts) > 1):
+                await responses.news()
+                texts += responses.take()
+        except asyncio.CancelledError as error:
+            answer = answer_instead(exchange, error, self._body_timeout)
+            assert answer is not None, "an end of the server without a word. This is a bug."
+            await self._send(answer, send)
+            return
+        if not responses.gone:
+            await self._send(_one_answer(exchange, responses, texts), send)
+
+    async def _stream(self, exchange: GenerateExchange, responses: Responses, send: Send) -> None:
+        """Send one event for each response, and for the error in the end."""
+        started = ended = False
+        failure: Answer | None = None
+        try:
+            while not ended:
+                await responses.news()
+                if responses.gone:
+                    return
+                ended = responses.ended
+                if responses.error is not None:
+                    failure = exchange.failure(responses.error)
+                if not started:
+                    if failure is not None and responses.refused:
+                        await self._send(failure, send)
+                        return
+                    await self._begin(None if responses.count else failure, send)
+                    started = True
+                events = [event(text) for text in responses.take()]
+                if failure is not None:
+                    events += [event(bytes(text)) for text in failure.buffers]
+                body = b"".join(events)
+                await send({"type": "http.response.body", "body": body, "more_body": not ended})
+        except asyncio.CancelledError as error:
+            answer = answer_instead(exchange, error, self._body_timeout)
+            assert answer is not None, "an end of the server without a word. This is a bug."
+            with suppress(TimeoutError):  # a client that does not read is not told
+                async with asyncio.timeout(_FAREWELL_SECS):
+                    if started:
+                        last = event(bytes(answer.buffers[0]))
+                        await send({"type": "http.response.body", "body": last})
+                    else:
+                        await self._send(answer, send)
+
+    async def _begin(self, failure: Answer | None, send: Send) -> None:
+        """Send the head of a stream, which says how the first thing to come has ended."""
+        status, lines = 200, _EVENTS
+        if failure is not None:
+            status, lines = failure.status, _EVENTS + failure.lines.removeprefix(JSON)
+        await send_head(send, status, lines + (CLOSE if self._engine.exiting else b""))
+
+    async def _send(self, answer: Answer, send: Send) -> None:
+        if self._engine.exiting and not answer.closes:
+            answer.lines += CLOSE
+        await send_answer(send, answer)
+
+
+def generate_target(path: str) -> tuple[tuple[str, str], bool] | None:
+    """Model and version of a generate path, and whether it is for a stream; None for any other."""
+    target = model_target(path, "/generate")
+    if target is not None:
+        return target, False
+    target = model_target(path, "/generate_stream")
+    return None if target is None else (target, True)
+
+
+def _one_answer(exchange: GenerateExchange, responses: Responses, texts: list[bytes]) -> Answer:
+    if len(texts) > 1:
+        # As with Triton: the first response has decided on the status.
+        return Answer(200, JSON, [error_body(NOT_ONE_RESPONSE)])
+    if responses.error is not None:
+        return exchange.failure(responses.error)
+    if not texts:
+        return Answer(500, JSON, [error_body(NOT_ONE_RESPONSE)])
+    return Answer(200, JSON, texts)
+
+
+async def _watched(
+    giving: Coroutine[None, None, None], responses: Responses, receive: Receive
+) -> None:
+    """Send what there is, and tell `responses` should the client go away meanwhile."""
+    watch = asyncio.create_task(watch_disconnect(receive, responses.leave))
+    try:
+        await giving
+    finally:
+        watch.cancel()

@@ -1,0 +1,149 @@
+"""The flat JSON of generate requests to an `InferRequest`, and an `InferResponse` to flat JSON.
+
+A request says neither shapes nor datatypes: members that are named as inputs of the model become
+these, by what its signature declares, and all others become parameters. A response has its id,
+model, parameters and outputs side by side, in alphabetical order.
+"""
+
+from math import prod
+from typing import Any
+
+import orjson
+
+from headrace.core.errors import InvalidRequest
+from headrace.core.requests import MAX_TENSORS, InferRequest, InferResponse, Parameter
+from headrace.core.signature import Signature
+from headrace.core.tensors import Buffer, Tensor, brackets
+from headrace.wire.elements import json_elements, json_name, tensor_from_json
+from headrace.wire.http_infer import parse_json
+from headrace.wire.parameters import split_parameters
+
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
+_PARAMETERS = "parameters"
+_NOTHING: frozenset[str] = frozenset()
+
+
+class _Members:
+    """What the members of a request's object have become so far."""
+
+    def __init__(self, signature: Signature) -> None:
+        self._signature = signature
+        self._specs = {spec.name: spec for spec in signature.inputs}
+        self.inputs: dict[str, Tensor] = {}
+        self.reserved: dict[str, Any] = {}
+        self.custom: dict[str, Parameter] = {}
+
+    def add(self, name: str, value: Any) -> None:
+        """Take one member; raises `InvalidRequest`."""
+        spec = self._specs.get(name)
+        if spec is None:
+            reserved, custom = split_parameters({name: value}, _NOTHING)
+            self.reserved |= reserved
+            self.custom |= custom
+            return
+        if name in self.inputs:
+            raise InvalidRequest(f"input '{name}' already exists in request")
+        data = value if type(value) is list else [value]
+        shape = _shape(name, self._signature.wire_shape(spec), len(data))
+        # First, because the elements cost something to look at.
+        self._signature.check_tensor(name, spec.datatype, shape)
+        self.inputs[name] = tensor_from_json(name, spec.datatype, shape, data)
+
+
+def decode_generate(signature: Signature, model: str, version: str, body: Buffer) -> InferRequest:
+    """Decode a body for a model of this signature.
+
+    Members are taken in their order, those of the member `parameters` in its place, and the first
+    that does not fit is told. Raises `InvalidRequest`.
+    """
+    document = parse_json(body)
+    if type(document) is not dict:
+        raise InvalidRequest(f"the request must be a JSON object, got {json_name(type(document))}")
+    members = _Members(signature)
+    request_id = ""
+    takes_id = any(spec.name == "id" for spec in signature.inputs)
+    _check_count(document)
+    for name, value in document.items():
+        if name == _PARAMETERS:
+            _add_parameters(members, value)
+            continue
+        if name == "id" and not takes_id:
+            if value is None:
+                continue  # as in infer requests
+            request_id = _text(value)
+        members.add(name, value)
+    return InferRequest(
+        model, version, request_id, members.inputs, (), members.custom, nbytes=len(body),
+        **members.reserved,
+    )  # fmt: skip
+
+
+def encode_generate(response: InferResponse) -> bytes:
+    """A response as one JSON object in one line.
+
+    Where names clash, an output hides a parameter, and both hide what tells of the model. Raises
+    `InvalidRequest` where an output has no JSON form.
+    """
+    members = {
+        "model_name": orjson.dumps(response.model_name),
+        "model_version": orjson.dumps(response.model_version),
+    }
+    if response.id:
+        members["id"] = orjson.dumps(response.id)
+    for name, value in response.parameters.items():
+        members[name] = orjson.dumps(value)
+    for tensor in response.outputs:
+        text = json_elements(tensor)
+        members[tensor.name] = text[1:-1] if tensor.array.size == 1 else text
+    return b"{%b}" % b",".join(
+        [orjson.dumps(name) + b":" + text for name, text in sorted(members.items())]
+    )
+
+
+def event(document: bytes) -> bytes:
+    """One event of a stream of server-sent events; `document` has no line breaks."""
+    return b"data: %b\n\n" % document
+
+
+def _add_parameters(members: _Members, value: Any) -> None:
+    if type(value) is not dict:
+        raise InvalidRequest(
+            f"Expected JSON object for keyword: '{_PARAMETERS}', got {json_name(type(value))}"
+        )
+    _check_count(value)
+    try:
+        for name, inner in value.items():
+            members.add(name, inner)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"Converting keyword: '{_PARAMETERS}': {error}") from None
+
+
+def _check_count(document: dict[str, Any]) -> None:
+    if len(document) > MAX_TENSORS:
+        raise InvalidRequest(
+            f"a generate request may have {MAX_TENSORS} members, got {len(document)}"
+        )
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise InvalidRequest(
+            f"Unable to parse 'id': expected a string, got {json_name(type(value))}"
+        )
+    return value
+
+
+def _shape(name: str, declared: tuple[int, ...], count: int) -> list[int]:
+    """The shape of `count` elements: what the fixed sizes leave goes to the innermost open one."""
+    shape = list(declared)
+    unit = prod(d for d in shape if d != -1)
+    rest, left = divmod(count, unit) if unit else (1, count)
+    for axis in range(len(shape) - 1, -1, -1):
+        if shape[axis] == -1:
+            shape[axis], rest = rest, 1
+    if left or rest != 1:
+        raise InvalidRequest(
+            f"The schema can not convert input '{name}' to tensor with proper shape:"
+            f" {count} elements do not fit {brackets(declared)}"
+        )
+    return shape
