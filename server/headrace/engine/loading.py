@@ -146,8 +146,8 @@ def _config_warnings(
         yield file.explain(Problem("parameters['execution']", text))
     if file.config.model_transaction_policy.decoupled and not backend.isolated:
         text = (
-            "requests are only taken over ModelStreamInfer, and each gets one response;"
-            " infer over HTTP and ModelInfer are refused"
+            "requests are only taken over ModelStreamInfer and generate, and each gets one"
+            " response; infer over HTTP and ModelInfer are refused"
         )
         yield file.explain(Problem("model_transaction_policy.decoupled", text))
     missing = set(file.config.version_policy.specific.versions) - set(versions)

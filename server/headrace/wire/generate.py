@@ -64,12 +64,13 @@ def decode_generate(signature: Signature, model: str, version: str, body: Buffer
     takes_id = any(spec.name == "id" for spec in signature.inputs)
     _check_count(document)
     for name, value in document.items():
+        is_id = name == "id" and not takes_id
+        if value is None and (is_id or name == _PARAMETERS):
+            continue  # as in infer requests
         if name == _PARAMETERS:
             _add_parameters(members, value)
             continue
-        if name == "id" and not takes_id:
-            if value is None:
-                continue  # as in infer requests
+        if is_id:
             request_id = _text(value)
         members.add(name, value)
     return InferRequest(

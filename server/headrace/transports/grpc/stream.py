@@ -189,6 +189,7 @@ class _StreamInfer:
         if slot.ordered and slot.found is not None and slot.found.decoupled:
             self._ordered.remove(slot)
             self._leave_order(slot)
+            self._offer_first()  # there may be another one now
         if message is not None:
             slot.messages.append(message)
         if slot.ordered:

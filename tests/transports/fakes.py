@@ -1,0 +1,94 @@
+"""An engine whose models answer when, and as often as, the test says."""
+
+import numpy as np
+
+from headrace.core.datatypes import Datatype
+from headrace.core.errors import InvalidRequest, NotFound
+from headrace.core.requests import InferRequest, InferResponse, Sink, Timing
+from headrace.core.signature import Signature, TensorSpec
+from headrace.core.tensors import Tensor
+from headrace.engine.admission import Admission
+from headrace.engine.doors import DoorSink
+
+SIGNATURE = Signature(
+    "any",
+    8,
+    (TensorSpec("x", Datatype.INT32, (-1,)),),
+    (TensorSpec("y", Datatype.UINT8, (-1,)),),
+)
+
+
+class Work:
+    """One request that a model has been given, and what its door asked for since."""
+
+    def __init__(self, model: "Model", request: InferRequest, sink: Sink) -> None:
+        self.model = model
+        self.request = request
+        self.sink = sink
+        self.cancelled = False
+        self.held = False
+        self.holds = 0  # how often it was asked to pause
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def hold(self, held: bool) -> None:
+        assert held != self.held
+        self.held = held
+        self.holds += held
+
+    def answer(self, text: str | int, final: bool = False) -> None:
+        """Respond with a text, or so many bytes."""
+        assert not self.cancelled, "an answer to what was cancelled"
+        raw = text.encode() if isinstance(text, str) else bytes(text)
+        output = Tensor("y", Datatype.UINT8, np.frombuffer(raw, np.uint8))
+        names = self.model.model, self.model.name, self.request.id
+        self.sink.respond(InferResponse(*names, [output], Timing(1, 2, 3)), final)
+
+
+class Model:
+    """One model; it refuses requests with the id `bad`."""
+
+    signature: Signature | None = SIGNATURE
+
+    def __init__(self, model: str, decoupled: bool) -> None:
+        self.model = model
+        self.name = "7"
+        self.decoupled = decoupled
+        self.work: list[Work] = []
+
+    def submit(self, request: InferRequest, sink: DoorSink) -> Work:
+        if request.id == "bad":
+            raise InvalidRequest("as asked")
+        self.work.append(Work(self, request, sink))
+        return self.work[-1]
+
+    @property
+    def last(self) -> Work:
+        """The request that came last."""
+        return self.work[-1]
+
+
+class FakeEngine:
+    """Knows the model `plain`, with one answer, and `many`, with any number."""
+
+    def __init__(self) -> None:
+        self.admission = Admission(2000, 0)
+        self.models = {"plain": Model("plain", False), "many": Model("many", True)}
+
+    @property
+    def exiting(self) -> bool:
+        return self.admission.exiting
+
+    @property
+    def plain(self) -> Model:
+        return self.models["plain"]
+
+    @property
+    def many(self) -> Model:
+        return self.models["many"]
+
+    def find(self, name: str, version: str = "") -> Model:
+        if name not in self.models:
+            raise NotFound(f"no model {name!r}")
+        return self.models[name]
