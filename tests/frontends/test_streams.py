@@ -1,0 +1,356 @@
+"""Requests with many responses over a link: both ends, with an engine that answers as told."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from headrace.core.errors import ExecutionFailed, InvalidRequest, NotFound, ServerError
+from headrace.core.requests import InferRequest, InferResponse, Ticket
+from headrace.frontends.channel import pair
+from headrace.frontends.host import Host
+from headrace.frontends.remote import EngineLink, RemoteEngine, RemoteTarget, ReportedAdmission
+from headrace.wire.http_infer import pass_raw
+from headrace.wire.link_frames import Flag, FrameReader, Kind, frame
+from headrace.wire.link_infer import RequestWriter
+from tests.transports.fakes import FakeEngine, Work
+
+_BIG = 60 << 10  # bytes of a response that still travels in its frame
+
+
+class Door:
+    """A door's sink, which keeps what comes."""
+
+    def __init__(self) -> None:
+        self.got: list[str] = []
+        self.errors: list[ServerError] = []
+        self.target: RemoteTarget | None = None
+        self.ticket: Ticket | None = None
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        text = b"".join(tensor.array.tobytes() for tensor in response.outputs).decode()
+        self.got.append(text + "." * final)
+
+    def finish(self) -> None:
+        self.got.append("end")
+
+    def fail(self, error: ServerError) -> None:
+        self.got.append("error")
+        self.errors.append(error)
+
+    def refuse(self, error: ServerError) -> None:
+        self.got.append("refused")
+        self.errors.append(error)
+
+
+class Calls:
+    """There are none."""
+
+    def begin(self, head: Any, body: bytes, answer: Any) -> Any:
+        raise AssertionError(head)
+
+
+class Link:
+    """A front end, and the engine that it is linked with."""
+
+    def __init__(self) -> None:
+        self.engine = FakeEngine()
+        self.lost: list[str] = []
+        ours, theirs = pair()
+        self.host = Host(ours, self.engine, Calls(), lambda: None, self.lost.append)
+        self.front_end = EngineLink(theirs, _nothing, _nothing, self.lost.append)
+        self.admission = ReportedAdmission(0, 0, self.front_end)
+
+    def submit(self, model: str, door: int = 0, body: bytes | None = None) -> Door:
+        """Send a request by one kind of door; a raw one if it has a body."""
+        request = InferRequest(model, "", "a", {})
+        if body is not None:
+            request, _ = pass_raw(model, "", body)
+        sink = Door()
+        sink.target = RemoteEngine(self.front_end, self.admission, door).find(model)
+        self.admission.enter(request.nbytes)
+        sink.ticket = sink.target.submit(request, sink)
+        return sink
+
+    async def work(self, model: str = "many", count: int = 1) -> Work:
+        """What the model has been given."""
+        await until(lambda: len(self.engine.models[model].work) == count)
+        return self.engine.models[model].last
+
+
+def _nothing(_: object) -> None:
+    raise AssertionError("not asked for")
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let both ends go on until it is so."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - anything may make it so
+            await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def linked() -> AsyncIterator[Link]:
+    """Both ends, closed in the end: nothing may have gone wrong, and nothing stay counted."""
+    link = Link()
+    try:
+        yield link
+    finally:
+        link.host.close()
+        await until(lambda: bool(link.lost))
+        assert link.engine.admission.requests == 0
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    """Run a scenario to its end."""
+
+    async def whole() -> None:
+        await scenario()
+
+    asyncio.run(whole())
+
+
+def test_many_responses() -> None:
+    async def scenario() -> None:
+        async with linked() as link:
+            sink = link.submit("many")
+            work = await link.work()
+            assert link.engine.admission.requests == 1
+            work.answer("one")
+            work.answer("two")
+            await until(lambda: len(sink.got) == 2)
+            work.answer("three", final=True)
+            assert link.engine.admission.requests == 0
+            await until(lambda: len(sink.got) == 3)
+            assert sink.got == ["one", "two", "three."]
+            assert sink.target is not None
+            assert (sink.target.decoupled, sink.target.name) == (True, "7")
+
+    run(scenario)
+
+
+def test_whether_a_model_is_decoupled_is_known_before_it_answers() -> None:
+    async def scenario() -> None:
+        async with linked() as link:
+            many, plain = link.submit("many"), link.submit("plain")
+            target = many.target
+            assert target is not None
+            assert not target.decoupled
+            (await link.work("plain")).answer("x", final=True)
+            await until(lambda: bool(plain.got))
+            assert [target.decoupled] == [True]
+            assert plain.target is not None
+            assert not plain.target.decoupled
+
+    run(scenario)
+
+
+def test_an_end_without_a_response() -> None:
+    async def scenario() -> None:
+        async with linked() as link:
+            for count, model in enumerate(("many", "plain")):
+                sink = link.submit(model)
+                work = await link.work(model)
+                for _ in range(count):
+                    work.answer("x")
+                work.sink.finish()
+                await until(lambda: sink.got[-1:] == ["end"])  # noqa: B023
+                assert len(sink.got) == count + 1
+
+    run(scenario)
+
+
+def test_an_error_after_responses() -> None:
+    async def scenario() -> None:
+        async with linked() as link:
+            sink = link.submit("many")
+            work = await link.work()
+            work.answer("x")
+            work.sink.fail(ExecutionFailed("why"))
+            await until(lambda: bool(sink.errors))
+            assert sink.got == ["x", "error"]
+            assert str(sink.errors[0]) == "why"
+
+    run(scenario)
+
+
+def test_a_model_pauses_for_a_client_and_goes_on() -> None:
+    async def scenario() -> None:
+        async with linked() as link:
+            slow, quick = link.submit("many"), link.submit("many")
+            await link.work(count=2)
+            first, second = link.engine.many.work
+            assert slow.ticket is not None
+            slow.ticket.hold(True)
+            await until(lambda: first.held)
+            second.answer("x")
+            await until(lambda: quick.got == ["x"])
+            slow.ticket.hold(False)
+            await until(lambda: not first.held)
+            assert second.holds == 0
+
+    run(scenario)
+
+
+def test_a_hold_may_come_too_late() -> None:
+    async def scenario() -> None:
+        async with linked() as link:
+            sink = link.submit("many")
+            work = await link.work()
+            work.answer("x", final=True)
+            assert sink.ticket is not None
+            sink.ticket.hold(True)  # before the answer is seen
+            await until(lambda: bool(sink.got))
+            sink.ticket.hold(True)
+            plain = link.submit("plain")
+            assert plain.ticket is not None
+            plain.ticket.hold(True)  # of no use for what answers once
+            await link.work("plain")
+            assert (work.holds, link.engine.plain.last.holds) == (0, 0)
+
+    run(scenario)
+
+
+def test_a_client_goes_away() -> None:
+    async def scenario() -> None:
+        async with linked() as link:
+            sink = link.submit("many")
+            work = await link.work()
+            work.answer("x")
+            assert sink.ticket is not None
+            sink.ticket.cancel()
+            await until(lambda: work.cancelled)
+            assert sink.got == []
+
+    run(scenario)
+
+
+def test_generate_requests_are_read_where_the_models_are_known() -> None:
+    async def scenario() -> None:
+        async with linked() as link:
+            body = b'{"x":[1,2],"id":"seven","t":0.5,"headrace_timing":true}'
+            sink = link.submit("many", Flag.GENERATE, body)
+            work = await link.work()
+            request = work.request
+            assert request.inputs["x"].array.tolist() == [[1, 2]]
+            assert (request.id, request.parameters) == ("seven", {"id": "seven", "t": 0.5})
+            assert link.engine.admission.bytes == len(body) == request.nbytes
+            work.answer("x")
+            work.sink.finish()
+            await until(lambda: sink.got == ["x", "end"])
+            wrong = link.submit("many", Flag.GENERATE, b'{"x":"a"}')
+            nobody = link.submit("nobody", Flag.GENERATE, b"{}")
+            await until(lambda: bool(wrong.errors and nobody.errors))
+            assert (wrong.got, type(wrong.errors[0])) == (["refused"], InvalidRequest)
+            assert (nobody.got, type(nobody.errors[0])) == (["refused"], NotFound)
+
+    run(scenario)
+
+
+def test_doors_with_one_answer_refuse_models_with_many() -> None:
+    async def scenario() -> None:
+        async with linked() as link:
+            sinks = [link.submit("many", door) for door in (Flag.HTTP, Flag.UNARY)]
+            await until(lambda: all(sink.errors for sink in sinks))
+            assert [sink.got for sink in sinks] == [["refused"], ["refused"]]
+            assert not link.engine.many.work
+
+    run(scenario)
+
+
+# --- a front end that does not read
+
+
+class Stuck:
+    """A front end that sends a request, and reads when it is told to."""
+
+    def __init__(self, give_up_bytes: int) -> None:
+        self.engine = FakeEngine()
+        ours, self.sock = pair()
+        self.host = Host(
+            ours, self.engine, Calls(), lambda: None, lambda _: None, give_up_bytes=give_up_bytes
+        )
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        self.kinds: list[Kind] = []
+        self._reader = FrameReader()
+
+    async def submit(self, number: int) -> Work:
+        """Send a request for the model with many answers."""
+        meta, pieces = RequestWriter().parts(InferRequest("many", "", "", {}))
+        before = len(self.engine.many.work)
+        self.sock.sendall(frame(Kind.INFER, number, meta, b"".join(pieces)))
+        await until(lambda: len(self.engine.many.work) > before)
+        return self.engine.many.last
+
+    def read(self) -> None:
+        """Read what there is."""
+        try:
+            while data := self.sock.recv(1 << 20, socket.MSG_DONTWAIT):
+                self.kinds += [found.kind for found in self._reader.feed(data)]
+        except BlockingIOError:
+            return
+
+    def close(self) -> None:
+        """End it; nothing may stay counted."""
+        self.host.close()
+        self.sock.close()
+        assert (self.engine.admission.requests, self.engine.admission.bytes) == (0, 0)
+
+
+async def fill(work: Work, most: int) -> int:
+    """Answer until the model is asked to pause; how many bytes that took."""
+    nbytes = 0
+    while not work.held:
+        work.answer(_BIG)
+        nbytes += _BIG
+        await asyncio.sleep(0)  # what is sent within a turn is written at its end
+        assert nbytes < most
+    return nbytes
+
+
+def test_models_pause_while_the_front_end_does_not_read() -> None:
+    async def scenario() -> None:
+        stuck = Stuck(64 << 20)
+        work, other = await stuck.submit(1), await stuck.submit(2)
+        await fill(work, 8 << 20)
+        assert (other.held, other.holds) == (False, 0)
+        other.answer("x")
+        assert other.holds == 1
+        stuck.sock.sendall(frame(Kind.PAUSE, 2))  # its client, too
+        stuck.sock.sendall(frame(Kind.PAUSE, 99))
+
+        def read() -> bool:
+            stuck.read()
+            return not work.held
+
+        await until(read)
+        assert other.held
+        stuck.sock.sendall(frame(Kind.GO_ON, 2))
+        await until(lambda: not other.held)
+        assert (work.holds, other.holds) == (1, 1)
+        stuck.close()
+        assert work.cancelled
+
+    run(scenario)
+
+
+def test_a_model_that_does_not_pause_is_given_up() -> None:
+    async def scenario() -> None:
+        stuck = Stuck(3 << 20)
+        work = await stuck.submit(1)
+        while not work.cancelled:
+            work.answer(_BIG)
+            await asyncio.sleep(0)
+        assert work.holds == 1
+        assert stuck.host.channel.waiting < 4 << 20
+        assert stuck.engine.admission.requests == 0
+
+        def read() -> bool:
+            stuck.read()
+            return Kind.FAIL in stuck.kinds
+
+        await until(read)
+        stuck.close()
+
+    run(scenario)
