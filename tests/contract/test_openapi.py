@@ -22,7 +22,11 @@ ROUTES = {
     ("get", "/v2/models/{name}/versions/{version}/config"),
     ("get", "/v2/models/{name}/versions/{version}/ready"),
     ("get", "/v2/models/{name}/versions/{version}/stats"),
+    ("post", "/v2/models/{name}/generate"),
+    ("post", "/v2/models/{name}/generate_stream"),
     ("post", "/v2/models/{name}/infer"),
+    ("post", "/v2/models/{name}/versions/{version}/generate"),
+    ("post", "/v2/models/{name}/versions/{version}/generate_stream"),
     ("post", "/v2/models/{name}/versions/{version}/infer"),
     ("post", "/v2/repository/index"),
 }
@@ -43,8 +47,9 @@ def test_every_route_that_is_described_is_there(server: ServerProcess) -> None:
     for method, path in ROUTES:
         target = path.format(name="row_sum", version="1")
         answer = ask(server.http, method.upper(), target)
-        # Without a body the infer routes have nothing to run.
-        assert answer.status == (400 if target.endswith("/infer") else 200), path
+        # Without a body the inference routes have nothing to run.
+        inference = target.endswith(("/infer", "/generate", "/generate_stream"))
+        assert answer.status == (400 if inference else 200), path
 
 
 def test_operations_are_complete(document: dict[str, dict[str, dict[str, object]]]) -> None:
@@ -76,9 +81,15 @@ def test_schemas_are_schemas_that_fit(
         validator.check_schema(schema)
     good = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}
     answer = ask(server.http, "POST", "/v2/models/row_sum/infer", json.dumps(good).encode())
+    flat = {"INPUT0": [1, 2], "id": "a", "parameters": {"own": 0.5}, "other": True}
+    generated = ask(
+        server.http, "POST", "/v2/models/row_sum/generate", json.dumps(flat).encode()
+    )  # fmt: skip
     for name, value in (
         ("InferRequest", good),
         ("InferResponse", answer.document),
+        ("GenerateRequest", flat),
+        ("GenerateResponse", generated.document),
         ("Error", {"error": "text"}),
     ):
         whole = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}

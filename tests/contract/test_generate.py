@@ -1,0 +1,230 @@
+"""Generate and generate_stream with models of one answer, to the letter.
+
+Models of many answers are in `test_decoupled.py`.
+"""
+
+import json
+from typing import Any
+
+import pytest
+
+from headrace.core.datatypes import Datatype
+from headrace.wire.bytes_tensor import object_array
+from tests.contract.test_grpc_stream import Stream
+from tests.support.client import Input
+from tests.support.grpc_client import GrpcClient, infer_message
+from tests.support.http_socket import HttpSocket, RawAnswer, ask
+from tests.support.scrape import Scraper
+from tests.support.server_process import ServerProcess
+
+VERBS = ["generate", "generate_stream"]
+_EVENTS = "text/event-stream; charset=utf-8"
+
+
+def generate(
+    server: ServerProcess, model: str, document: object, verb: str = "generate", **headers: str
+) -> RawAnswer:
+    """One request; a document that is bytes is sent as it is."""
+    body = document if isinstance(document, bytes) else json.dumps(document).encode()
+    return ask(server.http, "POST", f"/v2/models/{model}/{verb}", body, **headers)
+
+
+def events(answer: RawAnswer) -> list[dict[str, Any]]:
+    """The events of a stream."""
+    assert answer.headers["content-type"] == _EVENTS
+    assert answer.headers["transfer-encoding"] == "chunked"
+    pieces = answer.body.decode().split("\n\n")
+    assert pieces.pop() == ""
+    assert all(piece.startswith("data: {") for piece in pieces)
+    return [json.loads(piece.removeprefix("data: ")) for piece in pieces]
+
+
+def error_of(answer: RawAnswer) -> str:
+    """The text of an error, alone or as the only event."""
+    if answer.headers["content-type"] == "application/json":
+        return answer.error
+    [event] = events(answer)
+    assert list(event) == ["error"]
+    text: str = event["error"]
+    return text
+
+
+def test_an_answer_to_the_letter(server: ServerProcess) -> None:
+    answer = generate(server, "row_sum", {"INPUT0": [1, 2, 3.5], "id": "seven", "own": 1})
+    assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
+    assert answer.body == (
+        b'{"OUTPUT0":6.5,"id":"seven","model_name":"row_sum","model_version":"1"}'
+    )
+
+
+def test_a_stream_to_the_letter(server: ServerProcess) -> None:
+    answer = generate(server, "row_sum", {"INPUT0": [1, 2, 3.5]}, "generate_stream")
+    assert (answer.status, answer.headers["content-type"]) == (200, _EVENTS)
+    assert answer.body == (b'data: {"OUTPUT0":6.5,"model_name":"row_sum","model_version":"1"}\n\n')
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_version(server: ServerProcess, verb: str) -> None:
+    for version in ("1", "3"):
+        answer = generate(server, f"versions_all/versions/{version}", {"INPUT0": 1}, verb)
+        found = answer.document if verb == "generate" else events(answer)[0]
+        assert (found["model_version"], found["OUTPUT0"]) == (version, 1 + int(version))
+
+
+def test_texts(server: ServerProcess) -> None:
+    answer = generate(server, "identity_BYTES", {"INPUT0": ["gr\u00fc\u00df\n", "", '"\\']})
+    assert answer.document["OUTPUT0"] == ["gr\u00fc\u00df\n", "", '"\\']
+    [event] = events(generate(server, "identity_BYTES", {"INPUT0": "a\n\nb"}, "generate_stream"))
+    assert event["OUTPUT0"] == "a\n\nb"
+
+
+@pytest.mark.parametrize(
+    ("datatype", "values"),
+    [
+        (Datatype.BOOL, [True, False]),
+        (Datatype.INT8, [-128, 127]),
+        (Datatype.UINT64, [0, 2**64 - 1]),
+        (Datatype.FP32, [0.1, 1e30]),
+        (Datatype.FP64, [0.1, -2.5]),
+    ],
+)
+def test_every_kind_of_element(server: ServerProcess, datatype: Datatype, values: Any) -> None:
+    assert generate(server, f"identity_{datatype}", {"INPUT0": values}).document["OUTPUT0"] == (
+        values
+    )
+    assert (
+        generate(server, f"identity_{datatype}", {"INPUT0": values[0]}).document["OUTPUT0"]
+        == (values[0])
+    )
+
+
+def test_no_elements_and_no_dimensions(server: ServerProcess) -> None:
+    assert generate(server, "identity_INT32", {"INPUT0": []}).document["OUTPUT0"] == []
+    assert generate(server, "scalar", {"INPUT0": 1.5}).document["OUTPUT0"] == 1.5
+
+
+def test_several_inputs_and_rows(server: ServerProcess) -> None:
+    ones = [1] * 32
+    answer = generate(server, "simple", {"INPUT0": ones, "parameters": {"INPUT1": ones}})
+    assert answer.document["OUTPUT0"] == [2] * 32
+    assert answer.document["OUTPUT1"] == [0] * 32
+
+
+def test_timings(server: ServerProcess) -> None:
+    document = {"INPUT0": 1, "headrace_timing": True}
+    assert generate(server, "row_sum", document).document["batch_rows"] == 1
+    [event] = events(generate(server, "row_sum", document, "generate_stream"))
+    assert {"queue_us", "compute_us", "batch_rows"} < set(event)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(
+    ("model", "document", "status", "text"),
+    [
+        ("nope", {"INPUT0": 1}, 404, "Request for unknown model: 'nope' is not found"),
+        ("row_sum/versions/9", {}, 404, "'row_sum' version 9 is not found"),
+        ("row_sum", b"{", 400, "failed to parse the request JSON buffer"),
+        ("row_sum", b"", 400, "failed to parse the request JSON buffer"),
+        ("row_sum", [], 400, "the request must be a JSON object, got an array"),
+        ("row_sum", {}, 400, "expected 1 inputs but got 0 inputs for model 'row_sum'"),
+        ("row_sum", {"INPUT0": "x"}, 400, "input 'INPUT0' of datatype FP32 takes numbers"),
+        ("simple", {"INPUT0": [1, 2]}, 400, "The schema can not convert input 'INPUT0'"),
+        ("row_sum", {"INPUT0": 1, "a": {}}, 400, "parameter 'a' has invalid type"),
+        ("row_sum", {"parameters": 1}, 400, "Expected JSON object for keyword: 'parameters'"),
+        ("row_sum", {"parameters": {"a": []}}, 400, "Converting keyword: 'parameters': parameter"),
+        ("row_sum", {"triton_x": 1}, 400, "parameter keys starting with 'triton_' are reserved"),
+        ("identity_FP16", {"INPUT0": 1}, 400, "receiving FP16 data via JSON is not supported"),
+    ],
+)
+def test_errors_before_inference(
+    server: ServerProcess, verb: str, model: str, document: object, status: int, text: str
+) -> None:
+    answer = generate(server, model, document, verb)
+    assert answer.status == status
+    assert text in answer.error  # which is plain JSON
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_an_error_of_execution(server: ServerProcess, verb: str) -> None:
+    answer = generate(server, "lookup", {"INPUT0": 99}, verb)
+    assert answer.status == 500
+    assert error_of(answer) == "model 'lookup' failed to execute the request"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_compressed_bodies_are_refused(server: ServerProcess, verb: str) -> None:
+    answer = generate(server, "row_sum", {"INPUT0": 1}, verb, Content_Encoding="gzip")
+    assert answer.status == 400
+    assert "must not be compressed" in answer.error
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_answers_are_never_compressed(server: ServerProcess, verb: str) -> None:
+    answer = generate(server, "row_sum", {"INPUT0": 1}, verb, Accept_Encoding="gzip")
+    assert answer.headers["content-encoding"] is None
+    assert b'"OUTPUT0":1.0' in answer.body
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_wrong_method(server: ServerProcess, verb: str) -> None:
+    answer = ask(server.http, "GET", f"/v2/models/row_sum/{verb}")
+    assert (answer.status, answer.error) == (405, "Method Not Allowed")
+
+
+def test_connections_are_kept(server: ServerProcess) -> None:
+    """Whatever is asked on one, one after the other."""
+    path = "/v2/models/row_sum"
+    infer = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}
+    with HttpSocket(server.http) as connection:
+        for _ in range(2):
+            for verb in VERBS:
+                answer = connection.ask("POST", f"{path}/{verb}", b'{"INPUT0":[1,2]}')
+                assert b'"OUTPUT0":3.0' in answer.body
+            answer = connection.ask("POST", f"{path}/infer", json.dumps(infer).encode())
+            assert b'"data":[1.0]' in answer.body
+
+
+def test_a_chunked_body(server: ServerProcess) -> None:
+    with HttpSocket(server.http) as connection:
+        connection.send(
+            b"POST /v2/models/row_sum/generate HTTP/1.1\r\nHost: x\r\n"
+            b'Transfer-Encoding: chunked\r\n\r\n9\r\n{"INPUT0"\r\n5\r\n:[7]}\r\n0\r\n\r\n'
+        )
+        assert connection.receive().document["OUTPUT0"] == 7
+
+
+def test_the_same_as_over_other_doors(server: ServerProcess, grpc_client: GrpcClient) -> None:
+    values = [b"one", "zw\u00f6lf".encode()]
+    with Stream(grpc_client) as stream:
+        array = object_array(values, [1, 2])
+        stream.send(infer_message("identity_BYTES", [Input("INPUT0", array)]))
+        outputs = stream.receive().infer_response
+    answer = generate(server, "identity_BYTES", {"INPUT0": [v.decode() for v in values]})
+    assert outputs.outputs[0].shape == [1, 2]
+    assert answer.document["OUTPUT0"] == [v.decode() for v in values]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_decoupled_model_with_one_answer(server: ServerProcess, verb: str) -> None:
+    answer = generate(server, "decoupled", {"INPUT0": 1}, verb)
+    assert answer.status == 200
+    found = answer.document if verb == "generate" else events(answer)[0]
+    assert found["OUTPUT0"] == 2
+
+
+def test_requests_are_counted(server: ServerProcess, metrics: Scraper) -> None:
+    name, labels = "nv_inference_request_success", {"model": "row_sum"}
+    before = metrics.now().value(name, **labels)
+    for verb in VERBS:
+        generate(server, "row_sum", {"INPUT0": 1}, verb)
+    assert metrics.now().value(name, **labels) == before + 2
+    assert metrics.now().value("headrace_admitted_requests") == 0
+
+
+def test_limits(narrow: ServerProcess) -> None:
+    for verb in VERBS:
+        answer = generate(narrow, "identity", {"INPUT0": [1.5] * 1_000}, verb)
+        assert answer.status == 413
+        assert "--max-request-bytes" in answer.error
+    answer = generate(narrow, "identity", {"INPUT0": [1.5]})
+    assert answer.document["OUTPUT0"] == 1.5
