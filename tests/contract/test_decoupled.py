@@ -1,0 +1,325 @@
+"""Python models that answer a request any number of times, over every door that takes them."""
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import grpc
+import numpy as np
+import psutil
+import pytest
+
+from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.workers import triton_api
+from tests.contract.conftest import CARRIERS
+from tests.contract.test_generate import events
+from tests.contract.test_grpc_stream import Stream
+from tests.models.python_models import write_python_model
+from tests.models.streaming_models import FLOOD, FLOOD_CONFIG, TELLER, TELLER_CONFIG
+from tests.support.client import Input, Parameter, strings
+from tests.support.grpc_client import GrpcClient, infer_message, parameter
+from tests.support.http_socket import RawAnswer, ask, request
+from tests.support.scrape import Scraper, until
+from tests.support.server_process import ServerProcess
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(triton_api, "InferenceResponseSender"), reason="there are no response senders yet"
+)
+
+_SIZE = 64 << 10  # bytes of a response of `flood`
+_READ = 24 << 20  # bytes of them that a slow client reads
+_WAITING = 48 << 20  # bytes that may wait for it: the system's buffers are most of that
+_GROWN = 160 << 20  # bytes that all processes of the server may take more for it
+
+
+@pytest.fixture(scope="module", params=CARRIERS)
+def streaming(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """A server of these models, by each way to carry requests."""
+    root = tmp_path_factory.mktemp("decoupled")
+    write_python_model(root, "teller", TELLER, TELLER_CONFIG)
+    write_python_model(root, "flood", FLOOD, FLOOD_CONFIG)
+    with ServerProcess(root, options=CARRIERS[request.param]) as process:
+        yield process
+        assert process.stop() == 0
+        assert "bug " not in process.log, process.log
+
+
+@pytest.fixture(scope="module")
+def streaming_grpc(streaming: ServerProcess) -> Iterator[GrpcClient]:
+    """That server over gRPC."""
+    with GrpcClient(streaming.grpc) as client:
+        yield client
+
+
+@pytest.fixture
+def idle(streaming: ServerProcess) -> Iterator[Scraper]:
+    """The server's metrics; after the test nothing may be under way."""
+    with Scraper(streaming.metrics) as scraper:
+        yield scraper
+        scraper.until_idle()
+
+
+def tell(text: str, count: int, id: str = "", **parameters: Parameter) -> pb.ModelInferRequest:
+    """A request to `teller`."""
+    inputs = [
+        Input("TEXT", strings([text.encode()], [1, 1])),
+        Input("COUNT", np.array([[count]], np.int32)),
+    ]
+    return infer_message("teller", inputs, id=id, parameters=parameters)
+
+
+def told(message: pb.ModelStreamInferResponse) -> tuple[str, str, bool | None]:
+    """Id, text or error of a message, and whether it says that it is the last one."""
+    response = message.infer_response
+    final = response.parameters.get("triton_final_response")
+    text = message.error_message
+    if response.outputs:
+        assert [output.name for output in response.outputs] == ["OUT", "INDEX"]
+        text = response.raw_output_contents[0][4:].decode()
+    return response.id, text, None if final is None else bool(parameter(final))
+
+
+def generate(server: ServerProcess, verb: str, document: object) -> RawAnswer:
+    """A generate request to `teller`."""
+    path = f"/v2/models/teller/{verb}"
+    return ask(server.http, "POST", path, json.dumps(document).encode())
+
+
+# --- over gRPC
+
+
+def test_any_number_of_responses(streaming_grpc: GrpcClient, idle: Scraper) -> None:
+    with Stream(streaming_grpc) as stream:
+        for count in (0, 1, 3):
+            stream.send(tell("a", count, id=str(count)))
+        stream.half_close()
+        messages = stream.rest()
+    for count in (1, 3):
+        found = [told(message) for message in messages if message.infer_response.id == str(count)]
+        assert found == [(str(count), f"a{n}", False) for n in range(count)]
+    assert len(messages) == 4
+
+
+def test_a_final_response(streaming_grpc: GrpcClient, idle: Scraper) -> None:
+    with Stream(streaming_grpc) as stream:
+        stream.send(tell("a", 3, final=True))
+        stream.half_close()
+        assert [told(message)[1:] for message in stream.rest()] == [
+            ("a0", False), ("a1", False), ("a2", True),
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_the_end_alone_is_told_to_who_asks(
+    streaming_grpc: GrpcClient, idle: Scraper, count: int
+) -> None:
+    with Stream(streaming_grpc) as stream:
+        stream.send(tell("a", count, id="x", triton_enable_empty_final_response=True))
+        stream.half_close()
+        *_, last = messages = stream.rest()
+    assert len(messages) == count + 1
+    assert told(last) == ("x", "", True)
+    assert (last.infer_response.model_name, last.infer_response.model_version) == ("teller", "")
+
+
+def test_an_error_after_responses(streaming_grpc: GrpcClient, idle: Scraper) -> None:
+    with Stream(streaming_grpc) as stream:
+        stream.send(tell("a", 2, id="x", fail=True))
+        assert [told(stream.receive()) for _ in range(3)] == [
+            ("x", "a0", False), ("x", "a1", False), ("x", "as asked", True),
+        ]  # fmt: skip
+        stream.send(tell("b", 1))
+        assert told(stream.receive())[1] == "b0"
+
+
+def test_a_real_status_after_responses(streaming_grpc: GrpcClient, idle: Scraper) -> None:
+    with Stream(streaming_grpc, ("triton_grpc_error", "true")) as stream:
+        stream.send(tell("a", 1, fail=True))
+        assert told(stream.receive())[1] == "a0"
+        with pytest.raises(grpc.RpcError):
+            stream.receive()
+        assert stream.call.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_requests_that_do_not_fit(streaming_grpc: GrpcClient, idle: Scraper) -> None:
+    with Stream(streaming_grpc) as stream:
+        stream.send(infer_message("teller", id="x"))
+        assert "expected 2 inputs but got 0" in stream.receive().error_message
+        stream.send(tell("a", 1))
+        assert told(stream.receive())[1] == "a0"
+
+
+def test_many_requests_on_a_stream(streaming_grpc: GrpcClient, idle: Scraper) -> None:
+    with Stream(streaming_grpc) as stream:
+        for number in range(40):
+            stream.send(tell(f"{number}-", 10, id=str(number), final=True))
+        stream.half_close()
+        found: dict[str, list[str]] = {}
+        for message in stream.rest():
+            found.setdefault(message.infer_response.id, []).append(told(message)[1])
+    assert found == {str(n): [f"{n}-{i}" for i in range(10)] for n in range(40)}
+
+
+def test_tritonclient(streaming: ServerProcess, idle: Scraper) -> None:
+    triton = pytest.importorskip("tritonclient.grpc")
+    got: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
+    text = triton.InferInput("TEXT", [1, 1], "BYTES")
+    text.set_data_from_numpy(np.array([["hi"]], object))
+    count = triton.InferInput("COUNT", [1, 1], "INT32")
+    count.set_data_from_numpy(np.array([[3]], np.int32))
+    with triton.InferenceServerClient(streaming.grpc) as client:
+        client.start_stream(lambda result, error: got.put((result, error)))
+        client.async_stream_infer(
+            "teller", [text, count], request_id="7", enable_empty_final_response=True
+        )
+        found = []
+        for _ in range(4):
+            result, error = got.get(timeout=30)
+            assert error is None
+            final = result.get_response().parameters["triton_final_response"].bool_param
+            out = result.as_numpy("OUT")
+            found.append((None if out is None else out.item(), final))
+        client.async_stream_infer("teller", [text, count], parameters={"fail": True})
+        answers = [got.get(timeout=30) for _ in range(4)]
+        client.stop_stream()
+    assert found == [(b"hi0", False), (b"hi1", False), (b"hi2", False), (None, True)]
+    assert "as asked" in str(answers[3][1])
+
+
+# --- over HTTP
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+@pytest.mark.parametrize("final", [True, False])
+def test_a_stream_of_events(
+    streaming: ServerProcess, idle: Scraper, count: int, final: bool
+) -> None:
+    document = {"TEXT": "a", "COUNT": count, "final": final, "id": "x"}
+    answer = generate(streaming, "generate_stream", document)
+    assert answer.status == 200
+    assert events(answer) == [
+        {"INDEX": n, "OUT": f"a{n}", "id": "x", "model_name": "teller", "model_version": "1"}
+        for n in range(count)
+    ]
+
+
+@pytest.mark.parametrize(("count", "status"), [(0, 404), (2, 200)])
+def test_an_error_among_the_events(
+    streaming: ServerProcess, idle: Scraper, count: int, status: int
+) -> None:
+    """The first thing that comes decides on the status."""
+    document = {"TEXT": "a", "COUNT": count, "fail": True}
+    answer = generate(streaming, "generate_stream", document)
+    assert answer.status == status
+    found = events(answer)
+    assert [event.get("OUT", event.get("error")) for event in found] == [
+        *(f"a{n}" for n in range(count)), "as asked",
+    ]  # fmt: skip
+
+
+def test_generate_takes_exactly_one_response(streaming: ServerProcess, idle: Scraper) -> None:
+    text = "generate expects model to produce exactly 1 response, use generate stream"
+    for final in (True, False):
+        document = {"TEXT": "a", "COUNT": 1, "final": final}
+        assert generate(streaming, "generate", document).document["OUT"] == "a0"
+    several = generate(streaming, "generate", {"TEXT": "a", "COUNT": 4})
+    assert several.status == 200  # as the first response has it
+    assert several.error.startswith(text)
+    none = generate(streaming, "generate", {"TEXT": "a", "COUNT": 0})
+    assert none.status == 500
+    assert none.error.startswith(text)
+    failed = generate(streaming, "generate", {"TEXT": "a", "COUNT": 0, "fail": True})
+    assert (failed.status, failed.error) == (404, "as asked")
+
+
+def test_doors_with_one_answer_refuse(streaming: ServerProcess, streaming_grpc: GrpcClient) -> None:
+    body = b'{"inputs":[]}'
+    answer = ask(streaming.http, "POST", "/v2/models/teller/infer", body)
+    assert answer.status == 501
+    assert answer.error == (
+        "HTTP end point doesn't support models with decoupled transaction policy"
+    )
+    with pytest.raises(grpc.RpcError) as raised:
+        streaming_grpc.procedure("ModelInfer", pb.ModelInferResponse)(tell("a", 1))
+    error: Any = raised.value
+    assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+# --- clients that read slowly, and go
+
+
+class Flood:
+    """A request to `flood`, as its model tells of it."""
+
+    def __init__(self, server: ServerProcess, folder: Path) -> None:
+        self.file = folder / "sent"
+        self._process = psutil.Process(server.pid)
+        self._before = self._memory()
+
+    def check(self, received: int) -> None:
+        """So many bytes of responses have been read: not much more may be under way."""
+        sent = int(self.file.read_text() or 0) * _SIZE
+        assert sent - received < _WAITING
+        assert self._memory() - self._before < _GROWN
+
+    def until_cancelled(self) -> None:
+        """Wait until the model has seen that nobody wants more."""
+        until(self.file.with_name("sent.cancelled").exists, "the model to see that nobody waits")
+
+    def _memory(self) -> int:
+        processes = [self._process, *self._process.children(recursive=True)]
+        return sum(process.memory_info().rss for process in processes)
+
+
+@pytest.fixture
+def flood(streaming: ServerProcess, tmp_path: Path, idle: Scraper) -> Flood:
+    """What is about to come."""
+    return Flood(streaming, tmp_path)
+
+
+def test_a_slow_reader_of_events(streaming: ServerProcess, flood: Flood) -> None:
+    document = {"FILE": str(flood.file), "SIZE": _SIZE}
+    host, _, port = streaming.http.rpartition(":")
+    received = 0
+    with socket.create_connection((host, int(port)), 30) as connection:
+        body = json.dumps(document).encode()
+        connection.sendall(request("POST", "/v2/models/flood/generate_stream", body))
+        while received < _READ:
+            data = connection.recv(_SIZE)
+            assert data
+            received += len(data)
+            flood.check(received)
+    flood.until_cancelled()
+
+
+def test_a_slow_reader_of_a_stream(streaming_grpc: GrpcClient, flood: Flood) -> None:
+    inputs = [
+        Input("FILE", strings([str(flood.file).encode()], [1, 1])),
+        Input("SIZE", np.array([[_SIZE]], np.int32)),
+    ]
+    with Stream(streaming_grpc) as stream, Stream(streaming_grpc) as other:
+        stream.send(infer_message("flood", inputs))
+        for count in range(_READ // _SIZE):
+            message = stream.receive()
+            assert len(message.infer_response.raw_output_contents[0]) == _SIZE + 4
+            flood.check(count * _SIZE)
+            if count % 64 == 0:  # others are answered meanwhile, on the same connection
+                other.send(tell("b", 1))
+                assert told(other.receive())[1] == "b0"
+        stream.call.cancel()
+    flood.until_cancelled()
+
+
+def test_a_client_that_goes_at_once(streaming: ServerProcess, flood: Flood) -> None:
+    document = {"FILE": str(flood.file), "SIZE": 10}
+    host, _, port = streaming.http.rpartition(":")
+    with socket.create_connection((host, int(port)), 30) as connection:
+        body = json.dumps(document).encode()
+        connection.sendall(request("POST", "/v2/models/flood/generate_stream", body))
+        assert connection.recv(1)
+    flood.until_cancelled()
