@@ -33,11 +33,12 @@ def server() -> Iterator[ServerProcess]:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_the_curl_command_classifies_the_digit(server: ServerProcess) -> None:
-    command = next(block for block in blocks(README, "sh") if block.startswith("curl"))
-    command = command.replace("localhost:8000", server.http)
-    answer = subprocess.run(["bash", "-c", command], capture_output=True, check=True, text=True)
-    assert json.loads(answer.stdout) == json.loads(blocks(README, "json")[0])
+def test_the_curl_commands_give_what_is_said(server: ServerProcess) -> None:
+    commands = [block for block in blocks(README, "sh") if block.startswith("curl")]
+    for command, said in zip(commands, blocks(README, "json"), strict=True):
+        command = command.replace("localhost:8000", server.http)
+        answer = subprocess.run(["bash", "-c", command], capture_output=True, check=True, text=True)
+        assert json.loads(answer.stdout) == json.loads(said)
 
 
 def test_the_client_program_classifies_the_digit(server: ServerProcess) -> None:
