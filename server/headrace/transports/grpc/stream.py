@@ -12,6 +12,7 @@ nevertheless is given up in the end.
 """
 
 from collections import deque
+from itertools import chain
 
 from headrace.core.errors import ServerError, ServerExiting
 from headrace.core.requests import InferResponse, Ticket
@@ -30,22 +31,22 @@ FINAL_PARAMETER = "triton_final_response"
 class _Slot:
     """One request of a stream, and what came for it and is not written yet. Its sink, too.
 
-    `model` and `version` are as the request has them.
+    `empty_final` are the model and version as the request has them, if it asked to be told of an
+    end without a response.
     """
 
     __slots__ = (
-        "empty_final", "ended", "error", "executing", "found", "held", "messages", "model",
-        "nbytes", "ordered", "ready", "request_id", "stream", "ticket", "timed", "version",
-        "waiting",
+        "empty_final", "ended", "error", "executing", "found", "held", "messages", "nbytes",
+        "ordered", "ready", "request_id", "stream", "ticket", "timed", "waiting",
     )  # fmt: skip
 
     def __init__(self, stream: "_StreamInfer") -> None:
         self.stream = stream
-        self.request_id = self.model = self.version = ""
+        self.request_id = ""
         self.found: Target | None = None
         self.nbytes = 0
         self.timed = False
-        self.empty_final = False
+        self.empty_final: tuple[str, str] | None = None
         self.ordered = True
         self.ended = False
         self.executing = False  # counted in by admission, and submitted
@@ -65,10 +66,10 @@ class _Slot:
 
     def finish(self) -> None:
         """Take the end, with which no response comes."""
-        if self.empty_final:
+        if self.empty_final is not None:
             parameters = {FINAL_PARAMETER: True}
-            names = self.request_id, self.model, self.version
-            self._add([stream_message("", *names, parameters)], True)
+            message = stream_message("", self.request_id, *self.empty_final, parameters)
+            self._add([message], True)
         elif not self.ended:
             self.stream.end(self)
             self.stream.came(self, None)
@@ -186,17 +187,19 @@ class _StreamInfer:
 
     def came(self, slot: _Slot, message: Message | None) -> None:
         """A message came for a request, or nothing but its end."""
-        if slot.ordered and slot.found is not None and slot.found.decoupled:
+        if slot.ordered:
+            found = slot.found
+            if found is None or not found.decoupled:
+                if message is not None:
+                    slot.messages.append(message)
+                self._offer_first()
+                self.write()
+                return
             self._ordered.remove(slot)
             self._leave_order(slot)
-            self._offer_first()  # there may be another one now
+            self._offer_first()  # which may be another one now
         if message is not None:
             slot.messages.append(message)
-        if slot.ordered:
-            self._offer_first()
-            self.write()
-            return
-        if message is not None:
             nbytes = sum(map(len, message))
             slot.waiting += nbytes
             if not slot.ended:
@@ -265,6 +268,10 @@ class _StreamInfer:
         """Let a request that is not ordered any more be answered at any time."""
         slot.ordered = False
         self._unordered.add(slot)
+        slot.waiting = sum(map(len, chain.from_iterable(slot.messages)))
+        if not slot.ended:
+            self._waiting += slot.waiting
+        self._offer(slot)
 
     def _write_one(self, slot: _Slot) -> bool:
         """One message of a request, or its end; whether to go on."""
@@ -333,12 +340,12 @@ class _StreamInfer:
             slot.executing = True
             message = self._reader.read(data)
             slot.request_id = message.id
-            slot.model, slot.version = message.model_name, message.model_version
             slot.found = found = self._engine.find(message.model_name, message.model_version)
             if found.decoupled:
                 self._leave_order(self._ordered.pop())
             request = message.request(nbytes)
-            slot.empty_final = message.empty_final
+            if message.empty_final:
+                slot.empty_final = message.model_name, message.model_version
             slot.timed = wants_timing(request)
             slot.ticket = found.submit(request, slot)
             if slot.held:

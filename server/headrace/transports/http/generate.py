@@ -243,8 +243,10 @@ class GenerateRoute(BaseRoute):
         """Send the one response, or what is wrong instead."""
         texts: list[bytes] = []
         try:
-            while not (responses.ended or responses.gone or len(texts) > 1):
+            ended = False
+            while not (ended or responses.gone or len(texts) > 1):
                 await responses.news()
+                ended = responses.ended
                 texts += responses.take()
         except asyncio.CancelledError as error:
             answer = answer_instead(exchange, error, self._body_timeout)
