@@ -1,3 +1,68 @@
-"""headrace: an inference server for the KServe Predict-V2 (Open Inference) protocol."""
+"""headrace: an inference server for the KServe Predict-V2 (Open Inference) protocol.
+
+What models are written with (`model`, `Float32`, ...) is loaded when it is first asked for: nothing
+else is imported with the package.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headrace.workers.functions import (
+        BFloat16,
+        Bool,
+        Bytes,
+        Float16,
+        Float32,
+        Float64,
+        Frame,
+        Int8,
+        Int16,
+        Int32,
+        Int64,
+        InvalidInput,
+        N,
+        ResultError,
+        SignatureError,
+        Strings,
+        Table,
+        UInt8,
+        UInt16,
+        UInt32,
+        UInt64,
+        model,
+    )
 
 __version__ = "0.1.0"
+__all__ = [
+    "BFloat16",
+    "Bool",
+    "Bytes",
+    "Float16",
+    "Float32",
+    "Float64",
+    "Frame",
+    "Int8",
+    "Int16",
+    "Int32",
+    "Int64",
+    "InvalidInput",
+    "N",
+    "ResultError",
+    "SignatureError",
+    "Strings",
+    "Table",
+    "UInt8",
+    "UInt16",
+    "UInt32",
+    "UInt64",
+    "__version__",
+    "model",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'headrace' has no attribute {name!r}")
+    from headrace.workers import functions
+
+    return getattr(functions, name)

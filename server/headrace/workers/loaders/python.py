@@ -7,12 +7,38 @@ from typing import Any
 
 
 def load(document: dict[str, Any]) -> Any:
-    """The class `TritonPythonModel` of a file; raises what importing it raises."""
+    """The class `TritonPythonModel` of a file, or its `@model` as such a class.
+
+    Raises what importing it raises, `LookupError` if it has neither or several.
+    """
+    _offer_names(sys.modules["headrace"])
     module = _import("model", document["file"])
     found = getattr(module, "TritonPythonModel", None)
-    if found is None:
-        raise AttributeError(f"{document['file']} has no class TritonPythonModel")
-    return found
+    if found is not None:
+        return found
+    from headrace.workers.functions.finding import adapted, find
+
+    declaration = find(module, document["parameters"].get("function", ""))
+    if declaration is None:
+        raise LookupError(
+            "the model's file has neither a class TritonPythonModel nor a function or class that"
+            " is decorated with @model (from headrace import model)"
+        )
+    return adapted(declaration)
+
+
+def _offer_names(package: ModuleType) -> None:
+    """Have `from headrace import model` work where the package has no root of its own."""
+
+    def name(wanted: str) -> Any:
+        from headrace.workers import functions
+
+        if wanted in functions.__all__:
+            return getattr(functions, wanted)
+        raise AttributeError(f"module 'headrace' has no attribute {wanted!r}")
+
+    if not hasattr(package, "__version__"):
+        vars(package)["__getattr__"] = name
 
 
 def _import(name: str, path: str) -> ModuleType:

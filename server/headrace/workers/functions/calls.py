@@ -1,0 +1,290 @@
+"""From requests to calls of a function, and from what it gives to responses.
+
+Made once for a model; it holds no state of requests, and may be used on any thread.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from headrace.workers import triton_api as pb
+from headrace.workers.elements import Array
+from headrace.workers.functions.annotations import Columns, Dim, Tensor
+from headrace.workers.functions.signature import Mode, Packing, Port, Signature
+from headrace.workers.functions.tables import from_frame, to_frame
+from headrace.workers.functions.values import (
+    InvalidInput,
+    ResultError,
+    check_shape,
+    describe,
+    dtype_of,
+    each,
+    fitted,
+    given,
+    received,
+    sent,
+)
+
+Arguments = dict[str, Any]
+_LARGE = 64 << 10  # bytes from which on a copy costs more than to look whether it is needed
+
+
+class Request(Protocol):
+    """What is needed of a request; `triton_api` has it."""
+
+    def inputs(self) -> Iterable[pb.Tensor]:
+        """Its tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The calls for a list of requests.
+
+    `refused` has, for each request, the response that it gets without a call, or None; `rows` how
+    many rows each of the others has, and `sizes` how large its named dimensions are.
+    """
+
+    refused: list[pb.InferenceResponse | None] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    sizes: list[dict[str, int]] = field(default_factory=list)
+    calls: list[Arguments] = field(default_factory=list)
+
+
+class Calls:
+    """How a function of a signature is called."""
+
+    def __init__(self, signature: Signature) -> None:
+        self._signature = signature
+        self._inputs = signature.inputs
+        self._by_rows = signature.mode in (Mode.ROW, Mode.BATCH)
+        ports = (*signature.inputs, *signature.results)
+        names = [dim.name for port in ports for dim in port.dims if dim.name]
+        self._shares = len(names) > len(set(names))  # dimensions that have to agree
+
+    def plan(self, requests: Sequence[Request]) -> Plan:
+        """The calls that requests need."""
+        plan = Plan()
+        found: list[dict[str, Array]] = []
+        for request in requests:
+            try:
+                arrays, sizes = self._arrays(request)
+            except InvalidInput as error:
+                plan.refused.append(refusal(error))
+                continue
+            plan.refused.append(None)
+            plan.rows.append(len(next(iter(arrays.values()))) if self._by_rows and arrays else 1)
+            plan.sizes.append(sizes)
+            found.append(arrays)
+        if self._signature.mode is Mode.BATCH and found:
+            plan.calls.append(self._arguments(_joined(found)))
+        elif self._signature.mode is Mode.ROW:
+            for arrays, rows in zip(found, plan.rows, strict=True):
+                plan.calls.extend(self._row_arguments(arrays, rows))
+        else:
+            plan.calls.extend(self._arguments(arrays) for arrays in found)
+        return plan
+
+    def responses(self, plan: Plan, results: Sequence[Any]) -> list[pb.InferenceResponse]:
+        """The responses to all requests of a plan; raises `ResultError`.
+
+        `results` has what each of its calls has given.
+        """
+        if self._signature.mode is Mode.BATCH:
+            answered = self._split(plan, results)
+        elif self._signature.mode is Mode.ROW:
+            answered = self._gathered(plan, results)
+        else:
+            answered = [
+                self.response(result, sizes)
+                for result, sizes in zip(results, plan.sizes, strict=True)
+            ]
+        following = iter(answered)
+        return [next(following) if one is None else one for one in plan.refused]
+
+    def response(self, result: Any, sizes: Mapping[str, int]) -> pb.InferenceResponse:
+        """The response that is one result; raises `ResultError`."""
+        return self._response(self._results(result, -1, sizes))
+
+    # --- requests
+
+    def _arrays(self, request: Request) -> tuple[dict[str, Array], dict[str, int]]:
+        """The tensors of a request as functions see them, and the sizes of named dimensions.
+
+        Raises `InvalidInput`.
+        """
+        tensors = {tensor.name(): tensor for tensor in request.inputs()}
+        arrays: dict[str, Array] = {}
+        sizes: dict[str, int] = {}
+        for port in self._inputs:
+            tensor = tensors.get(port.name)
+            if tensor is None:
+                continue  # optional, or the server had refused the request
+            array = received(_raw(tensor), port.element, port.name)
+            if self._shares:
+                shape = array.shape[1:] if self._by_rows else array.shape
+                try:
+                    check_shape(shape, port.dims, sizes, f"input '{port.name}'")
+                except ValueError as error:
+                    raise InvalidInput(str(error)) from None
+            arrays[port.name] = array
+        return arrays, sizes
+
+    def _arguments(self, arrays: Mapping[str, Array]) -> Arguments:
+        arguments: Arguments = {}
+        for value in self._signature.parameters:
+            if isinstance(value.declared, Columns):
+                arguments[value.name] = to_frame(value.declared, arrays)
+            elif value.name in arrays:
+                arguments[value.name] = given(_read_only(arrays[value.name]), value.declared)
+            elif not value.defaulted:
+                arguments[value.name] = None
+        return arguments
+
+    def _row_arguments(self, arrays: Mapping[str, Array], rows: int) -> list[Arguments]:
+        columns: dict[str, list[Any]] = {}
+        for value in self._signature.parameters:
+            assert isinstance(value.declared, Tensor)
+            if value.name in arrays:
+                columns[value.name] = each(_read_only(arrays[value.name]), value.declared)
+            elif not value.defaulted:
+                columns[value.name] = [None] * rows
+        return [{name: column[row] for name, column in columns.items()} for row in range(rows)]
+
+    # --- results
+
+    def _split(self, plan: Plan, results: Sequence[Any]) -> list[pb.InferenceResponse]:
+        """The one result of a batch, its rows given back to their requests."""
+        if not results:
+            return []
+        arrays = self._results(results[0], sum(plan.rows), plan.sizes[0])
+        responses, first = [], 0
+        for count in plan.rows:
+            part = {name: array[first : first + count] for name, array in arrays.items()}
+            responses.append(self._response(part))
+            first += count
+        return responses
+
+    def _gathered(self, plan: Plan, results: Sequence[Any]) -> list[pb.InferenceResponse]:
+        """The results of rows, those of a request put together again."""
+        responses, first = [], 0
+        for count, known in zip(plan.rows, plan.sizes, strict=True):
+            unpacked = [self._unpacked(result) for result in results[first : first + count]]
+            arrays: dict[str, Array] = {}
+            sizes = dict(known)
+            for number, value in enumerate(self._signature.outputs):
+                assert isinstance(value.declared, Tensor)
+                column: Any = [result[number] for result in unpacked]
+                if not column:
+                    shape = 0, *(max(dim.size, 0) for dim in value.declared.dims)
+                    column = np.empty(shape, dtype_of(value.declared.element))
+                where = f"output '{value.name}'"
+                array = fitted(column, value.declared, where)
+                _check(array, (Dim(), *value.declared.dims), sizes, where)
+                arrays[value.name] = array
+            responses.append(self._response(arrays))
+            first += count
+        return responses
+
+    def _results(self, result: Any, rows: int, known: Mapping[str, int]) -> dict[str, Array]:
+        """The arrays of one result; `rows` -1 where there are none to be counted."""
+        arrays: dict[str, Array] = {}
+        sizes = dict(known)
+        for value, one in zip(self._signature.outputs, self._unpacked(result), strict=True):
+            where = f"output '{value.name}'"
+            if isinstance(value.declared, Columns):
+                arrays |= from_frame(value.declared, one, where)
+                size = len(arrays[value.ports[0].name])
+                if rows not in (-1, size):
+                    raise ResultError(_wrong_rows(where, size, rows))
+                continue
+            array = fitted(one, value.declared, where)
+            dims = value.declared.dims
+            _check(array, dims, sizes, where)
+            if rows >= 0 and len(array) != rows:
+                raise ResultError(_wrong_rows(where, len(array), rows))
+            arrays[value.name] = array if dims else array.reshape(value.ports[0].shape)
+        return arrays
+
+    def _unpacked(self, result: Any) -> Sequence[Any]:
+        """What a function has given for each of its outputs; raises `ResultError`."""
+        packing, outputs = self._signature.packing, self._signature.outputs
+        if packing is Packing.ONE:
+            return (result,)
+        if packing is Packing.TUPLE:
+            if not isinstance(result, (tuple, list)) or len(result) != len(outputs):
+                raise ResultError(
+                    f"{self._signature.name} is declared to give a tuple of {len(outputs)},"
+                    f" got {describe(result)}"
+                )
+            return result
+        try:
+            if packing is Packing.KEYS:
+                return [result[value.name] for value in outputs]
+            return [getattr(result, value.name) for value in outputs]
+        except (AttributeError, KeyError, TypeError):
+            names = ", ".join(value.name for value in outputs)
+            raise ResultError(
+                f"{self._signature.name} is declared to give {names}, got {describe(result)}"
+            ) from None
+
+    def _response(self, arrays: Mapping[str, Array]) -> pb.InferenceResponse:
+        return pb.InferenceResponse(
+            [_tensor(port, arrays[port.name]) for port in self._signature.results]
+        )
+
+
+def refusal(error: Exception) -> pb.InferenceResponse:
+    """What a request gets in place of outputs."""
+    if isinstance(error, InvalidInput):
+        return pb.InferenceResponse(error=pb.TritonError(str(error), pb.TritonError.INVALID_ARG))
+    text = f"{type(error).__name__}: {error}".replace("\n", " ")
+    return pb.InferenceResponse(error=pb.TritonError(text))
+
+
+def _check(array: Array, dims: Sequence[Dim], sizes: dict[str, int], where: str) -> None:
+    try:
+        check_shape(array.shape, dims, sizes, where)
+    except ValueError as error:
+        raise ResultError(str(error)) from None
+
+
+def _wrong_rows(where: str, got: int, expected: int) -> str:
+    return f"{where} has {got} rows for the {expected} rows that the function was called with"
+
+
+def _joined(found: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """The rows of all requests behind one another; they have the same inputs."""
+    if len(found) == 1:
+        return dict(found[0])
+    return {name: _concatenated([arrays[name] for arrays in found]) for name in found[0]}
+
+
+def _concatenated(pieces: Sequence[Array]) -> Array:
+    """Pieces behind one another; large ones that lie like that already are not copied."""
+    base = pieces[0].base
+    if (
+        isinstance(base, np.ndarray)
+        and base.nbytes >= _LARGE
+        and base.shape == (sum(map(len, pieces)), *pieces[0].shape[1:])
+        and all(piece.base is base for piece in pieces)
+    ):
+        starts = [piece.__array_interface__["data"][0] for piece in pieces]
+        if starts == sorted(starts):
+            return base.view()
+    return np.concatenate(pieces)
+
+
+def _read_only(array: Array) -> Array:
+    """Whether it was copied or not, a function finds its inputs alike."""
+    array.flags.writeable = False
+    return array
+
+
+def _raw(tensor: pb.Tensor) -> Array:
+    return tensor._array if tensor.datatype() == "BF16" else tensor.as_numpy()
+
+
+def _tensor(port: Port, array: Array) -> pb.Tensor:
+    return pb.received(port.name, port.element.datatype, sent(array, port.element))
