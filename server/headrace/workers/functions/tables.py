@@ -56,7 +56,7 @@ def from_frame(declared: Columns, frame: Any, where: str) -> dict[str, Array]:
             )
         values, nulls = split(library, column, frame[column.name])
         at = f"column '{column.name}'"
-        tensor = Tensor(column.element, (Dim(),), Form.ARRAY, np.ndarray)
+        tensor = Tensor(column.element, (Dim("rows"),), Form.ARRAY, np.ndarray)
         if column.nullable:
             arrays[f"{column.name}.null"] = nulls
         elif nulls.any() and not _is_float(column):
