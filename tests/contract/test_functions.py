@@ -1,0 +1,278 @@
+"""Functions and classes as models, over every transport, without a configuration unless it says so.
+
+The models are in `tests/models/functions`; the first of them is served as a file by itself.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.core.datatypes import NUMPY, Datatype
+from headrace.core.errors import ExecutionFailed, InvalidRequest, RepositoryError, ServerError
+from headrace.execution.python_backend import PythonBackend
+from headrace.workers.triton_api import InferenceRequest
+from tests.contract.conftest import CLIENTS
+from tests.execution.test_python_backend import spec
+from tests.models.python_models import write_python_model
+from tests.support.client import Client, Input, strings
+from tests.support.grpc_client import GrpcClient, infer_message, read_answer
+from tests.support.server_process import ServerProcess
+from tests.support.watching import until
+
+FUNCTIONS = Path(__file__).parents[1] / "models" / "functions"
+SENDERS = hasattr(InferenceRequest, "get_response_sender")
+PLAIN = ["every", "area", "counter", "people"]
+STREAMS = ["words", "words_async"]
+needs_senders = pytest.mark.skipif(not SENDERS, reason="workers have no response senders yet")
+needs_arrow = pytest.mark.skipif(find_spec("pyarrow") is None, reason="pyarrow is not installed")
+
+NARROW = """
+    max_batch_size: 4
+    input { name: "width" data_type: TYPE_FP64 dims: [ 1 ] reshape { shape: [ ] } }
+    output { name: "output1" data_type: TYPE_STRING dims: [ ] }
+    parameters { key: "function" value { string_value: "area" } }
+"""
+
+
+@pytest.fixture(scope="module")
+def function_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server of functions: one as a file, the others in a repository."""
+    root = tmp_path_factory.mktemp("functions")
+    names = [*PLAIN, *(["tables"] if find_spec("pyarrow") else [])]
+    for name in [*names, *([*STREAMS, "doubled_async"] if SENDERS else [])]:
+        write_python_model(root, name, (FUNCTIONS / f"{name}.py").read_text())
+    two = (FUNCTIONS / "area.py").read_text() + "\n@model\ndef other(x: int) -> int: return x\n"
+    write_python_model(root, "narrow", two, NARROW)
+    with ServerProcess(root, options=[str(FUNCTIONS / "sentiment.py")]) as process:
+        yield process
+        assert process.stop() == 0
+        assert "bug " not in process.log
+        assert "the counter is closed" in process.log
+
+
+@pytest.fixture(scope="module", params=CLIENTS)
+def functions(request: pytest.FixtureRequest, function_server: ServerProcess) -> Iterator[Client]:
+    """That server through each transport and form of tensors."""
+    with CLIENTS[request.param](function_server) as client:
+        yield client
+
+
+def text(*values: str) -> Any:
+    """A BYTES array of one value a row."""
+    return strings([value.encode() for value in values])
+
+
+def ask(client: Client, *texts: str, **more: Any) -> Mapping[str, Any]:
+    """What `sentiment` says of texts."""
+    outputs = client.infer("sentiment", {"text": text(*texts), **more}).outputs
+    return {name: outputs[name].tolist() for name in ("score", "label")}
+
+
+def test_a_file_by_itself(functions: Client) -> None:
+    assert ask(functions, "good day", "bad, bad") == {
+        "score": [1.0, -2.0], "label": [b"positive", b"negative"]
+    }  # fmt: skip
+    bias = np.array([-2, 5], np.float32)
+    assert ask(functions, "good day", "bad, bad", bias=bias)["score"] == [-1.0, 3.0]
+
+
+def test_its_metadata_and_configuration(functions: Client) -> None:
+    metadata = functions.model_metadata("sentiment")
+    assert [(t.name, t.datatype, list(t.shape)) for t in metadata.inputs] == [
+        ("text", "BYTES", [-1]), ("bias", "FP32", [-1])
+    ]  # fmt: skip
+    assert [(t.name, t.datatype, list(t.shape)) for t in metadata.outputs] == [
+        ("score", "FP32", [-1]), ("label", "BYTES", [-1]), ("calls", "FP32", [-1])
+    ]  # fmt: skip
+    config = functions.model_config("sentiment")
+    assert config.max_batch_size == 64
+    assert [tensor.optional for tensor in config.input] == [False, True]
+
+
+def test_many_requests_are_few_calls(functions: Client) -> None:
+    def calls(number: int) -> float:
+        answer = functions.infer("sentiment", {"text": text("." + "good " * number)})
+        assert answer["score"].tolist() == [number]
+        return float(answer["calls"][0])
+
+    with ThreadPoolExecutor(16) as pool:
+        assert len(set(pool.map(calls, range(100)))) < 100
+
+
+def test_what_is_wrong_with_one_request_is_its_own(functions: Client) -> None:
+    def outcome(number: int) -> str:
+        words = {3: "", 5: "boom"}.get(number % 8, "." + "good " * number)
+        try:
+            return str(ask(functions, words)["score"][0])
+        except InvalidRequest as error:
+            assert str(error) == "text is empty"  # noqa: PT017
+            return "empty"
+        except ExecutionFailed as error:
+            assert "message: RuntimeError: boom" in str(error)  # noqa: PT017
+            return "raised"
+
+    with ThreadPoolExecutor(16) as pool:
+        outcomes = list(pool.map(outcome, range(64)))
+    assert outcomes == [
+        {3: "empty", 5: "raised"}.get(number % 8, f"{number}.0") for number in range(64)
+    ]
+
+
+def test_text_that_is_none(functions: Client) -> None:
+    if not functions.carries_bytes:
+        pytest.skip("JSON carries text alone")
+    with pytest.raises(InvalidRequest, match=r"input 'text': b'\\xff' is not UTF-8"):
+        functions.infer("sentiment", {"text": strings([b"\xff"])})
+
+
+def test_every_datatype(functions: Client) -> None:
+    inputs = {
+        str(one): np.array([1, 0], NUMPY[one])
+        for one in Datatype
+        if one not in (Datatype.BYTES, Datatype.BF16)
+    }
+    if not functions.carries(Datatype.FP16):
+        pytest.skip("JSON has no FP16")
+    inputs["BYTES"] = strings([b"\xff\0", b""])
+    inputs["BF16"] = np.array([1.5, -2], NUMPY[Datatype.BF16])
+    answer = functions.infer("every", inputs)
+    assert answer.datatypes == {name: name for name in inputs}
+    for name, array in inputs.items():
+        assert answer[name].tolist() == array.tolist(), name
+
+
+def test_single_values_are_rows(functions: Client) -> None:
+    width = np.array([1.5, 2.0])
+    answer = functions.infer("area", {"width": width})
+    assert answer["output0"].tolist() == [1.5, 2.0]
+    assert answer["output1"].tolist() == ["m²".encode()] * 2
+    answer = functions.infer("area", {"width": width, "height": width, "unit": text("a", "b")})
+    assert answer["output0"].tolist() == [2.25, 4.0]
+    assert answer["output1"].tolist() == ["a²".encode(), "b²".encode()]
+    with pytest.raises(ExecutionFailed, match=r"ValueError: width -1\.0 is negative"):
+        functions.infer("area", {"width": np.array([2.0, -1.0])})
+    with pytest.raises(InvalidRequest, match="batch-size must be <= 64"):
+        functions.infer("area", {"width": np.ones(65)})
+
+
+def test_a_class_that_gets_whole_requests(functions: Client) -> None:
+    x = np.array([[1, 2, 3], [0, 0, 1]], np.float32)
+    assert functions.infer("counter", {"x": x})["output"].tolist() == [8.0, 2.0]
+    assert functions.model_config("counter").max_batch_size == 0
+    with pytest.raises(InvalidRequest, match=r"Expected \[-1,3\], got \[2,4\]"):
+        functions.infer("counter", {"x": np.ones((2, 4), np.float32)})
+
+
+def test_a_configuration_that_says_less(functions: Client) -> None:
+    config = functions.model_config("narrow")
+    assert config.max_batch_size == 4
+    assert {tensor.name for tensor in config.input} == {"width", "height", "unit"}
+    answer = functions.infer("narrow", {"width": np.array([[2.0], [3.0]])})
+    assert answer["output0"].tolist() == [2.0, 3.0]
+
+
+def test_data_frames(functions: Client) -> None:
+    inputs = [
+        Input("name", text("Ada", "Bob")),
+        Input("age", np.array([36, 0])),
+        Input("age.null", np.array([False, True])),
+    ]
+    answer = functions.infer("people", inputs)
+    assert {name: array.tolist() for name, array in answer.outputs.items()} == {
+        "name": [b"Ada", b"Bob"], "next": [37, 0], "next.null": [False, True],
+        "adult": [True, False],
+    }  # fmt: skip
+    assert functions.infer("people", inputs[:2])["next"].tolist() == [37, 1]
+
+
+@needs_arrow
+def test_tables(functions: Client) -> None:
+    inputs = {
+        "word": text("a", "b", ""), "word.null": np.array([False, False, True]),
+        "weight": np.array([1.5, 0, 2]), "weight.null": np.array([False, True, False]),
+    }  # fmt: skip
+    answer = functions.infer("tables", inputs, outputs=["word", "word.null", "weight.null"])
+    assert answer["word"].tolist() == [b"", b"b", b"a"]
+    assert answer["word.null"].tolist() == [True, False, False]
+    assert answer["weight.null"].tolist() == [False, True, False]
+
+
+@needs_senders
+def test_a_coroutine(functions: Client) -> None:
+    answer = functions.infer("doubled_async", {"x": np.array([1.0, 2.0])})
+    assert answer["output"].tolist() == [2.0, 4.0]
+
+
+def streamed(server: ServerProcess, model: str, sentence: str) -> list[tuple[str, int]]:
+    """The responses of a generator; raises the error that one is."""
+    message = infer_message(model, [Input("text", text(sentence))])
+    with GrpcClient(server.grpc) as client:
+        found = []
+        for response in client.stream([message]):
+            if response.error_message:
+                raise ExecutionFailed(response.error_message)
+            answer = read_answer(response.infer_response)
+            if answer.outputs:
+                found.append((answer["output0"][0].decode(), int(answer["output1"][0])))
+        return found
+
+
+@needs_senders
+@pytest.mark.parametrize("model", STREAMS)
+def test_a_generator(function_server: ServerProcess, model: str) -> None:
+    assert streamed(function_server, model, "one two three") == [
+        ("one", 0), ("two", 1), ("three", 2)
+    ]  # fmt: skip
+    assert streamed(function_server, model, " ") == []
+    with pytest.raises(ServerError, match="text is empty"):
+        streamed(function_server, model, "")
+    with pytest.raises(ServerError, match="RuntimeError: boom"):
+        streamed(function_server, model, "one boom")
+
+
+@needs_senders
+@pytest.mark.parametrize("model", STREAMS)
+def test_many_generators_at_once(function_server: ServerProcess, model: str) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda n: streamed(function_server, model, f"a{n} b"), range(40)))
+    assert found == [[(f"a{n}", 0), ("b", 1)] for n in range(40)]
+
+
+@needs_senders
+@pytest.mark.parametrize("model", STREAMS)
+def test_a_generator_whose_client_goes_is_closed(
+    function_server: ServerProcess, model: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    message = infer_message(model, [Input("text", text("one")), Input("log", text(str(log)))])
+    with GrpcClient(function_server.grpc) as client:
+        call = client.stream([message])
+        next(call)
+        next(call)
+        call.cancel()
+
+    async def said() -> bool:
+        return log.exists()
+
+    asyncio.run(until(said, bool))
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("x = 1", "LookupError: the model's file has neither a class TritonPythonModel nor"),
+        ("from headrace import model\n@model\ndef f(x): ...",
+         "headrace.SignatureError: model f: parameter 'x' has no annotation"),
+        ("from headrace import nothing", "cannot import name 'nothing' from 'headrace'"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_model(tmp_path: Path, source: str, says: str) -> None:
+    with pytest.raises(RepositoryError) as raised:
+        PythonBackend().load(spec(tmp_path, source))
+    assert says in str(raised.value)
