@@ -1,5 +1,7 @@
 """A data frame in, a data frame out, with values that may be missing."""
 
+from __future__ import annotations
+
 from typing import TypedDict
 
 from headrace import Frame, model

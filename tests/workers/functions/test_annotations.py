@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, NewType, Optional, TypedDict, TypeVa
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from typing_extensions import TypeAliasType
 
 from headrace import (
     BFloat16,
@@ -116,6 +117,11 @@ def test_what_may_be_missing(hint: Any) -> None:
 def test_what_is_no_tensor(hint: Any, says: str) -> None:
     with pytest.raises(SignatureError, match=says):
         read(hint)
+
+
+def test_an_alias() -> None:
+    Scores = TypeAliasType("Scores", Float32[N])
+    assert read(Scores) == (tensor(Float32[N]), False)
 
 
 @pytest.mark.parametrize("dim", [0, -1, True, float, "two words", "", Literal[2, 3], None, ...])

@@ -17,8 +17,9 @@ from headrace.workers.functions.values import InvalidInput
 
 
 class FunctionModel:
-    """What all models have in common that are functions or classes. Owned by the thread that loads
-    and executes; `function` is called on whichever thread or loop a subclass says.
+    """What all models have in common that are functions or classes.
+
+    `function` is what is called; on which thread or loop, a subclass says.
     """
 
     declaration: ClassVar[Declaration]

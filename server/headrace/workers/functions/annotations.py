@@ -135,6 +135,8 @@ _HOW = "say its type and dimensions, as in Float32[N, Literal[4]]"
 
 def read(hint: Any) -> tuple[Declared, bool]:
     """What an annotation stands for, and whether it may be None; raises `SignatureError`."""
+    if hasattr(hint, "__value__"):  # type Scores = Float32[N]
+        return read(hint.__value__)
     if get_origin(hint) in (Union, types.UnionType):
         inner = [one for one in get_args(hint) if one is not type(None)]
         if len(inner) != 1 or len(inner) == len(get_args(hint)):

@@ -12,7 +12,7 @@ import numpy as np
 from headrace.workers import triton_api as pb
 from headrace.workers.elements import Array
 from headrace.workers.functions.annotations import Columns, Dim, Tensor
-from headrace.workers.functions.signature import Mode, Packing, Port, Signature
+from headrace.workers.functions.signature import Mode, Packing, Port, Signature, Value
 from headrace.workers.functions.tables import from_frame, to_frame
 from headrace.workers.functions.values import (
     InvalidInput,
@@ -58,8 +58,9 @@ class Calls:
     def __init__(self, signature: Signature) -> None:
         self._signature = signature
         self._inputs = signature.inputs
+        self._outputs = signature.results
         self._by_rows = signature.mode in (Mode.ROW, Mode.BATCH)
-        ports = (*signature.inputs, *signature.results)
+        ports = (*self._inputs, *self._outputs)
         names = [dim.name for port in ports for dim in port.dims if dim.name]
         self._shares = len(names) > len(set(names))  # dimensions that have to agree
 
@@ -168,23 +169,27 @@ class Calls:
 
     def _gathered(self, plan: Plan, results: Sequence[Any]) -> list[pb.InferenceResponse]:
         """The results of rows, those of a request put together again."""
+        unpacked = [self._unpacked(result) for result in results]
+        columns: list[list[Any]] = [list(column) for column in zip(*unpacked, strict=True)]
+        columns = columns or [[] for _ in self._signature.outputs]
+        whole: dict[str, Array] = {}
+        for value, column in zip(self._signature.outputs, columns, strict=True):
+            # Lists and arrays may have another shape for each request.
+            if isinstance(value.declared, Tensor) and not value.declared.dims:
+                whole[value.name] = _gathered(value, column, {})
         responses, first = [], 0
         for count, known in zip(plan.rows, plan.sizes, strict=True):
-            unpacked = [self._unpacked(result) for result in results[first : first + count]]
+            last, sizes = first + count, dict(known)
             arrays: dict[str, Array] = {}
-            sizes = dict(known)
-            for number, value in enumerate(self._signature.outputs):
-                assert isinstance(value.declared, Tensor)
-                column: Any = [result[number] for result in unpacked]
-                if not column:
-                    shape = 0, *(max(dim.size, 0) for dim in value.declared.dims)
-                    column = np.empty(shape, dtype_of(value.declared.element))
-                where = f"output '{value.name}'"
-                array = fitted(column, value.declared, where)
-                _check(array, (Dim(), *value.declared.dims), sizes, where)
-                arrays[value.name] = array
+            for value, column in zip(self._signature.outputs, columns, strict=True):
+                there = whole.get(value.name)
+                arrays[value.name] = (
+                    _gathered(value, column[first:last], sizes)
+                    if there is None
+                    else there[first:last]
+                )
             responses.append(self._response(arrays))
-            first += count
+            first = last
         return responses
 
     def _results(self, result: Any, rows: int, known: Mapping[str, int]) -> dict[str, Array]:
@@ -230,9 +235,21 @@ class Calls:
             ) from None
 
     def _response(self, arrays: Mapping[str, Array]) -> pb.InferenceResponse:
-        return pb.InferenceResponse(
-            [_tensor(port, arrays[port.name]) for port in self._signature.results]
-        )
+        return pb.InferenceResponse([_tensor(port, arrays[port.name]) for port in self._outputs])
+
+
+def _gathered(value: Value, column: list[Any], sizes: dict[str, int]) -> Array:
+    """What a function has given row by row for one of its outputs."""
+    declared = value.declared
+    assert isinstance(declared, Tensor)
+    rows: Any = column
+    if not rows:
+        shape = 0, *(max(dim.size, 0) for dim in declared.dims)
+        rows = np.empty(shape, dtype_of(declared.element))
+    where = f"output '{value.name}'"
+    array = fitted(rows, declared, where)
+    _check(array, (Dim(), *declared.dims), sizes, where)
+    return array
 
 
 def refusal(error: Exception) -> pb.InferenceResponse:
