@@ -16,7 +16,6 @@ import pytest
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import ExecutionFailed, InvalidRequest, RepositoryError, ServerError
 from headrace.execution.python_backend import PythonBackend
-from headrace.workers.triton_api import InferenceRequest
 from tests.contract.conftest import CLIENTS
 from tests.execution.test_python_backend import spec
 from tests.models.python_models import write_python_model
@@ -26,10 +25,8 @@ from tests.support.server_process import ServerProcess
 from tests.support.watching import until
 
 FUNCTIONS = Path(__file__).parents[1] / "models" / "functions"
-SENDERS = hasattr(InferenceRequest, "get_response_sender")
-PLAIN = ["every", "area", "counter", "people"]
+PLAIN = ["every", "area", "counter", "people", "doubled_async"]
 STREAMS = ["words", "words_async"]
-needs_senders = pytest.mark.skipif(not SENDERS, reason="workers have no response senders yet")
 needs_arrow = pytest.mark.skipif(find_spec("pyarrow") is None, reason="pyarrow is not installed")
 
 NARROW = """
@@ -44,8 +41,7 @@ NARROW = """
 def function_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server of functions: one as a file, the others in a repository."""
     root = tmp_path_factory.mktemp("functions")
-    names = [*PLAIN, *(["tables"] if find_spec("pyarrow") else [])]
-    for name in [*names, *([*STREAMS, "doubled_async"] if SENDERS else [])]:
+    for name in [*PLAIN, *STREAMS, *(["tables"] if find_spec("pyarrow") else [])]:
         write_python_model(root, name, (FUNCTIONS / f"{name}.py").read_text())
     two = (FUNCTIONS / "area.py").read_text() + "\n@model\ndef other(x: int) -> int: return x\n"
     write_python_model(root, "narrow", two, NARROW)
@@ -203,7 +199,6 @@ def test_tables(functions: Client) -> None:
     assert answer["weight.null"].tolist() == [False, True, False]
 
 
-@needs_senders
 def test_a_coroutine(functions: Client) -> None:
     answer = functions.infer("doubled_async", {"x": np.array([1.0, 2.0])})
     assert answer["output"].tolist() == [2.0, 4.0]
@@ -223,7 +218,6 @@ def streamed(server: ServerProcess, model: str, sentence: str) -> list[tuple[str
         return found
 
 
-@needs_senders
 @pytest.mark.parametrize("model", STREAMS)
 def test_a_generator(function_server: ServerProcess, model: str) -> None:
     assert streamed(function_server, model, "one two three") == [
@@ -236,7 +230,6 @@ def test_a_generator(function_server: ServerProcess, model: str) -> None:
         streamed(function_server, model, "one boom")
 
 
-@needs_senders
 @pytest.mark.parametrize("model", STREAMS)
 def test_many_generators_at_once(function_server: ServerProcess, model: str) -> None:
     with ThreadPoolExecutor(8) as pool:
@@ -244,7 +237,6 @@ def test_many_generators_at_once(function_server: ServerProcess, model: str) -> 
     assert found == [[(f"a{n}", 0), ("b", 1)] for n in range(40)]
 
 
-@needs_senders
 @pytest.mark.parametrize("model", STREAMS)
 def test_a_generator_whose_client_goes_is_closed(
     function_server: ServerProcess, model: str, tmp_path: Path

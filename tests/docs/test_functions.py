@@ -11,14 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from headrace.workers.triton_api import InferenceRequest
 from tests.support.server_process import ServerProcess
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "functions.md").read_text("utf-8")
 README = (ROOT / "README.md").read_text("utf-8")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-SENDERS = hasattr(InferenceRequest, "get_response_sender")
 
 
 def examples() -> dict[str, str]:
@@ -47,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[ServerProcess]:
-    files = [str(path) for path in folder.glob("*.py") if SENDERS or path.stem != "words"]
+    files = [str(path) for path in folder.glob("*.py")]
     (folder / "none").mkdir()
     with ServerProcess(folder / "none", options=files) as running:
         yield running
@@ -64,7 +62,9 @@ def test_the_answers_are_as_shown(server: ServerProcess, command: str, answer: s
 
 def test_all_are_served(server: ServerProcess) -> None:
     assert "UNAVAILABLE" not in server.output
-    assert {"nearest", "short"} <= set(re.findall(r"^(\w+) .* READY", server.output, re.MULTILINE))
+    assert {"nearest", "short", "words"} <= set(
+        re.findall(r"^(\w+) .* READY", server.output, re.MULTILINE)
+    )
 
 
 @pytest.mark.slow

@@ -70,7 +70,8 @@ def test_a_class_that_inherits_from_a_model_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "parameters", "says"),
     [
-        ("", {}, "neither a class TritonPythonModel nor a function or class that is decorated"),
+        ("", {}, "neither a class TritonPythonModel nor a function .*; it defines nothing"),
+        ("def f(): ...\nclass C: ...\n", {}, "it defines f, C"),
         (ONE + TWO, {}, r"expected one @model, found one, two; .*parameters\['function'\]"),
         (ONE, {"function": "three"}, "no @model called three; there are: one"),
         ("", {"function": "three"}, "no @model called three; there are: none"),

@@ -43,9 +43,6 @@ class Port:
         """The dimensions as a configuration declares them."""
         return [dim.size for dim in self.dims]
 
-    def __str__(self) -> str:
-        return f"{self.element.datatype} {self.shape}"
-
 
 @dataclass(frozen=True, slots=True)
 class Value:

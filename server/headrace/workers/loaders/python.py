@@ -20,9 +20,15 @@ def load(document: dict[str, Any]) -> Any:
 
     declaration = find(module, document["parameters"].get("function", ""))
     if declaration is None:
+        defined = [
+            name
+            for name, value in vars(module).items()
+            if getattr(value, "__module__", None) == module.__name__
+        ]
         raise LookupError(
             "the model's file has neither a class TritonPythonModel nor a function or class that"
-            " is decorated with @model (from headrace import model)"
+            " is decorated with @model (from headrace import model); it defines"
+            f" {', '.join(defined[:10]) or 'nothing'}"
         )
     return adapted(declaration)
 
