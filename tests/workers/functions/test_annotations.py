@@ -109,6 +109,7 @@ def test_what_may_be_missing(hint: Any) -> None:
         (complex, "complex is no type of a tensor"),
         (dict[str, int], r"dict\[str, int\] is no type of a tensor"),
         (list[complex], r"list\[complex\] is no type of a tensor"),
+        ([int], r"\[<class 'int'>\] is no type of a tensor"),
         (int | str, "may be several things"),
         (int | str | None, "may be several things"),
         (Any, "Any is no type of a tensor"),

@@ -173,9 +173,11 @@ def _plain(hint: Any) -> Tensor:
 
 def _single(hint: Any) -> Element | None:
     """The element that a single value of this type is; None if it is none."""
+    if not isinstance(hint, type):
+        return None
     if hint in _SINGLES:
         return _SINGLES[hint]
-    if isinstance(hint, type) and issubclass(hint, np.generic):
+    if issubclass(hint, np.generic):
         try:
             datatype = datatype_of(np.dtype(hint))
         except TypeError:  # an abstract one, such as np.floating
