@@ -139,7 +139,8 @@ class WorkerProcess:
         """What a worker has answered; raises `LoadFailed` if that is a failure."""
         answer = json.loads(meta)
         if kind is Kind.FAILED:
-            log.error("%s", answer["traceback"].rstrip(), extra=self._fields())
+            for line in answer["traceback"].splitlines():
+                log.error("%s", line, extra=self._fields())
             raise LoadFailed(str(answer["text"]))
         return dict(answer or {})
 

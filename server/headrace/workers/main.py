@@ -15,6 +15,7 @@ from typing import Any
 from headrace.workers import triton_api as pb
 from headrace.workers.execute import Executor
 from headrace.workers.frames import Kind, frame
+from headrace.workers.fresh_imports import import_freshly
 from headrace.workers.link import Link, end_with
 from headrace.workers.session import Session
 from headrace.workers.triton_requests import InferenceRequest
@@ -103,6 +104,8 @@ class Worker:
             told = step(document)
         except Exception as error:
             text = "".join(traceback.format_exception_only(type(error), error)).strip()
+            if isinstance(error, SyntaxError):  # whose other lines are the file's path and its text
+                text = f"{type(error).__name__}: {error}"
             failure = {"text": text.replace("\n", " "), "traceback": traceback.format_exc()}
             self._link.send(frame(Kind.FAILED, json.dumps(failure).encode()))
         else:
@@ -110,6 +113,7 @@ class Worker:
 
     def _load(self, document: dict[str, Any]) -> dict[str, Any]:
         """Import the model; the configuration as it completes it, None if it does not."""
+        import_freshly(document["paths"])
         sys.path[:0] = document["paths"]
         loader = importlib.import_module(f"headrace.workers.loaders.{document['loader']}")
         self._class = found = loader.load(document)

@@ -5,6 +5,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from headrace.workers.fresh_imports import FreshLoader
+
 
 def load(document: dict[str, Any]) -> Any:
     """The class `TritonPythonModel` of a file, or its `@model` as such a class.
@@ -48,7 +50,8 @@ def _offer_names(package: ModuleType) -> None:
 
 
 def _import(name: str, path: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, path)
+    loader = FreshLoader(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
