@@ -27,7 +27,7 @@ from headrace.doors import FrontDoors, bind, grpc_handlers, tls_files, url_host
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from headrace.engine.loading import Backend, LoadOptions
-from headrace.engine.version import State
+from headrace.engine.reloading import Reloader
 from headrace.execution.cores import core_limit
 from headrace.execution.python_backend import PythonBackend
 from headrace.observability.logs import configure_logging
@@ -88,6 +88,7 @@ class Application:
             settings.default_max_batch_size,
             settings.model_config_name,
             settings.environments,
+            settings.model_load_thread_count,
         )
         self._engine = Engine(
             settings.id, __version__, BACKENDS, options, self._admission, settings.strict_readiness
@@ -95,6 +96,7 @@ class Application:
         self._http: list[HttpServer] = []
         self._grpc: GrpcServer | None = None
         self._front_ends: FrontDoors | None = None
+        self._reloader: Reloader | None = None
         self._stop = asyncio.Event()
         self.stuck = False  # whether threads still run or load models when it has ended
 
@@ -113,6 +115,8 @@ class Application:
             )
             for warning in warnings:
                 log.warning(warning)
+            if settings.reload:
+                self._reloader = Reloader(self._engine, sources, loop)
             await self._open_doors()
         except (RepositoryError, OSError) as error:
             print(f"headrace serve: {error}", file=sys.stderr)
@@ -136,6 +140,8 @@ class Application:
         gc.set_threshold(_COLLECT_AFTER, 10, 10)
         state = "ready" if self._engine.ready else "not ready"
         seconds = monotonic() - begun
+        if self._reloader is not None:
+            self._reloader.start()
         log.info("%s after %.2f s", state, seconds)
         print(f"{state} after {seconds:.2f} s", flush=True)
         await self._stop.wait()
@@ -143,8 +149,7 @@ class Application:
 
     async def _load(self, sources: Sequence[ModelSource]) -> bool:
         """Load every model; whether that came to its end before the order to stop."""
-        threads = self._settings.model_load_thread_count
-        loading = asyncio.ensure_future(self._engine.load_all(sources, threads))
+        loading = asyncio.ensure_future(self._engine.load_all(sources))
         stop = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait((loading, stop), return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
@@ -236,6 +241,9 @@ class Application:
         settings = self._settings
         noticed = loaded or self._engine.ready
         self._engine.begin_shutdown()
+        if self._reloader is not None:
+            self._reloader.stop()
+        self._engine.stop_loading()
         if settings.shutdown_delay_secs and noticed:
             await asyncio.sleep(settings.shutdown_delay_secs)
         left = 0
@@ -260,7 +268,7 @@ class Application:
         if left or (loaded and not await self._unload(deadline)):
             self.stuck = True
             return 1
-        self.stuck = not loaded
+        self.stuck = not loaded or self._engine.loading
         when = "" if loaded else " while models were loading"
         log.info("stopped%s; every admitted request was answered", when)
         return 0
@@ -274,7 +282,7 @@ class Application:
             async with asyncio.timeout(max(deadline - monotonic(), 0.1)):
                 await self._engine.unload_all()
         except TimeoutError:
-            hanging = [v for v in self._engine.versions() if v.state is State.UNLOADING]
+            hanging = self._engine.unloading()
             names = ", ".join(f"{v.model} version {v.name}" for v in hanging)
             log.error("still running after %d s: %s", self._settings.exit_timeout_secs, names)
             return False

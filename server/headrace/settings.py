@@ -58,6 +58,9 @@ class Settings:
         "Model files (`.onnx`, `.py`) to serve without a repository;"
         " on the command line also without the option",
     )
+    reload: bool = _setting(
+        True, "Load model files that are served without a repository again when they change"
+    )
     model_config_name: str = _setting(
         "", "Read `configs/<name>.pbtxt` of a model instead of its `config.pbtxt`, where it has one"
     )

@@ -32,6 +32,7 @@ _OF_THE_SERVER = (
     "headrace_admitted_requests_limit",
     "headrace_admitted_bytes_limit",
     "headrace_overloaded_total",
+    "headrace_model_loads_total",
     "nv_cpu_utilization",
     "nv_cpu_memory_total_bytes",
     "nv_cpu_memory_used_bytes",

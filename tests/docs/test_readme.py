@@ -36,6 +36,9 @@ def server() -> Iterator[ServerProcess]:
 def test_the_curl_commands_give_what_is_said(server: ServerProcess) -> None:
     commands = [block for block in blocks(README, "sh") if block.startswith("curl")]
     for command, said in zip(commands, blocks(README, "json"), strict=True):
+        name = re.search(r"/models/(\w+)/", command)
+        if name is None or not (ROOT / "model_repository" / name[1]).is_dir():
+            continue  # it is for a model of the page itself
         command = command.replace("localhost:8000", server.http)
         answer = subprocess.run(["bash", "-c", command], capture_output=True, check=True, text=True)
         assert json.loads(answer.stdout) == json.loads(said)

@@ -74,6 +74,22 @@ def add_sub(datatype: Datatype = Datatype.FP32, width: int = 4) -> bytes:
     )
 
 
+def constant(number: float) -> bytes:
+    """A and B are X with every element replaced by `number`."""
+    value = helper.make_tensor("number", TensorProto.FLOAT, [], [number])
+    zero = helper.make_tensor("zero", TensorProto.FLOAT, [], [0])
+    return _model(
+        [
+            helper.make_node("Mul", ["X", "zero"], ["nothing"]),
+            helper.make_node("Add", ["nothing", "number"], ["A"]),
+            helper.make_node("Add", ["nothing", "number"], ["B"]),
+        ],
+        [_info("X", TensorProto.FLOAT, (ROWS, 1))],
+        [_info(name, TensorProto.FLOAT, (ROWS, 1)) for name in ("A", "B")],
+        [value, zero],
+    )
+
+
 def sum_of_rows() -> bytes:
     """OUTPUT0 is one row, the sum of all rows of INPUT0: it looks as if it could be batched."""
     return _model(

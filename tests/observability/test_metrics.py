@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from headrace.observability.machine import Machine
 from headrace.observability.metrics import (
     CONTENT_TYPE,
+    LoadCounts,
     ServerCollector,
     ServerSeries,
     VersionSeries,
@@ -51,7 +52,7 @@ HISTOGRAMS = {
     "headrace_request_duration_seconds",
     "headrace_batch_rows",
 }
-SERVER = ServerSeries(True, 3, 4_096, 100, 10**9, 7)
+SERVER = ServerSeries(True, 3, 4_096, 100, 10**9, 7, [LoadCounts("m", 2, 1)])
 ONE = {"model": "m", "version": "1"}
 
 
@@ -126,6 +127,7 @@ def test_every_family_is_announced_once_with_its_type(versions: tuple[VersionSer
         **dict.fromkeys(GAUGES, "gauge"),
         **dict.fromkeys(HISTOGRAMS, "histogram"),
         "headrace_overloaded_total": "counter",
+        "headrace_model_loads_total": "counter",
         "headrace_worker_ends_total": "counter",
         "headrace_worker_recycles_total": "counter",
         "headrace_quarantined_requests_total": "counter",
@@ -221,6 +223,13 @@ def test_the_server_tells_its_load_and_limits() -> None:
     assert found["headrace_admitted_bytes_limit"] == 10**9
     assert found["headrace_overloaded_total"] == 7
     assert values(scrape(server=ServerSeries(False, 0, 0, 0, 0, 0)))["headrace_ready"] == 0
+
+
+def test_loads_are_counted_by_model_and_outcome() -> None:
+    text = scrape()
+    for outcome, count in (("success", 2), ("failure", 1)):
+        labels = {"model": "m", "outcome": outcome}
+        assert values(text, labels) == {"headrace_model_loads_total": count}
 
 
 def test_the_machine_and_the_process_tell_theirs() -> None:

@@ -2,13 +2,14 @@
 
 ONNX keeps large tensors in files beside the model and names them in the model file. A crafted model
 can name any path, so the names are read here, before ONNX Runtime opens anything, and refused
-outside the directory of the model file, which is as far as recent versions of ONNX Runtime go. The
-model file is mapped, and of its protobuf encoding only the fields on the way to the names are
-walked: graphs, nodes, attributes and functions down to `TensorProto.external_data`. What another
-protobuf parser could read differently is refused.
+outside the directory of the model file, which is as far as recent versions of ONNX Runtime go. Of
+the file's protobuf encoding only the fields on the way to the names are read: graphs, nodes,
+attributes and functions down to `TensorProto.external_data`. What another protobuf parser could
+read differently is refused. The file is not mapped: somebody may cut it short meanwhile, which
+would end the process.
 """
 
-import mmap
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +34,7 @@ _MAX_DEPTH = 64  # of graphs within attributes within graphs
 _IN_MEMORY = "*/_ORT_MEM_ADDR_/*"
 
 
+_CHUNK = 4096  # bytes to read at once: weights, which are passed over, are mostly longer
 _LFS = b"version https://git-lfs"
 
 
@@ -40,23 +42,49 @@ class _Damaged(Exception):
     """Not a protobuf encoding."""
 
 
+class _FileView:
+    """The bytes of an open file, read where they are looked at."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.size = os.fstat(descriptor).st_size
+        self._descriptor = descriptor
+        self._start = self._stop = 0  # what of the file is here
+        self._here = b""
+
+    def __getitem__(self, position: int) -> int:
+        if not self._start <= position < self._stop:
+            self._here = self._read(position, _CHUNK)
+            self._start, self._stop = position, position + len(self._here)
+        return self._here[position - self._start]
+
+    def copy(self, start: int, stop: int) -> bytes:
+        """The bytes from `start` to `stop`."""
+        data = self._read(start, stop - start)
+        if len(data) < stop - start:
+            raise _Damaged("the file is being cut short")
+        return data
+
+    def _read(self, position: int, size: int) -> bytes:
+        data = os.pread(self._descriptor, size, position) if size else b""
+        if size and not data:
+            raise _Damaged("the file is being cut short")
+        return data
+
+
 def external_files(model_file: Path) -> set[str]:
     """The locations that the tensors of `model_file` name.
 
     Raises `LoadFailed` if it is no ONNX model.
     """
-    if model_file.stat().st_size == 0:
-        raise LoadFailed(f"{model_file.name} is empty")
-    with (
-        model_file.open("rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
-        memoryview(mapped) as view,
-    ):
+    with model_file.open("rb", buffering=0) as file:
+        view = _FileView(file.fileno())
+        if not view.size:
+            raise LoadFailed(f"{model_file.name} is empty")
         locations: set[str] = set()
         try:
-            _walk(view, 0, len(view), "Model", 0, locations)
+            _walk(view, 0, view.size, "Model", 0, locations)
         except _Damaged as error:
-            is_pointer = bytes(view[: len(_LFS)]) == _LFS
+            is_pointer = os.pread(file.fileno(), len(_LFS), 0) == _LFS
             what = "it is a pointer of Git LFS; fetch the file itself" if is_pointer else error
             raise LoadFailed(f"{model_file.name} is not a valid ONNX model: {what}") from None
         return locations
@@ -87,9 +115,7 @@ def _may_be_read(location: str, model_file: Path, root: Path) -> bool:
         return False
 
 
-def _walk(
-    view: memoryview, start: int, end: int, message: str, depth: int, found: set[str]
-) -> None:
+def _walk(view: _FileView, start: int, end: int, message: str, depth: int, found: set[str]) -> None:
     if depth > _MAX_DEPTH:
         raise _Damaged("graphs are nested too deeply")
     children = _PATHS[message]
@@ -103,12 +129,12 @@ def _walk(
             _walk(view, begin, stop, child, depth + 1, found)
 
 
-def _entry(view: memoryview, start: int, end: int) -> tuple[bytes, bytes]:
-    texts = {number: bytes(view[begin:stop]) for number, begin, stop in _fields(view, start, end)}
+def _entry(view: _FileView, start: int, end: int) -> tuple[bytes, bytes]:
+    texts = {number: view.copy(begin, stop) for number, begin, stop in _fields(view, start, end)}
     return texts.get(1, b""), texts.get(2, b"")
 
 
-def _fields(view: memoryview, position: int, end: int) -> Iterator[tuple[int, int, int]]:
+def _fields(view: _FileView, position: int, end: int) -> Iterator[tuple[int, int, int]]:
     """The length-delimited fields of a message: number, and where the content begins and ends."""
     while position < end:
         tag, position = _varint(view, position, end)
@@ -129,7 +155,7 @@ def _fields(view: memoryview, position: int, end: int) -> Iterator[tuple[int, in
             raise _Damaged(f"unknown wire type {kind}")
 
 
-def _varint(view: memoryview, position: int, end: int) -> tuple[int, int]:
+def _varint(view: _FileView, position: int, end: int) -> tuple[int, int]:
     value = shift = 0
     while position < end and shift < 64:
         byte = view[position]

@@ -1,61 +1,28 @@
 """The engine: what a transport may call.
 
 It owns the models by name, their versions and states, and admission. All methods run on the
-event-loop thread; only loading leaves it, to a pool of threads, and comes back with values.
+event-loop thread; how models are loaded and replaced is in `headrace.engine.lifecycle`.
 """
 
 import asyncio
-import logging
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
-from headrace.core.errors import (
-    InvalidRequest,
-    NotFound,
-    RepositoryError,
-    Unavailable,
-)
+from headrace.core.errors import InvalidRequest, NotFound, Unavailable
 from headrace.engine import documents
 from headrace.engine.admission import Admission
-from headrace.engine.loading import Backend, LoadOptions, Opened, load_version, open_model
+from headrace.engine.lifecycle import Lifecycle
+from headrace.engine.loading import Backend, LoadOptions
+from headrace.engine.model import Model
 from headrace.engine.model_host import ModelHost
 from headrace.engine.version import ModelVersion, State
-from headrace.observability.metrics import ServerSeries, VersionSeries
+from headrace.observability.metrics import LoadCounts, ServerSeries, VersionSeries
 from headrace.observability.model_metrics import ModelMetrics
 from headrace.repository.layout import ModelSource
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 
-log = logging.getLogger(__name__)
-
 _LONGEST_VERSION = len(str(2**63))
 _MAX_FOUND = 1024  # one version has many spellings: 1, 01, 001
-
-
-class Model:
-    """All versions of one model, by number; `reason` says why there is none."""
-
-    def __init__(self, source: ModelSource) -> None:
-        self.source = source
-        self.versions: dict[int, ModelVersion] = {}
-        self.reason = ""
-        self._descending: list[ModelVersion] = []
-
-    def add(self, number: int) -> None:
-        """Know of a version from now on."""
-        self.versions[number] = ModelVersion(self.source.name, number)
-        self._descending = [self.versions[n] for n in sorted(self.versions, reverse=True)]
-
-    def newest(self) -> ModelVersion | None:
-        """The highest version that takes requests."""
-        for version in self._descending:
-            if version.ready:
-                return version
-        return None
-
-    def ready_versions(self) -> list[ModelVersion]:
-        """Those that take requests, ascending."""
-        return [self.versions[n] for n in sorted(self.versions) if self.versions[n].ready]
 
 
 class Engine:
@@ -73,12 +40,14 @@ class Engine:
         self.name = name
         self.version = version
         self.admission = admission
-        self._backends = backends
-        self._options = options
         self._strict_readiness = strict_readiness
         self._models: dict[str, Model] = {}
         self._found: dict[tuple[str, str], ModelVersion] = {}  # answers of `find` that may stand
         self.model_metrics = ModelMetrics()
+        # A version that is loaded may be newer than what was found before.
+        self._lifecycle = Lifecycle(
+            self._models, backends, options, self._found.clear, self._host_for_version
+        )
         self._initialised = False
         self._shutting_down = False
         self.reachable = True  # whether any door is open; its owner's to say
@@ -233,7 +202,10 @@ class Engine:
     def server_series(self) -> ServerSeries:
         """The server as a scrape sees it."""
         a = self.admission
-        return ServerSeries(self.ready, a.requests, a.bytes, a.max_requests, a.max_bytes, a.refused)
+        loads = [LoadCounts(m.name, m.loads, m.failed_loads) for m in self._models.values()]
+        return ServerSeries(
+            self.ready, a.requests, a.bytes, a.max_requests, a.max_bytes, a.refused, loads
+        )
 
     def version_series(self) -> list[VersionSeries]:
         """The versions as a scrape sees them: those that have been loaded."""
@@ -253,8 +225,8 @@ class Engine:
 
     # --- loading
 
-    async def load_all(self, sources: Sequence[ModelSource], threads: int) -> None:
-        """Load every model, `threads` at a time; what fails is UNAVAILABLE and keeps its reason.
+    async def load_all(self, sources: Sequence[ModelSource]) -> None:
+        """Load every model; what fails is UNAVAILABLE and keeps its reason.
 
         If it is cancelled, what has not begun to load never does, and nothing waits for the rest.
         """
@@ -265,57 +237,42 @@ class Engine:
             if duplicate:
                 model.reason = "model appears in two or more repositories"
         self._initialised = True
-        pool = ThreadPoolExecutor(threads, thread_name_prefix="load")
+        wanted = [model.source for model in self._models.values() if not model.reason]
         try:
-            wanted = [m for m in self._models.values() if not m.reason]
-            await asyncio.gather(*(self._load(model, pool) for model in wanted))
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            await asyncio.gather(*map(self.load, wanted))
+        except asyncio.CancelledError:
+            self.stop_loading()
+            raise
+
+    def load(self, source: ModelSource) -> "asyncio.Future[str]":
+        """Load a model, beside what serves under its name, and have it take the place of that.
+
+        What serves goes on until then, and for good if the new one cannot be loaded; no request is
+        lost. The answer is the reason why it could not be, "" if it was. If a model is handed in
+        again before it is loaded, only the last one counts, and the answer is about that.
+        """
+        return self._lifecycle.load(source)
+
+    @property
+    def loading(self) -> bool:
+        """Whether anything is being loaded."""
+        return self._lifecycle.loading
+
+    def stop_loading(self) -> None:
+        """Load nothing more; what is being loaded now will never serve."""
+        self._lifecycle.stop()
 
     async def unload_all(self) -> None:
         """Finish what was accepted and free every model."""
-        await asyncio.gather(*(version.unload() for version in self.versions()))
+        await self._lifecycle.unload_all()
 
-    async def _load(self, model: Model, pool: ThreadPoolExecutor) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            opened = await loop.run_in_executor(
-                pool, open_model, model.source, self._backends, self._options
-            )
-        except Exception as error:  # one model's failure must not keep others from loading
-            model.reason = _reason(model.source.name, error)
-            return
-        for warning in opened.warnings:
-            log.warning(warning)
-        for number in opened.versions:
-            model.add(number)
-        await asyncio.gather(
-            *(self._load_version(v, opened, pool) for v in model.versions.values())
-        )
+    def unloading(self) -> list[ModelVersion]:
+        """The versions that have still to finish something before they are freed."""
+        standing = [v for v in self.versions() if v.state is State.UNLOADING]
+        return [*standing, *self._lifecycle.leaving]
 
-    async def _load_version(
-        self, version: ModelVersion, opened: Opened, pool: ThreadPoolExecutor
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            loaded = await loop.run_in_executor(
-                pool, load_version, opened, version.number, self._options
-            )
-            version.serve(loaded, loop, ModelHost(self, self.model_metrics))
-            self._found.clear()  # it may be newer than what was found before
-        except Exception as error:  # one version's failure must not keep others from loading
-            version.fail(_reason(f"{version.model} version {version.name}", error))
-            return
-        for warning in loaded.warnings:
-            log.warning(warning)
-        fields = {"model": version.model, "version": version.name}
-        log.info(
-            "loaded %s version %s in %.2f s",
-            version.model,
-            version.name,
-            loaded.seconds,
-            extra=fields,
-        )
+    def _host_for_version(self) -> ModelHost:
+        return ModelHost(self, self.model_metrics)
 
 
 def parse_version(text: str) -> int:
@@ -333,13 +290,3 @@ def parse_version(text: str) -> int:
 def _why(model: Model) -> str:
     states = ", ".join(f"version {v.name} is {v.state}" for v in model.versions.values())
     return f" ({states})" if states else ""
-
-
-def _reason(what: str, error: Exception) -> str:
-    """What clients are told of a failed load, whose whole story goes to the log."""
-    if isinstance(error, RepositoryError):
-        for line in str(error).splitlines():
-            log.error("failed to load %s: %s", what, line)
-        return error.public
-    log.error("failed to load %s", what, exc_info=error)
-    return f"internal error: {type(error).__name__}"

@@ -54,13 +54,14 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """What the operator decides about loading."""
+    """What the operator decides about loading; `threads` is how many models load at once."""
 
     cores: int
     auto_complete: bool = True
     default_max_batch_size: int = 64
     config_name: str = ""
     environments: EnvironmentOptions = field(default_factory=EnvironmentOptions)
+    threads: int = 4
 
 
 @dataclass(frozen=True, slots=True)

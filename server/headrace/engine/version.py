@@ -95,17 +95,21 @@ class _ClassifyingSink:
 class ModelVersion:
     """A version from when it is known. Owned by the event-loop thread.
 
+    It is loaded once: one that replaces it is another object, which may go on with its counters.
+
     Invariant: `batcher`, `config` and `signature` are there exactly while the state is READY or
     UNLOADING.
     """
 
-    def __init__(self, model: str, number: int) -> None:
+    def __init__(
+        self, model: str, number: int, statistics: VersionStatistics | None = None
+    ) -> None:
         self.model = model
         self.number = number
         self.name = str(number)
         self.state = State.LOADING
         self.reason = ""
-        self.statistics = VersionStatistics()
+        self.statistics = statistics or VersionStatistics()
         self.load_seconds = 0.0
         self.decoupled = False
         self._split = False

@@ -5,8 +5,9 @@ them; the `headrace_*` ones are histograms and gauges that Triton does not have.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from prometheus_client import (
     CollectorRegistry,
@@ -46,6 +47,14 @@ class VersionSeries:
     workers: WorkerSeries | None = None
 
 
+class LoadCounts(NamedTuple):
+    """How often a model was loaded, or loaded again, and how often that failed."""
+
+    model: str
+    succeeded: int
+    failed: int
+
+
 @dataclass(frozen=True, slots=True)
 class ServerSeries:
     """The server as a scrape sees it: what is admitted, what may be, and what was refused."""
@@ -56,6 +65,7 @@ class ServerSeries:
     max_requests: int
     max_bytes: int
     overloaded: int
+    loads: Sequence[LoadCounts] = ()
 
 
 class ServerCollector(Collector):
@@ -215,6 +225,12 @@ def _server(server: ServerSeries) -> Iterator[Metric]:
     refused = Metric("headrace_overloaded", "Requests refused at the server's limits", "counter")
     refused.add_sample("headrace_overloaded_total", {}, server.overloaded)
     yield refused
+    loads = Metric("headrace_model_loads", "Loads and reloads by outcome", "counter")
+    for model, succeeded, failed in server.loads:
+        for outcome, count in (("success", succeeded), ("failure", failed)):
+            labels = {"model": model, "outcome": outcome}
+            loads.add_sample("headrace_model_loads_total", labels, count)
+    yield loads
 
 
 def _machine(machine: Machine) -> Iterator[Metric]:

@@ -84,6 +84,7 @@ class Exchange:
     nbytes = 0  # what admission has counted, so that it is counted out whatever happens
     _entered = False
     _consumed = False
+    _waited = False  # for its body, while the model may have been replaced
     _form: ResponseForm | None = None
     _timed = False
     _one_answer = True  # whether models that answer as often as they like are refused
@@ -100,9 +101,7 @@ class Exchange:
         Raises `ServerError`.
         """
         head = self.head
-        self.found = found = self._engine.find(head.model, head.version)
-        if found.decoupled and self._one_answer:
-            raise Unsupported(HTTP_NOT_DECOUPLED)
+        self._find()
         declared = head.length or 0
         if declared > self._limit:
             raise PayloadTooLarge(too_large("request body", self._limit, declared))
@@ -116,12 +115,15 @@ class Exchange:
             raise PayloadTooLarge(too_large("request body", self._limit))
         self._engine.admission.grow(nbytes)
         self.nbytes += nbytes
+        self._waited = True
 
     def submit(self, body: Buffer, sink: DoorSink) -> Ticket:
         """Decode the whole body and queue the request; raises `ServerError`."""
         self._consumed = True
         head, found = self.head, self.found
         assert found is not None, "submit before open. This is a bug."
+        if self._waited:
+            found = self._find()
         if head.content_encoding is not None:
             packed = len(body)
             body = decompress(body, head.content_encoding, self._limit)
@@ -179,6 +181,13 @@ class Exchange:
         return {
             "model": self.head.model, "version": self.found.name, "request_id": self.request_id
         }  # fmt: skip
+
+    def _find(self) -> Target:
+        """What serves the request now; raises `ServerError`."""
+        self.found = found = self._engine.find(self.head.model, self.head.version)
+        if found.decoupled and self._one_answer:
+            raise Unsupported(HTTP_NOT_DECOUPLED)
+        return found
 
     def _encode(self, response: InferResponse) -> Answer:
         form, accept = self._form, self.head.accept_encoding

@@ -62,6 +62,8 @@ class GenerateExchange(Exchange):
         self._consumed = True
         head, found = self.head, self.found
         assert found is not None, "submit before open. This is a bug."
+        if self._waited:
+            found = self._find()
         if found.signature is None:
             request, _ = pass_raw(head.model, head.version, body)
         else:

@@ -1,0 +1,291 @@
+"""How models come, are replaced, and go.
+
+What takes time happens on loading threads and comes back as values. A model is loaded beside what
+serves under its name; then its versions take their places in one step, between two turns of the
+event loop. What they replace finishes what it has accepted, and is freed. If something cannot be
+loaded, what served goes on. If a model changes while it is being loaded, what comes of that load is
+thrown away, since it may be made of files from before and after: the last change wins, and changes
+do not pile up.
+
+Owned by the event-loop thread. Invariants: of each model at most one load is under way and one is
+wanted after it; a version that was replaced is in `_leaving` until it is freed.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+
+from headrace.core.errors import RepositoryError
+from headrace.engine.loading import (
+    Backend,
+    LoadedVersion,
+    LoadOptions,
+    Opened,
+    load_version,
+    open_model,
+)
+from headrace.engine.model import Model
+from headrace.engine.model_host import ModelHost
+from headrace.engine.version import ModelVersion
+from headrace.repository.layout import ModelSource
+
+log = logging.getLogger(__name__)
+
+_EXITING = "the server is shutting down"
+_LONG_DRAIN_SECS = 30.0  # from which on the log says that a replaced version still runs
+
+
+class LoadThreads:
+    """Threads to load on, which are there only while something is being loaded."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._users = 0
+        self._pool: ThreadPoolExecutor | None = None
+
+    def __enter__(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._count, thread_name_prefix="load")
+        self._users += 1
+        return self._pool
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._users -= 1
+        if not self._users:
+            self.stop()
+
+    def stop(self) -> None:
+        """Begin nothing more, and wait for nothing."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
+
+
+class Lifecycle:
+    """Loads and frees the models of an engine.
+
+    `changed` is called when other versions may be found than before, `host` makes what a version
+    reaches of the server.
+    """
+
+    def __init__(
+        self,
+        models: dict[str, Model],
+        backends: Mapping[str, Backend],
+        options: LoadOptions,
+        changed: Callable[[], None],
+        host: Callable[[], ModelHost],
+    ) -> None:
+        self._models = models
+        self._backends = backends
+        self._options = options
+        self._changed = changed
+        self._host = host
+        self._threads = LoadThreads(options.threads)
+        self._leaving: dict[ModelVersion, asyncio.Task[None]] = {}
+        self._stopped = False
+
+    @property
+    def loading(self) -> bool:
+        """Whether anything is being loaded."""
+        return any(model.loading for model in self._models.values())
+
+    @property
+    def leaving(self) -> Sequence[ModelVersion]:
+        """Versions that were replaced or removed and still have something to finish."""
+        return tuple(self._leaving)
+
+    def load(self, source: ModelSource) -> "asyncio.Future[str]":
+        """Load a model, in place of what serves under its name.
+
+        The answer is for the last change that was handed in until then: why it could not be loaded,
+        "" if it serves. To cancel the wait for it cancels nothing else.
+        """
+        model = self._models.get(source.name)
+        if model is None:
+            model = self._models[source.name] = Model(source)
+        model.wanted = source
+        if model.loading is None:
+            model.loading = asyncio.get_running_loop().create_task(self._work_off(model))
+        return asyncio.shield(model.loading)
+
+    def stop(self) -> None:
+        """Load nothing more; what is being loaded is closed again if it comes."""
+        self._stopped = True
+        self._threads.stop()
+
+    async def unload_all(self) -> None:
+        """Finish what was accepted and free every model."""
+        self.stop()
+        versions = [v for model in self._models.values() for v in model.versions.values()]
+        await asyncio.gather(*(v.unload() for v in versions), *self._leaving.values())
+
+    async def _work_off(self, model: Model) -> str:
+        problem = _EXITING
+        try:
+            with self._threads as pool:
+                while (source := model.wanted) is not None and not self._stopped:
+                    model.wanted = None
+                    problem = await self._load(model, source, pool)
+        finally:
+            model.loading = None
+        return problem
+
+    def _is_stopped(self) -> bool:
+        return self._stopped
+
+    def _is_outdated(self, model: Model) -> bool:
+        return self._stopped or model.wanted is not None
+
+    async def _load(self, model: Model, source: ModelSource, pool: ThreadPoolExecutor) -> str:
+        """Load once; why it did not work out. It is of no account if it is outdated by then."""
+        loop = asyncio.get_running_loop()
+        try:
+            opened = await loop.run_in_executor(
+                pool, open_model, source, self._backends, self._options
+            )
+        except Exception as error:  # one model's failure must not keep others from loading
+            return self._refuse(model, error)
+        if self._is_outdated(model):
+            return _EXITING
+        for warning in opened.warnings:
+            log.warning(warning)
+        model.expect(opened.versions)
+        loads = [self._load_version(opened, number, pool) for number in opened.versions]
+        results = await asyncio.gather(*loads)
+        if self._is_outdated(model):
+            await self._discard([r for r in results if isinstance(r, LoadedVersion)], pool)
+            return _EXITING
+        return self._swap(model, source, dict(zip(opened.versions, results, strict=True)))
+
+    async def _load_version(
+        self, opened: Opened, number: int, pool: ThreadPoolExecutor
+    ) -> LoadedVersion | str:
+        """A loaded version, or why there is none."""
+        if self._is_stopped():  # since its task was made
+            return _EXITING
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(pool, load_version, opened, number, self._options)
+        except asyncio.CancelledError:
+            if not self._is_stopped():
+                raise
+            return _EXITING  # it had not begun; others may have
+        except Exception as error:  # one version's failure must not keep others from loading
+            return _reason(f"{opened.source.name} version {number}", error)
+
+    def _refuse(self, model: Model, error: Exception) -> str:
+        """The whole model could not be read."""
+        reason = _reason(model.name, error)
+        if self._is_outdated(model):
+            return reason
+        model.failed_loads += 1
+        if not model.versions:
+            model.reason = reason
+        for number in model.versions:
+            model.refuse(number, reason)
+        self._tell_of_those_that_go_on(model)
+        return reason
+
+    def _swap(
+        self, model: Model, source: ModelSource, results: Mapping[int, LoadedVersion | str]
+    ) -> str:
+        """Let what was loaded take its place; why some of it was not loaded."""
+        problems: list[str] = []
+        for number, result in results.items():
+            problem = result if isinstance(result, str) else self._take_in(model, number, result)
+            if problem:
+                model.refuse(number, problem)
+                problems.append(problem)
+        # What is not wanted any more goes, unless it may have to stand in for what has failed.
+        for number in sorted(set(model.versions) - set(results)):
+            if not problems or not model.versions[number].ready:
+                self._retire(model.remove(number))
+        model.reason = ""
+        self._changed()
+        if problems:
+            model.failed_loads += 1
+            self._tell_of_those_that_go_on(model)
+        else:
+            model.loads += 1
+            model.source = source
+        return "; ".join(problems)
+
+    def _take_in(self, model: Model, number: int, loaded: LoadedVersion) -> str:
+        """Have a loaded version serve in place of the one that stands under its number."""
+        old = model.versions[number]
+        # Counters go on: to whoever watches them, it is the same model and version.
+        version = ModelVersion(model.name, number, old.statistics)
+        try:
+            version.serve(loaded, asyncio.get_running_loop(), self._host())
+        except Exception as error:  # a bug, which must not keep others from loading
+            return _reason(f"{model.name} version {number}", error)
+        for warning in loaded.warnings:
+            log.warning(warning)
+        again = "again " if old.ready else ""
+        log.info(
+            "loaded %s version %s %sin %.2f s", model.name, version.name, again, loaded.seconds,
+            extra={"model": model.name, "version": version.name},
+        )  # fmt: skip
+        model.put(version)
+        self._retire(old)
+        return ""
+
+    def _tell_of_those_that_go_on(self, model: Model) -> None:
+        for version in model.ready_versions():
+            if version.reason:
+                log.warning(
+                    "%s version %s goes on as it was loaded before", model.name, version.name,
+                    extra={"model": model.name, "version": version.name},
+                )  # fmt: skip
+
+    def _retire(self, version: ModelVersion) -> None:
+        """Free a version that cannot be found any more, once it has finished what it has."""
+        if not version.ready:
+            return
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(version.unload())
+        self._leaving[version] = task
+        timer = loop.call_later(
+            _LONG_DRAIN_SECS, log.warning,
+            "%s version %s was replaced %d s ago and still has requests to finish",
+            version.model, version.name, _LONG_DRAIN_SECS,
+        )  # fmt: skip
+
+        def gone(task: "asyncio.Task[None]") -> None:
+            timer.cancel()
+            del self._leaving[version]
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.error("bug while freeing %s", version.model, exc_info=error)
+
+        task.add_done_callback(gone)
+
+    async def _discard(self, loaded: Sequence[LoadedVersion], pool: ThreadPoolExecutor) -> None:
+        """Close what nobody wants any more: on a loading thread, since it may take time."""
+        if self._stopped:
+            _close(loaded)
+        else:
+            await asyncio.get_running_loop().run_in_executor(pool, _close, loaded)
+
+
+def _close(versions: Sequence[LoadedVersion]) -> None:
+    for version in versions:
+        for instance in version.instances:
+            instance.model.close()
+
+
+def _reason(what: str, error: Exception) -> str:
+    """What clients are told of a failed load, whose whole story goes to the log."""
+    if isinstance(error, RepositoryError):
+        for line in str(error).splitlines():
+            log.error("failed to load %s: %s", what, line)
+        return error.public
+    log.error("failed to load %s", what, exc_info=error)
+    return f"internal error: {type(error).__name__}"

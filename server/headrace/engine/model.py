@@ -1,0 +1,63 @@
+"""A model under one name, with its versions. Owned by the event-loop thread."""
+
+import asyncio
+from collections.abc import Iterable
+
+from headrace.engine.version import ModelVersion
+from headrace.repository.layout import ModelSource
+
+
+class Model:
+    """All versions of one model, by number; `reason` says why there is none.
+
+    `source` is what its versions were loaded from. `loading` is there while something is being
+    loaded, and `wanted` is what is to be loaded after that. `loads` and `failed_loads` count.
+    """
+
+    def __init__(self, source: ModelSource) -> None:
+        self.name = source.name
+        self.source = source
+        self.versions: dict[int, ModelVersion] = {}
+        self.reason = ""
+        self.wanted: ModelSource | None = None
+        self.loading: asyncio.Task[str] | None = None
+        self.loads = 0
+        self.failed_loads = 0
+        self._descending: list[ModelVersion] = []
+
+    def expect(self, numbers: Iterable[int]) -> None:
+        """Know of versions that are being loaded; those that serve stay until they are."""
+        for number in numbers:
+            known = self.versions.get(number)
+            if known is None or not known.ready:
+                self.put(ModelVersion(self.name, number, known.statistics if known else None))
+
+    def put(self, version: ModelVersion) -> None:
+        """Have a version stand under its number, in place of any other."""
+        self.versions[version.number] = version
+        self._descending = [self.versions[n] for n in sorted(self.versions, reverse=True)]
+
+    def remove(self, number: int) -> ModelVersion:
+        """Know of a version no more; the version."""
+        version = self.versions.pop(number)
+        self._descending.remove(version)
+        return version
+
+    def refuse(self, number: int, reason: str) -> None:
+        """A version could not be loaded: what serves under its number goes on, and says why."""
+        version = self.versions[number]
+        if version.ready:
+            version.reason = f"a change could not be loaded: {reason}"
+        else:
+            version.fail(reason)
+
+    def newest(self) -> ModelVersion | None:
+        """The highest version that takes requests."""
+        for version in self._descending:
+            if version.ready:
+                return version
+        return None
+
+    def ready_versions(self) -> list[ModelVersion]:
+        """Those that take requests, ascending."""
+        return [self.versions[n] for n in sorted(self.versions) if self.versions[n].ready]

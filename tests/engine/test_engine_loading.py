@@ -1,0 +1,384 @@
+"""Models that are loaded beside what serves, and take its place: with a backend that obeys the
+test.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from threading import Event, active_count
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.core.datatypes import Datatype
+from headrace.core.errors import LoadFailed, NotFound
+from headrace.core.model_spec import LoadSpec, TensorInfo
+from headrace.core.requests import InferRequest
+from headrace.core.tensors import Array, Tensor
+from headrace.engine.admission import Admission
+from headrace.engine.engine import Engine
+from headrace.engine.loading import LoadOptions
+from headrace.engine.version import ModelVersion, State
+from headrace.repository.layout import ModelSource, read_model_directory
+
+FP32 = Datatype.FP32
+CONFIG = 'max_batch_size: 4\nparameters {{ key: "execution" value {{ string_value: "{}" }} }}'
+
+
+class Constant:
+    """A model that answers every row with one number, as soon as `go` is set."""
+
+    inputs: Sequence[TensorInfo] = (TensorInfo("X", FP32, (-1, 1)),)
+    outputs: Sequence[TensorInfo] = (TensorInfo("Y", FP32, (-1, 1)),)
+
+    def __init__(self, number: float, go: Event) -> None:
+        self.number = number
+        self.go = go
+        self.closed = False
+
+    def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Sequence[Array]:
+        assert not self.closed
+        assert self.go.wait(30)
+        return [np.full_like(inputs["X"], self.number)]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Constants:
+    """A backend whose files hold a number. `loaded` are its models, in order.
+
+    A load begins with an entry in `begun` and waits for `load`.
+    """
+
+    platform = "constant"
+    default_filename = "model.constant"
+    isolated = False
+
+    def __init__(self) -> None:
+        self.loaded: list[Constant] = []
+        self.begun: list[str] = []
+        self.load_now, self.run_now = Event(), Event()
+        self.load_now.set()
+        self.run_now.set()
+
+    def reads_parameter(self, name: str) -> bool:
+        return True
+
+    def load(self, spec: LoadSpec) -> Constant:
+        text = spec.path.read_text()
+        self.begun.append(text)
+        assert self.load_now.wait(30)
+        try:
+            model = Constant(float(text), self.run_now)
+        except ValueError:
+            raise LoadFailed(f"{text!r} is no number") from None
+        self.loaded.append(model)
+        return model
+
+
+class World:
+    """An engine with one model, `m`, whose versions are files below `root`."""
+
+    def __init__(self, root: Path, execution: str = "inline") -> None:
+        self.backend = Constants()
+        self.root = root / "m"
+        self.engine = Engine(
+            "server", "0", {"constant": self.backend}, LoadOptions(cores=1), Admission(0, 0)
+        )
+        self.root.mkdir()
+        self.configure(CONFIG.format(execution))
+
+    def configure(self, text: str) -> None:
+        (self.root / "config.pbtxt").write_text(text)
+
+    def write(self, text: str, version: int = 1) -> ModelSource:
+        """Change a version's file; the model as it is then."""
+        folder = self.root / str(version)
+        folder.mkdir(exist_ok=True)
+        (folder / "model.constant").write_text(text)
+        return self.source()
+
+    def source(self) -> ModelSource:
+        return read_model_directory(self.root)
+
+    async def replace(self, text: str, version: int = 1) -> str:
+        """Change a file and load it; why that did not work out."""
+        return await self.engine.load(self.write(text, version))
+
+    async def ask(self, version: str = "") -> float:
+        return await ask(self.engine.find("m", version))
+
+    def index(self) -> list[tuple[str, str, str]]:
+        return [(m.version, m.state, m.reason) for m in self.engine.index().models]
+
+
+async def ask(version: ModelVersion) -> float:
+    """What a version answers."""
+    tensor = Tensor("X", FP32, np.zeros((1, 1), np.float32))
+    response = await version.infer(InferRequest("m", "", "", {"X": tensor}))
+    return float(response.outputs[0].array[0, 0])
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - of threads, too
+            await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def serving(world: World) -> AsyncIterator[World]:
+    """The model is loaded, and unloaded in the end, with nothing left of it."""
+    threads = active_count()
+    await world.engine.load_all([world.source()])
+    yield world
+    await world.engine.unload_all()
+    assert not world.engine.unloading()
+    assert not world.engine.loading
+    await until(lambda: all(model.closed for model in world.backend.loaded))
+    await until(lambda: active_count() <= threads)
+
+
+Test = Callable[[World], Coroutine[Any, Any, None]]
+
+
+def run(tmp_path: Path, test: Test, execution: str = "inline") -> None:
+    """Run a test while the model serves 1."""
+
+    async def whole() -> None:
+        world = World(tmp_path, execution)
+        world.write("1")
+        async with serving(world):
+            await test(world)
+
+    asyncio.run(whole())
+
+
+def test_a_new_one_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        assert await world.ask() == 1
+        assert await world.replace("2") == ""
+        assert await world.ask() == 2
+        assert await world.ask("1") == 2
+        assert world.index() == [("1", "READY", "")]
+
+    run(tmp_path, test)
+
+
+def test_the_old_one_serves_while_the_new_one_loads(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        world.backend.load_now.clear()
+        replaced = world.engine.load(world.write("2"))
+        await until(lambda: len(world.backend.begun) == 2)
+        assert await world.ask() == 1
+        assert world.engine.ready
+        assert world.index() == [("1", "READY", "")]
+        world.backend.load_now.set()
+        assert await replaced == ""
+        assert await world.ask() == 2
+
+    run(tmp_path, test)
+
+
+def test_what_the_old_one_has_accepted_it_finishes(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        world.backend.run_now.clear()
+        old = world.engine.find("m")
+        begun = [asyncio.ensure_future(ask(old)) for _ in range(9)]
+        await asyncio.sleep(0)
+        assert await world.replace("2") == ""
+        assert world.engine.find("m") is not old
+        assert world.engine.unloading() == [old]
+        later = asyncio.ensure_future(world.ask())
+        await asyncio.sleep(0)
+        world.backend.run_now.set()
+        assert await asyncio.gather(*begun) == [1] * 9
+        assert await later == 2
+        await until(lambda: not world.engine.unloading())
+        assert old.state is State.UNAVAILABLE
+        await until(lambda: world.backend.loaded[0].closed)
+        assert not world.backend.loaded[1].closed
+
+    run(tmp_path, test, "thread")
+
+
+@pytest.mark.parametrize("what", ["file", "config"])
+def test_the_old_one_goes_on_if_the_new_one_cannot_be_loaded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    async def test(world: World) -> None:
+        if what == "config":
+            world.configure("max_batch_size: -1")
+        problem = await world.replace("nonsense")
+        told = "'nonsense' is no number" if what == "file" else "max_batch_size"
+        assert told in problem
+        assert world.index() == [("1", "READY", f"a change could not be loaded: {problem}")]
+        assert world.engine.ready
+        assert await world.ask() == 1
+        world.configure(CONFIG.format("inline"))
+        assert await world.replace("3") == ""
+        assert world.index() == [("1", "READY", "")]
+        assert await world.ask() == 3
+        (loads,) = world.engine.server_series().loads
+        assert loads == ("m", 2, 1)
+
+    with caplog.at_level("INFO"):
+        run(tmp_path, test)
+    assert "m version 1 goes on as it was loaded before" in caplog.text
+    assert "loaded m version 1 again in " in caplog.text
+
+
+def test_the_last_of_several_changes_wins(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        world.backend.load_now.clear()
+        waiting = [world.engine.load(world.write("2"))]
+        await until(lambda: world.backend.begun == ["1", "2"])
+        waiting += [world.engine.load(world.write(str(number))) for number in range(3, 50)]
+        world.backend.load_now.set()
+        assert await asyncio.gather(*waiting) == [""] * 48
+        # What was being loaded is not served; in between nothing was loaded at all.
+        assert world.backend.begun == ["1", "2", "49"]
+        assert world.backend.loaded[1].closed
+        assert await world.ask() == 49
+
+    run(tmp_path, test)
+
+
+def test_a_change_to_something_broken_wins_as_well(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        world.backend.load_now.clear()
+        first = world.engine.load(world.write("2"))
+        await until(lambda: len(world.backend.begun) == 2)
+        second = world.engine.load(world.write("nonsense"))
+        world.backend.load_now.set()
+        assert "is no number" in await first
+        assert "is no number" in await second
+        assert await world.ask() == 1
+
+    run(tmp_path, test)
+
+
+def test_to_give_up_waiting_gives_up_nothing_else(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        world.backend.load_now.clear()
+        replaced = world.engine.load(world.write("2"))
+        await until(lambda: len(world.backend.begun) == 2)
+        replaced.cancel()
+        world.backend.load_now.set()
+        await until(lambda: not world.engine.loading)
+        assert await world.ask() == 2
+
+    run(tmp_path, test)
+
+
+def test_counters_go_on(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        await world.ask()
+        await world.replace("2")
+        await world.ask()
+        (series,) = world.engine.version_series()
+        assert series.statistics.success_count == 2
+        (document,) = world.engine.model_statistics("m").model_stats
+        assert document.inference_count == 2
+
+    run(tmp_path, test)
+
+
+def test_versions_come_and_go(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        old = world.engine.find("m")
+        assert await world.replace("2", version=2) == ""  # the newest alone is served
+        assert await world.ask() == 2
+        assert world.index() == [("2", "READY", "")]
+        with pytest.raises(NotFound):
+            world.engine.find("m", "1")
+        await until(lambda: old.state is State.UNAVAILABLE)
+
+    run(tmp_path, test)
+
+
+def test_an_old_version_stays_if_a_newer_one_cannot_be_loaded(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        assert "is no number" in await world.replace("nonsense", version=2)
+        assert await world.ask() == 1
+        assert [entry[:2] for entry in world.index()] == [("1", "READY"), ("2", "UNAVAILABLE")]
+        assert await world.replace("2", version=2) == ""
+        assert await world.ask() == 2
+        assert world.index() == [("2", "READY", "")]
+
+    run(tmp_path, test)
+
+
+def test_a_model_that_could_not_be_loaded_may_be_later(tmp_path: Path) -> None:
+    async def test() -> None:
+        world = World(tmp_path)
+        world.write("nonsense")
+        async with serving(world):
+            readiness = [world.engine.ready]
+            with pytest.raises(NotFound):
+                world.engine.find("m")
+            assert await world.replace("still") == "'still' is no number"
+            assert world.index() == [("1", "UNAVAILABLE", "'still' is no number")]
+            assert await world.replace("2") == ""
+            readiness.append(world.engine.ready)
+            assert readiness == [False, True]
+            assert await world.ask() == 2
+
+    asyncio.run(test())
+
+
+def test_nothing_is_loaded_once_the_engine_stops(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        world.backend.load_now.clear()
+        under_way = world.engine.load(world.write("2"))
+        await until(lambda: len(world.backend.begun) == 2)
+        world.engine.stop_loading()
+        assert world.engine.loading
+        assert await world.ask() == 1  # until it is unloaded
+        world.backend.load_now.set()
+        assert await under_way == "the server is shutting down"
+        assert await world.replace("3") == "the server is shutting down"
+        assert world.backend.loaded[1].closed
+        assert world.backend.begun == ["1", "2"]
+        assert await world.ask() == 1
+
+    run(tmp_path, test)
+
+
+def test_the_engine_stops_between_two_steps_of_a_load(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(world: World) -> None:
+        loaded = world.engine.load(world.write("2", version=2))
+        await until(lambda: ("2", "LOADING", "") in world.index())
+        world.engine.stop_loading()
+        assert await loaded == "the server is shutting down"
+        assert world.backend.begun == ["1"]
+
+    run(tmp_path, test)
+    assert "failed to load" not in caplog.text
+
+
+def test_requests_in_every_turn_of_many_swaps(tmp_path: Path) -> None:
+    """None is refused or lost, and no caller sees an older one after a newer one."""
+
+    async def test(world: World) -> None:
+        seen: list[list[float]] = [[] for _ in range(8)]
+        done = False
+
+        async def call(answers: list[float]) -> None:
+            while not done:
+                answers.append(await world.ask())
+
+        callers = [asyncio.ensure_future(call(answers)) for answers in seen]
+        for number in range(2, 30):
+            assert await world.replace(str(number)) == ""
+        done = True
+        await asyncio.gather(*callers)
+        for answers in seen:
+            assert answers == sorted(answers)
+            assert set(answers) <= set(range(1, 30))
+
+    run(tmp_path, test, "thread")

@@ -1,0 +1,299 @@
+"""Model files that change while they are served: no request is lost, and none gets a mixture."""
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import numpy as np
+import psutil
+import pytest
+
+from headrace.core.errors import ServerError
+from tests.models.onnx_graphs import constant
+from tests.support.client import Client
+from tests.support.grpc_client import GrpcClient
+from tests.support.http_client import HttpClient
+from tests.support.http_socket import HttpSocket
+from tests.support.scrape import Scraper, until
+from tests.support.server_process import ServerProcess
+
+# It answers with what it and the file beside it hold, so that a mixture of two states would show.
+SOURCE = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+    {more}
+
+    NUMBER = {number}
+
+
+    class TritonPythonModel:
+        @staticmethod
+        def auto_complete_config(config):
+            config.set_max_batch_size(8)
+            config.add_input({{"name": "X", "data_type": "TYPE_FP32", "dims": [1]}})
+            config.add_output({{"name": "A", "data_type": "TYPE_FP32", "dims": [1]}})
+            config.add_output({{"name": "B", "data_type": "TYPE_FP32", "dims": [1]}})
+            return config
+
+        def execute(self, requests):
+            return [self.answer(request.inputs()[0].as_numpy()) for request in requests]
+
+        def answer(self, x):
+            filled = np.full_like(x, NUMBER)
+            return pb_utils.InferenceResponse(
+                [pb_utils.Tensor("A", filled), pb_utils.Tensor("B", filled)]
+            )
+"""
+NAMES = ("code", "graph")
+_GROWTH = 24 << 20  # bytes, over a hundred swaps of both models
+_CALLERS: tuple[Callable[[ServerProcess], Client], ...] = (
+    lambda server: HttpClient(server.url, binary=False),
+    lambda server: HttpClient(server.url, binary=True),
+    lambda server: GrpcClient(server.grpc),
+)
+
+
+def content(name: str, number: int) -> bytes:
+    """The file of a model that answers with a number."""
+    if name == "graph":
+        return constant(number)
+    return dedent(SOURCE).format(number=number, more="").encode()
+
+
+class Served:
+    """A server of two files, `code.py` and `graph.onnx`, and the numbers that they answer with."""
+
+    def __init__(self, server: ServerProcess, folder: Path) -> None:
+        self.server = server
+        self.files = {"code": folder / "code.py", "graph": folder / "graph.onnx"}
+        self.numbers = dict.fromkeys(NAMES, 1)
+
+    def publish(self, name: str, data: bytes) -> None:
+        """Put a file in place of another in one step."""
+        other = self.files[name].with_suffix(".tmp")
+        other.write_bytes(data)
+        os.utime(other, (1_000_000, 1_000_000))  # so that it is no question that it is complete
+        other.replace(self.files[name])
+
+    def await_number(self, name: str, number: int) -> None:
+        """Wait until a model answers with a number."""
+        self.numbers[name] = number
+        with HttpClient(self.server.url, binary=True) as client:
+            until(lambda: ask(client, name) == number, f"{name} to be {number}", seconds=60)
+
+    def reason(self, name: str) -> str:
+        """What the index says of a model, which serves."""
+        with HttpClient(self.server.url, binary=True) as client:
+            [found] = [model for model in client.index().models if model.name == name]
+        assert found.state == "READY"
+        return found.reason
+
+
+def ask(client: Client, name: str) -> int:
+    """The one number that all of a model's answer consists of."""
+    answer = client.infer(name, {"X": np.zeros((3, 1), np.float32)})
+    numbers = {float(element) for output in ("A", "B") for element in answer[output].ravel()}
+    [number] = numbers
+    return int(number)
+
+
+def start(folder: Path, *options: str) -> ServerProcess:
+    """A server of the two files."""
+    empty = folder / "empty"
+    empty.mkdir()
+    files = [str(folder / "code.py"), str(folder / "graph.onnx")]
+    (folder / "code.py").write_bytes(content("code", 1))
+    (folder / "graph.onnx").write_bytes(content("graph", 1))
+    return ServerProcess(empty, options=["--model-file", *files, *options])
+
+
+@pytest.fixture(
+    scope="module",
+    params=["one process", pytest.param("front ends", marks=pytest.mark.slow)],
+)
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    """The server of all tests that leave it as they found it."""
+    folder = tmp_path_factory.mktemp("files")
+    options = ["--frontends=2"] if request.param == "front ends" else []
+    with start(folder, *options) as server:
+        yield Served(server, folder)
+        assert server.stop() == 0
+        assert "bug " not in server.log, server.log
+
+
+class Callers:
+    """Threads that ask both models without a pause, over each transport."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self._server = server
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._call, args=(make,)) for make in _CALLERS]
+        self.answers: list[dict[str, list[int]]] = []
+        self.failures: list[str] = []
+
+    def __enter__(self) -> "Callers":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _call(self, make: Callable[[ServerProcess], Client]) -> None:
+        answers: dict[str, list[int]] = {name: [] for name in NAMES}
+        self.answers.append(answers)
+        with make(self._server) as client:
+            while not self._over.is_set():
+                for name in NAMES:
+                    try:
+                        answers[name].append(ask(client, name))
+                    except (ServerError, ValueError, OSError) as error:
+                        self.failures.append(f"{name}: {error!r}")
+
+
+def swap_under_load(served: Served, times: int) -> None:
+    first = dict(served.numbers)
+    with Callers(served.server) as callers:
+        for _ in range(times):
+            for name in NAMES:
+                served.publish(name, content(name, served.numbers[name] + 1))
+            for name in NAMES:
+                served.await_number(name, served.numbers[name] + 1)
+    assert callers.failures == []
+    for answers in callers.answers:
+        for name in NAMES:
+            assert answers[name] == sorted(answers[name]), "an older one after a newer one"
+            assert first[name] <= answers[name][0]
+            assert answers[name][-1] <= served.numbers[name]
+
+
+def test_no_request_is_lost_or_gets_a_mixture(served: Served) -> None:
+    swap_under_load(served, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_hundred_swaps_leave_nothing_behind(served: Served) -> None:
+    swap_under_load(served, 3)  # until everything is there that comes with the first requests
+    before, memory = Held.of(served.server.pid), resident(served.server.pid)
+    swap_under_load(served, 100)
+    assert resident(served.server.pid) - memory < _GROWTH
+    until(lambda: Held.of(served.server.pid) == before, f"what was held before: {before}", 60)
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process has."""
+    return int(psutil.Process(pid).memory_info().rss)
+
+
+class Held(tuple[int, int, int, int]):
+    """How many files, unnamed files, threads and processes a server has."""
+
+    @classmethod
+    def of(cls, pid: int) -> "Held":
+        """What it has now."""
+        process = psutil.Process(pid)
+        children = process.children(recursive=True)
+        links = []
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            try:
+                links.append(os.readlink(f"/proc/{pid}/fd/{name}"))
+            except FileNotFoundError:
+                continue  # closed meanwhile
+        # Connections come and go with the callers, and with whoever asks.
+        lasting = [link for link in links if not link.startswith("socket:")]
+        unnamed = sum("memfd:" in link for link in links)
+        return cls((len(lasting), unnamed, process.num_threads(), len(children)))
+
+
+BROKEN = {
+    "code": (b"def f(:\n", "SyntaxError: invalid syntax (code.py, line 1)"),
+    "graph": (b"nothing", "graph.onnx is not a valid ONNX model"),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_broken_file_leaves_the_old_one_serving(served: Served, name: str) -> None:
+    data, told = BROKEN[name]
+    number = served.numbers[name]
+    with Callers(served.server) as callers:
+        served.publish(name, data)
+        until(lambda: told in served.reason(name), "the reason in the index")
+        served.await_number(name, number)
+        served.publish(name, content(name, number + 1))
+        served.await_number(name, number + 1)
+    assert callers.failures == []
+    assert served.reason(name) == ""
+    assert f"failed to load {name} version 1: " in served.server.log
+    assert f"{name} version 1 goes on as it was loaded before" in served.server.log
+    if name == "code":
+        assert "    def f(:\n" in served.server.log
+    with Scraper(served.server.metrics) as metrics:
+        assert metrics.now().value("headrace_model_loads_total", model=name, outcome="failure") > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_several_quick_changes_end_with_the_last(served: Served, name: str) -> None:
+    first = served.numbers[name]
+    for number in range(first + 1, first + 20):
+        data = content(name, number)
+        with served.files[name].open("wb", buffering=0) as file:  # in place, and in two halves
+            file.write(data[: len(data) // 2])
+            file.write(data[len(data) // 2 :])
+    served.await_number(name, first + 19)
+
+
+def test_a_request_that_comes_in_pieces_is_run_by_what_serves_in_the_end(served: Served) -> None:
+    number = served.numbers["code"]
+    row = {"name": "X", "shape": [1, 1], "datatype": "FP32", "data": [0]}
+    body = json.dumps({"inputs": [row]}).encode()
+    head = f"POST /v2/models/code/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    with HttpSocket(served.server.http) as connection:
+        connection.send(head.encode() + body[:10])
+        served.publish("code", content("code", number + 1))
+        served.await_number("code", number + 1)
+        connection.send(body[10:])
+        outputs = connection.receive().document["outputs"]
+    assert [output["data"] for output in outputs] == [[number + 1]] * 2
+
+
+def test_a_file_that_the_model_imports(served: Served) -> None:
+    number = served.numbers["code"]
+    beside = served.files["code"].with_name("beside.py")
+    beside.write_text(f"NUMBER = {number + 1}")
+    source = dedent(SOURCE).format(number="beside.NUMBER", more="import beside")
+    served.publish("code", source.encode())
+    served.await_number("code", number + 1)
+    beside.write_text(f"NUMBER = {number + 2}")
+    served.await_number("code", number + 2)
+    assert "beside.py has changed: loading model code again" in served.server.log
+    assert not beside.with_name("__pycache__").exists()
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether it runs; if its parent is gone, it may take a while until somebody buries it."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_the_end_comes_while_a_change_is_being_loaded(tmp_path: Path) -> None:
+    marker = tmp_path / "loading"
+    more = f"import os, time\nopen({str(marker)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)"
+    with start(tmp_path) as server:
+        served = Served(server, tmp_path)
+        served.publish("code", dedent(SOURCE).format(number=2, more=more).encode())
+        until(lambda: marker.exists() and marker.read_text() != "", "the change to be loaded")
+        worker = psutil.Process(int(marker.read_text()))
+        assert server.stop(signal.SIGTERM, 20) == 0
+        until(lambda: not alive(worker), "the worker to end")
+        assert "every admitted request was answered" in server.log

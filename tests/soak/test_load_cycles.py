@@ -1,0 +1,128 @@
+"""Models that are loaded and unloaded again and again leave nothing behind.
+
+As many cycles as the issue asks for, or as many as fit into the time: `HEADRACE_CYCLES_SECS`
+seconds for each kind of model.
+"""
+
+import asyncio
+import gc
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+from time import monotonic
+from typing import NamedTuple
+
+import numpy as np
+import psutil
+import pytest
+
+from headrace.app import BACKENDS
+from headrace.core.datatypes import Datatype
+from headrace.core.requests import InferRequest
+from headrace.core.tensors import Tensor
+from headrace.engine.admission import Admission
+from headrace.engine.engine import Engine
+from headrace.engine.loading import LoadOptions
+from headrace.repository.layout import ModelSource, read_model_directory
+from tests.models.onnx_graphs import identity, write_model
+from tests.models.python_models import IDENTITY, tensors, write_python_model
+
+SECONDS = float(os.environ.get("HEADRACE_CYCLES_SECS", "30"))
+MOST = 10_000
+WARM_UP_SECS = 3  # until allocators and caches have what they keep
+MEMORY = 16 << 20  # bytes by which the process may grow: allocators' waste, whatever the cycles
+LARGE = 40_000  # elements: their bytes go through a file without a name
+_CONFIG = "max_batch_size: 0\n"
+
+
+class Held(NamedTuple):
+    """What this process has."""
+
+    descriptors: int
+    unnamed_files: int
+    threads: int
+    children: int
+
+
+def held() -> Held:
+    """What it has now; mapped files count as well as open ones."""
+    process = psutil.Process()
+    maps = Path("/proc/self/maps").read_text().count("/memfd:headrace")
+    return Held(
+        len(os.listdir("/proc/self/fd")), maps, threading.active_count(),
+        len(process.children(recursive=True)),
+    )  # fmt: skip
+
+
+def onnx_model(root: Path, execution: str) -> ModelSource:
+    """A tiny ONNX model."""
+    config = f'parameters {{ key: "execution" value {{ string_value: "{execution}" }} }}'
+    return read_model_directory(write_model(root, "m", identity(dims=(-1,)), _CONFIG + config))
+
+
+def python_model(root: Path) -> ModelSource:
+    """A tiny Python model."""
+    config = tensors("input", ("INPUT0", "FP32", "-1")) + tensors(
+        "output", ("OUTPUT0", "FP32", "-1")
+    )
+    write_python_model(root, "m", dedent(IDENTITY), _CONFIG + config)
+    return read_model_directory(root / "m")
+
+
+async def cycle(source: ModelSource) -> None:
+    """Load a model, replace it, have it run something small and something large, and unload it."""
+    engine = Engine("", "", BACKENDS, LoadOptions(cores=1), Admission(0, 0))
+    await engine.load_all([source])
+    for size in (3, LARGE):
+        assert await engine.load(source) == ""
+        x = np.arange(size, dtype=np.float32)
+        request = InferRequest("m", "", "", {"INPUT0": Tensor("INPUT0", Datatype.FP32, x)})
+        response = await engine.find("m").infer(request)
+        assert (response.outputs[0].array == x).all()
+    await engine.unload_all()
+
+
+async def settled(before: Held) -> Held:
+    """What is held once no more of it goes away."""
+    deadline = monotonic() + 30
+    while (now := held()) != before and monotonic() < deadline:  # noqa: ASYNC110 - not of asyncio
+        await asyncio.sleep(0.05)
+    return now
+
+
+SOURCES: dict[str, Callable[[Path], ModelSource]] = {
+    "inline": lambda root: onnx_model(root, "inline"),
+    "thread": lambda root: onnx_model(root, "thread"),
+    "process": python_model,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", SOURCES)
+def test_nothing_is_left_of_what_was_unloaded(tmp_path: Path, kind: str) -> None:
+    source = SOURCES[kind](tmp_path)
+
+    async def cycles_within(seconds: float) -> int:
+        deadline = monotonic() + seconds
+        for count in range(MOST):
+            if monotonic() > deadline:
+                return count
+            await cycle(source)
+        return MOST
+
+    async def whole() -> int:
+        await cycles_within(WARM_UP_SECS)
+        gc.collect()
+        before, memory = held(), psutil.Process().memory_info().rss
+        cycles = await cycles_within(SECONDS)
+        assert await settled(before) == before, f"after {cycles} cycles"
+        gc.collect()
+        grown = psutil.Process().memory_info().rss - memory
+        print(f"{cycles} cycles, {before}, {grown >> 10} KiB more")
+        assert grown < MEMORY, f"{grown >> 10} KiB after {cycles} cycles"
+        return cycles
+
+    assert asyncio.run(whole()) > 0
