@@ -14,7 +14,15 @@ from tests.interop.triton import FAMILIES, Client
 from tests.support.busy_model import POISON
 from tests.support.transports import over_both_transports
 
-MODELS = {"busy", "digits", "simple", "simple_identity", "simple_string", "text_language"}
+MODELS = {
+    "busy",
+    "digits",
+    "simple",
+    "simple_identity",
+    "simple_string",
+    "storyteller",
+    "text_language",
+}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

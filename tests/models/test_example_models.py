@@ -44,7 +44,7 @@ def test_every_model_is_complete_and_small(model: Path) -> None:
     config = (model / "config.pbtxt").read_text(encoding="utf-8")
     assert f'name: "{model.name}"' in config
     assert (model / "README.md").read_text(encoding="utf-8").startswith(f"# {model.name}\n")
-    versions = list(model.glob("*/model.onnx"))
+    versions = [*model.glob("*/model.onnx"), *model.glob("*/model.py")]
     assert versions
     assert all(path.stat().st_size < 1_000_000 for path in versions)
 
