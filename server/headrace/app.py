@@ -28,6 +28,7 @@ from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from headrace.engine.loading import Backend, LoadOptions
 from headrace.engine.reloading import Reloader
+from headrace.execution.artefact_backend import artefact_backends
 from headrace.execution.cores import core_limit
 from headrace.execution.python_backend import PythonBackend
 from headrace.observability.logs import configure_logging
@@ -47,6 +48,11 @@ log = logging.getLogger(__name__)
 _COLLECT_AFTER = 20_000  # objects made and not freed since the last collection
 _UNFINISHED_SECS = 2  # how long shutdown waits for the rest of requests that are half there
 BACKENDS: Mapping[str, Backend] = {"onnxruntime": OnnxBackend(), "python": PythonBackend()}
+
+
+def backends(trust_model_code: bool = False) -> dict[str, Backend]:
+    """All backends by name, in the order in which a model's files are looked at."""
+    return {**BACKENDS, **artefact_backends(trust_model_code)}
 
 
 def run(settings: Settings) -> int:
@@ -91,7 +97,12 @@ class Application:
             settings.model_load_thread_count,
         )
         self._engine = Engine(
-            settings.id, __version__, BACKENDS, options, self._admission, settings.strict_readiness
+            settings.id,
+            __version__,
+            backends(settings.trust_model_code),
+            options,
+            self._admission,
+            settings.strict_readiness,
         )
         self._http: list[HttpServer] = []
         self._grpc: GrpcServer | None = None

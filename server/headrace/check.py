@@ -3,17 +3,17 @@
 import logging
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import orjson
 from google.protobuf import text_format
 
-from headrace.app import BACKENDS, find_sources
+from headrace.app import backends, find_sources
 from headrace.core.errors import RepositoryError
 from headrace.core.model_spec import EnvironmentOptions
-from headrace.engine.loading import LoadedInstance, LoadOptions, load_version, open_model
+from headrace.engine.loading import Backend, LoadedInstance, LoadOptions, load_version, open_model
 from headrace.execution.choice import AutoChoice
 from headrace.execution.cores import core_limit
 from headrace.observability.logs import LogSettings, configure_logging
@@ -29,6 +29,7 @@ def check_models(
     as_json: bool,
     quiet: bool,
     environments: EnvironmentOptions,
+    trust_model_code: bool = False,
 ) -> int:
     """Print a report on repositories and model files; 0 if all of them can be served, and some."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` is no error
@@ -43,7 +44,8 @@ def check_models(
     options = LoadOptions(
         core_limit(), default_max_batch_size=default_max_batch_size, environments=environments
     )
-    reports = [_check(source, options) for source in sources]
+    known = backends(trust_model_code)
+    reports = [_check(source, known, options) for source in sources]
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if as_json:
@@ -56,14 +58,16 @@ def check_models(
     return 0 if reports and all(report["ok"] for report in reports) else 1
 
 
-def _check(source: ModelSource, options: LoadOptions) -> dict[str, Any]:
+def _check(
+    source: ModelSource, known: Mapping[str, Backend], options: LoadOptions
+) -> dict[str, Any]:
     report: dict[str, Any] = {"model": source.name, "ok": False, "versions": [], "warnings": []}
     if source.duplicate:
         return report | {"error": "model appears in two or more repositories"}
     if source.problem:
         return report | {"error": source.problem}
     try:
-        opened = open_model(source, BACKENDS, options)
+        opened = open_model(source, known, options)
         report["warnings"] += opened.warnings
         for version in opened.versions:
             loaded = load_version(opened, version, options)

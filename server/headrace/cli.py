@@ -97,9 +97,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         from headrace.check import check_models
 
         paths = [Path(p) for p in options.paths]
-        size = options.default_max_batch_size
+        size, trust = options.default_max_batch_size, options.trust_model_code
         environments = environment_options(parser, options)
-        sys.exit(check_models(paths, size, options.json, options.quiet, environments))
+        sys.exit(check_models(paths, size, options.json, options.quiet, environments, trust))
     if options.command == "environments":
         from headrace.environments import run_action
 
@@ -178,6 +178,7 @@ def _parser() -> _Parser:
         "--default-max-batch-size", type=int, metavar="N", help="as of 'serve'",
         default=next(o.default for o in OPTIONS if o.field == "default_max_batch_size"),
     )  # fmt: skip
+    check.add_argument("--trust-model-code", action="store_true", help="as of 'serve'")
     check.add_argument("--json", action="store_true", help="print one JSON document")
     add_environment_options(check)
     add_environments(commands)

@@ -72,6 +72,11 @@ class Settings:
         "`max_batch_size` of a model that can batch and whose configuration does not say",
         least=1,
     )
+    trust_model_code: bool = _setting(
+        False,
+        "Load also those files that can run code when they are loaded, such as `model.joblib`;"
+        " without it only where a model's configuration says that it is trusted",
+    )
     model_load_thread_count: int = _setting(4, "How many models are loaded at once", least=1)
     exit_on_error: bool = _setting(
         True, "Exit if a model cannot be loaded, instead of serving the rest"

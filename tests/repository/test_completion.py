@@ -26,11 +26,17 @@ class Names:
 
     platform: str
     default_filename: str
+    filenames: tuple[str, ...] = ()
+    suffixes: tuple[str, ...] = ()
+
+
+def names(platform: str, *filenames: str, suffixes: tuple[str, ...]) -> Names:
+    return Names(platform, filenames[0], filenames, suffixes)
 
 
 BACKENDS: dict[str, BackendNames] = {
-    "onnxruntime": Names("onnxruntime_onnx", "model.onnx"),
-    "python": Names("", "model.py"),
+    "onnxruntime": names("onnxruntime_onnx", "model.onnx", suffixes=(".onnx",)),
+    "python": names("", "model.py", suffixes=(".py",)),
 }
 FP32, INT64, BYTES = Datatype.FP32, Datatype.INT64, Datatype.BYTES
 

@@ -112,6 +112,8 @@ class OnnxBackend:
 
     platform = "onnxruntime_onnx"
     default_filename = "model.onnx"
+    filenames: tuple[str, ...] = (default_filename,)
+    suffixes: tuple[str, ...] = (".onnx",)
     isolated = False
 
     def reads_parameter(self, name: str) -> bool:

@@ -32,7 +32,8 @@ class LoadSpec:
     preference. `device` is None for CPU and a GPU's number otherwise. `threads` is how many cores
     the instance may use. `group` is the index of its instance group, for messages. `instance` is
     its name, `config` the configuration as JSON, as far as it goes before the model is loaded, and
-    `auto_complete` whether the model may complete it.
+    `auto_complete` whether the model may complete it, with `default_max_batch_size` rows in a batch
+    if the configuration leaves that open; 0 if it does not.
     """
 
     model: str
@@ -49,6 +50,7 @@ class LoadSpec:
     config: str = "{}"
     auto_complete: bool = False
     environments: EnvironmentOptions = EnvironmentOptions()
+    default_max_batch_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,8 @@ class Backend(Protocol):
 
     platform: str
     default_filename: str
+    filenames: tuple[str, ...]
+    suffixes: tuple[str, ...]
     isolated: bool
 
     def reads_parameter(self, name: str) -> bool:
@@ -217,8 +219,12 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
     loaded: list[LoadedInstance] = []
     try:
         first_spec = _spec(opened.source, early, version, placements[0], threads)
+        open_rows = options.auto_complete and not opened.file.sets("max_batch_size")
         first_spec = replace(
-            first_spec, auto_complete=options.auto_complete, environments=options.environments
+            first_spec,
+            auto_complete=options.auto_complete,
+            environments=options.environments,
+            default_max_batch_size=options.default_max_batch_size if open_rows else 0,
         )
         single = not opened.backend.isolated and (
             wanted == InstanceKind.INLINE or (wanted == "auto" and _is_small(first_spec.path))

@@ -36,6 +36,8 @@ class PythonBackend:
     ) -> None:
         self.platform = platform
         self.default_filename = default_filename
+        self.filenames: tuple[str, ...] = (default_filename,)
+        self.suffixes: tuple[str, ...] = (Path(default_filename).suffix,)
         self._loader = loader
 
     def reads_parameter(self, name: str) -> bool:
@@ -53,10 +55,13 @@ class LoadedWorker:
     `inputs` and `outputs` are empty: what a model takes and gives is in its configuration.
     """
 
-    def __init__(self, spec: LoadSpec, loader: str) -> None:
-        """Raises `LoadFailed` or `InvalidOption`."""
+    def __init__(
+        self, spec: LoadSpec, loader: str, told: Mapping[str, object] | None = None
+    ) -> None:
+        """`told` is what its loader is told besides. Raises `LoadFailed` or `InvalidOption`."""
         self.inputs = self.outputs = ()
         self._loader = loader
+        self._told = dict(told or {})
         self._spec = spec
         self.options = WorkerOptions.of(spec.parameters)
         self._concurrency = _count(spec.parameters, "max_concurrency", _CONCURRENCY)
@@ -124,6 +129,7 @@ class LoadedWorker:
             "config": json.loads(spec.config),
             "parameters": dict(spec.parameters),
             "auto_complete": complete,
+            **self._told,
         }
         answer = process.ask(Kind.LOAD, document, _START_SECS)
         return process, answer.get("config")

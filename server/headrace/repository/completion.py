@@ -21,10 +21,16 @@ ModelTensor: TypeAlias = pb.ModelInput | pb.ModelOutput
 
 
 class BackendNames(Protocol):
-    """What completion needs to know of a backend."""
+    """What completion needs to know of a backend.
+
+    `filenames` are what a model's file may be called, `default_filename` among them, and a file
+    with one of `suffixes` is its model's under any other name, too.
+    """
 
     platform: str
     default_filename: str
+    filenames: tuple[str, ...]
+    suffixes: tuple[str, ...]
 
 
 def complete_backend(
@@ -59,7 +65,7 @@ def complete_backend(
         raise InvalidConfig(file.explain(Problem(field, text)))
     config.platform = config.platform or backend.platform
     if not config.default_model_filename:
-        config.default_model_filename = _guess_filename(backend.default_filename, names)
+        config.default_model_filename = _guess_filename(backend, names)
     return config
 
 
@@ -141,26 +147,41 @@ def model_dims(tensor: ModelTensor) -> Sequence[int]:
 def _guess_backend(
     config: ModelConfig, model: str, names: list[str], backends: Mapping[str, BackendNames]
 ) -> str:
+    """The backend of the platform that is named, or else the one that the files speak for."""
+    if config.platform:
+        return next((n for n, b in backends.items() if b.platform == config.platform), "")
+    given = config.default_model_filename
     for name, backend in backends.items():
-        suffix = "." + backend.default_filename.rpartition(".")[2]
-        if config.platform:
-            if config.platform == backend.platform:
-                return name
-        elif (
-            backend.default_filename in names
-            or config.default_model_filename.endswith(suffix)
-            or model.endswith((suffix, "." + name))
-            or len([n for n in names if n.endswith(suffix)]) == 1
-        ):
+        if given in backend.filenames or given.endswith((*backend.suffixes, *_any_suffix(backend))):
+            return name
+    for name, backend in backends.items():
+        if any(known in names for known in backend.filenames):
+            return name
+    for name, backend in backends.items():
+        if model.endswith((*backend.suffixes, "." + name)) or _alike(backend, names):
             return name
     return ""
 
 
-def _guess_filename(default: str, names: list[str]) -> str:
-    """The default name, unless only one file of its kind lies there and is called otherwise."""
-    suffix = "." + default.rpartition(".")[2]
-    alike = [name for name in names if name.endswith(suffix)]
-    return alike[0] if default not in names and len(alike) == 1 else default
+def _guess_filename(backend: BackendNames, names: list[str]) -> str:
+    """A name that is known, or that of the only file of its kind, or the default."""
+    known = next((name for name in backend.filenames if name in names), "")
+    return known or _alike(backend, names) or backend.default_filename
+
+
+def _alike(backend: BackendNames, names: list[str]) -> str:
+    """The only file of a backend's kind.
+
+    Its suffix tells, or, where others use that too, that nothing else lies beside it.
+    """
+    alike = [name for name in names if name.endswith(backend.suffixes)]
+    if len(names) == 1 and names[0].endswith(_any_suffix(backend)):
+        alike = names
+    return alike[0] if len(alike) == 1 else ""
+
+
+def _any_suffix(backend: BackendNames) -> tuple[str, ...]:
+    return tuple({"." + name.rpartition(".")[2] for name in backend.filenames if "." in name})
 
 
 def _can_batch(config: ModelConfig, infos: Sequence[TensorInfo]) -> bool:

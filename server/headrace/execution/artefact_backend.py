@@ -1,0 +1,95 @@
+"""Well-known files of libraries, without any code of the model's own, in worker processes.
+
+Which files a library's models have, which of them are data and which are programs, and whether
+those are trusted is decided here, before a worker is started; what a file means is up to
+`headrace.workers.loaders`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from headrace.core.errors import InvalidOption, LoadFailed
+from headrace.core.model_spec import LoadSpec
+from headrace.execution.python_backend import LoadedWorker, PythonBackend
+
+TRUST_PARAMETER = "trust_model_code"
+# What the parameters of any model in a worker may say.
+_PARAMETERS = frozenset({TRUST_PARAMETER, "execution_limit_secs", "python"})
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """The files of one library's models.
+
+    `filenames` are what a model's file is called, the best first; a file with one of `suffixes`
+    under another name is taken for one, too. Loading runs code of its author's unless it has one of
+    the suffixes in `data`. `parameters` are what else a configuration may say.
+    """
+
+    platform: str
+    filenames: tuple[str, ...]
+    suffixes: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
+    parameters: frozenset[str] = frozenset()
+
+
+# By the name of the backend, which is that of the loader, too.
+FORMATS: Mapping[str, Format] = {
+    "sklearn": Format(
+        "sklearn",
+        ("model.skops", "model.joblib", "model.pkl"),
+        (".skops", ".joblib", ".pkl"),
+        (".skops",),  # whose loader refuses what it does not know
+        frozenset({"skops_trusted_types"}),
+    ),
+    "xgboost": Format("xgboost", ("model.json", "model.ubj"), (".ubj",), (".json", ".ubj")),
+    "lightgbm": Format("lightgbm", ("model.txt",), (), (".txt",)),
+    "catboost": Format("catboost", ("model.cbm",), (".cbm",), (".cbm",)),
+    "mlflow": Format("mlflow", ("MLmodel", "model")),
+    "pytorch": Format("pytorch_libtorch", ("model.pt", "model.pt2"), (".pt", ".pt2")),
+}
+
+
+class ArtefactBackend(PythonBackend):
+    """Has workers load one library's models."""
+
+    def __init__(self, name: str, trusted: bool = False) -> None:
+        """`trusted` holds for all models, whatever their configurations say."""
+        found = FORMATS[name]
+        super().__init__(name, found.platform, found.filenames[0])
+        self.filenames = found.filenames
+        self.suffixes = found.suffixes
+        self._format = found
+        self._trusted = trusted
+
+    def reads_parameter(self, name: str) -> bool:
+        """Whether it is one of those that the documentation names."""
+        return name in _PARAMETERS or name in self._format.parameters
+
+    def load(self, spec: LoadSpec) -> LoadedWorker:
+        """Start a worker and have it load the file; raises `LoadFailed` or `InvalidOption`."""
+        if self._loader == "mlflow" and spec.path.is_dir():
+            spec = replace(spec, path=spec.path / "MLmodel")
+        trusted = _trusts(spec.parameters) or self._trusted
+        if spec.path.suffix not in self._format.data and not trusted and spec.path.is_file():
+            raise LoadFailed(
+                f"{spec.path.name} can run code of its author's when it is loaded. If you trust"
+                f' it, say so in config.pbtxt: parameters {{ key: "{TRUST_PARAMETER}" value'
+                f' {{ string_value: "true" }} }}, or start the server with --trust-model-code'
+            )
+        told = {"trusted": trusted, "default_max_batch_size": spec.default_max_batch_size}
+        return LoadedWorker(spec, self._loader, told)
+
+
+def artefact_backends(trusted: bool = False) -> dict[str, ArtefactBackend]:
+    """A backend for each format, by name."""
+    return {name: ArtefactBackend(name, trusted) for name in FORMATS}
+
+
+def _trusts(parameters: Mapping[str, str]) -> bool:
+    text = parameters.get(TRUST_PARAMETER, "false")
+    if text not in ("true", "false"):
+        raise InvalidOption(
+            f"parameters['{TRUST_PARAMETER}']", f"expected true or false, got {text!r}"
+        )
+    return text == "true"

@@ -1,0 +1,64 @@
+"""CatBoost models: `model.cbm`."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headrace.workers.elements import Array
+from headrace.workers.loaders.rows import Declared, model_class, needed, threads, unreadable
+from headrace.workers.loaders.tabular import INPUT, LEAST_ROWS, Column, Tabular, Traits
+
+
+def load(document: dict[str, Any]) -> type[Any]:
+    """The class of a model; raises `ImportError` or `ValueError`."""
+    library = needed("catboost", "catboost")
+    path = Path(document["file"])
+    try:
+        model = library.CatBoost().load_model(path)
+        if len(model.classes_):
+            model = library.CatBoostClassifier().load_model(path)
+    except library.CatBoostError as error:
+        raise unreadable(path.name, "a CatBoost model", error) from error
+    return model_class(Tabular(Boosted(model)), document, LEAST_ROWS)
+
+
+class Boosted:
+    """A CatBoost model as a predictor; a classifier also has `predict_proba`."""
+
+    def __init__(self, model: Any) -> None:
+        """Raises `ValueError` for a model of embeddings."""
+        if model.get_embedding_feature_indices():
+            raise ValueError("CatBoost models with embedding features are not served")
+        self._model = model
+        texts = {*model.get_cat_feature_indices(), *model.get_text_feature_indices()}
+        columns = [
+            Column(name, "BYTES", "") if index in texts else Column(name)
+            for index, name in enumerate(model.feature_names_)
+        ]
+        self._mixed = bool(texts)
+        matrix = None if texts else Declared(INPUT, "FP32", (len(columns),))
+        proba = hasattr(model, "predict_proba")
+        names = ["predict", "predict_proba"] if proba else ["predict"]
+        self.traits = Traits(columns, matrix, self._mixed, names, names)
+
+    def from_matrix(self, array: Array) -> Any:
+        """A matrix of numbers as it is."""
+        return np.ascontiguousarray(array.reshape(len(array), -1))
+
+    def from_columns(self, columns: Mapping[str, Array], rows: int) -> Any:
+        """Numbers and texts beside one another; what is absent is missing."""
+        known = self.traits.columns
+        if not self._mixed:
+            absent = np.full(rows, np.nan)
+            return np.column_stack([columns.get(column.name, absent) for column in known])
+        table = np.empty((rows, len(known)), object)
+        for index, column in enumerate(known):
+            missing = "" if column.datatype == "BYTES" else np.nan
+            table[:, index] = columns.get(column.name, missing)
+        return table
+
+    def run(self, table: Any, names: Sequence[str]) -> Mapping[str, Any]:
+        """Each kind of prediction by itself."""
+        return {name: getattr(self._model, name)(table, thread_count=threads()) for name in names}

@@ -1,0 +1,68 @@
+"""LightGBM models: `model.txt`."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from headrace.workers.elements import Array
+from headrace.workers.loaders.rows import Declared, model_class, needed, threads, unreadable
+from headrace.workers.loaders.tabular import (
+    INPUT,
+    LEAST_ROWS,
+    Column,
+    Tabular,
+    Traits,
+    stacked,
+)
+
+
+def load(document: dict[str, Any]) -> type[Any]:
+    """The class of a model; raises `ImportError` or `ValueError`."""
+    library = needed("lightgbm", "lightgbm")
+    path = Path(document["file"])
+    try:
+        booster = library.Booster(model_file=path)
+    except (library.basic.LightGBMError, ValueError) as error:
+        raise unreadable(path.name, "a LightGBM model", error) from error
+    return model_class(Tabular(Boosted(booster)), document, LEAST_ROWS)
+
+
+class Boosted:
+    """A booster as a predictor: `predict` is what it predicts, of a classifier probabilities."""
+
+    def __init__(self, booster: Any) -> None:
+        """Raises `ValueError` if its categories belong to nobody knows which columns."""
+        self._booster = booster
+        names = booster.feature_name()
+        kept = booster.pandas_categorical or []
+        which = booster.params.get("categorical_feature") or []
+        if len(which) != len(kept):
+            which = []
+        self._categories = {
+            names[index]: {value: code for code, value in enumerate(values)}
+            for index, values in zip(sorted(which), kept, strict=bool(which))
+        }
+        columns = [_column(name, self._categories.get(name)) for name in names]
+        matrix = Declared(INPUT, "FP32", (booster.num_feature(),))
+        given = ["predict"]
+        self.traits = Traits(columns, matrix, bool(self._categories), given, given)
+
+    def from_matrix(self, array: Array) -> Any:
+        """A matrix as it is; categories are their codes."""
+        return array.reshape(len(array), -1)
+
+    def from_columns(self, columns: Mapping[str, Array], rows: int) -> Any:
+        """A matrix with the codes of categories; unknown ones are missing, as for the library."""
+        return stacked(self.traits.columns, columns, rows, self._categories)
+
+    def run(self, table: Any, names: Sequence[str]) -> Mapping[str, Any]:
+        """What the booster predicts."""
+        return {"predict": self._booster.predict(table, num_threads=threads())}
+
+
+def _column(name: str, known: Mapping[Any, int] | None) -> Column:
+    if not known:
+        return Column(name)
+    first = next(iter(known))
+    datatype = {str: "BYTES", bool: "BOOL", int: "INT64"}.get(type(first), "FP64")
+    return Column(name, datatype, first)

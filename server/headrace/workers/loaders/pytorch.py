@@ -1,0 +1,154 @@
+"""PyTorch programs: TorchScript (`model.pt`) and exported ones (`model.pt2`).
+
+Names are those of Triton's PyTorch backend: `INPUT__0`, or any name that ends with a number like
+that, or the names of the arguments; otherwise inputs are taken in the order of the configuration.
+"""
+
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headrace.workers.elements import Array
+from headrace.workers.loaders.pytorch_export import export_parts
+from headrace.workers.loaders.rows import Declared, fill, model_class, needed, threads, unreadable
+
+_NUMBERED = re.compile(r".*__(\d+)")
+
+
+def load(document: dict[str, Any]) -> type[Any]:
+    """The class of a model; raises `ImportError` or `ValueError`."""
+    path = Path(document["file"])
+    if not document["trusted"]:
+        raise PermissionError(f"{path.name} is not trusted")
+    torch = needed("torch", "torch")
+    torch.set_num_threads(threads())
+    try:
+        if path.suffix == ".pt2":
+            program = torch.export.load(path)
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that TorchScript gets no new features
+                program = torch.jit.load(path, map_location="cpu")
+    except Exception as error:
+        raise unreadable(path.name, "a PyTorch program", error) from error
+    if path.suffix != ".pt2":
+        arguments = [argument.name for argument in program.forward.schema.arguments[1:]]
+        return model_class(Program(torch, program.eval(), arguments), document)
+    parts = export_parts(torch, program)
+    if parts.most_rows:
+        default = document.get("default_max_batch_size", 0)
+        document = {**document, "default_max_batch_size": min(default, parts.most_rows)}
+    else:
+        document = {**document, "default_max_batch_size": 0}
+    named = Program(torch, program.module(), parts.arguments, parts.keywords)
+    named.describe(parts.inputs, parts.outputs)
+    return model_class(named, document)
+
+
+class Program:
+    """A program as an artefact: tensors in, one tensor or several out."""
+
+    def __init__(
+        self, torch: Any, call: Any, arguments: Sequence[str], keywords: Sequence[str] = ()
+    ) -> None:
+        """`arguments` are the names of all, of which `keywords` are given by name."""
+        self._torch = torch
+        self._call = call
+        self._arguments = list(arguments)
+        self._keywords = frozenset(keywords)
+        self._inputs: dict[str, str] = {}  # arguments by the names of inputs
+        self._outputs: dict[str, int] = {}  # places in what the program gives
+        self._device = "cpu"
+        self._known: tuple[Sequence[Declared], Sequence[Declared]] = ((), ())
+
+    def describe(self, inputs: Sequence[Declared], outputs: Sequence[Declared]) -> None:
+        """Say what the program declares itself, with the first dimension."""
+        self._known = inputs, outputs
+
+    def complete(self, config: dict[str, Any], lead: Sequence[int]) -> None:
+        """Declare what the program says; raises `ValueError` if that is nothing."""
+        for kind, known in zip(("input", "output"), self._known, strict=True):
+            if not known and not config.get(kind):
+                raise ValueError(
+                    f"TorchScript does not say what its tensors look like: declare {kind} in"
+                    f" config.pbtxt (the arguments are {', '.join(self._arguments)})"
+                )
+            names = [tensor["name"] for tensor in config.get(kind, ())]
+            places = (
+                self._places(kind, names) if names else {d.name: i for i, d in enumerate(known)}
+            )
+            if not lead and any(d.dims[:1] != (-1,) for d in known):
+                raise ValueError(
+                    "max_batch_size is not 0, but the first dimension of the program's tensors does"
+                    " not vary"
+                )
+            # Without a batch dimension the program's first is like any other.
+            cut = 0 if lead else 1
+            found = [
+                Declared(name, known[place].datatype, known[place].dims[cut:])
+                for name, place in places.items()
+                if place < len(known)
+            ]
+            fill(config, kind, found, ())
+            for tensor in () if lead else config[kind]:
+                if tensor["name"] in places and not tensor.get("dims"):
+                    # One value a row and no axis for it: clients see [rows, 1].
+                    tensor |= {"dims": [1], "reshape": {"shape": []}}
+
+    def bind(self, inputs: Sequence[Declared], outputs: Sequence[Declared], device: str) -> None:
+        """Find out which argument each input is; raises `ValueError`."""
+        names = [declared.name for declared in inputs]
+        places = self._places("input", names)
+        if wrong := [n for n, place in places.items() if place >= len(self._arguments)]:
+            raise ValueError(
+                f"the program has no argument for input '{wrong[0]}'; it takes"
+                f" {', '.join(self._arguments)}"
+            )
+        self._inputs = {name: self._arguments[place] for name, place in places.items()}
+        self._outputs = self._places("output", [declared.name for declared in outputs])
+        self._device = device
+        if device != "cpu":
+            self._call = self._call.to(device)
+
+    def run(self, inputs: Mapping[str, Array], wanted: Sequence[str], rows: int) -> dict[str, Any]:
+        """Run the program once."""
+        torch = self._torch
+        given = {}
+        for name, array in inputs.items():
+            # What has come from the server is read-only, and a program may write to its input.
+            own = array if array.flags.writeable else array.copy()
+            given[self._inputs[name]] = torch.from_numpy(np.ascontiguousarray(own)).to(self._device)
+        positional = [given[a] for a in self._arguments if a in given and a not in self._keywords]
+        named = {a: given[a] for a in self._keywords if a in given}
+        with torch.inference_mode():
+            found = self._call(*positional, **named)
+        if torch.is_tensor(found):
+            found = [found]
+        results = {}
+        for name in wanted:
+            if isinstance(found, Mapping):
+                results[name] = _array(torch, found[name])
+            elif self._outputs[name] < len(found):
+                results[name] = _array(torch, found[self._outputs[name]])
+            else:
+                raise ValueError(f"the program gives {len(found)} tensors, none for '{name}'")
+        return results
+
+    def _places(self, kind: str, names: Sequence[str]) -> dict[str, int]:
+        matches = [_NUMBERED.fullmatch(name) for name in names]
+        if all(matches):
+            return {n: int(m[1]) for n, m in zip(names, matches, strict=True) if m is not None}
+        if kind == "input" and all(name in self._arguments for name in names):
+            return {name: self._arguments.index(name) for name in names}
+        return {name: place for place, name in enumerate(names)}
+
+
+def _array(torch: Any, tensor: Any) -> Array:
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.float()  # numpy has no such type
+    array: Array = tensor.detach().cpu().numpy()
+    return array

@@ -1,0 +1,151 @@
+"""XGBoost models: `model.json`, `model.ubj`."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headrace.workers.elements import Array
+from headrace.workers.loaders.rows import (
+    Declared,
+    RefusedInput,
+    model_class,
+    needed,
+    threads,
+    unreadable,
+)
+from headrace.workers.loaders.tabular import (
+    INPUT,
+    LEAST_ROWS,
+    Column,
+    Tabular,
+    Traits,
+    stacked,
+)
+
+
+def load(document: dict[str, Any]) -> type[Any]:
+    """The class of a model; raises `ImportError` or `ValueError`."""
+    library = needed("xgboost", "xgboost")
+    path = Path(document["file"])
+    try:
+        booster = library.Booster(model_file=path)
+        return model_class(Tabular(Boosted(library, booster)), document, LEAST_ROWS)
+    except (library.core.XGBoostError, json.JSONDecodeError) as error:
+        raise unreadable(path.name, "an XGBoost model", error) from error
+
+
+class Boosted:
+    """A booster as a predictor.
+
+    Of one that `XGBClassifier` has saved, `predict` is the class and there is `predict_proba`, as
+    of that; of any other, `predict` is what the booster predicts.
+    """
+
+    def __init__(self, library: Any, booster: Any) -> None:
+        booster.set_param({"nthread": threads()})
+        self._library, self._booster = library, booster
+        learner = json.loads(booster.save_config())["learner"]
+        self._linear = learner["gradient_booster"]["name"] == "gblinear"
+        wrapper = json.loads(booster.attr("scikit_learn") or "{}").get("_estimator_type")
+        self._classifies = wrapper == "classifier"
+        best = booster.attr("best_iteration") if wrapper and not self._linear else None
+        self._trees = (0, int(best) + 1) if best else (0, 0)
+        objective = learner["objective"]["name"]
+        self._two_classes = objective.startswith("binary:")
+        if self._classifies and objective == "multi:softmax":
+            booster.set_param({"objective": "multi:softprob"})
+        self._types = booster.feature_types
+        known = _categories(booster)
+        names = booster.feature_names or [""] * booster.num_features()
+        found = [
+            _column(name or f"f{index}", known.get(index, ())) for index, name in enumerate(names)
+        ]
+        columns = found if booster.feature_names or known else []
+        self._categories = {columns[index].name: values for index, values in known.items()}
+        self._pandas = needed("pandas", "pandas") if known else None
+        matrix = Declared(INPUT, "FP32", (booster.num_features(),))
+        given = ["predict", "predict_proba"] if self._classifies else ["predict"]
+        self.traits = Traits(columns, matrix, bool(known), given, given)
+
+    def from_matrix(self, array: Array) -> Any:
+        """A matrix as it is; categories are their codes."""
+        return array.reshape(len(array), -1)
+
+    def from_columns(self, columns: Mapping[str, Array], rows: int) -> Any:
+        """A matrix; with categories a data frame, of which the library finds the codes itself."""
+        if self._pandas is None:
+            return stacked(self.traits.columns, columns, rows, {})
+        absent = np.full(rows, np.nan)
+        ordered = {column.name: columns.get(column.name, absent) for column in self.traits.columns}
+        for name, known in self._categories.items():
+            _check(name, ordered[name].tolist(), known)
+            ordered[name] = self._pandas.Categorical(ordered[name])
+        return self._pandas.DataFrame(ordered)
+
+    def run(self, table: Any, names: Sequence[str]) -> Mapping[str, Any]:
+        """One prediction, from which class and probabilities both come."""
+        found = self._predict(table)
+        if not self._classifies:
+            return {"predict": found}
+        if found.ndim == 1:
+            labels = (found > 0.5).astype(np.int64)
+            return {"predict": labels, "predict_proba": np.column_stack([1 - found, found])}
+        if self._two_classes:  # several labels a row, each there or not
+            return {"predict": (found > 0.5).astype(np.int64), "predict_proba": found}
+        return {"predict": found.argmax(axis=1), "predict_proba": found}
+
+    def _predict(self, table: Any) -> Array:
+        if not self._linear:
+            try:
+                found: Array = self._booster.inplace_predict(
+                    table, iteration_range=self._trees, validate_features=False
+                )
+            except self._library.core.XGBoostError as error:
+                if self._categories and "category" in str(error):
+                    raise RefusedInput("a category that the model does not know") from error
+                raise
+            return found
+        matrix = self._library.DMatrix(table, feature_types=self._types, nthread=threads())
+        found = self._booster.predict(matrix, validate_features=False)
+        return found
+
+
+def _categories(booster: Any) -> dict[int, list[Any]]:
+    """The categories of columns by their index, where the model has kept them."""
+    if "c" not in (booster.feature_types or ()):
+        return {}
+    model = json.loads(bytes(booster.save_raw("json")))["learner"]["gradient_booster"]
+    model = model.get("gbtree", model).get("model", {})
+    found = {}
+    for index, kept in enumerate(model.get("cats", {}).get("enc", ())):
+        values = kept["values"]
+        if "offsets" in kept:  # texts behind one another, as signed bytes
+            data = np.array(values, np.int8).tobytes()
+            ends = zip(kept["offsets"], kept["offsets"][1:], strict=False)
+            values = [data[start:end].decode(errors="replace") for start, end in ends]
+        if values:
+            found[index] = values
+    return found
+
+
+def _column(name: str, known: Sequence[Any]) -> Column:
+    if not known:
+        return Column(name)
+    if isinstance(known[0], str):
+        return Column(name, "BYTES", next((word for word in known if word.isascii()), ""))
+    return Column(name, "INT64", known[0])
+
+
+def _check(name: str, values: list[Any], known: Sequence[Any]) -> None:
+    """Refuse what the library would take for some other category.
+
+    It cuts words with letters beyond ASCII, so that with these only the library itself can tell.
+    """
+    if any(isinstance(word, str) and not word.isascii() for word in known):
+        return
+    for value in values:
+        if value not in known and value == value:  # NaN is a value that is missing
+            raise RefusedInput(f"input '{name}' has a category that is not known: {value!r}")

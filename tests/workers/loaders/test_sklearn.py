@@ -1,0 +1,309 @@
+"""scikit-learn models: what is filled in, what they answer, and what is refused."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.workers.loaders.served import Served, texts
+
+joblib = pytest.importorskip("joblib", reason="joblib is not installed")
+pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+io = pytest.importorskip("skops.io", reason="skops is not installed")
+pd = pytest.importorskip("pandas", reason="pandas is not installed")
+
+from sklearn.calibration import CalibratedClassifierCV  # noqa: E402
+from sklearn.cluster import DBSCAN  # noqa: E402
+from sklearn.compose import ColumnTransformer  # noqa: E402
+from sklearn.ensemble import RandomForestClassifier  # noqa: E402
+from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer  # noqa: E402
+from sklearn.impute import SimpleImputer  # noqa: E402
+from sklearn.linear_model import LinearRegression, LogisticRegression  # noqa: E402
+from sklearn.pipeline import make_pipeline, make_union  # noqa: E402
+from sklearn.preprocessing import (  # noqa: E402
+    FunctionTransformer,
+    OneHotEncoder,
+    StandardScaler,
+)
+
+NUMBERS = np.random.default_rng(1).normal(size=(40, 3))
+CLASSES = (NUMBERS[:, 0] > 0).astype(int)
+WORDS = ["good day", "fine day", "bad day", "vile day"] * 3
+FEELINGS = ["up", "up", "down", "down"] * 3
+FRAME = pd.DataFrame(
+    {
+        "age": [20.0, 30, 40, None] * 5,
+        "city": ["Rome", "Oslo", "Rome", "Bonn"] * 5,
+        "grade": [1, 2, 3, 2] * 5,
+        "note": ["good one", "bad one", "bad thing", "good thing"] * 5,
+    }
+)
+BOUGHT = ["yes", "no", "no", "yes"] * 5
+
+
+def saved(folder: Path, model: Any, name: str = "model.skops") -> Path:
+    path = folder / name
+    if path.suffix == ".skops":
+        io.dump(model, path)
+    else:
+        joblib.dump(model, path)
+    return path
+
+
+def column(values: Any, dtype: Any = np.float64) -> np.ndarray:
+    return np.array(values, dtype).reshape(-1, 1)
+
+
+def by_column() -> Any:
+    """A pipeline of what people do to a data frame."""
+    categories = make_pipeline(
+        SimpleImputer(strategy="most_frequent"), OneHotEncoder(handle_unknown="ignore")
+    )
+    columns = ColumnTransformer(
+        [
+            ("numbers", make_pipeline(SimpleImputer(), StandardScaler()), ["age"]),
+            ("categories", categories, ["city", "grade"]),
+            ("text", CountVectorizer(), "note"),
+        ]
+    )
+    return make_pipeline(columns, LogisticRegression()).fit(FRAME, BOUGHT)
+
+
+def test_a_classifier(tmp_path: Path) -> None:
+    model = make_pipeline(StandardScaler(), LogisticRegression()).fit(NUMBERS, CLASSES)
+    served = Served("sklearn", saved(tmp_path, model))
+    assert served.config["max_batch_size"] == 4096
+    assert served.signature() == {
+        "input-0": ("FP32", [3]), "predict": ("INT64", [1]), "predict_proba": ("FP64", [2]),
+    }  # fmt: skip
+    rows = NUMBERS.astype(np.float32)
+    answers = served.ask_all([{"input-0": rows[:1]}, {"input-0": rows[1:4]}])
+    np.testing.assert_array_equal(answers[1]["predict"], model.predict(rows[1:4])[:, None])
+    for part, answer in zip((rows[:1], rows[1:4]), answers, strict=True):
+        np.testing.assert_allclose(
+            answer["predict_proba"], model.predict_proba(part.astype(np.float64))
+        )
+
+
+def test_only_what_is_asked_for_is_computed(tmp_path: Path) -> None:
+    model = LogisticRegression().fit(NUMBERS, CLASSES)
+    served = Served("sklearn", saved(tmp_path, model))
+    assert served.ask({"input-0": NUMBERS[:2]}, "predict").keys() == {"predict"}
+
+
+def test_a_model_of_texts_with_classes_that_are_words(tmp_path: Path) -> None:
+    model = make_pipeline(TfidfVectorizer(), LogisticRegression()).fit(WORDS, FEELINGS)
+    served = Served("sklearn", saved(tmp_path, model))
+    assert served.signature() == {
+        "input-0": ("STRING", [1]), "predict": ("STRING", [1]), "predict_proba": ("FP64", [2]),
+    }  # fmt: skip
+    answer = served.ask({"input-0": texts("a good one", "vile")}, "predict")
+    assert answer["predict"].tolist() == [["up"], ["down"]]
+
+
+def test_texts_without_batches_are_a_list(tmp_path: Path) -> None:
+    union = make_union(CountVectorizer(), TfidfVectorizer())
+    model = make_pipeline(union, LogisticRegression()).fit(WORDS, FEELINGS)
+    given = {"input": [{"name": "text", "data_type": "TYPE_STRING", "dims": [-1]}]}
+    served = Served("sklearn", saved(tmp_path, model), given, default_rows=0)
+    assert served.signature()["predict"] == ("STRING", [-1, 1])
+    answer = served.ask({"text": texts("good", "bad", "fine")[:, 0]}, "predict")
+    assert answer["predict"].tolist() == [["up"], ["down"], ["up"]]
+
+
+def test_a_text_that_is_no_text(tmp_path: Path) -> None:
+    model = make_pipeline(TfidfVectorizer(), LogisticRegression()).fit(WORDS, FEELINGS)
+    served = Served("sklearn", saved(tmp_path, model))
+    answer = served.ask({"input-0": texts(b"\xff")})
+    assert answer == {"error": "input 'input-0' holds bytes that are not UTF-8", "code": 3}
+    with pytest.raises(ValueError, match="not UTF-8"):  # then the server looks for the guilty one
+        served.ask_all([{"input-0": texts("good")}, {"input-0": texts(b"\xff")}])
+
+
+def test_a_data_frame_with_words_has_an_input_for_each_column(tmp_path: Path) -> None:
+    model = by_column()
+    served = Served(
+        "sklearn", saved(tmp_path, model), skops_trusted_types="numpy.dtype, numpy.ndarray"
+    )
+    assert {t["name"]: (t["data_type"], t["dims"]) for t in served.config["input"]} == {
+        "age": ("TYPE_FP64", [1]), "city": ("TYPE_STRING", [1]), "grade": ("TYPE_INT64", [1]),
+        "note": ("TYPE_STRING", [1]),
+    }  # fmt: skip
+    row = {
+        "age": column([25, np.nan]), "city": texts("Oslo", "Paris"),
+        "grade": column([2, 1], np.int64), "note": texts("bad thing", "good one"),
+    }  # fmt: skip
+    frame = pd.DataFrame({k: v[:, 0] for k, v in row.items()})
+    answer = served.ask(row)
+    assert answer["predict"][:, 0].tolist() == model.predict(frame).tolist()
+    np.testing.assert_allclose(answer["predict_proba"], model.predict_proba(frame))
+
+
+def test_columns_that_may_be_left_out(tmp_path: Path) -> None:
+    model = by_column()
+    inputs = [{"name": name} for name in ("city", "grade", "note")]
+    path = saved(tmp_path, model, "model.joblib")
+    given = {"input": [{"name": "age", "optional": True}, *inputs]}
+    served = Served("sklearn", path, given, trusted=True)
+    row = {"city": texts("Rome"), "grade": column([1], np.int64), "note": texts("good one")}
+    assert served.ask(row, "predict")["predict"].tolist() == [["yes"]]
+    with pytest.raises(ValueError, match="also needs the columns age"):
+        Served("sklearn", path, {"input": inputs}, trusted=True)
+
+
+def test_a_data_frame_of_numbers_is_a_matrix_unless_declared_otherwise(tmp_path: Path) -> None:
+    frame = pd.DataFrame(NUMBERS, columns=["a", "b", "c"])
+    scale = ColumnTransformer([("some", StandardScaler(), ["c", "a"])])
+    model = make_pipeline(scale, LinearRegression()).fit(frame, NUMBERS[:, 1])
+    path = saved(tmp_path, model, "model.joblib")
+    matrix = Served("sklearn", path, trusted=True)
+    assert matrix.signature() == {"input-0": ("FP32", [3]), "predict": ("FP64", [1])}
+    expected = model.predict(frame[:4])
+    answer = matrix.ask({"input-0": NUMBERS[:4]})
+    np.testing.assert_allclose(answer["predict"][:, 0], expected)
+    given = {"input": [{"name": name} for name in "cab"]}
+    columns = Served("sklearn", path, given, trusted=True)
+    assert columns.signature()["c"] == ("FP64", [1])
+    row = {name: column(frame[name][:4]) for name in "abc"}
+    np.testing.assert_allclose(columns.ask(row)["predict"][:, 0], expected)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_lone_estimator_does_not_mind_names(tmp_path: Path) -> None:
+    frame = pd.DataFrame(NUMBERS, columns=["a", "b", "c"])
+    model = CalibratedClassifierCV(LogisticRegression(), cv=2).fit(frame, CLASSES)
+    for fitted in (model, LogisticRegression().fit(frame, CLASSES)):
+        served = Served("sklearn", saved(tmp_path, fitted, "model.joblib"), trusted=True)
+        answer = served.ask({"input-0": NUMBERS[:3]}, "predict")
+        assert answer["predict"][:, 0].tolist() == fitted.predict(frame[:3]).tolist()
+
+
+def test_what_is_declared_wins(tmp_path: Path) -> None:
+    model = LogisticRegression().fit(NUMBERS, CLASSES)
+    given = {
+        "max_batch_size": 8,
+        "input": [{"name": "features", "data_type": "TYPE_FP64", "dims": [3, 1]}],
+        "output": [
+            {"name": "decision_function", "data_type": "TYPE_FP32", "dims": [1]},
+            {"name": "predict"},
+        ],
+    }
+    served = Served("sklearn", saved(tmp_path, model), given)
+    assert served.config["max_batch_size"] == 8
+    assert served.signature() == {
+        "features": ("FP64", [3, 1]), "decision_function": ("FP32", [1]), "predict": ("INT64", [1]),
+    }  # fmt: skip
+    answer = served.ask({"features": NUMBERS[:2, :, None]})
+    expected = model.decision_function(NUMBERS[:2])[:, None]
+    np.testing.assert_allclose(answer["decision_function"], expected, rtol=1e-6)
+    assert answer["decision_function"].dtype == np.float32
+
+
+def test_a_single_output_may_have_any_name(tmp_path: Path) -> None:
+    model = LinearRegression().fit(NUMBERS, NUMBERS[:, :2])
+    served = Served("sklearn", saved(tmp_path, model), {"output": [{"name": "output__0"}]})
+    assert served.signature()["output__0"] == ("FP64", [2])
+    answer = served.ask({"input-0": NUMBERS[:2]})
+    np.testing.assert_allclose(answer["output__0"], NUMBERS[:2, :2])
+
+
+def test_a_transformer(tmp_path: Path) -> None:
+    model = make_pipeline(CountVectorizer()).fit(["one two", "three"])
+    served = Served("sklearn", saved(tmp_path, model))
+    assert served.signature()["transform"] == ("INT64", [3])
+    assert served.ask({"input-0": texts("two two")})["transform"].tolist() == [[0, 0, 2]]
+
+
+def test_a_request_without_rows(tmp_path: Path) -> None:
+    served = Served("sklearn", saved(tmp_path, LinearRegression().fit(NUMBERS, CLASSES)))
+    assert served.ask({"input-0": np.empty((0, 3))})["predict"].shape == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"input": [{"name": "a", "data_type": "TYPE_FP32", "dims": [4]}]}, "3 features a row"),
+        ({"input": [{"name": "a", "data_type": "TYPE_STRING", "dims": [3]}]}, "takes FP32 for 'a'"),
+        ({"input": [{"name": "a"}, {"name": "b"}]}, "does not know the names of its columns"),
+        ({"output": [{"name": "predict"}, {"name": "x"}]}, "no output 'x'; it has predict, pre"),
+        ({"output": [{"name": "predict", "data_type": "TYPE_STRING", "dims": [2]}]}, r"says \[2\]"),
+        (
+            {"output": [{"name": "predict_proba", "data_type": "TYPE_INT64", "dims": [2]}]},
+            "'predict_proba' as float64, its configuration says INT64",
+        ),
+        (
+            {"output": [{"name": "predict", "data_type": "TYPE_BF16", "dims": [1]}]},
+            "'predict' cannot be BF16 here",
+        ),
+    ],
+)
+def test_what_cannot_be_declared(tmp_path: Path, given: Any, says: str) -> None:
+    path = saved(tmp_path, LogisticRegression().fit(NUMBERS, CLASSES))
+    with pytest.raises(ValueError, match=says):
+        Served("sklearn", path, given)
+
+
+JOBS: list[int] = []
+
+
+class Watched(RandomForestClassifier):  # type: ignore[misc]
+    """It notes with how many threads it predicts."""
+
+    def predict(self, X: Any) -> Any:
+        JOBS.append(self.n_jobs)
+        return super().predict(X)
+
+
+def test_no_more_threads_than_there_are_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    model = make_pipeline(Watched(3, n_jobs=-1, max_depth=2)).fit(NUMBERS, CLASSES)
+    JOBS.clear()
+    Served("sklearn", saved(tmp_path, model, "model.joblib"), trusted=True)
+    assert set(JOBS) == {2}
+
+
+def test_code_is_not_run_without_trust(tmp_path: Path) -> None:
+    path = saved(tmp_path, LinearRegression().fit(NUMBERS, CLASSES), "model.joblib")
+    with pytest.raises(PermissionError, match=r"model\.joblib is not trusted"):
+        Served("sklearn", path)
+
+
+def twice(values: Any) -> Any:
+    return values * 2
+
+
+def test_skops_refuses_types_that_it_does_not_know(tmp_path: Path) -> None:
+    model = make_pipeline(FunctionTransformer(twice), LinearRegression()).fit(NUMBERS, CLASSES)
+    path = saved(tmp_path, model)
+    (name,) = io.get_untrusted_types(file=path)
+    with pytest.raises(ValueError, match=r"types that skops does not know to be safe: \S*twice\."):
+        Served("sklearn", path)
+    with pytest.raises(ValueError, match='key: "skops_trusted_types"'):
+        Served("sklearn", path, skops_trusted_types="other.type")
+    Served("sklearn", path, skops_trusted_types=f"other.type, {name}")
+    Served("sklearn", path, trusted=True)
+
+
+@pytest.mark.parametrize("name", ["model.skops", "model.joblib"])
+def test_a_file_that_is_none(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"nothing of the kind")
+    with pytest.raises(ValueError, match=f"{name} cannot be loaded as a scikit-learn model: ") as e:
+        Served("sklearn", tmp_path / name, trusted=True)
+    assert str(tmp_path) not in str(e.value)
+
+
+def test_a_model_that_predicts_nothing(tmp_path: Path) -> None:
+    path = saved(tmp_path, DBSCAN().fit(NUMBERS))
+    with pytest.raises(ValueError, match="a DBSCAN has none of the methods predict, "):
+        Served("sklearn", path)
+
+
+def test_a_missing_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "skops.io", None)
+    path = tmp_path / "model.skops"
+    with pytest.raises(ImportError, match=r"needs the package skops, and 'skops\.io' is missing"):
+        Served("sklearn", path)
