@@ -15,7 +15,7 @@ NUMBERS = np.random.default_rng(1).normal(size=(60, 3)).astype(np.float32)
 THREE = np.arange(60) % 3
 WORDS = np.array(["p", "q", "r"])
 FRAME = pd.DataFrame({"size": NUMBERS[:, 0], "kind": WORDS[THREE], "floor": THREE})
-QUIET = {"iterations": 4, "depth": 2, "verbose": 0, "allow_writing_files": False}
+QUIET = {"thread_count": 1, "iterations": 4, "depth": 2, "verbose": 0, "allow_writing_files": False}
 
 
 def saved(folder: Path, model: Any) -> Path:

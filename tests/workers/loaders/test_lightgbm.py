@@ -21,7 +21,13 @@ FRAME = pd.DataFrame(
         "floor": pd.Categorical(THREE * 10),
     }
 )
-SMALL = {"verbose": -1, "min_data_in_leaf": 2, "min_data_per_group": 2, "cat_smooth": 1}
+SMALL = {
+    "num_threads": 1,
+    "verbose": -1,
+    "min_data_in_leaf": 2,
+    "min_data_per_group": 2,
+    "cat_smooth": 1,
+}
 
 
 def saved(folder: Path, data: Any, labels: Any, **parameters: Any) -> tuple[Path, Any]:

@@ -32,7 +32,7 @@ def saved(folder: Path, model: Any, name: str = "model.json") -> Path:
 @pytest.mark.parametrize("name", ["model.json", "model.ubj"])
 @pytest.mark.parametrize("labels", [TWO, THREE], ids=["two", "three"])
 def test_a_classifier(tmp_path: Path, name: str, labels: Any) -> None:
-    model = xgb.XGBClassifier(n_estimators=4, max_depth=2).fit(NUMBERS, labels)
+    model = xgb.XGBClassifier(n_jobs=1, n_estimators=4, max_depth=2).fit(NUMBERS, labels)
     served = Served("xgboost", saved(tmp_path, model, name))
     assert served.config["max_batch_size"] == 4096
     assert served.signature() == {
@@ -46,7 +46,7 @@ def test_a_classifier(tmp_path: Path, name: str, labels: Any) -> None:
 
 def test_several_labels_a_row(tmp_path: Path) -> None:
     labels = np.stack([TWO, 1 - TWO, THREE > 1], axis=1)
-    model = xgb.XGBClassifier(n_estimators=4, max_depth=2).fit(NUMBERS, labels)
+    model = xgb.XGBClassifier(n_jobs=1, n_estimators=4, max_depth=2).fit(NUMBERS, labels)
     served = Served("xgboost", saved(tmp_path, model))
     answer = served.ask({"input-0": NUMBERS[:9]})
     np.testing.assert_array_equal(answer["predict"], model.predict(NUMBERS[:9]))
@@ -55,7 +55,7 @@ def test_several_labels_a_row(tmp_path: Path) -> None:
 
 def test_the_best_iteration_is_used(tmp_path: Path) -> None:
     noise = RANDOM.normal(size=60)
-    model = xgb.XGBRegressor(n_estimators=40, early_stopping_rounds=2, learning_rate=0.9)
+    model = xgb.XGBRegressor(n_jobs=1, n_estimators=40, early_stopping_rounds=2, learning_rate=0.9)
     model.fit(NUMBERS[:40], noise[:40], eval_set=[(NUMBERS[40:], noise[40:])], verbose=False)
     assert model.best_iteration + 1 < model.get_booster().num_boosted_rounds()
     served = Served("xgboost", saved(tmp_path, model))
@@ -67,7 +67,7 @@ def test_the_best_iteration_is_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize("objective", ["multi:softprob", "multi:softmax"])
 def test_a_bare_booster_predicts_what_it_predicts(tmp_path: Path, objective: str) -> None:
     matrix = xgb.DMatrix(NUMBERS, THREE)
-    booster = xgb.train({"objective": objective, "num_class": 3}, matrix, 3)
+    booster = xgb.train({"nthread": 1, "objective": objective, "num_class": 3}, matrix, 3)
     served = Served("xgboost", saved(tmp_path, booster))
     answer = served.ask({"input-0": NUMBERS[:9]})
     assert answer.keys() == {"predict"}
@@ -76,7 +76,7 @@ def test_a_bare_booster_predicts_what_it_predicts(tmp_path: Path, objective: str
 
 
 def test_a_linear_booster(tmp_path: Path) -> None:
-    booster = xgb.train({"booster": "gblinear"}, xgb.DMatrix(NUMBERS, TWO), 3)
+    booster = xgb.train({"nthread": 1, "booster": "gblinear"}, xgb.DMatrix(NUMBERS, TWO), 3)
     served = Served("xgboost", saved(tmp_path, booster))
     answer = served.ask({"input-0": NUMBERS[:9]})["predict"][:, 0]
     np.testing.assert_allclose(answer, booster.predict(xgb.DMatrix(NUMBERS[:9])), rtol=1e-6)
@@ -84,7 +84,7 @@ def test_a_linear_booster(tmp_path: Path) -> None:
 
 def test_columns_by_name(tmp_path: Path) -> None:
     frame = FRAME[["size"]].assign(height=NUMBERS[:, 1].astype(float))
-    model = xgb.XGBRegressor(n_estimators=4).fit(frame, TWO)
+    model = xgb.XGBRegressor(n_jobs=1, n_estimators=4).fit(frame, TWO)
     path = saved(tmp_path, model)
     assert Served("xgboost", path).signature()["input-0"] == ("FP32", [2])
     inputs = [{"name": "height"}, {"name": "size", "data_type": "TYPE_FP32", "dims": [1]}]
@@ -97,7 +97,7 @@ def test_columns_by_name(tmp_path: Path) -> None:
 
 
 def test_categories_by_name(tmp_path: Path) -> None:
-    model = xgb.XGBRegressor(n_estimators=4, enable_categorical=True).fit(FRAME, THREE)
+    model = xgb.XGBRegressor(n_jobs=1, n_estimators=4, enable_categorical=True).fit(FRAME, THREE)
     if not hasattr(model.get_booster(), "get_categories"):
         pytest.skip("this XGBoost does not keep categories")
     served = Served("xgboost", saved(tmp_path, model, "model.ubj"))
