@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 
 from headrace.core.errors import InvalidOption, LoadFailed
 from headrace.core.model_spec import LoadSpec
+from headrace.execution.environments.demand import PATH_PARAMETER
 from headrace.execution.python_backend import LoadedWorker, PythonBackend
 
 TRUST_PARAMETER = "trust_model_code"
 # What the parameters of any model in a worker may say.
-_PARAMETERS = frozenset({TRUST_PARAMETER, "execution_limit_secs", "python"})
+_PARAMETERS = frozenset({TRUST_PARAMETER, PATH_PARAMETER, "execution_limit_secs", "python"})
 
 
 @dataclass(frozen=True, slots=True)

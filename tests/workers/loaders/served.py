@@ -57,7 +57,11 @@ class Served:
         """The outputs of several requests that share a batch; an error is under `error`."""
         names = outputs or tuple(tensor["name"] for tensor in self.config["output"])
         requests = [
-            pb.InferenceRequest([pb.Tensor(n, _sent(a)) for n, a in inputs.items()], "", names, {})
+            pb.InferenceRequest(
+                inputs=[pb.Tensor(n, _sent(a)) for n, a in inputs.items()],
+                requested_output_names=names,
+                model_name="m",
+            )
             for inputs in batch
         ]
         answers = []

@@ -8,17 +8,15 @@ import pytest
 
 from tests.workers.loaders.served import Served, texts
 
-pytest.importorskip("mlflow.pyfunc", reason="mlflow is not installed")
 pd = pytest.importorskip("pandas", reason="pandas is not installed")
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
-import mlflow.pyfunc  # noqa: E402
-import mlflow.sklearn  # noqa: E402
-from mlflow.models import ModelSignature  # noqa: E402
-from mlflow.types import ColSpec, Schema, TensorSpec  # noqa: E402
 from sklearn.linear_model import LinearRegression, LogisticRegression  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow gives advice by warnings
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),  # MLflow gives advice by warnings
+]
 
 NUMBERS = np.random.default_rng(1).normal(size=(40, 2))
 LABELS = (NUMBERS[:, 0] > 0).astype(np.int64)
@@ -41,17 +39,35 @@ mlflow.models.set_model(Own())
 """
 
 
+def flow(module: str) -> Any:
+    """A part of MLflow, which takes long to import."""
+    return pytest.importorskip(f"mlflow.{module}", reason="mlflow is not installed")
+
+
+def signature(inputs: Any, outputs: Any) -> Any:
+    schema = flow("types").Schema
+    return flow("models").ModelSignature(schema(inputs), schema(outputs) if outputs else None)
+
+
+def column(kind: str, name: str, required: bool = True) -> Any:
+    return flow("types").ColSpec(kind, name, required=required)
+
+
+def tensor(dtype: str, shape: tuple[int, ...]) -> Any:
+    return flow("types").TensorSpec(np.dtype(dtype), shape)
+
+
 def saved(folder: Path, model: Any, inputs: Any, outputs: Any) -> Path:
-    signature = ModelSignature(Schema(inputs), Schema(outputs) if outputs else None)
-    mlflow.sklearn.save_model(model, folder / "model", signature=signature, **QUICK)
+    known = signature(inputs, outputs)
+    flow("sklearn").save_model(model, folder / "model", signature=known, **QUICK)
     return folder / "model" / "MLmodel"
 
 
 def test_columns(tmp_path: Path) -> None:
     frame = pd.DataFrame(NUMBERS, columns=["a", "b"])
     model = LogisticRegression().fit(frame, LABELS)
-    inputs = [ColSpec("double", "a"), ColSpec("double", "b")]
-    path = saved(tmp_path, model, inputs, [TensorSpec(np.dtype("int64"), (-1,))])
+    inputs = [column("double", "a"), column("double", "b")]
+    path = saved(tmp_path, model, inputs, [tensor("int64", (-1,))])
     served = Served("mlflow", path, trusted=True)
     assert served.signature() == {
         "a": ("FP64", [1]), "b": ("FP64", [1]), "predict": ("INT64", [1])
@@ -63,7 +79,7 @@ def test_columns(tmp_path: Path) -> None:
 
 def test_a_tensor(tmp_path: Path) -> None:
     model = LinearRegression().fit(NUMBERS, LABELS)
-    spec = TensorSpec(np.dtype("float64"), (-1, 2))
+    spec = tensor("float64", (-1, 2))
     served = Served("mlflow", saved(tmp_path, model, [spec], None), trusted=True)
     assert served.signature() == {"input-0": ("FP64", [2]), "predict": ("FP64", [1])}
     answer = served.ask({"input-0": NUMBERS[:5]})
@@ -72,12 +88,12 @@ def test_a_tensor(tmp_path: Path) -> None:
 
 def test_a_function_that_gives_columns(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
-    signature = ModelSignature(
-        Schema([ColSpec("string", "word"), ColSpec("long", "count", required=False)]),
-        Schema([ColSpec("string", "upper"), ColSpec("long", "twice")]),
+    known = signature(
+        [column("string", "word"), column("long", "count", required=False)],
+        [column("string", "upper"), column("long", "twice")],
     )
-    mlflow.pyfunc.save_model(
-        tmp_path / "model", python_model=tmp_path / "own.py", signature=signature, **QUICK
+    flow("pyfunc").save_model(
+        tmp_path / "model", python_model=tmp_path / "own.py", signature=known, **QUICK
     )
     served = Served("mlflow", tmp_path / "model" / "MLmodel", trusted=True)
     assert served.signature() == {
@@ -93,7 +109,7 @@ def test_a_function_that_gives_columns(tmp_path: Path) -> None:
 
 def test_without_a_signature_it_has_to_be_declared(tmp_path: Path) -> None:
     model = LinearRegression().fit(NUMBERS, LABELS)
-    mlflow.sklearn.save_model(model, tmp_path / "model", **QUICK)
+    flow("sklearn").save_model(model, tmp_path / "model", **QUICK)
     path = tmp_path / "model" / "MLmodel"
     with pytest.raises(ValueError, match="does not say what it takes: declare input and output"):
         Served("mlflow", path, trusted=True)
@@ -111,6 +127,7 @@ def test_it_is_not_loaded_without_trust(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_none(tmp_path: Path) -> None:
+    flow("pyfunc")
     (tmp_path / "MLmodel").write_text("flavors: {}")
     with pytest.raises(ValueError, match="cannot be loaded as an MLflow model: "):
         Served("mlflow", tmp_path / "MLmodel", trusted=True)

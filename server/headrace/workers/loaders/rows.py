@@ -205,8 +205,8 @@ def needed(module: str, package: str) -> Any:
     except ModuleNotFoundError as error:
         raise ImportError(
             f"this model needs the package {package}, and '{error.name}' is missing in its"
-            f" environment: run pip install {package} where the server runs, or give the model an"
-            " environment of its own"
+            f" environment: run pip install {package} where the server runs, or name it in a"
+            " requirements.txt beside the model's configuration"
         ) from error
 
 

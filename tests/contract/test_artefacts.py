@@ -1,0 +1,213 @@
+"""Models without code: a library's file in a version directory, served over every transport."""
+
+import importlib.util
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.core.errors import InvalidRequest, NotFound
+from tests.contract.conftest import CLIENTS
+from tests.support.client import Client, strings
+from tests.support.server_process import ServerProcess
+
+joblib = pytest.importorskip("joblib", reason="joblib is not installed")
+skops_io = pytest.importorskip("skops.io", reason="skops is not installed")
+lgb = pytest.importorskip("lightgbm", reason="lightgbm is not installed")
+xgb = pytest.importorskip("xgboost", reason="xgboost is not installed")
+pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+
+from sklearn.datasets import load_iris  # noqa: E402
+from sklearn.feature_extraction.text import TfidfVectorizer  # noqa: E402
+from sklearn.linear_model import LogisticRegression  # noqa: E402
+from sklearn.pipeline import make_pipeline  # noqa: E402
+
+ROWS, KINDS = load_iris(return_X_y=True)
+ROWS = ROWS.astype(np.float32)
+TRUST = 'parameters { key: "trust_model_code" value { string_value: "true" } }\n'
+TEXTS, FEELINGS = ["good", "bad", "fine", "vile"] * 3, ["up", "down"] * 6
+MODELS: dict[str, Any] = {
+    "skl": LogisticRegression(max_iter=500).fit(ROWS, KINDS),
+    "words": make_pipeline(TfidfVectorizer(), LogisticRegression()).fit(TEXTS, FEELINGS),
+    "xgb": xgb.XGBClassifier(n_estimators=3, n_jobs=1).fit(ROWS, KINDS),
+}
+
+
+def folder(root: Path, name: str, config: str = "") -> Path:
+    """The directory of version 1 of a model."""
+    path = root / name / "1"
+    path.mkdir(parents=True)
+    if config:
+        (root / name / "config.pbtxt").write_text(config)
+    return path
+
+
+def write_catboost(root: Path) -> None:
+    cat = pytest.importorskip("catboost", reason="catboost is not installed")
+    options = {"iterations": 3, "verbose": 0, "thread_count": 1, "allow_writing_files": False}
+    MODELS["cat"] = cat.CatBoostClassifier(**options).fit(ROWS, KINDS)
+    MODELS["cat"].save_model(str(folder(root, "cat") / "model.cbm"))
+
+
+# What MLflow writes itself, which takes it long.
+MLMODEL = """
+flavors:
+  python_function: {loader_module: mlflow.sklearn, model_path: model.skops, predict_fn: predict}
+  sklearn: {pickled_model: model.skops, serialization_format: skops, sklearn_version: "1.9"}
+signature:
+  inputs: '[{"type": "double", "name": "a"}, {"type": "double", "name": "b"},
+    {"type": "double", "name": "c"}, {"type": "double", "name": "d"}]'
+"""
+
+
+def write_mlflow(root: Path) -> None:
+    if importlib.util.find_spec("mlflow") is None:
+        pytest.skip("mlflow is not installed")
+    for name, config in (("flow", TRUST), ("flow_untrusted", "")):
+        path = folder(root, name, config) / "model"
+        path.mkdir()
+        (path / "MLmodel").write_text(MLMODEL)
+        skops_io.dump(MODELS["skl"], path / "model.skops")
+
+
+@pytest.fixture(scope="module")
+def artefacts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server of a model in each format, and of some that it refuses."""
+    root = tmp_path_factory.mktemp("artefacts")
+    skops_io.dump(MODELS["skl"], folder(root, "skl") / "model.skops")
+    joblib.dump(MODELS["words"], folder(root, "words", TRUST) / "model.joblib")
+    joblib.dump(MODELS["skl"], folder(root, "untrusted") / "model.joblib")
+    config = 'parameters { key: "trust_model_code" value { string_value: "yes" } }'
+    joblib.dump(MODELS["skl"], folder(root, "mistrusted", config) / "model.joblib")
+    MODELS["xgb"].save_model(folder(root, "xgb") / "model.ubj")
+    data = lgb.Dataset(ROWS, KINDS)
+    options = {"verbose": -1, "num_threads": 1, "objective": "multiclass", "num_class": 3}
+    MODELS["lgb"] = lgb.train(options, data, 3)
+    config = (
+        'max_batch_size: 8 output { name: "scores" }'
+        ' parameters { key: "DISABLE_CUDNN" value { string_value: "1" } }'
+    )
+    MODELS["lgb"].save_model(folder(root, "lgb", config) / "model.txt")
+    (folder(root, "broken") / "model.ubj").write_bytes(b"nothing of the kind")
+    (folder(root, "torch", TRUST) / "model.pt").write_bytes(b"nothing of the kind")
+    write_catboost(root)
+    write_mlflow(root)
+    with ServerProcess(root, options=["--exit-on-error=false"]) as process:
+        yield process
+        assert process.stop() == 0
+        assert "bug " not in process.log
+
+
+@pytest.fixture(scope="module", params=CLIENTS)
+def client(request: pytest.FixtureRequest, artefacts: ServerProcess) -> Iterator[Client]:
+    """That server through each transport and form of tensors."""
+    with CLIENTS[request.param](artefacts) as client:
+        yield client
+
+
+def reason(client: Client, model: str) -> str:
+    """Why a model is not served."""
+    (entry,) = [entry for entry in client.index().models if entry.name == model]
+    return entry.reason
+
+
+@pytest.mark.parametrize("model", ["skl", "xgb", "cat"])
+def test_a_classifier(client: Client, model: str) -> None:
+    rows = ROWS[::30]
+    answer = client.infer(model, {"input-0": rows})
+    expected = MODELS[model]
+    assert answer["predict"].tolist() == expected.predict(rows).reshape(-1, 1).tolist()
+    np.testing.assert_allclose(answer["predict_proba"], expected.predict_proba(rows), rtol=1e-5)
+    only = client.infer(model, {"input-0": rows}, outputs=["predict"])
+    assert only.outputs.keys() == {"predict"}
+
+
+def test_what_is_filled_in(client: Client) -> None:
+    metadata = client.model_metadata("skl")
+    assert metadata.platform == "sklearn"
+    tensors = [*metadata.inputs, *metadata.outputs]
+    assert [(t.name, t.datatype, list(t.shape)) for t in tensors] == [
+        ("input-0", "FP32", [-1, 4]), ("predict", "INT64", [-1, 1]),
+        ("predict_proba", "FP64", [-1, 3]),
+    ]  # fmt: skip
+    config = client.model_config("skl")
+    assert (config.backend, config.default_model_filename) == ("sklearn", "model.skops")
+    assert config.max_batch_size == 4096
+    assert config.HasField("dynamic_batching")
+    assert client.model_config("xgb").default_model_filename == "model.ubj"
+
+
+def test_what_is_declared_wins(client: Client) -> None:
+    answer = client.infer("lgb", {"input-0": ROWS[:8]})
+    np.testing.assert_allclose(answer["scores"], MODELS["lgb"].predict(ROWS[:8]))
+    with pytest.raises(InvalidRequest, match="batch-size must be <= 8"):
+        client.infer("lgb", {"input-0": ROWS[:9]})
+
+
+def test_texts_in_and_words_out(client: Client) -> None:
+    answer = client.infer("words", {"input-0": strings([b"good", b"bad"], [2, 1])})
+    assert answer.datatypes == {"predict": "BYTES", "predict_proba": "FP64"}
+    assert answer["predict"].tolist() == [[b"up"], [b"down"]]
+
+
+def test_a_request_that_cannot_be_read_is_to_blame_alone(client: Client) -> None:
+    if not client.carries_bytes:
+        pytest.skip("JSON is text")
+
+    def ask(number: int) -> str:
+        text = b"\xff" if number % 8 == 3 else b"good"
+        try:
+            answer = client.infer("words", {"input-0": strings([text], [1, 1])})
+        except InvalidRequest as error:
+            return str(error)
+        return str(answer["predict"][0, 0].decode())
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(ask, range(64)))
+    for number, answer in enumerate(answers):
+        wanted = "input 'input-0' holds bytes that are not UTF-8" if number % 8 == 3 else "up"
+        assert wanted in answer
+
+
+def test_columns_of_a_signature(client: Client) -> None:
+    rows = ROWS[::30].astype(np.float64)
+    answer = client.infer("flow", {name: rows[:, [i]] for i, name in enumerate("abcd")})
+    assert answer["predict"][:, 0].tolist() == MODELS["skl"].predict(rows).tolist()
+
+
+@pytest.mark.parametrize("model", ["untrusted", "flow_untrusted"])
+def test_code_is_refused(client: Client, model: str) -> None:
+    told = reason(client, model)
+    assert "can run code of its author's when it is loaded" in told
+    assert TRUST.strip() in told
+    assert "--trust-model-code" in told
+    with pytest.raises(NotFound):
+        client.infer(model, {"input-0": ROWS[:1]})
+
+
+def test_trust_is_true_or_false(client: Client) -> None:
+    assert "config.pbtxt:1: parameters['trust_model_code']: expected true or false, got 'yes'" in (
+        reason(client, "mistrusted")
+    )
+
+
+def test_a_file_that_cannot_be_read(client: Client, artefacts: ServerProcess) -> None:
+    told = reason(client, "broken")
+    assert told.startswith("ValueError: model.ubj cannot be loaded as an XGBoost model: ")
+    assert "/" not in told
+    assert "XGBoostError" in artefacts.log
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="PyTorch is installed")
+def test_a_library_that_is_missing(client: Client) -> None:
+    told = reason(client, "torch")
+    assert "needs the package torch" in told
+    assert "requirements.txt beside the model" in told
+
+
+def test_a_parameter_that_nothing_reads_is_reported(artefacts: ServerProcess) -> None:
+    assert "parameters['DISABLE_CUDNN'] has no effect on this server" in artefacts.log
+    assert "parameters['trust_model_code'] has no effect" not in artefacts.log
