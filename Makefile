@@ -22,7 +22,7 @@ CHECKED = server tests $(wildcard benchmarks) $(SCRIPTS)
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
 
-serve: $(VENV)/.serve ## run the server on ./model_repository
+serve: $(VENV)/.examples ## run the server on ./model_repository
 	$(BIN)/headrace serve --model-repository model_repository $(ARGS)
 
 test: $(VENV)/.dev ## run the tests, without the slow ones
@@ -66,7 +66,7 @@ clean: ## remove the environment and everything built
 	rm -rf $(VENV) build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -path ./.git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamps record which level of the environment is installed: made, serve, dev.
+# The stamps record which level of the environment is installed: made, serve, examples, dev.
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "headrace needs Python 3.11 or newer; $(PYTHON) is" \
@@ -78,6 +78,11 @@ $(VENV)/.made:
 $(VENV)/.serve: $(VENV)/.made pyproject.toml requirements/serve.txt requirements/build.txt
 	$(LOCKED) -r requirements/serve.txt -r requirements/build.txt
 	$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# What the example models need in their workers; the server itself does not.
+$(VENV)/.examples: $(VENV)/.serve requirements/examples.txt
+	$(LOCKED) -r requirements/examples.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.serve requirements/dev.txt

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from headrace.app import BACKENDS, find_sources
+from headrace.app import backends, find_sources
 from headrace.core.errors import RepositoryError
 from headrace.core.model_spec import EnvironmentOptions, LoadSpec
 from headrace.engine.loading import LoadOptions, open_model
@@ -60,7 +60,7 @@ def _build(paths: Sequence[Path], options: EnvironmentOptions) -> int:
 
 def _specs(source: ModelSource, options: EnvironmentOptions) -> Iterator[LoadSpec]:
     """One instance of each version that is served, if the model runs in processes of its own."""
-    opened = open_model(source, BACKENDS, LoadOptions(core_limit(), environments=options))
+    opened = open_model(source, backends(), LoadOptions(core_limit(), environments=options))
     if not opened.backend.isolated:
         return
     config = completion.normalise(opened.config)

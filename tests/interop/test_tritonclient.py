@@ -15,14 +15,9 @@ from tests.support.busy_model import POISON
 from tests.support.transports import over_both_transports
 
 MODELS = {
-    "busy",
-    "digits",
-    "simple",
-    "simple_identity",
-    "simple_string",
-    "storyteller",
-    "text_language",
-}
+    "busy", "digits", "iris", "reviews", "simple", "simple_identity", "simple_string",
+    "storyteller", "text_language",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -83,6 +83,39 @@ def test_backend_and_file_name(
     assert config.name == model
 
 
+MANY = BACKENDS | {
+    "many": names("", "model.new", "model.old", "inner/MODEL", suffixes=(".new",)),
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "filenames", "backend", "filename"),
+    [
+        ("", ["model.old"], "many", "model.old"),
+        ("", ["model.old", "model.new"], "many", "model.new"),
+        ("", ["inner", "notes.txt"], "many", "inner/MODEL"),
+        ("", ["mine.new", "notes.txt"], "many", "mine.new"),
+        # A suffix that others use as well speaks for a backend only where it is alone.
+        ("", ["mine.old"], "many", "mine.old"),
+        ('backend: "many"', ["mine.old", "notes.txt"], "many", "model.new"),
+        ('default_model_filename: "mine.old"', ["mine.old", "notes.txt"], "many", "mine.old"),
+        # A name that is known comes before any suffix.
+        ("", ["model.old", "prepare.py"], "many", "model.old"),
+        ("", ["model.old", "model.py"], "python", "model.py"),
+    ],
+)
+def test_a_backend_with_several_file_names(
+    text: str, filenames: list[str], backend: str, filename: str
+) -> None:
+    config = complete_backend(file_of(text), "m", filenames, MANY)
+    assert (config.backend, config.default_model_filename) == (backend, filename)
+
+
+def test_a_suffix_that_others_use_says_nothing() -> None:
+    with pytest.raises(InvalidConfig, match="no file tells"):
+        complete_backend(file_of(""), "m", ["mine.old", "notes.txt"], MANY)
+
+
 def test_the_platform_is_filled_in_from_the_backend() -> None:
     config = complete_backend(file_of(""), "m", ["model.onnx"], BACKENDS)
     assert config.platform == "onnxruntime_onnx"

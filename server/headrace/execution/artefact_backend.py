@@ -6,7 +6,7 @@ those are trusted is decided here, before a worker is started; what a file means
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from headrace.core.errors import InvalidOption, LoadFailed
 from headrace.core.model_spec import LoadSpec
@@ -46,7 +46,7 @@ FORMATS: Mapping[str, Format] = {
     "xgboost": Format("xgboost", ("model.json", "model.ubj"), (".ubj",), (".json", ".ubj")),
     "lightgbm": Format("lightgbm", ("model.txt",), (), (".txt",)),
     "catboost": Format("catboost", ("model.cbm",), (".cbm",), (".cbm",)),
-    "mlflow": Format("mlflow", ("MLmodel", "model")),
+    "mlflow": Format("mlflow", ("MLmodel", "model/MLmodel")),
     "pytorch": Format("pytorch_libtorch", ("model.pt", "model.pt2"), (".pt", ".pt2")),
 }
 
@@ -69,8 +69,6 @@ class ArtefactBackend(PythonBackend):
 
     def load(self, spec: LoadSpec) -> LoadedWorker:
         """Start a worker and have it load the file; raises `LoadFailed` or `InvalidOption`."""
-        if self._loader == "mlflow" and spec.path.is_dir():
-            spec = replace(spec, path=spec.path / "MLmodel")
         trusted = _trusts(spec.parameters) or self._trusted
         if spec.path.suffix not in self._format.data and not trusted and spec.path.is_file():
             raise LoadFailed(

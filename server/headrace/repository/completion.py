@@ -23,8 +23,8 @@ ModelTensor: TypeAlias = pb.ModelInput | pb.ModelOutput
 class BackendNames(Protocol):
     """What completion needs to know of a backend.
 
-    `filenames` are what a model's file may be called, `default_filename` among them, and a file
-    with one of `suffixes` is its model's under any other name, too.
+    `filenames` are what a model's file may be called, `default_filename` among them, also with a
+    directory before the name; a file with one of `suffixes` is its model's under any other name.
     """
 
     platform: str
@@ -155,7 +155,7 @@ def _guess_backend(
         if given in backend.filenames or given.endswith((*backend.suffixes, *_any_suffix(backend))):
             return name
     for name, backend in backends.items():
-        if any(known in names for known in backend.filenames):
+        if any(_is_there(known, names) for known in backend.filenames):
             return name
     for name, backend in backends.items():
         if model.endswith((*backend.suffixes, "." + name)) or _alike(backend, names):
@@ -165,8 +165,13 @@ def _guess_backend(
 
 def _guess_filename(backend: BackendNames, names: list[str]) -> str:
     """A name that is known, or that of the only file of its kind, or the default."""
-    known = next((name for name in backend.filenames if name in names), "")
+    known = next((name for name in backend.filenames if _is_there(name, names)), "")
     return known or _alike(backend, names) or backend.default_filename
+
+
+def _is_there(filename: str, names: list[str]) -> bool:
+    """Whether the file, or the directory that it should lie in, is among the entries."""
+    return filename.partition("/")[0] in names
 
 
 def _alike(backend: BackendNames, names: list[str]) -> str:
