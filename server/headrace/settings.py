@@ -55,7 +55,7 @@ class Settings:
     )
     model_file: list[str] = _setting(  # noqa: RUF009
         [],
-        "Model files (`.onnx`, `.py`) to serve without a repository;"
+        "Model files (`.onnx`, `.py`, or a library's) to serve without a repository;"
         " on the command line also without the option",
     )
     reload: bool = _setting(

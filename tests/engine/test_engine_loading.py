@@ -55,6 +55,8 @@ class Constants:
 
     platform = "constant"
     default_filename = "model.constant"
+    filenames: tuple[str, ...] = ("model.constant",)
+    suffixes: tuple[str, ...] = (".constant",)
     isolated = False
 
     def __init__(self) -> None:

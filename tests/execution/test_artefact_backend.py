@@ -12,12 +12,12 @@ from headrace.execution.artefact_backend import FORMATS, ArtefactBackend, artefa
 NOWHERE = "/no/python"
 PROGRAMS = [
     ("sklearn", "model.joblib"), ("sklearn", "model.pkl"), ("sklearn", "model.bin"),
-    ("xgboost", "model.bin"), ("mlflow", "MLmodel"), ("pytorch", "model.pt"),
+    ("mlflow", "MLmodel"), ("pytorch", "model.pt"),
     ("pytorch", "model.pt2"),
 ]  # fmt: skip
 DATA = [
     ("sklearn", "model.skops"), ("xgboost", "model.json"), ("xgboost", "model.ubj"),
-    ("lightgbm", "model.txt"), ("catboost", "model.cbm"),
+    ("xgboost", "model.bin"), ("lightgbm", "model.txt"), ("catboost", "model.cbm"),
 ]  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from headrace.execution.environments.demand import PATH_PARAMETER
 from headrace.execution.python_backend import LoadedWorker, PythonBackend
 
 TRUST_PARAMETER = "trust_model_code"
+_ANY = ("",)
 # What the parameters of any model in a worker may say.
 _PARAMETERS = frozenset({TRUST_PARAMETER, PATH_PARAMETER, "execution_limit_secs", "python"})
 
@@ -23,8 +24,8 @@ class Format:
     """The files of one library's models.
 
     `filenames` are what a model's file is called, the best first; a file with one of `suffixes`
-    under another name is taken for one, too. Loading runs code of its author's unless it has one of
-    the suffixes in `data`. `parameters` are what else a configuration may say.
+    under another name is taken for one, too. Loading runs code of its author's unless its name ends
+    with one of `data`, as any does with "". `parameters` are what else a configuration may say.
     """
 
     platform: str
@@ -43,9 +44,9 @@ FORMATS: Mapping[str, Format] = {
         (".skops",),  # whose loader refuses what it does not know
         frozenset({"skops_trusted_types"}),
     ),
-    "xgboost": Format("xgboost", ("model.json", "model.ubj"), (".ubj",), (".json", ".ubj")),
-    "lightgbm": Format("lightgbm", ("model.txt",), (), (".txt",)),
-    "catboost": Format("catboost", ("model.cbm",), (".cbm",), (".cbm",)),
+    "xgboost": Format("xgboost", ("model.json", "model.ubj"), (".ubj",), _ANY),
+    "lightgbm": Format("lightgbm", ("model.txt",), (), _ANY),
+    "catboost": Format("catboost", ("model.cbm",), (".cbm",), _ANY),
     "mlflow": Format("mlflow", ("MLmodel", "model/MLmodel")),
     "pytorch": Format("pytorch_libtorch", ("model.pt", "model.pt2"), (".pt", ".pt2")),
 }
@@ -70,7 +71,8 @@ class ArtefactBackend(PythonBackend):
     def load(self, spec: LoadSpec) -> LoadedWorker:
         """Start a worker and have it load the file; raises `LoadFailed` or `InvalidOption`."""
         trusted = _trusts(spec.parameters) or self._trusted
-        if spec.path.suffix not in self._format.data and not trusted and spec.path.is_file():
+        data = spec.path.name.endswith(self._format.data)
+        if not data and not trusted and spec.path.is_file():
             raise LoadFailed(
                 f"{spec.path.name} can run code of its author's when it is loaded. If you trust"
                 f' it, say so in config.pbtxt: parameters {{ key: "{TRUST_PARAMETER}" value'

@@ -109,6 +109,16 @@ def test_an_exported_program(tmp_path: Path) -> None:
     np.testing.assert_allclose(answer["OUTPUT__0"], EXPECTED[0][:1], rtol=1e-5)
 
 
+def test_an_exported_program_with_arguments_by_name(tmp_path: Path) -> None:
+    program = torch.export.export(MODEL, TENSORS[:1], {"scale": TENSORS[1]})
+    torch.export.save(program, tmp_path / "model.pt2")
+    inputs = [{"name": "scale"}, {"name": "x"}]
+    served = Served("pytorch", tmp_path / "model.pt2", {"input": inputs}, trusted=True)
+    assert served.signature()["scale"] == ("FP32", [6, 1])
+    answer = served.ask({"x": NUMBERS, "scale": SCALES})
+    np.testing.assert_allclose(answer["OUTPUT__0"], EXPECTED[0], rtol=1e-5)
+
+
 def test_an_exported_program_for_fixed_shapes(tmp_path: Path) -> None:
     path = export(tmp_path)
     served = Served("pytorch", path, trusted=True)

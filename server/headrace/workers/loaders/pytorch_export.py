@@ -36,12 +36,9 @@ def export_parts(torch: Any, program: Any) -> ExportParts:
         torch.float32: "FP32", torch.float64: "FP64",
     }  # fmt: skip
     arguments = [str(name) for name in signature.user_inputs]
-    _, keywords = (
-        program.call_spec.in_spec.children()
-        if hasattr(program.call_spec.in_spec, "children")
-        else (None, None)
-    )
-    by_name = list(keywords.context) if keywords is not None and keywords.num_children else []
+    taken = program.call_spec.in_spec
+    _, keywords = taken.children() if hasattr(taken, "children") else taken.children_specs
+    by_name = list(keywords.context or ())
     inputs = [
         _declared(f"INPUT__{index}", value, datatypes) for index, value in enumerate(values_in)
     ]

@@ -5,8 +5,6 @@ from typing import Any
 
 from headrace.workers.loaders.tabular import Column
 
-_SKIPPED = ("passthrough", "drop", None)
-
 
 def takes_text(model: Any) -> bool:
     """Whether the first thing that looks at the data is a vectoriser of texts."""
@@ -44,7 +42,7 @@ def _entry(model: Any) -> Any:
 
 
 def _kinds(step: Any, names: list[str]) -> dict[str, Column]:
-    if isinstance(step, str) or step in _SKIPPED:
+    if step is None or isinstance(step, str):  # columns that pass through, or are dropped
         return {}
     if hasattr(step, "build_analyzer"):
         return {name: Column(name, "BYTES", "") for name in names}
