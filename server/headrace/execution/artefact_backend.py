@@ -12,11 +12,12 @@ from headrace.core.errors import InvalidOption, LoadFailed
 from headrace.core.model_spec import LoadSpec
 from headrace.execution.environments.demand import PATH_PARAMETER
 from headrace.execution.python_backend import LoadedWorker, PythonBackend
+from headrace.execution.worker_options import WORKER_PARAMETERS
 
 TRUST_PARAMETER = "trust_model_code"
 _ANY = ("",)
 # What the parameters of any model in a worker may say.
-_PARAMETERS = frozenset({TRUST_PARAMETER, PATH_PARAMETER, "execution_limit_secs", "python"})
+_PARAMETERS = WORKER_PARAMETERS | {TRUST_PARAMETER, PATH_PARAMETER}
 
 
 @dataclass(frozen=True, slots=True)

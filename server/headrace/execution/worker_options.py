@@ -17,6 +17,13 @@ _LEAST_FILES = 32
 _LEAST_MEMORY = 128 << 20  # numpy with a few threads takes nearly as much
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?) ?(|[KMGT]i?B|B)")
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+# All that have a meaning for every worker, also those that are read elsewhere.
+WORKER_PARAMETERS = frozenset(
+    {
+        "execution_limit_secs", "heartbeat_secs", "max_rss", "max_requests", "quarantine_deaths",
+        "nice", "memory_limit", "max_open_files", "python",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
