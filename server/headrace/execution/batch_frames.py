@@ -20,6 +20,7 @@ from headrace.core.errors import (
     Unknown,
     Unsupported,
 )
+from headrace.core.requests import InferRequest
 from headrace.core.signature import Signature, reshaped
 from headrace.core.tensors import Array, raw_bytes
 from headrace.scheduling.batch import Answer, Batch, Deferral, Outcome, Part, Pending
@@ -144,14 +145,12 @@ def _answer(told: dict[str, Any], places: _Places, data: Buffer) -> Answer:
     if "again" in told:
         return Deferral.AGAIN
     if "error" in told:
-        code, text = told["error"]
-        kind = ERRORS[code] if 0 <= code < len(ERRORS) else ExecutionFailed
-        return kind(printable(text))
+        return model_error(*told["error"])
     arrays: dict[str, Array] = {}
     for name, datatype, shape in told["outputs"]:
         start, nbytes = places.popleft()
         arrays[str(name)] = read_array(BY_NAME[datatype], tuple(shape), data, start, nbytes)
-    return _wrong_parameter(told["parameters"]) or Part(arrays, told["parameters"])
+    return wrong_parameter(told["parameters"]) or Part(arrays, told["parameters"])
 
 
 def printable(text: object) -> str:
@@ -159,7 +158,20 @@ def printable(text: object) -> str:
     return str(text).encode(errors="replace").decode()
 
 
-def _wrong_parameter(parameters: dict[str, Any]) -> ExecutionFailed | None:
+def model_error(code: int, text: object) -> ServerError:
+    """The error that a model has answered a request with, by its code of `TritonError`."""
+    kind = ERRORS[code] if 0 <= code < len(ERRORS) else ExecutionFailed
+    return kind(printable(text))
+
+
+def failed_to_process(model: str, text: str) -> ExecutionFailed:
+    """The error of a batch whose model has raised, or given back something else than responses."""
+    return ExecutionFailed(
+        f"Failed to process the request(s) for model '{model}', message: {printable(text)}"
+    )
+
+
+def wrong_parameter(parameters: dict[str, Any]) -> ExecutionFailed | None:
     """The error of a response whose parameters the protocol cannot carry."""
     for name, value in parameters.items():
         good = isinstance(value, (bool, float, str)) or (
@@ -200,19 +212,23 @@ def _extras(pendings: Sequence[Pending]) -> bytes:
     """What is special about the requests of a batch, as JSON by their index; "" if nothing."""
     extras: dict[str, dict[str, object]] = {}
     for index, pending in enumerate(pendings):
-        request = pending.request
-        special: dict[str, object] = {}
-        if request.parameters:
-            special["parameters"] = request.parameters
-        if request.outputs:
-            special["outputs"] = request.outputs
-        if request.priority:
-            special["priority"] = request.priority
-        if request.timeout:
-            special["timeout"] = request.timeout
-        if request.sequence_id:
-            special["correlation_id"] = request.sequence_id
-            special["flags"] = request.sequence_start + 2 * request.sequence_end
-        if special:
+        if special := special_of(pending.request):
             extras[str(index)] = special
     return json.dumps(extras).encode() if extras else b""
+
+
+def special_of(request: InferRequest) -> dict[str, object]:
+    """What a model is told of a request beside its id and its inputs; mostly nothing."""
+    special: dict[str, object] = {}
+    if request.parameters:
+        special["parameters"] = request.parameters
+    if request.outputs:
+        special["outputs"] = request.outputs
+    if request.priority:
+        special["priority"] = request.priority
+    if request.timeout:
+        special["timeout"] = request.timeout
+    if request.sequence_id:
+        special["correlation_id"] = request.sequence_id
+        special["flags"] = request.sequence_start + 2 * request.sequence_end
+    return special

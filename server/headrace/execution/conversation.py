@@ -12,9 +12,14 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any, Protocol
 
-from headrace.core.errors import ExecutionFailed, WorkerDied
+from headrace.core.errors import WorkerDied
 from headrace.core.signature import Signature
-from headrace.execution.batch_frames import BatchFrames, one_answer, printable
+from headrace.execution.batch_frames import (
+    BatchFrames,
+    failed_to_process,
+    one_answer,
+    printable,
+)
 from headrace.execution.model_calls import Host, ModelCalls
 from headrace.execution.worker import WorkerProcess
 from headrace.scheduling.batch import (
@@ -188,9 +193,7 @@ class Conversation:
         """The model has raised, or given back something else than responses."""
         text = printable(document["text"])
         self._report(batch, text, printable(document["traceback"]))
-        error = ExecutionFailed(
-            f"Failed to process the request(s) for model '{self._signature.model}', message: {text}"
-        )
+        error = failed_to_process(self._signature.model, text)
         return Outcome((), error, slot.sent, slot.sent, monotonic_ns())
 
     def _on_response(self, document: dict[str, Any], data: Buffer, size: int) -> None:

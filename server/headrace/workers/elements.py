@@ -90,6 +90,14 @@ def encode_bytes(array: Array) -> bytes:
     return b"".join(chain.from_iterable(zip(prefixes, elements, strict=True)))
 
 
+def bytes_array(array: Array) -> Array:
+    """An array of strings as a new object array of `bytes`, as `encode_bytes` understands them."""
+    elements = [_as_bytes(element) for element in array.ravel().tolist()]
+    result = np.empty(len(elements), object)
+    result[:] = elements
+    return result.reshape(array.shape)
+
+
 def _as_bytes(element: object) -> bytes:
     if isinstance(element, bytes):
         return element

@@ -8,7 +8,6 @@ import asyncio
 import inspect
 import json
 import logging
-import traceback
 from collections.abc import Sequence
 from time import monotonic_ns
 from typing import Any
@@ -17,6 +16,7 @@ from headrace.workers.batches import Batches, Sent
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import IN_FILE, BatchMeta, Header, Kind, frame, unpack_batch
 from headrace.workers.link import Link, Received
+from headrace.workers.model_class import its_traceback, one_line, wrong_responses
 from headrace.workers.session import Session
 from headrace.workers.triton_requests import (
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
@@ -187,7 +187,7 @@ class Executor:
                 f"Python model '{self._name}' is using the decoupled mode and the execute function"
                 " must return None."
             )
-        return wrong_list(requests, returned)
+        return wrong_responses(requests, returned)
 
     # --- errors
 
@@ -267,35 +267,4 @@ def _failure(name: str, text: str) -> str:
 
 def _texts(error: Exception) -> tuple[str, str]:
     """An error in one line, and with its traceback."""
-    # Our own frame is of no interest to whoever wrote the model.
-    inner = error.__traceback__.tb_next if error.__traceback__ is not None else None
-    text = "".join(traceback.format_exception_only(type(error), error)).strip()
-    lines = traceback.format_exception(type(error), error, inner)
-    return text.replace("\n", " "), "".join(lines).rstrip()
-
-
-def wrong_list(requests: Sequence[InferenceRequest], responses: Any) -> str:
-    """What is wrong with what an ordinary model's `execute` has given back; "" if nothing."""
-    if not isinstance(responses, list):
-        found = type(responses).__name__
-        return f"Expected a list in the execute return, found type '{found}'."
-    if len(responses) != len(requests):
-        return (
-            "Number of InferenceResponse objects do not match the number of InferenceRequest"
-            f" objects. InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size"
-            f" is:{len(responses)}"
-        )
-    for request, response in zip(requests, responses, strict=True):
-        if isinstance(response, InferenceResponse):
-            continue
-        dealt_with = (
-            request._answering is not None
-            or request._release == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
-        )
-        if response is not None or not dealt_with:
-            found = type(response).__name__
-            return (
-                "Expected an 'InferenceResponse' object in the execute function return list,"
-                f" found type '{found}'."
-            )
-    return ""
+    return one_line(error), its_traceback(error)

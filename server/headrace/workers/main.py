@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
+from headrace.workers import model_class
 from headrace.workers import triton_api as pb
 from headrace.workers.execute import Executor
 from headrace.workers.frames import Kind, frame
@@ -103,10 +104,7 @@ class Worker:
         try:
             told = step(document)
         except Exception as error:
-            text = "".join(traceback.format_exception_only(type(error), error)).strip()
-            if isinstance(error, SyntaxError):  # whose other lines are the file's path and its text
-                text = f"{type(error).__name__}: {error}"
-            failure = {"text": text.replace("\n", " "), "traceback": traceback.format_exc()}
+            failure = {"text": model_class.one_line(error), "traceback": traceback.format_exc()}
             self._link.send(frame(Kind.FAILED, json.dumps(failure).encode()))
         else:
             self._link.send(frame(kind, json.dumps(told).encode()))
@@ -117,25 +115,14 @@ class Worker:
         sys.path[:0] = document["paths"]
         loader = importlib.import_module(f"headrace.workers.loaders.{document['loader']}")
         self._class = found = loader.load(document)
-        completed = None
-        if document["auto_complete"] and hasattr(found, "auto_complete_config"):
-            result = found.auto_complete_config(pb.ModelConfig(document["config"]))
-            if not isinstance(result, pb.ModelConfig):
-                raise TypeError(
-                    "auto_complete_config must return the ModelConfig that it was given,"
-                    f" got {type(result).__name__}"
-                )
-            completed = result.as_dict()
+        completed = (
+            model_class.complete(found, document["config"]) if document["auto_complete"] else None
+        )
         return {"config": completed}
 
     def _start(self, document: dict[str, Any]) -> dict[str, Any]:
         """Start the model; how it runs its batches."""
-        model = self._class()
-        if hasattr(model, "initialize"):
-            model.initialize(document["args"])
-        if not hasattr(model, "execute"):
-            raise AttributeError("the class TritonPythonModel has no method execute")
-        self._model = model
+        self._model = model = model_class.start(self._class, document["args"])
         decoupled = bool(document["decoupled"])
         executor = Executor(self._link, model, document["args"]["model_name"], decoupled)
         self._executor = executor

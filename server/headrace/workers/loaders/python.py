@@ -11,10 +11,11 @@ from headrace.workers.fresh_imports import FreshLoader
 def load(document: dict[str, Any]) -> Any:
     """The class `TritonPythonModel` of a file, or its `@model` as such a class.
 
-    Raises what importing it raises, `LookupError` if it has neither or several.
+    Its module is `model`, unless the document has another name for it. Raises what importing it
+    raises, `LookupError` if it has neither or several.
     """
     _offer_names(sys.modules["headrace"])
-    module = _import("model", document["file"])
+    module = _import(document.get("module", "model"), document["file"])
     found = getattr(module, "TritonPythonModel", None)
     if found is not None:
         return found

@@ -1,0 +1,76 @@
+"""What is done with a model's class wherever it runs, and what is said of what it does wrong."""
+
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.workers import triton_api as pb
+from headrace.workers.triton_requests import (
+    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
+    InferenceRequest,
+)
+from headrace.workers.triton_responses import InferenceResponse
+
+
+def complete(found: Any, config: dict[str, Any]) -> dict[str, Any] | None:
+    """The configuration as the model completes it, None if it does not; raises what it raises."""
+    if not hasattr(found, "auto_complete_config"):
+        return None
+    result = found.auto_complete_config(pb.ModelConfig(config))
+    if not isinstance(result, pb.ModelConfig):
+        raise TypeError(
+            "auto_complete_config must return the ModelConfig that it was given,"
+            f" got {type(result).__name__}"
+        )
+    return result.as_dict()
+
+
+def start(found: Any, args: dict[str, str]) -> Any:
+    """A model that can run; raises what it raises, and `AttributeError` if it has no `execute`."""
+    model = found()
+    if hasattr(model, "initialize"):
+        model.initialize(args)
+    if not hasattr(model, "execute"):
+        raise AttributeError("the class TritonPythonModel has no method execute")
+    return model
+
+
+def one_line(error: BaseException) -> str:
+    """An exception without its traceback."""
+    if isinstance(error, SyntaxError):  # whose other lines are the file's path and its text
+        return f"{type(error).__name__}: {error}".replace("\n", " ")
+    text = "".join(traceback.format_exception_only(type(error), error)).strip()
+    return text.replace("\n", " ")
+
+
+def its_traceback(error: BaseException) -> str:
+    """An exception with its traceback, without the frame that has called the model."""
+    inner = error.__traceback__.tb_next if error.__traceback__ is not None else None
+    return "".join(traceback.format_exception(type(error), error, inner)).rstrip()
+
+
+def wrong_responses(requests: Sequence[InferenceRequest], responses: Any) -> str:
+    """What is wrong with what an ordinary model's `execute` has given back; "" if nothing."""
+    if not isinstance(responses, list):
+        found = type(responses).__name__
+        return f"Expected a list in the execute return, found type '{found}'."
+    if len(responses) != len(requests):
+        return (
+            "Number of InferenceResponse objects do not match the number of InferenceRequest"
+            f" objects. InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size"
+            f" is:{len(responses)}"
+        )
+    for request, response in zip(requests, responses, strict=True):
+        if isinstance(response, InferenceResponse):
+            continue
+        dealt_with = (
+            request._answering is not None
+            or request._release == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
+        )
+        if response is not None or not dealt_with:
+            found = type(response).__name__
+            return (
+                "Expected an 'InferenceResponse' object in the execute function return list,"
+                f" found type '{found}'."
+            )
+    return ""
