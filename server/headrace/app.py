@@ -94,6 +94,7 @@ class Application:
             settings.default_max_batch_size,
             settings.model_config_name,
             settings.environments,
+            settings.allow_in_process_python,
             settings.model_load_thread_count,
         )
         self._engine = Engine(

@@ -30,6 +30,7 @@ def check_models(
     quiet: bool,
     environments: EnvironmentOptions,
     trust_model_code: bool = False,
+    in_process_python: bool = False,
 ) -> int:
     """Print a report on repositories and model files; 0 if all of them can be served, and some."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` is no error
@@ -42,7 +43,10 @@ def check_models(
         print(f"error: {error}", file=sys.stderr)
         return 1
     options = LoadOptions(
-        core_limit(), default_max_batch_size=default_max_batch_size, environments=environments
+        core_limit(),
+        default_max_batch_size=default_max_batch_size,
+        environments=environments,
+        in_process_python=in_process_python,
     )
     known = backends(trust_model_code)
     reports = [_check(source, known, options) for source in sources]

@@ -30,7 +30,8 @@ EXIT_USAGE = 2
 
 _KNOWN_OPTIONS = {
     "models": [
-        "--json", "--quiet", "--default-max-batch-size", *ENVIRONMENT_OPTIONS, "--help",
+        "--json", "--quiet", "--default-max-batch-size", "--trust-model-code",
+        "--allow-in-process-python", *ENVIRONMENT_OPTIONS, "--help",
     ],
     "environments": ["--unused-days", *ENVIRONMENT_OPTIONS, "--help"],
 }  # fmt: skip
@@ -97,9 +98,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         from headrace.check import check_models
 
         paths = [Path(p) for p in options.paths]
-        size, trust = options.default_max_batch_size, options.trust_model_code
         environments = environment_options(parser, options)
-        sys.exit(check_models(paths, size, options.json, options.quiet, environments, trust))
+        status = check_models(
+            paths,
+            options.default_max_batch_size,
+            options.json,
+            options.quiet,
+            environments,
+            options.trust_model_code,
+            options.allow_in_process_python,
+        )
+        sys.exit(status)
     if options.command == "environments":
         from headrace.environments import run_action
 
@@ -179,6 +188,7 @@ def _parser() -> _Parser:
         default=next(o.default for o in OPTIONS if o.field == "default_max_batch_size"),
     )  # fmt: skip
     check.add_argument("--trust-model-code", action="store_true", help="as of 'serve'")
+    check.add_argument("--allow-in-process-python", action="store_true", help="as of 'serve'")
     check.add_argument("--json", action="store_true", help="print one JSON document")
     add_environment_options(check)
     add_environments(commands)

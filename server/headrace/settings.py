@@ -78,6 +78,11 @@ class Settings:
         " without it only where a model's configuration says that it is trusted",
     )
     model_load_thread_count: int = _setting(4, "How many models are loaded at once", least=1)
+    allow_in_process_python: bool = _setting(
+        False,
+        "Run Python models in the server's own process where their configuration says so, by the"
+        " parameter `execution`; one that hangs or crashes takes the server with it",
+    )
     exit_on_error: bool = _setting(
         True, "Exit if a model cannot be loaded, instead of serving the rest"
     )

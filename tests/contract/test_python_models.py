@@ -1,4 +1,7 @@
-"""Python models in worker processes, over every transport: the same protocol, the same answers."""
+"""Python models over every transport, in worker processes and in the server's own: same answers.
+
+What is different in the server's process is in `test_in_process.py`.
+"""
 
 import json
 from collections.abc import Iterator
@@ -21,7 +24,7 @@ from headrace.core.errors import (
 )
 from headrace.wire.status import STATUS
 from tests.contract.conftest import CLIENTS
-from tests.models.python_models import ADD_SUB, IDENTITY, tensors, write_python_model
+from tests.models.python_models import ADD_SUB, IDENTITY, execution, tensors, write_python_model
 from tests.support.client import Client, strings
 from tests.support.server_process import ServerProcess
 
@@ -97,30 +100,39 @@ TELLING = """
 """
 
 
-@pytest.fixture(scope="module")
-def python_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server of Python models."""
+@pytest.fixture(scope="session", params=["process", "inline"])
+def python_server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """A server of Python models, by where they run."""
     root = tmp_path_factory.mktemp("python")
+    write_models(root, execution(request.param))
+    with ServerProcess(root, options=["--allow-in-process-python"]) as process:
+        yield process
+        assert process.stop() == 0
+        assert "bug " not in process.log
+
+
+def write_models(root: Path, where: str) -> None:
+    """All models of this suite, with `where` in their configurations."""
     names = ("INPUT0", "INPUT1"), ("OUTPUT0", "OUTPUT1")
     both = [(name, "INT32", "16") for name in names[0]], [(n, "INT32", "16") for n in names[1]]
-    config = "max_batch_size: 8\n" + tensors("input", *both[0]) + tensors("output", *both[1])
+    config = (
+        f"{where}max_batch_size: 8\n" + tensors("input", *both[0]) + tensors("output", *both[1])
+    )
     write_python_model(root, "py_simple", ADD_SUB, config)
     for datatype in _TYPES:
         kind = "STRING" if datatype is Datatype.BYTES else datatype.value
         config = tensors("input", ("INPUT0", kind, "-1"))
         config += tensors("output", ("OUTPUT0", kind, "-1"))
-        write_python_model(root, f"py_{datatype}", IDENTITY, "max_batch_size: 8\n" + config)
+        write_python_model(root, f"py_{datatype}", IDENTITY, f"{where}max_batch_size: 8\n{config}")
     config = tensors("input", ("INPUT0", "FP32", "-1, -1"))
     config += tensors("output", ("OUTPUT0", "FP32", "-1, -1"))
-    write_python_model(root, "py_unbatched", IDENTITY, config)
-    write_python_model(root, "py_completed", COMPLETED)
-    config = "max_batch_size: 8\n" + tensors("input", ("STEP", "STRING", "1"))
+    write_python_model(root, "py_unbatched", IDENTITY, where + config)
+    write_python_model(root, "py_completed", COMPLETED, where)
+    config = f"{where}max_batch_size: 8\n" + tensors("input", ("STEP", "STRING", "1"))
     config += tensors("output", ("TOLD", "STRING", "1"), ("MORE", "INT8", "2"))
     write_python_model(root, "py_telling", TELLING, config)
-    with ServerProcess(root) as process:
-        yield process
-        assert process.stop() == 0
-        assert "bug " not in process.log
 
 
 @pytest.fixture(scope="module", params=CLIENTS)

@@ -8,9 +8,12 @@ import pytest
 from headrace.backends.onnx import OnnxBackend
 from headrace.core.errors import InvalidConfig, LoadFailed
 from headrace.engine.loading import LoadedVersion, LoadOptions, Opened, load_version, open_model
+from headrace.execution.python_backend import PythonBackend
 from headrace.repository.layout import read_model_directory
 from headrace.scheduling.policy import TimeoutAction
 from tests.models import onnx_graphs
+from tests.models.python_models import IDENTITY as IDENTITY_MODEL
+from tests.models.python_models import execution, tensors, write_python_model
 
 OPTIONS = LoadOptions(cores=1)
 IDENTITY = onnx_graphs.identity()
@@ -133,3 +136,58 @@ def test_a_batch_that_nobody_will_send_is_not_allocated(tmp_path: Path) -> None:
     assert version.signature.max_batch_size == 2**31 - 1
     (instance,) = version.instances
     assert instance.name == "m_0"
+
+
+@pytest.mark.parametrize(
+    ("kind", "allowed", "told"),
+    [
+        ("inline", False, "'inline' runs the model's code in the server's own process, which has"),
+        ("thread", False, "has to be allowed by --allow-in-process-python; without this parameter"),
+        ("inline", True, ""),
+        ("thread", True, ""),
+        ("process", False, ""),
+        ("auto", False, ""),
+    ],
+)
+def test_python_models_run_here_only_if_that_is_allowed(
+    tmp_path: Path, kind: str, allowed: bool, told: str
+) -> None:
+    write_python_model(tmp_path, "m", IDENTITY_MODEL, execution(kind))
+    options = LoadOptions(cores=1, in_process_python=allowed)
+    source = read_model_directory(tmp_path / "m")
+    if not told:
+        assert open_model(source, {"python": PythonBackend()}, options).warnings == ()
+        return
+    with pytest.raises(InvalidConfig, match=rf"m/config\.pbtxt:2: parameters.*{told}"):
+        open_model(source, {"python": PythonBackend()}, options)
+
+
+def test_an_onnx_model_has_no_process_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="'process' is for Python models"):
+        opened(tmp_path, execution("process"))
+
+
+def test_python_models_that_run_here_are_started(tmp_path: Path) -> None:
+    config = execution("thread") + "instance_group { count: 2 }\n"
+    config += tensors("input", ("INPUT0", "FP32", "1")) + tensors(
+        "output", ("OUTPUT0", "FP32", "1")
+    )
+    write_python_model(tmp_path, "m", IDENTITY_MODEL, config)
+    options = LoadOptions(cores=1, in_process_python=True)
+    source = read_model_directory(tmp_path / "m")
+    model = load_version(open_model(source, {"python": PythonBackend()}, options), 1, options)
+    assert [(item.name, str(item.kind)) for item in model.instances] == [
+        ("m_0_0", "thread"), ("m_0_1", "thread")
+    ]  # fmt: skip
+    for item in model.instances:
+        item.model.close()
+
+
+def test_what_such_a_model_cannot_have_is_told_with_its_line(tmp_path: Path) -> None:
+    config = execution("inline") + 'parameters { key: "python" value { string_value: "/x" } }\n'
+    write_python_model(tmp_path, "m", IDENTITY_MODEL, config)
+    options = LoadOptions(cores=1, in_process_python=True)
+    source = read_model_directory(tmp_path / "m")
+    model = open_model(source, {"python": PythonBackend()}, options)
+    with pytest.raises(InvalidConfig, match=r"config\.pbtxt:3: .*'python'.* for worker processes"):
+        load_version(model, 1, options)

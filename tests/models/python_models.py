@@ -50,3 +50,8 @@ def tensors(kind: str, *declared: tuple[str, str, str]) -> str:
         f'{kind} {{ name: "{name}" data_type: TYPE_{datatype} dims: [ {dims} ] }}\n'
         for name, datatype, dims in declared
     )
+
+
+def execution(kind: str) -> str:
+    """Where a model runs, as a configuration says it."""
+    return f'parameters {{ key: "execution" value {{ string_value: "{kind}" }} }}\n'

@@ -123,9 +123,9 @@ def test_good_configurations(text: str) -> None:
         ("instance_group { kind: KIND_CPU gpus: 0 }", "instance_group[0].gpus", "of KIND_CPU"),
         ("instance_group { kind: KIND_MODEL gpus: 0 }", "instance_group[0].gpus", "of KIND_MODEL"),
         (
-            'parameters { key: "execution" value { string_value: "process" } }',
+            'parameters { key: "execution" value { string_value: "fork" } }',
             "parameters['execution']",
-            r"must be one of \['auto','inline','thread'\], got 'process'",
+            r"must be one of \['auto','inline','thread','process'\], got 'fork'",
         ),
         (
             'parameters { key: "batching" value { } }',

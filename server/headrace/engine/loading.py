@@ -19,7 +19,8 @@ from headrace.core.signature import Signature
 from headrace.engine.measuring import measure
 from headrace.execution.choice import AutoChoice, InstanceKind
 from headrace.execution.cores import threads_for
-from headrace.execution.python_backend import LoadedWorker
+from headrace.execution.in_process import IN_PROCESS, LoadedInProcess
+from headrace.execution.python_backend import LoadedWorker, PythonBackend
 from headrace.execution.runner import LoadedModel
 from headrace.repository import completion, reading, validation
 from headrace.repository.config import ConfigFile, Problem, read_config
@@ -30,6 +31,7 @@ from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 log = logging.getLogger(__name__)
 
+LoadedPython = LoadedWorker | LoadedInProcess
 # A model file of up to this size is first loaded with one thread and measured: it may be fit to run
 # inline.
 _SMALL_FILE = 16 << 20
@@ -38,7 +40,8 @@ _SMALL_FILE = 16 << 20
 class Backend(Protocol):
     """What turns a model's files into something that runs.
 
-    Models of an `isolated` one run in processes of their own: what it loads is a `LoadedWorker`.
+    Models of an `isolated` one run in processes of their own, unless their configuration says
+    otherwise: what it loads is a `LoadedWorker`.
     """
 
     platform: str
@@ -63,6 +66,7 @@ class LoadOptions:
     default_max_batch_size: int = 64
     config_name: str = ""
     environments: EnvironmentOptions = field(default_factory=EnvironmentOptions)
+    in_process_python: bool = False
     threads: int = 4
 
 
@@ -120,6 +124,7 @@ def open_model(
             f"{file.name}: version_policy: at least one version must be available under the version"
             f" policy of model '{source.name}'; there are {', '.join(map(str, source.versions))}"
         )
+    _refuse(file, _execution_problems(config, backend, options))
     warnings = tuple(_config_warnings(source, file, backend, versions))
     return Opened(source, file, config, backend, versions, warnings)
 
@@ -134,6 +139,22 @@ def _no_versions(source: ModelSource) -> str:
     )
 
 
+def _execution_problems(
+    config: ModelConfig, backend: Backend, options: LoadOptions
+) -> Iterator[Problem]:
+    """Where a model is to run, but cannot or must not."""
+    wanted = reading.execution(config)
+    if wanted == InstanceKind.PROCESS and not backend.isolated:
+        text = f"'process' is for Python models; those of {config.backend} run inline or in threads"
+        yield Problem("parameters['execution']", text)
+    if wanted in IN_PROCESS and backend.isolated and not options.in_process_python:
+        text = (
+            f"'{wanted}' runs the model's code in the server's own process, which has to be allowed"
+            " by --allow-in-process-python; without this parameter it runs in a worker process"
+        )
+        yield Problem("parameters['execution']", text)
+
+
 def _config_warnings(
     source: ModelSource, file: ConfigFile, backend: Backend, versions: tuple[int, ...]
 ) -> Iterator[str]:
@@ -144,9 +165,6 @@ def _config_warnings(
         line = file.lines.get(path)
         where = f"{file.name}:{line}" if line else file.name
         yield f"{where}: {path} has no effect on this server"
-    if backend.isolated and reading.execution(file.config) != "auto":
-        text = "this backend's models run in processes of their own"
-        yield file.explain(Problem("parameters['execution']", text))
     if file.config.model_transaction_policy.decoupled and not backend.isolated:
         text = (
             "requests are only taken over ModelStreamInfer and generate, and each gets one"
@@ -180,7 +198,7 @@ def complete(opened: Opened, model: LoadedModel, options: LoadOptions) -> ModelC
     """The model's whole configuration, completed from a loaded instance; raises `InvalidConfig`."""
     file, config = opened.file, opened.config
     inputs, outputs = model.inputs, model.outputs
-    if isinstance(model, LoadedWorker):
+    if isinstance(model, LoadedPython):
         config = model.completed(config)
         _refuse(file, _undeclared(config))
     elif options.auto_complete:
@@ -192,7 +210,7 @@ def complete(opened: Opened, model: LoadedModel, options: LoadOptions) -> ModelC
         types = ", ".join(f"'{info.name}' is a {info.type_name}" for info in outputs)
         raise InvalidConfig(f"{file.name}: no output is a tensor of the protocol: {types}")
     _refuse(file, validation.tensor_problems(config))
-    if not isinstance(model, LoadedWorker):
+    if not isinstance(model, LoadedPython):
         _refuse(file, validation.model_problems(config, inputs, outputs))
     return config
 
@@ -261,8 +279,11 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
 
 def _load(opened: Opened, spec: LoadSpec) -> LoadedModel:
     """Load one instance; a setting that the backend cannot follow is told like any other."""
+    backend = opened.backend
     try:
-        return opened.backend.load(spec)
+        if isinstance(backend, PythonBackend) and spec.parameters.get("execution") in IN_PROCESS:
+            return backend.load_here(spec)
+        return backend.load(spec)
     except InvalidOption as error:
         problem = Problem(error.path, error.text)
         raise InvalidConfig(opened.file.explain(problem)) from error
@@ -270,7 +291,7 @@ def _load(opened: Opened, spec: LoadSpec) -> LoadedModel:
 
 def _begin(model: LoadedModel, config: ModelConfig) -> None:
     """Start what has to know its whole configuration before it runs; raises `LoadFailed`."""
-    if isinstance(model, LoadedWorker):
+    if isinstance(model, LoadedPython):
         model.begin(config)
 
 

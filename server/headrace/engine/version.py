@@ -233,6 +233,7 @@ class ModelVersion:
         if workers is not None:
             workers.close()
         self._batcher.close()
+        await asyncio.gather(*(instance.closed() for instance in self._local))
         self._local.clear()
         if workers is not None:
             await workers.closed()

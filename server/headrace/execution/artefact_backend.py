@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from headrace.core.errors import InvalidOption, LoadFailed
 from headrace.core.model_spec import LoadSpec
 from headrace.execution.environments.demand import PATH_PARAMETER
+from headrace.execution.in_process import LoadedInProcess
 from headrace.execution.python_backend import LoadedWorker, PythonBackend
 from headrace.execution.worker_options import WORKER_PARAMETERS
 
@@ -81,6 +82,10 @@ class ArtefactBackend(PythonBackend):
             )
         told = {"trusted": trusted, "default_max_batch_size": spec.default_max_batch_size}
         return LoadedWorker(spec, self._loader, told)
+
+    def load_here(self, spec: LoadSpec) -> LoadedInProcess:
+        """Not in the server's process, whose settings libraries would change."""
+        raise InvalidOption("parameters['execution']", "this format runs in worker processes only")
 
 
 def artefact_backends(trusted: bool = False) -> dict[str, ArtefactBackend]:

@@ -8,10 +8,13 @@ GIL while it computes.
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
 from threading import Thread
 
 from headrace.execution.choice import AutoChoice, InstanceKind
+from headrace.execution.in_process import LoadedInProcess
 from headrace.execution.runner import LoadedModel, run
 from headrace.scheduling.batch import Batch, Instance, Outcome, Room
 
@@ -41,9 +44,13 @@ class LocalInstance:
         self._auto = kind if isinstance(kind, AutoChoice) else None
         self._kind = kind.kind if isinstance(kind, AutoChoice) else kind
         self._loop = loop
-        self._room = Room()
+        if isinstance(model, LoadedInProcess):
+            self._run_batch: Callable[[Batch], Outcome] = model.run
+        else:
+            self._run_batch = partial(run, model, room=Room())
         self._work: SimpleQueue[tuple[Batch, Done] | None] = SimpleQueue()
         self._thread: Thread | None = None
+        self._closed = asyncio.Event()
 
     @property
     def kind(self) -> InstanceKind:
@@ -53,7 +60,7 @@ class LocalInstance:
     def execute(self, batch: Batch, done: Done) -> None:
         """Run `batch`; see `headrace.scheduling.batch.Instance`."""
         if self._kind is InstanceKind.INLINE:
-            self._report(batch, done, run(self._model, batch, self._room))
+            self._report(batch, done, self._run_batch(batch))
             return
         if self._thread is None:
             # A daemon: a model that hangs must not keep the process from exiting.
@@ -65,8 +72,13 @@ class LocalInstance:
         """Release the model; on its thread, if it has one, so that nothing waits here."""
         if self._thread is None:
             self._model.close()
+            self._closed.set()
         else:
             self._work.put(None)
+
+    async def closed(self) -> None:
+        """Wait until the model has been released."""
+        await self._closed.wait()
 
     def _serve(self) -> None:
         while (item := self._work.get()) is not None:
@@ -76,9 +88,11 @@ class LocalInstance:
                 return  # the loop is closed: the process is ending and nobody waits
             del item  # its tensors must not stay in memory until the next batch comes
         self._model.close()
+        with suppress(RuntimeError):  # as above
+            self._loop.call_soon_threadsafe(self._closed.set)
 
     def _run(self, batch: Batch, done: Done) -> None:
-        outcome = run(self._model, batch, self._room)
+        outcome = self._run_batch(batch)
         self._loop.call_soon_threadsafe(self._report, batch, done, outcome)
 
     def _report(self, batch: Batch, done: Done, outcome: Outcome) -> None:

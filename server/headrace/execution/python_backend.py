@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import json_format
-
-from headrace.core.errors import InvalidConfig, InvalidOption, LoadFailed
+from headrace.core.errors import InvalidOption, LoadFailed
 from headrace.core.model_spec import LoadSpec
 from headrace.core.tensors import Array
 from headrace.execution.environments.resolve import environment_of
+from headrace.execution.in_process import LoadedInProcess
+from headrace.execution.python_config import start_arguments, with_completion
 from headrace.execution.worker import WorkerProcess
 from headrace.execution.worker_options import WorkerOptions
 from headrace.execution.worker_spec import Ways, WorkerSpec
@@ -18,10 +18,6 @@ from headrace.wire.documents import to_json
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 from headrace.workers.frames import MAX_SLOTS, Kind
 
-# What `auto_complete_config` may say.
-_COMPLETED = (
-    "max_batch_size", "input", "output", "dynamic_batching", "model_transaction_policy",
-)  # fmt: skip
 _CONCURRENCY = 32  # batches that a coroutine runs at a time
 _START_SECS = 600.0  # for a model to be loaded, and again to be started
 
@@ -47,6 +43,10 @@ class PythonBackend:
     def load(self, spec: LoadSpec) -> "LoadedWorker":
         """Start a worker and have it import the model; raises `LoadFailed`."""
         return LoadedWorker(spec, self._loader)
+
+    def load_here(self, spec: LoadSpec) -> LoadedInProcess:
+        """Import the model in this process; raises `LoadFailed` or `InvalidOption`."""
+        return LoadedInProcess(spec, self._loader)
 
 
 class LoadedWorker:
@@ -85,17 +85,7 @@ class LoadedWorker:
 
     def completed(self, config: ModelConfig) -> ModelConfig:
         """A copy of `config` with what the model says of itself; raises `InvalidConfig`."""
-        result = ModelConfig()
-        result.CopyFrom(config)
-        for name in _COMPLETED if self._completed is not None else ():
-            assert self._completed is not None
-            if name in self._completed:
-                result.ClearField(name)  # type: ignore[arg-type]
-                try:
-                    json_format.ParseDict({name: self._completed[name]}, result)
-                except json_format.ParseError as error:
-                    raise InvalidConfig(f"auto_complete_config: {error}") from error
-        return result
+        return with_completion(config, self._completed)
 
     def begin(self, config: ModelConfig) -> None:
         """Start the model with its whole configuration; raises `LoadFailed`."""
@@ -135,16 +125,7 @@ class LoadedWorker:
         return process, answer.get("config")
 
     def _start(self, process: WorkerProcess) -> dict[str, Any]:
-        spec = self._spec
-        args = {
-            "model_config": self._config,
-            "model_instance_kind": "CPU" if spec.device is None else "GPU",
-            "model_instance_name": spec.instance,
-            "model_instance_device_id": str(spec.device or 0),
-            "model_repository": str(Path(spec.root)),
-            "model_version": str(spec.version),
-            "model_name": spec.model,
-        }
+        args = start_arguments(self._spec, self._config)
         document = {"args": args, "decoupled": self._decoupled}
         return process.ask(Kind.START, document, _START_SECS)
 

@@ -20,8 +20,8 @@ _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 # All that have a meaning for every worker, also those that are read elsewhere.
 WORKER_PARAMETERS = frozenset(
     {
-        "execution_limit_secs", "heartbeat_secs", "max_rss", "max_requests", "quarantine_deaths",
-        "nice", "memory_limit", "max_open_files", "python",
+        "EXECUTION_ENV_PATH", "execution_limit_secs", "heartbeat_secs", "max_rss", "max_requests",
+        "quarantine_deaths", "nice", "memory_limit", "max_open_files", "python",
     }
 )  # fmt: skip
 

@@ -90,7 +90,7 @@ def load_spec(
 
 
 def execution(config: ModelConfig) -> str:
-    """The instance kind that the configuration asks for: auto, inline or thread."""
+    """The instance kind that the configuration asks for: auto, inline, thread or process."""
     return (
         config.parameters["execution"].string_value if "execution" in config.parameters else "auto"
     )

@@ -15,7 +15,7 @@ from headrace.repository.config import Problem
 from headrace.wire.pb import model_config_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 
-EXECUTION = ("auto", "inline", "thread")
+EXECUTION = ("auto", "inline", "thread", "process")
 
 
 def problems(config: ModelConfig, directory: str) -> Iterator[Problem]:

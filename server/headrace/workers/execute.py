@@ -18,10 +18,7 @@ from headrace.workers.frames import IN_FILE, BatchMeta, Header, Kind, frame, unp
 from headrace.workers.link import Link, Received
 from headrace.workers.model_class import its_traceback, one_line, wrong_responses
 from headrace.workers.session import Session
-from headrace.workers.triton_requests import (
-    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
-    InferenceRequest,
-)
+from headrace.workers.triton_requests import InferenceRequest, is_given_back
 from headrace.workers.triton_responses import InferenceResponse, TritonError
 
 log = logging.getLogger("model")
@@ -254,7 +251,7 @@ async def _in_time(awaitable: Any) -> Any:
 
 def _fate(request: InferenceRequest) -> str:
     """What becomes of a request that `execute` has given nothing for."""
-    if request._release == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
+    if is_given_back(request):
         if request._answering is not None:
             request._answering.closed = True
         return AGAIN

@@ -5,10 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.workers import triton_api as pb
-from headrace.workers.triton_requests import (
-    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
-    InferenceRequest,
-)
+from headrace.workers.triton_requests import InferenceRequest, is_given_back
 from headrace.workers.triton_responses import InferenceResponse
 
 
@@ -63,10 +60,7 @@ def wrong_responses(requests: Sequence[InferenceRequest], responses: Any) -> str
     for request, response in zip(requests, responses, strict=True):
         if isinstance(response, InferenceResponse):
             continue
-        dealt_with = (
-            request._answering is not None
-            or request._release == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
-        )
+        dealt_with = request._answering is not None or is_given_back(request)
         if response is not None or not dealt_with:
             found = type(response).__name__
             return (

@@ -185,3 +185,8 @@ def received(
         wanted = request.requested_output_names()
         request._answering = Answering(source, number, wanted, True)
     return request
+
+
+def is_given_back(request: InferenceRequest) -> bool:
+    """Whether the model wants to be given a request again; not for models."""
+    return request._release == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE

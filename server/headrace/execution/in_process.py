@@ -1,0 +1,275 @@
+"""Python models in the server's own process, for those who trust them with it.
+
+A request's tensors are the model's inputs as they are, read-only, and its answer becomes a part of
+the batch's outcome: there is no frame, and nothing is put together or taken apart. What a worker
+would have kept away from the server is not kept away from it here: a model that hangs, crashes or
+fills the memory takes the server with it.
+
+Loaded on a loading thread; then used by one thread at a time, as any model.
+"""
+
+import importlib
+import inspect
+import json
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from time import monotonic_ns
+from typing import Any
+
+import numpy as np
+
+from headrace.core.datatypes import NUMPY, Datatype
+from headrace.core.errors import ExecutionFailed, InvalidOption, LoadFailed, ServerError
+from headrace.core.model_spec import LoadSpec
+from headrace.core.signature import Signature, TensorSpec, reshaped
+from headrace.core.tensors import Array
+from headrace.execution.batch_frames import (
+    failed_to_process,
+    model_error,
+    special_of,
+    wrong_parameter,
+)
+from headrace.execution.choice import InstanceKind
+from headrace.execution.environments.demand import demand_of
+from headrace.execution.model_imports import ModelImports
+from headrace.execution.python_config import start_arguments, with_completion
+from headrace.execution.worker_options import WORKER_PARAMETERS
+from headrace.scheduling.batch import Batch, Deferral, Outcome, Part
+from headrace.wire.documents import to_json
+from headrace.wire.pb.model_config_pb2 import ModelConfig
+from headrace.workers import model_class
+from headrace.workers import triton_api as pb
+from headrace.workers.elements import bytes_array
+from headrace.workers.triton_requests import is_given_back
+from headrace.workers.triton_requests import received as received_request
+
+log = logging.getLogger(__name__)
+
+IN_PROCESS = (InstanceKind.INLINE.value, InstanceKind.THREAD.value)
+_TEXT = 4096  # characters of what clients are told of an exception
+
+
+class LoadedInProcess:
+    """A model that has been imported here, which `begin` starts.
+
+    `inputs` and `outputs` are empty: what a model takes and gives is in its configuration.
+    """
+
+    def __init__(self, spec: LoadSpec, loader: str) -> None:
+        """Raises `LoadFailed` or `InvalidOption`."""
+        self.inputs = self.outputs = ()
+        self._spec = spec
+        self._model: Any = None
+        for name in sorted(WORKER_PARAMETERS):
+            if name in spec.parameters:
+                raise InvalidOption(
+                    f"parameters['{name}']",
+                    f"is for worker processes; with execution '{spec.parameters['execution']}' the"
+                    " model runs in the server's own",
+                )
+        if not spec.path.is_file():
+            raise LoadFailed(f"there is no model file {spec.path.parent.name}/{spec.path.name}")
+        if demand_of(spec) is not None:
+            raise LoadFailed(self._only_in_worker("a model with an environment of its own"))
+        paths = [str(spec.path.parent), str(spec.root)]
+        self._imports = ModelImports(f"{spec.instance}_v{spec.version}_{id(self):x}", paths)
+        document = {
+            "loader": loader,
+            "file": str(spec.path),
+            "module": self._imports.name,
+            "paths": paths,
+            "config": json.loads(spec.config),
+            "parameters": dict(spec.parameters),
+            "auto_complete": spec.auto_complete,
+        }
+        sys.modules["triton_python_backend_utils"] = pb
+        try:
+            with self._imports.lent():
+                loading = importlib.import_module(f"headrace.workers.loaders.{loader}")
+                self._class = loading.load(document)
+                complete = model_class.complete if spec.auto_complete else _nothing
+                self._completed = complete(self._class, document["config"])
+        except (Exception, SystemExit) as error:
+            self._imports.forget()
+            raise self._load_failed(error) from error
+        execute = getattr(self._class, "execute", None)
+        if inspect.iscoroutinefunction(execute) or inspect.isasyncgenfunction(execute):
+            self._imports.forget()
+            raise LoadFailed(self._only_in_worker("a model with `async def execute`"))
+
+    def completed(self, config: ModelConfig) -> ModelConfig:
+        """A copy of `config` with what the model says of itself; raises `InvalidConfig`."""
+        return with_completion(config, self._completed)
+
+    def begin(self, config: ModelConfig) -> None:
+        """Start the model with its whole configuration; raises `LoadFailed`."""
+        if config.model_transaction_policy.decoupled:
+            raise LoadFailed(self._only_in_worker("a decoupled model"))
+        args = start_arguments(self._spec, json.dumps(to_json(config)))
+        try:
+            with self._imports.lent():
+                self._model = model_class.start(self._class, args)
+        except (Exception, SystemExit) as error:
+            self._imports.forget()
+            raise self._load_failed(error) from error
+
+    def infer(self, inputs: Mapping[str, Array], outputs: object) -> list[Array]:
+        """Not here: it gets whole batches."""
+        raise NotImplementedError
+
+    def run(self, batch: Batch) -> Outcome:
+        """Run a batch. Never raises: a failure is an outcome too."""
+        started = gathered = ended = monotonic_ns()
+        try:
+            requests = _requests(batch)
+            wanted = [request.requested_output_names() for request in requests]
+            gathered = monotonic_ns()
+            responses = self._model.execute(requests)
+            ended = monotonic_ns()
+            if wrong := model_class.wrong_responses(requests, responses):
+                failed = self._failed(batch, wrong, "")
+                return Outcome((), failed, started, gathered, ended)
+            parts = [_part(*each) for each in zip(requests, responses, wanted, strict=True)]
+        except (Exception, SystemExit) as error:  # what it gave may be what raises, too
+            text = model_class.one_line(error)
+            failed = self._failed(batch, text, model_class.its_traceback(error))
+            return Outcome((), failed, started, gathered, monotonic_ns())
+        return Outcome((), None, started, gathered, ended, parts)
+
+    def close(self) -> None:
+        """Let the model end what it has begun, and let go of it."""
+        model, self._model = self._model, None
+        if model is not None and hasattr(model, "finalize"):
+            try:
+                model.finalize()
+            except (Exception, SystemExit) as error:
+                log.error("%s: finalize: %s", self._spec.instance, model_class.one_line(error),
+                          exc_info=error, extra=self._fields())  # fmt: skip
+        self._imports.forget()
+
+    def _load_failed(self, error: BaseException) -> LoadFailed:
+        log.error("%s", model_class.its_traceback(error).rstrip(), extra=self._fields())
+        return LoadFailed(model_class.one_line(error))
+
+    def _only_in_worker(self, what: str) -> str:
+        return (
+            f"{what} runs in a worker process only: take parameters['execution'], which is"
+            f" '{self._spec.parameters['execution']}', out of its configuration"
+        )
+
+    def _failed(self, batch: Batch, text: str, lines: str) -> ExecutionFailed:
+        """The error of a batch, which is in the log unless it is run again in halves."""
+        if len(batch.pendings) > 1:
+            log.debug("%s; its %d requests are run again in halves", text, len(batch.pendings),
+                      extra=self._fields())  # fmt: skip
+        else:
+            log.error("%s", lines.rstrip() or text, extra=self._fields())
+        return failed_to_process(self._spec.model, text[:_TEXT])
+
+    def _fields(self) -> dict[str, object]:
+        return {"model": self._spec.model, "version": str(self._spec.version)}
+
+
+def _nothing(found: object, config: object) -> None:
+    """The completion of a model that may not complete its configuration."""
+
+
+def _requests(batch: Batch) -> list[pb.InferenceRequest]:
+    """The requests of a batch as the model sees them."""
+    signature = batch.signature
+    declared = [(spec.name, spec.datatype.value, spec) for spec in signature.inputs]
+    outputs = [spec.name for spec in batch.outputs]
+    requests: list[pb.InferenceRequest] = []
+    for pending in batch.pendings:
+        request = pending.request
+        inputs = request.inputs
+        tensors = [
+            pb.received(name, datatype, _given(inputs[name].array, spec, signature))
+            for name, datatype, spec in declared
+            if name in inputs
+        ]
+        special = special_of(request)
+        requests.append(
+            received_request(_no_senders, 0, tensors, request.id, outputs, special, False)
+        )
+    return requests
+
+
+def _given(array: Array, spec: TensorSpec, signature: Signature) -> Array:
+    """An input as the model sees it: read-only, aligned, in its own shape."""
+    array = reshaped(array, spec, signature.batches, to_model=True)
+    if spec.datatype is Datatype.BF16:
+        array = array.view(np.uint16)  # its bits, since numpy has no such type
+    if not array.flags.aligned:
+        array = array.copy()
+    array.setflags(write=False)
+    return array
+
+
+class _NoSenders:
+    """What a response sender would answer by: here answers are what `execute` gives back."""
+
+    def respond(
+        self,
+        number: int,
+        response: pb.InferenceResponse | None,
+        final: bool,
+        wanted: Sequence[str],
+    ) -> None:
+        raise pb.TritonModelException(_NO_SENDERS)
+
+    def drop(self, number: int, error: pb.TritonError) -> None:
+        """It is an error already that nothing was given back for it."""
+
+    def wait_for_room(self, number: int) -> None:
+        raise pb.TritonModelException(_NO_SENDERS)
+
+    async def room(self, number: int) -> None:
+        raise pb.TritonModelException(_NO_SENDERS)
+
+    def is_cancelled(self, number: int) -> bool:
+        """It is not known."""
+        return False
+
+
+_NO_SENDERS = "response senders are for models in worker processes: give the response back"
+_no_senders = _NoSenders()
+
+
+def _part(
+    request: pb.InferenceRequest, response: pb.InferenceResponse | None, wanted: Sequence[str]
+) -> Part | ServerError | Deferral:
+    """What a request gets of a response."""
+    if response is None:  # which is for those that are given back, or answered by a sender
+        return Deferral.AGAIN if is_given_back(request) else ExecutionFailed(_NO_SENDERS)
+    if (error := response.error()) is not None:
+        return model_error(error.code(), error.message())
+    parameters = response.parameter_values()
+    if parameters and (wrong := wrong_parameter(parameters)):
+        return wrong
+    arrays = {
+        tensor.name(): _taken(tensor)
+        for tensor in response.output_tensors()
+        if tensor.name() in wanted  # what nobody has asked for is left out
+    }
+    return Part(arrays, parameters)
+
+
+def _taken(tensor: pb.Tensor) -> Array:
+    """An output that stays as it is until it is sent, whatever the model does with its arrays."""
+    array = tensor._array
+    if tensor._datatype == "BYTES":
+        return bytes_array(array)
+    if tensor._datatype == "BF16":
+        array = array.view(NUMPY[Datatype.BF16])
+    elif array.flags.writeable and (array.base is not None or _holders(tensor) > _ALONE):
+        return array.copy()
+    return array
+
+
+def _holders(tensor: pb.Tensor) -> int:
+    return sys.getrefcount(tensor._array)
+
+
+_ALONE = _holders(pb.Tensor("", np.empty(0))) + 1  # with `_taken`
