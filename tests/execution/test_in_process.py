@@ -157,7 +157,7 @@ def test_two_models_are_two_modules(tmp_path: Path) -> None:
     [
         ("raise RuntimeError('no')", "RuntimeError: no"),
         ("import sys; sys.exit(3)", "SystemExit: 3"),
-        ("", "has no class TritonPythonModel"),
+        ("", "has neither a class TritonPythonModel"),
         (HEAD + "        async def execute(self, requests): ...", "worker process only"),
         (HEAD + "        async def execute(self, requests): yield", "worker process only"),
     ],
