@@ -4,8 +4,8 @@
 #   docker run --rm --read-only -p 8000-8002:8000-8002 -v "$PWD/model_repository:/models:ro" headrace:0.1.0 \
 #     serve --model-repository /models --exit-on-error=false
 #
-# Without --exit-on-error=false, which the example models in reviews/ and iris/ need because their
-# libraries are not in the image, a model that cannot be loaded ends the server.
+# Without --exit-on-error=false, which the example models in reviews/, iris/ and text_embedding/ need
+# because what they import is not in the image, a model that cannot be loaded ends the server.
 
 FROM python:3.13-slim AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore

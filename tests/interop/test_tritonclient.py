@@ -16,7 +16,7 @@ from tests.support.transports import over_both_transports
 
 MODELS = {
     "busy", "digits", "iris", "reviews", "simple", "simple_identity", "simple_string",
-    "storyteller", "text_language",
+    "storyteller", "text_embedding", "text_language",
 }  # fmt: skip
 
 
