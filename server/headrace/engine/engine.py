@@ -5,6 +5,7 @@ event-loop thread; how models are loaded and replaced is in `headrace.engine.lif
 """
 
 import asyncio
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 
 from headrace.core.errors import InvalidRequest, NotFound, Unavailable
@@ -20,6 +21,8 @@ from headrace.observability.model_metrics import ModelMetrics
 from headrace.repository.layout import ModelSource
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig
+
+log = logging.getLogger(__name__)
 
 _LONGEST_VERSION = len(str(2**63))
 _MAX_FOUND = 1024  # one version has many spellings: 1, 01, 001
@@ -231,11 +234,17 @@ class Engine:
         If it is cancelled, what has not begun to load never does, and nothing waits for the rest.
         """
         for source in sources:
-            duplicate = source.duplicate or source.name in self._models
+            earlier = self._models.get(source.name)
             self._models[source.name] = model = Model(source)
             model.reason = source.problem
-            if duplicate:
+            if source.duplicate or earlier is not None:
                 model.reason = "model appears in two or more repositories"
+            if model.reason:
+                places = [m.source.file or m.source.path for m in (earlier, model) if m is not None]
+                log.error(
+                    "failed to load %s: %s (%s)", source.name, model.reason,
+                    " and ".join(map(str, places)),
+                )  # fmt: skip
         self._initialised = True
         wanted = [model.source for model in self._models.values() if not model.reason]
         try:

@@ -256,7 +256,7 @@ class WorkerInstance:
             log.debug("%s; its %d requests are run again in halves", text, len(batch.pendings),
                       extra=fields)  # fmt: skip
         else:
-            log.error("%s", lines.rstrip() or text, extra=fields)
+            self._process.note(logging.ERROR, text, lines, batch.pendings[0].request.id)
 
     # --- whether the model says that it is ready
 

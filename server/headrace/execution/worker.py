@@ -139,8 +139,7 @@ class WorkerProcess:
         """What a worker has answered; raises `LoadFailed` if that is a failure."""
         answer = json.loads(meta)
         if kind is Kind.FAILED:
-            for line in answer["traceback"].splitlines():
-                log.error("%s", line, extra=self._fields())
+            self.note(logging.ERROR, str(answer["text"]), str(answer["traceback"]))
             raise LoadFailed(str(answer["text"]))
         return dict(answer or {})
 
@@ -249,6 +248,11 @@ class WorkerProcess:
         self._output.note(
             int(level), f"{str(name)[:80]}: {text}" if name != "triton" else str(text)
         )
+
+    def note(self, level: int, text: str, trace: str = "", request_id: str = "") -> None:
+        """Put what the model has said or done into the log."""
+        fields: dict[str, object] = {"request_id": request_id} if request_id else {}
+        self._output.note(level, f"{text}\n{trace}" if trace else text, fields)
 
     def _fields(self) -> dict[str, object]:
         return self._output.fields

@@ -8,6 +8,7 @@ from headrace.execution.worker_spec import WorkerSpec
 
 _printed = logging.getLogger("headrace.model")
 _LINE = 16 << 10  # bytes of output after which a line is cut
+_TEXT = 96 << 10  # characters of lines that belong together
 _OUTPUT = 16 << 10  # bytes of output that are read at once
 _MOST_LINES, _WINDOW_SECS = 2000, 1.0  # of one worker, in so much time
 
@@ -51,8 +52,8 @@ class WorkerOutput:
     def _print(self, line: bytes) -> None:
         self.note(logging.INFO, line.decode(errors="replace").rstrip())
 
-    def note(self, level: int, text: str) -> None:
-        """A line in the log, unless there are too many."""
+    def note(self, level: int, text: str, fields: dict[str, object] | None = None) -> None:
+        """A line in the log, and others below it, unless there are too many."""
         now = monotonic()
         if now - self._window >= _WINDOW_SECS:
             if self._dropped:
@@ -63,7 +64,9 @@ class WorkerOutput:
         if self._lines > _MOST_LINES:
             self._dropped += 1
         else:
+            head, _, rest = text[:_TEXT].partition("\n")
+            trace = {"trace": rest} if rest else {}
             _printed.log(
-                level, "%s worker %d: %s", self._model, self._pid, text[:_LINE],
-                extra=self.fields,
+                level, "%s worker %d: %s", self._model, self._pid, head[:_LINE],
+                extra=self.fields | trace | (fields or {}),
             )  # fmt: skip

@@ -57,6 +57,8 @@ class JsonFormatter(logging.Formatter):
             entry["request_id"] = _short(entry["request_id"])
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
+        elif hasattr(record, "trace"):
+            entry["traceback"] = record.trace
         try:
             line = orjson.dumps(entry, default=str).decode()
         except TypeError:  # a file name that is not UTF-8, say
@@ -68,7 +70,10 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Time, level, logger and message; the time either short or as ISO 8601 in UTC."""
+    """Time, level, logger and message; the time either short or as ISO 8601 in UTC.
+
+    A record's `trace` is the traceback of another process, as text.
+    """
 
     def __init__(self, iso: bool) -> None:
         super().__init__()
@@ -86,10 +91,10 @@ class TextFormatter(logging.Formatter):
             request = f" [request id: {_short(record.request_id)}]"
         message = _printable(f"{request} {record.getMessage()}")
         line = f"{moment} {record.levelname:<7} {record.name}:{message}"
-        if not record.exc_info:
-            return line
-        trace = self.formatException(record.exc_info).split("\n")
-        return "\n".join([line, *map(_printable, trace)])
+        trace = str(getattr(record, "trace", ""))
+        if record.exc_info:
+            trace = self.formatException(record.exc_info)
+        return "\n".join([line, *map(_printable, trace.split("\n"))]) if trace else line
 
 
 class _Levels(logging.Filter):

@@ -104,7 +104,10 @@ class Worker:
         try:
             told = step(document)
         except Exception as error:
-            failure = {"text": model_class.one_line(error), "traceback": traceback.format_exc()}
+            failure = {
+                "text": model_class.one_line(error),
+                "traceback": model_class.its_traceback(error),
+            }
             self._link.send(frame(Kind.FAILED, json.dumps(failure).encode()))
         else:
             self._link.send(frame(kind, json.dumps(told).encode()))

@@ -2,11 +2,14 @@
 
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from headrace.workers import triton_api as pb
 from headrace.workers.triton_requests import InferenceRequest, is_given_back
 from headrace.workers.triton_responses import InferenceResponse
+
+_OURS = (str(Path(__file__).parent), "<frozen ")  # where what runs a model lies
 
 
 def complete(found: Any, config: dict[str, Any]) -> dict[str, Any] | None:
@@ -41,9 +44,30 @@ def one_line(error: BaseException) -> str:
 
 
 def its_traceback(error: BaseException) -> str:
-    """An exception with its traceback, without the frame that has called the model."""
-    inner = error.__traceback__.tb_next if error.__traceback__ is not None else None
-    return "".join(traceback.format_exception(type(error), error, inner)).rstrip()
+    """An exception with its traceback, as far as that is the model's; "" if nothing of it is.
+
+    Our own frames are of no interest to whoever wrote the model. Where there are no others the
+    error is about the model's file as a whole, and says so, or it is ours.
+    """
+    found = traceback.TracebackException.from_exception(error)
+    theirs = _without_our_frames(found)
+    if not theirs and not isinstance(error, (LookupError, SyntaxError)):
+        found = traceback.TracebackException.from_exception(error)
+    elif not theirs and not isinstance(error, SyntaxError):
+        return ""
+    return "".join(found.format()).rstrip()
+
+
+def _without_our_frames(found: traceback.TracebackException) -> bool:
+    """Take our frames out of a traceback and of those that led to it; whether others are left."""
+    found.stack = traceback.StackSummary.from_list(
+        [frame for frame in found.stack if not frame.filename.startswith(_OURS)]
+    )
+    theirs = bool(found.stack)
+    for other in (found.__cause__, found.__context__):
+        if other is not None:
+            theirs = _without_our_frames(other) or theirs
+    return theirs
 
 
 def wrong_responses(requests: Sequence[InferenceRequest], responses: Any) -> str:
