@@ -11,9 +11,11 @@ import asyncio
 import gc
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import NoReturn
@@ -62,6 +64,10 @@ def run(settings: Settings) -> int:
     except OSError as error:
         print(f"headrace serve: cannot write the log: {error}", file=sys.stderr)
         return 1
+    # Connections, workers and large tensors on their way each take descriptors.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     application = Application(settings)
     status = uvloop.run(application.serve())
     if application.stuck:
@@ -215,7 +221,7 @@ class Application:
             )
             listener = bind(settings.metrics_address, settings.metrics_port, "metrics")
             server = HttpServer(
-                create_metrics_app(lambda: render(source)),
+                create_metrics_app(lambda: render(source, engine.model_metrics.plain_counters)),
                 listener,
                 settings.http_keep_alive_secs,
                 settings.http_body_timeout_secs,

@@ -149,6 +149,8 @@ def test_the_package_is_light() -> None:
 @every_module
 def test_names_say_what_is_inside(path: Path) -> None:
     parts = path.relative_to(SERVER).with_suffix("").parts
+    if parts[-1] == "triton_python_backend_utils":
+        return  # Triton's name, by which its models import it
     assert not VAGUE_NAMES & {word for part in parts for word in part.split("_")}
 
 

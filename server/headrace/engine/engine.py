@@ -280,8 +280,8 @@ class Engine:
         standing = [v for v in self.versions() if v.state is State.UNLOADING]
         return [*standing, *self._lifecycle.leaving]
 
-    def _host_for_version(self) -> ModelHost:
-        return ModelHost(self, self.model_metrics)
+    def _host_for_version(self, version: ModelVersion) -> ModelHost:
+        return ModelHost(self, self.model_metrics, version)
 
 
 def parse_version(text: str) -> int:

@@ -81,7 +81,7 @@ class Lifecycle:
         backends: Mapping[str, Backend],
         options: LoadOptions,
         changed: Callable[[], None],
-        host: Callable[[], ModelHost],
+        host: Callable[[ModelVersion], ModelHost],
     ) -> None:
         self._models = models
         self._backends = backends
@@ -224,7 +224,7 @@ class Lifecycle:
         # Counters go on: to whoever watches them, it is the same model and version.
         version = ModelVersion(model.name, number, old.statistics)
         try:
-            version.serve(loaded, asyncio.get_running_loop(), self._host())
+            version.serve(loaded, asyncio.get_running_loop(), self._host(version))
         except Exception as error:  # a bug, which must not keep others from loading
             return _reason(f"{model.name} version {number}", error)
         for warning in loaded.warnings:

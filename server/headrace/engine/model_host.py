@@ -19,6 +19,10 @@ class Found(Protocol):
 
     decoupled: bool
 
+    @property
+    def alone(self) -> bool:
+        """Whether it has one instance, which runs one batch at a time."""
+
     def submit(self, request: InferRequest, sink: Sink) -> Ticket:
         """Check and queue a request; raises `ServerError`."""
 
@@ -36,13 +40,20 @@ class Models(Protocol):
 class ModelHost:
     """What one version of a model reaches of the server; see `execution.model_calls.Host`."""
 
-    def __init__(self, models: Models, metrics: ModelMetrics) -> None:
+    def __init__(self, models: Models, metrics: ModelMetrics, owner: object = None) -> None:
+        """`owner` is that version."""
+        self._owner = owner
         self._models = models
         self._metrics = metrics
 
-    def submit(self, request: InferRequest, decoupled: bool, sink: Sink) -> Ticket:
+    def submit(self, request: InferRequest, decoupled: bool, inside: bool, sink: Sink) -> Ticket:
         """Have a model run; raises `ServerError`."""
         found = self._models.find(request.model_name, request.model_version)
+        if inside and found is self._owner and found.alone:
+            raise Unsupported(
+                f"model '{request.model_name}' asks itself while it executes, and would wait for"
+                " itself: it needs a second instance (instance_group), or to be a coroutine"
+            )
         if found.decoupled and not decoupled:
             raise Unsupported(
                 f"model '{request.model_name}' is decoupled: it may answer any number of times, so"

@@ -143,6 +143,12 @@ class ModelVersion:
         return self._workers.series() if self._workers else None
 
     @property
+    def alone(self) -> bool:
+        """Whether it has one instance, which runs one batch at a time."""
+        instances = self.instances
+        return len(instances) == 1 and getattr(instances[0], "concurrency", 0) == 0
+
+    @property
     def config(self) -> ModelConfig:
         """The completed configuration; raises `ModelNotReady`."""
         if self._config is None:
@@ -258,7 +264,9 @@ class ModelVersion:
 
     def _report(self, pendings: Sequence[Pending], error: Exception) -> None:
         fields = {"model": self.model, "version": self.name}
-        if len(pendings) == 1:
+        if len(pendings) == 1 and isinstance(error, ServerError):
+            log.error("%s", error, extra=fields | {"request_id": pendings[0].request.id})
+        elif len(pendings) == 1:
             log.error(
                 "model %(model)s version %(version)s failed to execute a request", fields,
                 exc_info=error, extra=fields | {"request_id": pendings[0].request.id},

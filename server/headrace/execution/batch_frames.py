@@ -43,6 +43,7 @@ class BatchFrames:
         self._signature = signature
         self._tell = tell
         self._forms: dict[object, int] = {}
+        self._next = 0
         self._results: dict[int, list[tuple[str, Datatype, tuple[int, ...]]]] = {}
 
     def learn(self, document: dict[str, Any]) -> None:
@@ -88,7 +89,8 @@ class BatchFrames:
         if number is None:
             if len(self._forms) >= _FORMS:
                 self._forms.clear()
-            number = self._forms[key] = len(self._forms)
+            self._next += 1  # never one that a batch on its way may bear
+            number = self._forms[key] = self._next
             document = {
                 "number": number, "inputs": heads, "outputs": outputs,
                 "batches": self._signature.batches,

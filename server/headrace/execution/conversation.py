@@ -112,7 +112,7 @@ class Conversation:
         self._calls = ModelCalls(process, host)
         self._next = 1
         self._open: dict[int, Pending] = {}
-        self.calls_out = False  # the model has had others run
+        self._held_before: list[Pending] = []  # of the batch that is being sent
 
     @property
     def idle(self) -> bool:
@@ -136,12 +136,22 @@ class Conversation:
             pending.number = number
             pending.began = sent
             number += 1
+            if pending.held:
+                self._held_before.append(pending)
         self._next = number
         self.under_way[slot.number] = slot
+        while self._held_before:
+            self.hold(self._held_before.pop(), True)
 
     def cancel(self, pending: Pending) -> None:
         """Nobody waits for a request any more; see `headrace.scheduling.batch.Execution`."""
         self._process.send(Kind.CANCEL, pack_request(pending.number))
+        for slot in self.under_way.values():
+            batch = slot.batch
+            if batch is not None and pending in batch.pendings:
+                if all(other.ended for other in batch.pendings):
+                    self._calls.abandon(batch)  # or nothing might ever end the batch
+                return
 
     def hold(self, pending: Pending, held: bool) -> None:
         """Pause the responses to a request, or go on."""
@@ -155,6 +165,8 @@ class Conversation:
         Raises what nonsense raises.
         """
         kind = header.kind
+        if kind is Kind.BACK:
+            return self._given_back(header.slot)
         if kind is Kind.RESULT or kind is Kind.RESPONSES or kind is Kind.BROKEN:
             return self._ended(header, meta, data)
         document: dict[str, Any] = json.loads(meta)
@@ -163,13 +175,23 @@ class Conversation:
         elif kind is Kind.RESPONSE:
             self._on_response(document, data, header.data)
         elif kind is Kind.CALL:
-            self.calls_out = True
-            self._calls.begin(document, data, header.data)
+            inside = bool(document["inside"])
+            batch = next((slot.batch for slot in self.under_way.values()), None)
+            self._calls.begin(document, data, header.data, batch if inside else None)
+        elif kind is Kind.HOLD_CALL:
+            self._calls.hold(int(document["call"]), bool(document["held"]))
         elif kind is Kind.DROP_CALL:
             self._calls.drop(int(document["call"]))
         else:
             raise BrokenFrame(f"a frame of kind {kind.name}")
         return None
+
+    def _given_back(self, number: int) -> tuple[Slot, Outcome]:
+        """A batch that the worker cannot begin: the one before it waits for another model."""
+        slot = self.under_way.pop(number, None)
+        if slot is None:
+            raise BrokenFrame("no batch to give back")
+        return slot, Outcome((), NotStarted(), slot.sent, slot.sent, monotonic_ns())
 
     def _ended(self, header: Header, meta: bytes, data: Buffer) -> tuple[Slot, Outcome]:
         slot = self.under_way.get(header.slot)
@@ -202,12 +224,15 @@ class Conversation:
         pending = self._find(number)
         if final:
             self._open.pop(number, None)
-        if pending is None:
-            return  # cancelled, or answered, when this was on its way
+        if pending is None or pending.ended:
+            if not final:  # the model has not seen it, or does not care
+                self._process.send(Kind.CANCEL, pack_request(number))
+            return
         answer = one_answer(document, data, size) if "response" in document else None
         self._give(pending, answer, final)
-        if pending.ended:
-            self._open.pop(number, None)
+        opened = self._open.get(number)
+        if opened is not None and opened.ended:
+            del self._open[number]
 
     def _find(self, number: int) -> Pending | None:
         pending = self._open.get(number)

@@ -149,8 +149,9 @@ class LoadedInProcess:
         self._imports.forget()
 
     def _load_failed(self, error: BaseException) -> LoadFailed:
-        log.error("%s", model_class.its_traceback(error).rstrip(), extra=self._fields())
-        return LoadFailed(model_class.one_line(error))
+        text, lines = model_class.one_line(error), model_class.its_traceback(error)
+        log.error("%s: %s", self._spec.instance, text, extra=self._fields(lines))
+        return LoadFailed(text)
 
     def _only_in_worker(self, what: str) -> str:
         return (
@@ -164,11 +165,12 @@ class LoadedInProcess:
             log.debug("%s; its %d requests are run again in halves", text, len(batch.pendings),
                       extra=self._fields())  # fmt: skip
         else:
-            log.error("%s", lines.rstrip() or text, extra=self._fields())
+            log.error("%s: %s", self._spec.instance, text, extra=self._fields(lines))
         return failed_to_process(self._spec.model, text[:_TEXT])
 
-    def _fields(self) -> dict[str, object]:
-        return {"model": self._spec.model, "version": str(self._spec.version)}
+    def _fields(self, trace: str = "") -> dict[str, object]:
+        fields = {"model": self._spec.model, "version": str(self._spec.version)}
+        return {**fields, "trace": trace} if trace else {**fields}
 
 
 def _nothing(found: object, config: object) -> None:

@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from headrace.core.datatypes import BY_NAME, Datatype
-from headrace.core.errors import ExecutionFailed, ServerError
+from headrace.core.errors import Cancelled, ExecutionFailed, ServerError
 from headrace.core.requests import InferRequest, InferResponse, Sink, Ticket
 from headrace.core.tensors import Tensor, raw_bytes
 from headrace.execution.batch_frames import ERRORS, read_array
 from headrace.execution.worker import WorkerProcess
+from headrace.scheduling.batch import Batch
 from headrace.workers.elements import Buffer, encode_bytes
 from headrace.workers.frames import Kind, offsets
 
@@ -22,8 +23,11 @@ _MOST_UNSENT = 32  # frames that wait for a worker, from which on other models' 
 class Host(Protocol):
     """The server, as far as models may ask something of it."""
 
-    def submit(self, request: InferRequest, decoupled: bool, sink: Sink) -> Ticket:
-        """Have a model run; raises `ServerError`, also if it is decoupled and must not be."""
+    def submit(self, request: InferRequest, decoupled: bool, inside: bool, sink: Sink) -> Ticket:
+        """Have a model run; raises `ServerError`, also if it is decoupled and must not be.
+
+        `inside` means that the model that asks does nothing else until it is answered.
+        """
 
     def control(
         self, document: Mapping[str, Any], answer: Callable[[object, ServerError | None], None]
@@ -68,11 +72,14 @@ class ModelCalls:
         self._process = process
         self._host = host
         self._tickets: dict[int, Ticket] = {}
+        self._within: dict[int, Batch] = {}  # of calls that a batch waits for
         self._paused = False
         process.link.on_empty = self._go_on
 
-    def begin(self, document: Mapping[str, Any], data: Buffer, size: int) -> None:
-        """Take a call; raises what nonsense raises."""
+    def begin(
+        self, document: Mapping[str, Any], data: Buffer, size: int, batch: Batch | None
+    ) -> None:
+        """Take a call; raises what nonsense raises. `batch` does not end before it is answered."""
         number = int(document["call"])
         if document["op"] != "infer":
             self._control(number, document)
@@ -80,11 +87,16 @@ class ModelCalls:
         sink = _CallSink(self, number)
         try:
             request = _request(document, data, size)
-            ticket = self._host.submit(request, bool(document["decoupled"]), sink)
+            decoupled = bool(document["decoupled"])
+            ticket = self._host.submit(request, decoupled, batch is not None, sink)
         except ServerError as error:
             sink.fail(error)
-        else:
-            self._tickets[number] = ticket
+            return
+        self._tickets[number] = ticket
+        if batch is not None:
+            self._within[number] = batch
+        if self._paused:
+            ticket.hold(True)
 
     def _control(self, number: int, document: Mapping[str, Any]) -> None:
         def answer(value: object, error: ServerError | None) -> None:
@@ -102,12 +114,12 @@ class ModelCalls:
     ) -> None:
         """Send a reply."""
         if final:
-            self._tickets.pop(number, None)
+            self._forget(number)
         try:
             document = {"call": number, "final": final, **told}
             self._process.link.send_loose(Kind.REPLY, document, blocks or [])
         except OSError as error:  # no memory for the data
-            ticket = self._tickets.pop(number, None)
+            ticket = self._forget(number)
             if ticket is not None:
                 ticket.cancel()
             failed = {"error": _told(ExecutionFailed(f"the response cannot be passed on: {error}"))}
@@ -120,14 +132,36 @@ class ModelCalls:
 
     def drop(self, number: int) -> None:
         """Nobody waits for replies any more."""
-        ticket = self._tickets.pop(number, None)
+        ticket = self._forget(number)
         if ticket is not None:
             ticket.cancel()
+        self.reply(number, True, {"response": None})  # it wakes whoever still waits there
+
+    def hold(self, number: int, held: bool) -> None:
+        """Have a model pause that answers faster than its answers are taken, or go on."""
+        if (ticket := self._tickets.get(number)) is not None:
+            ticket.hold(held)
+
+    def abandon(self, batch: Batch) -> None:
+        """Nobody waits for a batch any more: its calls end, so that it can."""
+        for number, other in list(self._within.items()):
+            if other is batch:
+                ticket = self._forget(number)
+                if ticket is not None:
+                    ticket.cancel()
+                gone = Cancelled("nobody waits for the request any more that this was asked for")
+                self.reply(number, True, {"response": {"error": _told(gone)}})
+
+    def _forget(self, number: int) -> Ticket | None:
+        self._within.pop(number, None)
+        return self._tickets.pop(number, None)
 
     def end(self) -> None:
         """The process has gone."""
         for number in list(self._tickets):
-            self.drop(number)
+            ticket = self._forget(number)
+            if ticket is not None:
+                ticket.cancel()
 
     def _go_on(self) -> None:
         if self._paused:

@@ -103,14 +103,21 @@ class WorkerInstance:
         self._closed: asyncio.Future[None] | None = None
         self._willing = True  # as far as the model has said
         self._question: asyncio.TimerHandle | None = None
+        self._asked = 0
         self._mean_ns = 2.0 * _SHORT_NS  # of a batch's time; not short before it is known to be
         self._prefetches = True
+        self._calls_out = False  # the model has had others run
         self._attach()
 
     @property
     def under_way(self) -> int:
         """Batches that the worker has."""
         return len(self._talk.under_way)
+
+    @property
+    def concurrency(self) -> int:
+        """Batches that it runs at the same time, 0 for one after the other."""
+        return self._ways.concurrency
 
     @property
     def kind(self) -> InstanceKind:
@@ -226,10 +233,18 @@ class WorkerInstance:
         if header.kind is Kind.ANSWER:
             self._on_answer(bool(json.loads(meta)["ready"]))
             return
+        if header.kind is Kind.CALL and not self._calls_out:
+            # What asks for another model's answer must not be given what that one waits for.
+            self._calls_out = True
+            self.choose_slots()
         ended = self._talk.take(header, meta, data)
         if ended is None:
             return
         slot, outcome = ended
+        if header.kind is Kind.BACK:
+            slot.end(outcome)
+            self._outside.suspend(slot)
+            return
         if self._ways.limit_secs:
             self._watch()
         self._answered = self._answered or outcome.error is None
@@ -241,9 +256,14 @@ class WorkerInstance:
         """Take part with further slots only while batches are short."""
         if self._ways.concurrency:
             return
-        # What asks for another model's answer must not have what that one waits for in its hands.
-        prefetches = self._mean_ns <= _SHORT_NS and not self._talk.calls_out
-        if prefetches != self._prefetches:
+        prefetches = self._mean_ns <= _SHORT_NS and not self._calls_out
+        if self._calls_out:
+            spare = next((slot for slot in self.slots if slot.batch is not None), self.slots[0])
+            for slot in self.slots:
+                if slot.batch is None:
+                    (self._outside.resume if slot is spare else self._outside.suspend)(slot)
+            self._prefetches = False
+        elif prefetches != self._prefetches:
             free = [slot for slot in self.slots[1:] if slot.batch is None]
             if len(free) == len(self.slots) - 1:  # else after the next batch
                 self._prefetches = prefetches
@@ -267,11 +287,13 @@ class WorkerInstance:
 
     def _ask(self) -> None:
         """Ask the model; until it has answered, nothing changes, unless that takes too long."""
+        self._asked = monotonic_ns()
         self._process.send(Kind.ASK)
         self._question = self._loop.call_later(_ANSWER_SECS, self._on_silence)
 
     def _on_silence(self) -> None:
-        if self._talk.under_way:  # it is busy, which is no reason to be not ready
+        # A batch that it had before is no reason to be not ready: the question waits for its end.
+        if any(slot.sent < self._asked for slot in self._talk.under_way.values()):
             self._question = self._loop.call_later(_ANSWER_SECS, self._on_silence)
         else:
             self._set_willing(False)

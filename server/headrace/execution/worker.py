@@ -20,7 +20,7 @@ from typing import Any
 from headrace.core.errors import LoadFailed
 from headrace.execution.boot import command
 from headrace.execution.worker_output import WorkerOutput
-from headrace.execution.worker_socket import READ, Take, WorkerSocket
+from headrace.execution.worker_socket import CLOSED, READ, Take, WorkerSocket
 from headrace.execution.worker_spec import WorkerSpec
 from headrace.observability.machine import resident_bytes
 from headrace.observability.workers import EndKind
@@ -206,9 +206,11 @@ class WorkerProcess:
             self.end_kind = EndKind.NONSENSE
         self.link.give_up()
         self.kill()
-        # What is not the worker's nonsense is a bug of ours.
-        level = logging.ERROR if error and not isinstance(error, BrokenFrame) else logging.DEBUG
-        log.log(level, "worker %d %s", self.pid, reason, exc_info=error, extra=self._fields())
+        # What is not the worker's nonsense is a bug of ours; a closed socket is only how it ends.
+        bug = None if isinstance(error, BrokenFrame) else error
+        level = logging.DEBUG if reason == CLOSED else logging.ERROR
+        log.log(level, "%s worker %d %s, and is killed", self.spec.model, self.pid, reason,
+                exc_info=bug, extra=self._fields())  # fmt: skip
 
     def _on_output(self) -> None:
         self._output.read()

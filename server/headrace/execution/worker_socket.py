@@ -34,6 +34,7 @@ from headrace.workers.frames import (
 from headrace.workers.memory import InFile, OutFile, descriptors
 
 READ = 256 << 10
+CLOSED = "closed its socket"
 _SPACE = socket.CMSG_SPACE(4 * 16)
 _PENDING = 4  # files that may have come before their frames
 Take = Callable[[Header, bytes, Buffer], None]
@@ -174,17 +175,18 @@ class WorkerSocket:
         if not self._reading:
             return False
         try:
-            data, control, _, _ = self.sock.recvmsg(READ, _SPACE, socket.MSG_CMSG_CLOEXEC)
+            data, control, flags, _ = self.sock.recvmsg(READ, _SPACE, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return False
         except OSError:
-            data, control = b"", []
+            data, control, flags = b"", [], 0
         self._descriptors.extend(descriptors(control))
         if not data or len(self._descriptors) > _PENDING:
-            if data:
-                self._lost("sent too many files", BrokenFrame("files without frames"))
-            else:
-                self._lost("closed its socket", None)
+            lies = BrokenFrame("too many files") if data else None
+            self._lost("sent too many files" if data else CLOSED, lies)
+            return False
+        if flags & socket.MSG_CTRUNC:
+            self._lost("has sent a file that the server has no descriptor left for", None)
             return False
         try:
             for header, meta, content in self.frames.feed(data):

@@ -5,7 +5,7 @@ them; the `headrace_*` ones are histograms and gauges that Triton does not have.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ from headrace.observability.workers import WorkerSeries, worker_families
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # prometheus_client ends every counter's name with _total in the header lines, also where the
 # samples do not.
-_SUFFIX = re.compile(rb"^(# (?:HELP|TYPE) nv_\w+?)_total ", re.MULTILINE)
+_SUFFIX = re.compile(rb"^(# (?:HELP|TYPE) )([\w:]+)_total ", re.MULTILINE)
 _BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -107,9 +107,17 @@ def registry(collector: ServerCollector) -> CollectorRegistry:
     return result
 
 
-def render(source: CollectorRegistry) -> bytes:
-    """The answer to a scrape, in Prometheus' text format."""
-    return _SUFFIX.sub(rb"\1 ", generate_latest(source))
+def render(source: CollectorRegistry, plain: Container[str] = ()) -> bytes:
+    """The answer to a scrape, in Prometheus' text format.
+
+    `plain` are counters whose samples have no _total, beside those under Triton's names.
+    """
+
+    def header(found: re.Match[bytes]) -> bytes:
+        name = found[2].decode()
+        return found[1] + found[2] + b" " if name.startswith("nv_") or name in plain else found[0]
+
+    return _SUFFIX.sub(header, generate_latest(source))
 
 
 _COUNTERS: tuple[tuple[str, str, Callable[[VersionStatistics], int]], ...] = (

@@ -105,10 +105,21 @@ class ModelMetrics:
             if not family.owners:
                 del self._families[name]
 
+    @property
+    def plain_counters(self) -> frozenset[str]:
+        """Counters whose names do not end as Prometheus' clients have them end."""
+        return frozenset(
+            name
+            for name, family in self._families.items()
+            if family.kind == "counter" and not name.endswith("_total")
+        )
+
     def collect(self) -> Iterator[Metric]:
         """The families with their samples."""
         for name, family in self._families.items():
-            result = Metric(name, family.description, family.kind)
+            # The library puts _total behind the name of a counter in the lines above its samples.
+            base = name.removesuffix("_total") if family.kind == "counter" else name
+            result = Metric(base, family.description, family.kind)
             for labels, metric in family.metrics.items():
                 if family.kind == "histogram":
                     _add_histogram(result, name, dict(labels), metric)

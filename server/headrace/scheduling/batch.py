@@ -30,8 +30,8 @@ class Pending:
     """
 
     __slots__ = (
-        "arrived", "began", "deadline", "ended", "execution", "key", "level", "number", "outcome",
-        "owner", "request", "rows", "sink", "started",
+        "arrived", "began", "deadline", "ended", "execution", "held", "key", "level", "number",
+        "outcome", "owner", "request", "rows", "sink", "started",
     )  # fmt: skip
 
     def __init__(
@@ -55,6 +55,7 @@ class Pending:
         self.ended = False
         self.execution: Execution | None = None
         self.number = 0
+        self.held = False
         self.began = arrived
         self.outcome: InferResponse | Exception | None = None
 
@@ -64,6 +65,7 @@ class Pending:
 
     def hold(self, held: bool) -> None:
         """Have the model pause its further responses, or go on."""
+        self.held = held
         if self.execution is not None and not self.ended:
             self.execution.hold(self, held)
 

@@ -61,7 +61,7 @@ class Batcher:
         report: Callable[[Sequence[Pending], Exception], None],
         quarantine: Quarantine | None = None,
     ) -> None:
-        """`report` is told which requests a backend failed on, unless with a `ServerError`."""
+        """`report` is told which requests a backend failed on, unless it has said so itself."""
         self.quarantine = Quarantine(signature.model) if quarantine is None else quarantine
         self._signature = signature
         self._version = version
@@ -164,6 +164,7 @@ class Batcher:
                 timing = Timing(pending.began - pending.arrived, now - pending.began, pending.rows)
                 response = response_of(self._signature, self._version, pending, answer, timing)
             except ExecutionFailed as error:
+                self._report([pending], error)
                 self._close_open(pending, error, now)
                 if pending.execution is not None and not final:
                     pending.execution.cancel(pending)
@@ -256,6 +257,8 @@ class Batcher:
                     others = batch.respond_each(self._version, outcome.parts, outcome)
             except Exception as broken:  # not even an array, say: the backend's fault like a raise
                 error = broken
+                if len(batch.pendings) == 1 and isinstance(broken, ServerError):
+                    self._report(batch.pendings, broken)
         if error is None:
             self._deal_with(others, batch, outcome)
             if len(others) < len(batch.pendings):
@@ -282,8 +285,11 @@ class Batcher:
     ) -> None:
         """Deal with requests that a batch has brought no response."""
         later = 0
+        given = [id(part) for part in outcome.parts or ()]
         for pending, reason in others:
             if isinstance(reason, ServerError):
+                if id(reason) not in given:  # not the model's own answer, but what is wrong with it
+                    self._report([pending], reason)
                 self._end(pending, reason, "BACKEND", outcome.computed)
             elif reason is Deferral.AGAIN:
                 self._run_again(pending)

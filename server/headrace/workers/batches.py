@@ -1,12 +1,14 @@
 """Batches of one model: from a frame's data to requests, from responses to a frame's data."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 from headrace.workers.elements import Array, Buffer, raw, view
 from headrace.workers.encoding import tell_response
 from headrace.workers.frames import (
+    MAX_SLOTS,
+    MAX_TOLD,
     BatchMeta,
     Block,
     Kind,
@@ -15,15 +17,17 @@ from headrace.workers.frames import (
     offsets,
     pack_result,
 )
-from headrace.workers.link import Link, Parcel
+from headrace.workers.link import TOO_LONG, Link, Parcel
 from headrace.workers.triton_api import get_output_tensor_by_name
 from headrace.workers.triton_requests import InferenceRequest
 from headrace.workers.triton_requests import received as received_request
 from headrace.workers.triton_responses import InferenceResponse
 from headrace.workers.triton_senders import Exchange
-from headrace.workers.triton_tensors import received
+from headrace.workers.triton_tensors import TritonModelException, received
 
 _FORMS = 1000  # that a worker names; what has more of them is told request by request
+
+_KNOWN = 4 * MAX_SLOTS  # forms of batches that are kept
 
 Sent = tuple[Kind, bytes, Parcel]
 Times = tuple[int, int]  # when the model began and ended, monotonic nanoseconds
@@ -41,14 +45,19 @@ class Form:
 class Batches:
     """Reads the batches of one model, and lays out what is sent back."""
 
-    def __init__(self, link: Link, decoupled: bool) -> None:
+    def __init__(self, link: Link, decoupled: bool, declared: Container[str]) -> None:
+        """`declared` are the names of the model's outputs."""
         self._link = link
         self._decoupled = decoupled
+        self._declared = declared
         self._forms: dict[int, Form] = {}
         self._known: dict[tuple[Block, ...], int] = {}  # forms of results
 
     def add_form(self, document: dict[str, Any]) -> None:
-        """Know a form from now on, in place of an earlier one of its number."""
+        """Know a form from now on."""
+        if len(self._forms) >= _KNOWN:
+            # More recent ones than there can be batches that have been sent and not begun stay.
+            self._forms = dict(list(self._forms.items())[_KNOWN // 2 :])
         self._forms[document["number"]] = Form(document)
 
     def form(self, batch: BatchMeta) -> Form:
@@ -148,10 +157,12 @@ class Batches:
         told = [
             {response: True}
             if isinstance(response, str)
-            else tell_response(response, names, blocks)
+            else tell_response(response, names, self._declared, blocks)
             for response, names in zip(responses, wanted, strict=True)
         ]
         sizes, data, total = lay_out(blocks)
         document = {"began": times[0], "ended": times[1], "sizes": sizes, "responses": told}
         meta = json.dumps(document).encode()
+        if len(meta) > MAX_TOLD:
+            raise TritonModelException(TOO_LONG)
         return Kind.RESPONSES, meta, self._link.put(slot, data, total)

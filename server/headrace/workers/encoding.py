@@ -1,6 +1,6 @@
 """Tensors and responses as the JSON and the data of frames."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from headrace.workers.elements import Buffer, raw, view
@@ -9,6 +9,7 @@ from headrace.workers.triton_responses import InferenceResponse, TritonError
 from headrace.workers.triton_tensors import Tensor, received
 
 Told = dict[str, Any]
+_TEXT = 64 << 10  # characters of a model's own error
 
 
 def tell_tensors(
@@ -35,12 +36,25 @@ def read_tensors(
 
 
 def tell_response(
-    response: InferenceResponse, wanted: Sequence[str], blocks: list[list[Buffer]]
+    response: InferenceResponse,
+    wanted: Sequence[str],
+    declared: Container[str],
+    blocks: list[list[Buffer]],
 ) -> Told:
-    """A response; what nobody has asked for is left out."""
+    """A response; what nobody has asked for is left out.
+
+    An output that is not `declared`, in place of one that is wanted, is an error: its name is
+    misspelt.
+    """
     error = response.error()
     if error is not None:
-        return {"error": [error.code(), error.message()]}
+        return {"error": [error.code(), error.message()[:_TEXT]]}
+    given = [tensor._name for tensor in response.output_tensors()]
+    unknown = [name for name in given if name not in declared]
+    missing = [name for name in wanted if name not in given]
+    if unknown and missing:
+        text = f"the model gave output '{unknown[0]}', which its configuration does not have"
+        return {"error": [TritonError.INTERNAL, f"{text}, and no output '{missing[0]}'"]}
     outputs = [tensor for tensor in response.output_tensors() if tensor._name in wanted]
     return {
         "outputs": tell_tensors(outputs, blocks),

@@ -8,7 +8,7 @@ import asyncio
 import inspect
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from time import monotonic_ns
 from typing import Any
 
@@ -31,14 +31,18 @@ LATER, AGAIN = "later", "again"  # what becomes of a request without a response
 class Executor:
     """Runs batches of one model."""
 
-    def __init__(self, link: Link, model: Any, name: str, decoupled: bool) -> None:
+    def __init__(
+        self, link: Link, model: Any, name: str, decoupled: bool, declared: Container[str]
+    ) -> None:
+        """`declared` are the names of the model's outputs."""
         self._link = link
         self._model = model
         self._name = name
         self._decoupled = decoupled
-        self._batches = Batches(link, decoupled)
-        self.session = Session(link, self._batches.add_form)
+        self._batches = Batches(link, decoupled, declared)
+        self.session = Session(link, self._batches.add_form, declared)
         self.is_async = inspect.iscoroutinefunction(model.execute)
+        self._ending = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     def serve(self) -> None:
@@ -71,6 +75,7 @@ class Executor:
         session = self.session
         loop = asyncio.get_running_loop()
         come = asyncio.Event()
+        session.run_on(loop)
         session.wake_with(lambda: loop.call_soon_threadsafe(come.set))
         loop.add_reader(session.fileno(), session.poll)
         while not session.stopped or session.batches:
@@ -82,6 +87,7 @@ class Executor:
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
         loop.remove_reader(session.fileno())
+        self._ending = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -91,13 +97,12 @@ class Executor:
     def _run(self, header: Header, meta: bytes, data: Buffer) -> None:
         """Run a batch and send what comes of it."""
         slot = header.slot
-        numbers = range(0)
         try:
             batch = unpack_batch(meta)
-            numbers = range(batch.first, batch.first + len(batch.rows))
             requests = self._requests(header, batch, data)
             del data
             began = monotonic_ns()
+            self.session.begin_batch()
             try:
                 returned = self._model.execute(requests)
             except Exception as error:
@@ -105,10 +110,12 @@ class Executor:
             else:
                 sent = self._returned(slot, batch, requests, returned, began)
                 del returned
+            finally:
+                self.session.end_batch()
+            self.session.forget_answered(requests)
             del requests
         except Exception as error:  # what the model gave cannot be sent, say
             sent = self._broken(slot, *_texts(error))
-        self.session.forget_all(numbers)
         # By now nothing refers to what was in the slot's file, unless the model has kept it.
         kind, told, parcel = sent
         self._link.send_parcel(kind, slot, told, parcel)
@@ -120,24 +127,26 @@ class Executor:
             self._tell_ready(await self._ready_async())
             return
         slot = header.slot
-        numbers = range(0)
         try:
             batch = unpack_batch(meta)
-            numbers = range(batch.first, batch.first + len(batch.rows))
             requests = self._requests(header, batch, data)
             del received, data
             began = monotonic_ns()
             try:
                 returned = await self._model.execute(requests)
+            except asyncio.CancelledError as error:
+                if self._ending:
+                    raise
+                sent = self._raised(slot, requests, error, began)  # the model's own doing
             except Exception as error:
                 sent = self._raised(slot, requests, error, began)
             else:
                 sent = self._returned(slot, batch, requests, returned, began)
                 del returned
+            self.session.forget_answered(requests)
             del requests
         except Exception as error:
             sent = self._broken(slot, *_texts(error))
-        self.session.forget_all(numbers)
         kind, told, parcel = sent
         self._link.send_parcel(kind, slot, told, parcel)
 
@@ -189,7 +198,7 @@ class Executor:
     # --- errors
 
     def _raised(
-        self, slot: int, requests: Sequence[InferenceRequest], error: Exception, began: int
+        self, slot: int, requests: Sequence[InferenceRequest], error: BaseException, began: int
     ) -> Sent:
         text, lines = _texts(error)
         if self._decoupled or any(request._answering is not None for request in requests):
@@ -262,6 +271,6 @@ def _failure(name: str, text: str) -> str:
     return f"Failed to process the request(s) for model '{name}', message: {text}"[:_TEXT]
 
 
-def _texts(error: Exception) -> tuple[str, str]:
+def _texts(error: BaseException) -> tuple[str, str]:
     """An error in one line, and with its traceback."""
     return one_line(error), its_traceback(error)

@@ -60,6 +60,8 @@ class Kind(IntEnum):
     DROP_CALL = 25  # JSON: its replies are not wanted any more
     METRIC = 26  # JSON: a change of one of the model's own metrics
     ANSWER = 27  # JSON: whether the model is ready
+    HOLD_CALL = 28  # JSON: pause the replies to a call, or go on
+    BACK = 29  # a batch that has not been begun, and cannot be for now
 
 
 LOOSE = frozenset({Kind.RESPONSE, Kind.CALL, Kind.REPLY})  # their data belong to no slot

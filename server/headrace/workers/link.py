@@ -17,6 +17,7 @@ from headrace.workers.frames import (
     INLINE,
     KEPT,
     LOOSE,
+    MAX_TOLD,
     NEW_FILE,
     BrokenFrame,
     FrameReader,
@@ -26,6 +27,7 @@ from headrace.workers.frames import (
     pack_header,
 )
 from headrace.workers.memory import InFile, OutFile, descriptors
+from headrace.workers.triton_tensors import TritonModelException
 
 _READ = 256 << 10
 _SPACE = socket.CMSG_SPACE(4 * 16)
@@ -43,15 +45,24 @@ class Parcel(NamedTuple):
 Received = tuple[Header, bytes, Buffer]
 
 
+TOO_LONG = f"what is told of a response, beside its tensors, takes more than {MAX_TOLD >> 20} MiB"
+
+
 class Link:
-    """Frames over a blocking socket. Any thread may send; one at a time receives."""
+    """Frames over a blocking socket. Any thread may send; one at a time receives.
+
+    A process that was forked from the worker has it, too, and may not use it: it is `foreign` there
+    and sends nothing.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._reader = FrameReader()
         self._descriptors: deque[int] = deque()
         self._lock = threading.Lock()
+        self._holder = 0  # the thread that has the lock
         self._later: deque[bytes] = deque()  # frames that wait for the lock
+        self.foreign = False
         self._in: dict[int, InFile] = {}
         self._out: dict[int, OutFile] = {}
 
@@ -77,14 +88,25 @@ class Link:
         """The data of a frame that are in its slot's file."""
         return _whole(self._in[header.slot], header)
 
+    def disown(self) -> None:
+        """This process has been forked from the one that the link belongs to."""
+        self.foreign = True
+        self._lock = threading.Lock()  # whoever has held it is not in this process
+        self._later.clear()
+
     def send(self, frame: bytes) -> None:
-        """Send a whole frame."""
-        with self._lock:
-            self._sock.sendall(frame)
-        self._send_later()
+        """Send a whole frame.
+
+        It may come from a destructor that runs while this thread sends another one, which goes
+        first then.
+        """
+        if self._holder == threading.get_ident():
+            self._later.append(frame)
+            return
+        self._send_whole(frame, -1)
 
     def send_soon(self, frame: bytes) -> None:
-        """Send a whole frame now or after what is being sent, perhaps by this very thread."""
+        """Send a whole frame now or after what is being sent, by whatever thread."""
         self._later.append(frame)
         with suppress(OSError):  # the server has gone, which whoever receives finds out
             self._send_later()
@@ -93,18 +115,45 @@ class Link:
         # Whoever adds a frame and does not get the lock leaves it to who has it, who looks for more
         # after having let go of it.
         while self._later and self._lock.acquire(blocking=False):
+            self._holder = threading.get_ident()
             try:
                 while self._later:
-                    self._sock.sendall(self._later.popleft())
+                    frame = self._later.popleft()
+                    if not self.foreign:
+                        self._sock.sendall(frame)
             finally:
+                self._holder = 0
                 self._lock.release()
+
+    def _send_whole(self, frame: bytes, descriptor: int) -> None:
+        if self.foreign:
+            return
+        with self._lock:
+            self._holder = threading.get_ident()
+            try:
+                if descriptor < 0:
+                    self._sock.sendall(frame)
+                else:
+                    files = array.array("i", [descriptor])
+                    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, files)
+                    sent = self._sock.sendmsg([frame], [rights])
+                    self._sock.sendall(frame[sent:])
+            finally:
+                self._holder = 0
+        if self._later:
+            self._send_later()
 
     def send_loose(
         self, kind: Kind, document: dict[str, Any], blocks: Sequence[Sequence[Buffer]]
     ) -> None:
-        """Send a frame whose data, of which it tells the sizes, belong to no slot."""
+        """Send a frame whose data, of which it tells the sizes, belong to no slot.
+
+        Raises `TritonModelException` if there is too much beside the data.
+        """
         document["sizes"], pieces, size = lay_out(blocks)
         meta = json.dumps(document).encode()
+        if len(meta) > MAX_TOLD:
+            raise TritonModelException(TOO_LONG)
         if size <= INLINE:
             self._send(kind, 0, meta, Parcel(b"".join(pieces), size, 0, -1))
             return
@@ -131,16 +180,7 @@ class Link:
 
     def _send(self, kind: Kind, slot: int, meta: bytes, parcel: Parcel) -> None:
         head = pack_header(kind, parcel.flags, slot, len(meta), parcel.size)
-        frame = b"".join([head, meta, parcel.data])
-        with self._lock:
-            if parcel.descriptor < 0:
-                self._sock.sendall(frame)
-            else:
-                files = array.array("i", [parcel.descriptor])
-                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, files)
-                sent = self._sock.sendmsg([frame], [rights])
-                self._sock.sendall(frame[sent:])
-        self._send_later()
+        self._send_whole(b"".join([head, meta, parcel.data]), parcel.descriptor)
 
     def _out_file(self, slot: int) -> OutFile:
         file = self._out.get(slot)

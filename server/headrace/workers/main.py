@@ -10,6 +10,8 @@ import socket
 import sys
 import traceback
 from collections.abc import Awaitable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from headrace.workers import model_class
@@ -23,6 +25,8 @@ from headrace.workers.triton_requests import InferenceRequest
 from headrace.workers.triton_server import connect
 from headrace.workers.triton_tensors import TritonModelException
 
+_LONGEST = 64 << 10  # characters of what is logged at once
+
 
 def main(descriptor: int) -> None:
     """Serve the server at the other end of an open socket."""
@@ -31,7 +35,10 @@ def main(descriptor: int) -> None:
     sock = socket.socket(fileno=descriptor)
     end_with(sock)
     sys.modules["triton_python_backend_utils"] = pb
+    sys.path.append(str(Path(__file__).parent / "shared"))  # for processes that a model spawns
     link = Link(sock)
+    # A process that a model forks is none of the server's.
+    os.register_at_fork(after_in_child=partial(_disown, link))
     logging.basicConfig(level=logging.DEBUG, handlers=[_Handler(link)], force=True)
     for noisy in ("matplotlib", "PIL", "urllib3", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.INFO)
@@ -45,6 +52,12 @@ def main(descriptor: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+def _disown(link: Link) -> None:
+    """In a forked process: leave the server alone."""
+    link.disown()
+    connect(None)
 
 
 class Worker:
@@ -127,7 +140,10 @@ class Worker:
         """Start the model; how it runs its batches."""
         self._model = model = model_class.start(self._class, document["args"])
         decoupled = bool(document["decoupled"])
-        executor = Executor(self._link, model, document["args"]["model_name"], decoupled)
+        config = json.loads(document["args"]["model_config"])
+        declared = frozenset(output["name"] for output in config.get("output", ()))
+        name = document["args"]["model_name"]
+        executor = Executor(self._link, model, name, decoupled, declared)
         self._executor = executor
         gc.collect()
         gc.freeze()
@@ -150,9 +166,12 @@ class _Handler(logging.Handler):
         self._link = link
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send a record as text."""
+        """Send a record as text; from a process that the model has forked, print it."""
+        if self._link.foreign:
+            print(self.format(record), file=sys.stderr)
+            return
         try:
-            document = [record.levelno, record.name, self.format(record)]
+            document = [record.levelno, record.name, self.format(record)[:_LONGEST]]
             self._link.send(frame(Kind.LOG, json.dumps(document).encode()))
         except OSError:
             os._exit(1)  # the server has gone

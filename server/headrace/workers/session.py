@@ -13,28 +13,35 @@ import itertools
 import json
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 from headrace.workers.elements import Buffer
 from headrace.workers.encoding import tell_response, tell_tensors
-from headrace.workers.frames import Header, Kind, frame, unpack_request
+from headrace.workers.frames import Header, Kind, frame, pack_header, unpack_request
 from headrace.workers.link import Link, Received
 from headrace.workers.triton_calls import Call, ResponseIterator
 from headrace.workers.triton_requests import InferenceRequest
 from headrace.workers.triton_responses import InferenceResponse, TritonError
 from headrace.workers.triton_tensors import TritonModelException
 
-_MOST_CANCELLED = 100_000
+_MOST = 20_000  # requests that are remembered as cancelled, and as held
 
 
 class Session:
     """Frames from and to the server, from a model's start to its end."""
 
-    def __init__(self, link: Link, on_form: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        link: Link,
+        on_form: Callable[[dict[str, Any]], None],
+        declared: Container[str] = frozenset(),
+    ) -> None:
+        """`declared` are the names of the model's outputs."""
         self._link = link
+        self._declared = declared
         self._on_form = on_form
         self._condition = threading.Condition()
         self._reading = False
@@ -42,11 +49,15 @@ class Session:
         self.stopped = False  # nothing more comes
         self.open = False  # whether the model may call for something
         self._wake: Callable[[], object] | None = None
-        self._cancelled: set[int] = set()
-        self._held: set[int] = set()
+        self._cancelled: dict[int, None] = {}
+        self._held: dict[int, None] = {}
         self._watching: set[Callable[[], object]] = set()
         self._calls: dict[int, Call] = {}
         self._numbers = itertools.count(1)
+        self._runner = 0  # the thread that runs a batch, of a model that is no coroutine
+        self._inside = False  # whether that has asked for something
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._watchers: dict[asyncio.AbstractEventLoop, int] = {}
 
     # --- taking frames in
 
@@ -98,24 +109,28 @@ class Session:
                 self._reading = False
                 self._condition.notify_all()
         if self._wake is not None and (self.batches or self.stopped):
-            self._wake()
+            with suppress(RuntimeError):  # the loop is closed: the worker is ending
+                self._wake()
 
     def _take(self, header: Header, meta: bytes, data: Buffer) -> None:
         kind = header.kind
         if kind is Kind.EXECUTE or kind is Kind.ASK:
             self.batches.append((header, meta, data))
+            if self._inside:
+                self._give_back()
         elif kind is Kind.FORM:
             self._on_form(json.loads(meta))
         elif kind is Kind.STOP:
             self.stopped = True
         elif kind is Kind.CANCEL:
-            if len(self._cancelled) >= _MOST_CANCELLED:
-                self._cancelled.clear()  # of those that came too late nothing takes them out
-            self._cancelled.add(unpack_request(meta)[0])
+            _remember(self._cancelled, unpack_request(meta)[0])
             self._changed()
         elif kind is Kind.HOLD:
             number, held = unpack_request(meta)
-            (self._held.add if held else self._held.discard)(number)
+            if held:
+                _remember(self._held, number)
+            else:
+                self._held.pop(number, None)
             self._changed()
         elif kind is Kind.REPLY:
             told = json.loads(meta)
@@ -127,7 +142,52 @@ class Session:
 
     def _changed(self) -> None:
         for callback in list(self._watching):
-            callback()
+            with suppress(RuntimeError):  # that loop is closed: nobody waits
+                callback()
+
+    # --- waiting on an event loop
+
+    def run_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The model's coroutines run on `loop`, which calls `poll` when something has come."""
+        self._loop = loop
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Have the running event loop take frames in meanwhile, whichever it is."""
+        loop = asyncio.get_running_loop()
+        if loop is self._loop:
+            yield
+            return
+        self._watchers[loop] = self._watchers.get(loop, 0) + 1
+        loop.add_reader(self.fileno(), self.poll)
+        try:
+            yield
+        finally:
+            self._watchers[loop] -= 1
+            if not self._watchers[loop]:
+                del self._watchers[loop]
+                loop.remove_reader(self.fileno())
+
+    # --- what the model is doing
+
+    def begin_batch(self) -> None:
+        """The thread that runs batches, one after the other, has begun one."""
+        self._runner = threading.get_ident()
+
+    def end_batch(self) -> None:
+        """It has ended it."""
+        self._runner = 0
+        self._inside = False
+
+    def _give_back(self) -> None:
+        """Let other instances run what waits here: the batch under way may be waiting for it."""
+        waiting = [self.batches.popleft() for _ in range(len(self.batches))]
+        for received in waiting:
+            header = received[0]
+            if header.kind is Kind.EXECUTE:
+                self._link.send(pack_header(Kind.BACK, 0, header.slot, 0, 0))
+            else:
+                self.batches.append(received)
 
     # --- requests of clients
 
@@ -152,9 +212,10 @@ class Session:
         wake = partial(asyncio.get_running_loop().call_soon_threadsafe, changed.set)
         self._watching.add(wake)
         try:
-            while self._is_held(number) and not self.stopped:
-                await changed.wait()
-                changed.clear()
+            with self.watched():
+                while self._is_held(number) and not self.stopped:
+                    await changed.wait()
+                    changed.clear()
         finally:
             self._watching.discard(wake)
 
@@ -172,7 +233,7 @@ class Session:
         told: dict[str, Any] = {"request": number, "final": final}
         blocks: list[list[Buffer]] = []
         if response is not None:
-            told["response"] = tell_response(response, wanted, blocks)
+            told["response"] = tell_response(response, wanted, self._declared, blocks)
         if final:
             self.forget(number)
         self._link.send_loose(Kind.RESPONSE, told, blocks)
@@ -188,13 +249,15 @@ class Session:
 
     def forget(self, number: int) -> None:
         """A request is answered."""
-        self._cancelled.discard(number)
-        self._held.discard(number)
+        self._cancelled.pop(number, None)
+        self._held.pop(number, None)
 
-    def forget_all(self, numbers: range) -> None:
-        """Requests are answered that no sender is for."""
-        if self._cancelled:
-            self._cancelled.difference_update(numbers)
+    def forget_answered(self, requests: Sequence[InferenceRequest]) -> None:
+        """A batch is done with: forget those of its requests that no sender answers later."""
+        if self._cancelled or self._held:
+            for request in requests:
+                if request._answering is None or request._answering.closed:
+                    self.forget(request._number)
 
     # --- requests of the model
 
@@ -236,12 +299,30 @@ class Session:
             raise TritonModelException(
                 "other models, and metrics' values, can be asked for only while the model executes"
             )
+        inside = self._runner == threading.get_ident()
         number = next(self._numbers)
         call = self._calls[number] = Call(self, number)
-        self._link.send_loose(Kind.CALL, {**document, "call": number}, blocks)
+        if inside:  # until it has its answer, nothing else is begun here
+            self._inside = True
+            self._give_back()
+        told = {**document, "call": number, "inside": inside}
+        self._link.send_loose(Kind.CALL, told, blocks)
         return call
+
+    def hold_call(self, number: int, held: bool) -> None:
+        """Have the replies to a call pause, or go on."""
+        told = {"call": number, "held": held}
+        self._link.send_soon(frame(Kind.HOLD_CALL, json.dumps(told).encode()))
 
     def drop_call(self, number: int) -> None:
         """Want no more replies."""
         if self._calls.pop(number, None) is not None:
             self._link.send_soon(frame(Kind.DROP_CALL, json.dumps({"call": number}).encode()))
+
+
+def _remember(requests: dict[int, None], number: int) -> None:
+    """Add a request; what came too late for its request is dropped some time."""
+    if len(requests) >= _MOST:
+        for oldest in sorted(requests)[: _MOST // 2]:
+            requests.pop(oldest, None)
+    requests[number] = None

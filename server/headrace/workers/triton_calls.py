@@ -4,6 +4,8 @@ import asyncio
 import base64
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
+from functools import partial
 from typing import Any, Protocol
 
 from headrace.workers.elements import Buffer
@@ -11,6 +13,7 @@ from headrace.workers.encoding import read_response
 from headrace.workers.triton_responses import InferenceResponse, TritonError
 from headrace.workers.triton_server import connected
 
+_MOST_REPLIES = 16  # that wait for a model, from which on no more are wanted for now
 Reply = tuple[dict[str, Any], Buffer, int]
 
 
@@ -23,6 +26,12 @@ class Caller(Protocol):
     def drop_call(self, number: int) -> None:
         """Want no more replies to a call."""
 
+    def hold_call(self, number: int, held: bool) -> None:
+        """Have the replies to a call pause, or go on."""
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Have the running event loop take replies in meanwhile."""
+
 
 class Call:
     """Something that the server was asked for, and its replies: one, or any number."""
@@ -33,34 +42,57 @@ class Call:
         self._replies: deque[Reply] = deque()
         self._ended = False
         self._wake: Callable[[], object] | None = None
+        self._held = False
 
     def take(self, told: dict[str, Any], data: Buffer, size: int) -> None:
         """A reply has come; called on any thread."""
         self._replies.append((told, data, size))
         self._ended = self._ended or told["final"]
-        wake = self._wake
-        if wake is not None:
-            wake()
+        if not self._held and not self._ended and len(self._replies) >= _MOST_REPLIES:
+            self._held = True
+            self._caller.hold_call(self._number, True)
+        self._notify()
 
     def next(self) -> Reply | None:
         """Wait for the next reply; None after the last."""
         self._caller.wait(self._there)
-        return self._replies.popleft() if self._replies else None
+        return self._pop()
 
     async def next_async(self) -> Reply | None:
         """The same for coroutines."""
-        loop = asyncio.get_running_loop()
         come = asyncio.Event()
-        self._wake = lambda: loop.call_soon_threadsafe(come.set)
-        while not self._there():
-            await come.wait()
-            come.clear()
-        return self._replies.popleft() if self._replies else None
+        self._wake = partial(asyncio.get_running_loop().call_soon_threadsafe, come.set)
+        try:
+            if not self._there():
+                with self._caller.watched():
+                    while not self._there():
+                        await come.wait()
+                        come.clear()
+        finally:
+            self._wake = None
+        return self._pop()
+
+    def _pop(self) -> Reply | None:
+        if not self._replies:
+            return None
+        reply = self._replies.popleft()
+        if self._held and len(self._replies) <= _MOST_REPLIES // 2:
+            self._held = False
+            if not self._ended:
+                self._caller.hold_call(self._number, False)
+        return reply
+
+    def _notify(self) -> None:
+        wake = self._wake
+        if wake is not None:
+            with suppress(RuntimeError):  # that loop is closed: nobody waits
+                wake()
 
     def drop(self) -> None:
         """Want no more replies."""
         if not self._ended:
             self._ended = True
+            self._notify()
             self._caller.drop_call(self._number)
 
     def _there(self) -> bool:
