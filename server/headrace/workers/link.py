@@ -59,8 +59,8 @@ class Link:
         self._sock = sock
         self._reader = FrameReader()
         self._descriptors: deque[int] = deque()
-        self._lock = threading.Lock()
-        self._holder = 0  # the thread that has the lock
+        self._lock = threading.RLock()
+        self._sending = False  # whether who has the lock is sending
         self._later: deque[bytes] = deque()  # frames that wait for the lock
         self.foreign = False
         self._in: dict[int, InFile] = {}
@@ -91,18 +91,15 @@ class Link:
     def disown(self) -> None:
         """This process has been forked from the one that the link belongs to."""
         self.foreign = True
-        self._lock = threading.Lock()  # whoever has held it is not in this process
+        self._lock = threading.RLock()  # whoever has held it is not in this process
         self._later.clear()
 
     def send(self, frame: bytes) -> None:
-        """Send a whole frame.
+        """Send a whole frame; raises `OSError`.
 
         It may come from a destructor that runs while this thread sends another one, which goes
         first then.
         """
-        if self._holder == threading.get_ident():
-            self._later.append(frame)
-            return
         self._send_whole(frame, -1)
 
     def send_soon(self, frame: bytes) -> None:
@@ -115,21 +112,28 @@ class Link:
         # Whoever adds a frame and does not get the lock leaves it to who has it, who looks for more
         # after having let go of it.
         while self._later and self._lock.acquire(blocking=False):
-            self._holder = threading.get_ident()
             try:
-                while self._later:
-                    frame = self._later.popleft()
-                    if not self.foreign:
-                        self._sock.sendall(frame)
+                if self._sending:
+                    return  # by this thread, further up, which goes on with these
+                self._sending = True
+                try:
+                    while self._later:
+                        frame = self._later.popleft()
+                        if not self.foreign:
+                            self._sock.sendall(frame)
+                finally:
+                    self._sending = False
             finally:
-                self._holder = 0
                 self._lock.release()
 
     def _send_whole(self, frame: bytes, descriptor: int) -> None:
         if self.foreign:
             return
         with self._lock:
-            self._holder = threading.get_ident()
+            if self._sending:  # by this thread, further up
+                self._later.append(frame)
+                return
+            self._sending = True
             try:
                 if descriptor < 0:
                     self._sock.sendall(frame)
@@ -139,7 +143,7 @@ class Link:
                     sent = self._sock.sendmsg([frame], [rights])
                     self._sock.sendall(frame[sent:])
             finally:
-                self._holder = 0
+                self._sending = False
         if self._later:
             self._send_later()
 
