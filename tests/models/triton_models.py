@@ -384,3 +384,118 @@ FICKLE = (
             return [told("here") for _ in requests]
 """
 )
+
+# What models do that nobody should have to know how to survive.
+ODD = (
+    _HEAD
+    + """
+    import logging, multiprocessing, os
+
+
+    def child_logs():
+        logging.getLogger("child").error("from the child")
+
+
+    def squares(n):
+        import triton_python_backend_utils as again
+        return n * n if again.Tensor else 0
+
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [self.answer(request, command_of(request)) for request in requests]
+
+        def answer(self, request, command):
+            return getattr(self, command["do"])(command)
+
+        def misspelt(self, command):
+            return pb_utils.InferenceResponse(
+                [pb_utils.Tensor("TODL", np.array([[b"x"]], object))])
+
+        def ask_itself(self, command):
+            answer = self.ask("odd", {"do": "pid"}).exec()
+            return told([answer.error().code(), answer.error().message()])
+
+        def pid(self, command):
+            return told(os.getpid())
+
+        def run_a_loop(self, command):
+            async def both():
+                return await asyncio.gather(
+                    *[self.ask("ordinary", {"do": "give", "value": n}).async_exec()
+                      for n in range(3)])
+            return told([len(answer.output_tensors()) for answer in asyncio.run(both())])
+
+        def call_off(self, command):
+            responses = self.ask("many", {"count": 10 ** 6, "thread": True}).exec(decoupled=True)
+            threading.Timer(0.05, responses.cancel).start()
+            return told(sum(1 for _ in responses) > 0)
+
+        def keep_up(self, command):
+            responses = self.ask("many", {"count": command["count"], "thread": True}).exec(
+                decoupled=True)
+            time.sleep(command["seconds"])
+            return told(sum(1 for _ in responses))
+
+        def log_much(self, command):
+            pb_utils.Logger.log_info("x" * 5_000_000)
+            logging.getLogger("lib").error("y" * 5_000_000)
+            return told(os.getpid())
+
+        def say_much(self, command):
+            error = pb_utils.TritonError("z" * 5_000_000)
+            return pb_utils.InferenceResponse(error=error)
+
+        def tell_much(self, command):
+            return told(1, text="p" * 5_000_000)
+
+        def fork(self, command):
+            context = multiprocessing.get_context("fork")
+            children = [context.Process(target=child_logs) for _ in range(2)]
+            for child in children:
+                child.start()
+            for child in children:
+                child.join()
+            return told(os.getpid())
+
+        def spawn(self, command):
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                return told(pool.map(squares, [1, 2, 3]))
+
+        def ask(self, model, document):
+            array = np.array([[json.dumps(document).encode()]], object)
+            return pb_utils.InferenceRequest(
+                model_name=model, requested_output_names=["TOLD"],
+                inputs=[pb_utils.Tensor("COMMAND", array)])
+"""
+)
+
+# A coroutine that is cancelled, and one that goes on after `execute` has returned.
+ODD_COROUTINE = (
+    _HEAD
+    + """
+    class TritonPythonModel:
+        async def execute(self, requests):
+            for request in requests:
+                command = command_of(request)
+                if command["do"] == "cancel":
+                    task = asyncio.create_task(asyncio.sleep(60))
+                    task.cancel()
+                    await task
+                elif command["do"] == "outlive":
+                    self.task = asyncio.create_task(self.go_on(request, command["file"]))
+                    while not request.is_cancelled():
+                        await asyncio.sleep(0.005)
+                else:
+                    request.get_response_sender().send(told("here"), FINAL)
+
+        async def go_on(self, request, file):
+            sender = request.get_response_sender()
+            await sender.asend(told("begun"))
+            while not sender.is_cancelled():
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(0.05)
+            open(file, "w").write(str(sender.is_cancelled()))
+            sender.send(flags=FINAL)
+"""
+)

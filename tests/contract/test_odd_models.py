@@ -1,0 +1,104 @@
+"""Models that do what is odd, but none of anybody else's business, and go on."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.core.errors import ExecutionFailed
+from tests.contract.test_grpc_stream import Stream
+from tests.contract.test_pb_utils import ask, stream_of, values
+from tests.models.python_models import write_python_model
+from tests.models.triton_models import (
+    CONFIG,
+    DECOUPLED,
+    MANY,
+    ODD,
+    ODD_COROUTINE,
+    ORDINARY,
+)
+from tests.support.client import Input, strings
+from tests.support.grpc_client import GrpcClient, infer_message
+from tests.support.scrape import until
+from tests.support.server_process import ServerProcess
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server of odd models."""
+    root = tmp_path_factory.mktemp("odd")
+    write_python_model(root, "odd", ODD, CONFIG)
+    write_python_model(root, "odd_coroutine", ODD_COROUTINE, DECOUPLED)
+    write_python_model(root, "ordinary", ORDINARY, CONFIG)
+    write_python_model(root, "many", MANY, DECOUPLED)
+    with ServerProcess(root, options=["--exit-timeout-secs=5"]) as process:
+        yield process
+        assert process.stop() == 0
+        assert "bug " not in process.log, process.log
+        assert "was ended by" not in process.log
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> Iterator[GrpcClient]:
+    """That server."""
+    with GrpcClient(server.grpc) as client:
+        yield client
+
+
+def test_a_misspelt_output(client: GrpcClient, server: ServerProcess) -> None:
+    with pytest.raises(ExecutionFailed, match=r"gave output 'TODL', .* and no output 'TOLD'"):
+        ask(client, "odd", "misspelt")
+
+
+def test_a_model_that_asks_itself_alone(client: GrpcClient) -> None:
+    code, text = ask(client, "odd", "ask_itself")
+    assert code == 5
+    assert "would wait for itself: it needs a second instance" in text
+
+
+def test_an_event_loop_of_an_ordinary_model(client: GrpcClient) -> None:
+    assert ask(client, "odd", "run_a_loop") == [1, 1, 1]
+
+
+def test_responses_that_are_called_off_while_they_are_waited_for(client: GrpcClient) -> None:
+    assert ask(client, "odd", "call_off") is True
+
+
+def test_responses_that_are_taken_late(client: GrpcClient) -> None:
+    assert ask(client, "odd", "keep_up", count=2000, seconds=0.2) == 2001
+
+
+def test_long_texts(client: GrpcClient, server: ServerProcess) -> None:
+    before = ask(client, "odd", "pid")
+    assert ask(client, "odd", "log_much") == before
+    with pytest.raises(ExecutionFailed, match="z" * 1000):
+        ask(client, "odd", "say_much")
+    with pytest.raises(ExecutionFailed, match="takes more than 4 MiB"):
+        ask(client, "odd", "tell_much")
+    assert ask(client, "odd", "pid") == before
+    assert "y" * 1000 in server.log
+
+
+def test_processes_that_a_model_starts(client: GrpcClient, server: ServerProcess) -> None:
+    before = ask(client, "odd", "pid")
+    assert ask(client, "odd", "fork") == before
+    assert ask(client, "odd", "spawn") == [1, 4, 9]
+    assert ask(client, "odd", "pid") == before
+    until(lambda: server.log.count("from the child") == 2, "what the children have logged")
+
+
+def test_a_coroutine_that_is_cancelled_from_within(client: GrpcClient) -> None:
+    [error] = values(stream_of(client, "odd_coroutine", {"do": "cancel"}))
+    assert "CancelledError" in str(error)
+    assert values(stream_of(client, "odd_coroutine", {"do": ""})) == ["here"]
+
+
+def test_a_cancellation_outlives_the_batch(client: GrpcClient, tmp_path: Path) -> None:
+    file = tmp_path / "cancelled"
+    command = json.dumps({"do": "outlive", "file": str(file)}).encode()
+    with Stream(client) as stream:
+        message = infer_message("odd_coroutine", [Input("COMMAND", strings([command], [1, 1]))])
+        stream.send(message)
+        stream.receive()
+    until(lambda: file.exists() and file.read_text() == "True", "the model to know of it")
