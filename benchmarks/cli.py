@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks import profile, stages
+from benchmarks import profile, round_trip, stages
 from benchmarks.arguments import count, names_of, numbers, positive
 from benchmarks.measure import Plan, errors_of, measure
 from benchmarks.messages import PROTOCOLS
@@ -34,6 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if options.stages:
         stages.main()
+        return 0
+    if options.round_trip:
+        round_trip.main()
         return 0
     try:
         if options.profile:
@@ -151,6 +154,10 @@ def _parser() -> argparse.ArgumentParser:
         help="where results.json and results.md go (default: benchmarks/results)",
     )  # fmt: skip
     add("--stages", action="store_true", help="print what each stage of a request costs, and end")
+    add(
+        "--round-trip", action="store_true",
+        help="print how long a small batch takes to a worker process and back, and end",
+    )  # fmt: skip
     add(
         "--profile",
         action="store_true",

@@ -105,3 +105,11 @@ def test_the_page_has_a_place_for_results() -> None:
 def test_refuses_a_peer_without_name_or_address(text: str) -> None:
     with pytest.raises(BenchmarkError):
         parse_peer(text)
+
+
+@pytest.mark.slow
+def test_round_trip() -> None:
+    done = bench("--round-trip")
+    assert done.returncode == 0, done.stderr
+    for way in ("a bare socket pair", "a worker"):
+        assert f"| {way} |" in done.stdout

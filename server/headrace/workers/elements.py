@@ -34,7 +34,9 @@ _unpack_length = Struct("<I").unpack_from
 
 def datatype_of(dtype: np.dtype[Any]) -> str | None:
     """The protocol's name of a numpy type; None if it has none."""
-    if dtype.kind in "OSU":
+    if (name := NAMES.get(dtype)) is not None:
+        return name
+    if dtype.kind in "SU":
         return "BYTES"
     return NAMES.get(dtype.newbyteorder("<"))
 
