@@ -65,6 +65,10 @@ class WorkerProcess:
             raise LoadFailed(f"cannot start {spec.python}: {error.strerror}") from error
         for descriptor in (theirs, theirs_output, beats):
             os.close(descriptor)
+        # A worker that wakes up does not take the core from whoever has woken it: the server goes
+        # on with what else has come. Where that is not allowed it is merely slower.
+        with suppress(OSError):
+            os.sched_setscheduler(self._process.pid, os.SCHED_BATCH, os.sched_param(0))
         self.link = WorkerSocket(ours, self._give_up)
         os.set_blocking(output, False)
         self._output = WorkerOutput(output, spec, self._process.pid)

@@ -33,7 +33,7 @@ from headrace.workers.frames import (
 )
 from headrace.workers.memory import InFile, OutFile, descriptors
 
-READ = 256 << 10
+READ = 64 << 10  # bytes; Python makes room for as many each time, and much room is slow to get
 CLOSED = "closed its socket"
 _SPACE = socket.CMSG_SPACE(4 * 16)
 _PENDING = 4  # files that may have come before their frames
@@ -126,12 +126,17 @@ class WorkerSocket:
             file.close()
         self._write(pack_header(kind, IN_FILE | NEW_FILE, 0, len(meta), size) + meta, descriptor)
 
-    def _write(self, data: bytes, descriptor: int) -> None:
+    def _write(self, data: bytes | memoryview, descriptor: int) -> None:
         """Send a frame as soon as it can go, with an open file, which is closed then."""
         if self.closed:
             if descriptor >= 0:
                 os.close(descriptor)
             return
+        if descriptor < 0 and not self._unsent:  # as nearly always
+            sent = self._send_some(data, -1)
+            if sent == len(data):
+                return
+            data = memoryview(data)[sent:]
         self._unsent.append((memoryview(data), descriptor))
         if len(self._unsent) == 1:
             self._flush()
@@ -180,7 +185,8 @@ class WorkerSocket:
             return False
         except OSError:
             data, control, flags = b"", [], 0
-        self._descriptors.extend(descriptors(control))
+        if control:
+            self._descriptors.extend(descriptors(control))
         if not data or len(self._descriptors) > _PENDING:
             lies = BrokenFrame("too many files") if data else None
             self._lost("sent too many files" if data else CLOSED, lies)

@@ -29,7 +29,7 @@ from headrace.workers.frames import (
 from headrace.workers.memory import InFile, OutFile, descriptors
 from headrace.workers.triton_tensors import TritonModelException
 
-_READ = 256 << 10
+_READ = 64 << 10  # bytes; Python makes room for as many each time, and much room is slow to get
 _SPACE = socket.CMSG_SPACE(4 * 16)
 
 
@@ -195,7 +195,8 @@ class Link:
     def _read(self, flags: int) -> list[Received] | None:
         """What one read gives; None if that is the end."""
         data, control, _, _ = self._sock.recvmsg(_READ, _SPACE, socket.MSG_CMSG_CLOEXEC | flags)
-        self._descriptors.extend(descriptors(control))
+        if control:
+            self._descriptors.extend(descriptors(control))
         if not data:
             return None
         return [self._accept(*found) for found in self._reader.feed(data)]
