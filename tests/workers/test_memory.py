@@ -8,11 +8,12 @@ import signal
 import numpy as np
 import pytest
 
+from headrace.workers.elements import Buffer
 from headrace.workers.frames import BrokenFrame
 from headrace.workers.memory import InFile, OutFile
 
 
-def sent(out: OutFile, file: InFile, *pieces: bytes) -> bool:
+def sent(out: OutFile, file: InFile, *pieces: Buffer) -> bool:
     """Write, and map if the file is a new one; whether it is."""
     descriptor = out.write(pieces, sum(map(len, pieces)))
     if descriptor >= 0:
@@ -38,9 +39,18 @@ def test_a_file_is_used_again() -> None:
 
 def test_many_pieces() -> None:
     out, file = OutFile(), InFile()
-    pieces = [b"%d," % n for n in range(5000)]
-    sent(out, file, *pieces)
-    assert content(file, sum(map(len, pieces))) == b"".join(pieces)
+    for first in (0, 3, 7):  # to new memory, and twice to what has been written before
+        pieces = [b"%d," % n for n in range(first, 5000)]
+        assert sent(out, file, *pieces[:4000], memoryview(b"".join(pieces[4000:]))) == (not first)
+        assert content(file, sum(map(len, pieces))) == b"".join(pieces)
+    out.close()
+
+
+def test_a_file_is_written_further_than_before() -> None:
+    out, file = OutFile(), InFile()
+    for size in (10, 10, 100_000, 20, 100_001):
+        sent(out, file, bytes(size), b"end")
+        assert content(file, size + 3) == bytes(size) + b"end"
     out.close()
 
 

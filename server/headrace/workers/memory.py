@@ -48,11 +48,18 @@ def write_all(descriptor: int, pieces: Sequence[Buffer]) -> None:
 
 
 class OutFile:
-    """The file that this end writes. It is replaced when it is too small, or still referred to."""
+    """The file that this end writes. It is replaced when it is too small, or still referred to.
+
+    What has been written once has its memory: it is written again through a mapping, which is
+    several times as fast as by a system call. The first time goes by a system call, which is faster
+    for memory that is new, and fails in good order if there is none.
+    """
 
     def __init__(self) -> None:
         self._descriptor = -1
         self._size = 0
+        self._backed = 0  # bytes from the beginning on that have memory
+        self._mapped: memoryview | None = None
         self.retired = False  # the other end still refers to what is in it
 
     def write(self, pieces: Sequence[Buffer], size: int) -> int:
@@ -75,14 +82,29 @@ class OutFile:
             self._size = room
             self.retired = False
         try:
-            write_all(self._descriptor, pieces)
+            self._fill(pieces, size)
         except OSError:
             self.close()  # what is in it is nobody's, and whether the other end has it, too
             raise
         return self._descriptor if new else -1
 
+    def _fill(self, pieces: Sequence[Buffer], size: int) -> None:
+        if size > self._backed:
+            write_all(self._descriptor, pieces)
+            self._backed = size
+            return
+        if self._mapped is None:
+            self._mapped = memoryview(mmap.mmap(self._descriptor, self._size))
+        position = 0
+        for piece in pieces:
+            end = position + len(piece)
+            self._mapped[position:end] = piece
+            position = end
+
     def close(self) -> None:
         """Let go of the file."""
+        self._mapped = None
+        self._backed = 0
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
