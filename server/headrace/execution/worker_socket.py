@@ -17,10 +17,9 @@ from typing import Any
 
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import (
+    ANSWERS,
     IN_FILE,
     INLINE,
-    KEPT,
-    LOOSE,
     MAX_TOLD,
     NEW_FILE,
     BrokenFrame,
@@ -31,7 +30,8 @@ from headrace.workers.frames import (
     lay_out,
     pack_header,
 )
-from headrace.workers.memory import InFile, OutFile, descriptors
+from headrace.workers.memory import OutFile, descriptors
+from headrace.workers.slot_files import SlotFiles
 
 READ = 64 << 10  # bytes; Python makes room for as many each time, and much room is slow to get
 CLOSED = "closed its socket"
@@ -55,8 +55,7 @@ class WorkerSocket:
         self._take: Take | None = None
         self._reading = False
         self._descriptors: deque[int] = deque()
-        self._in: dict[int, InFile] = {}
-        self._out: dict[int, OutFile] = {}
+        self._files: dict[int, SlotFiles] = {}  # of slots whose batches are large
         self._unsent: deque[tuple[memoryview, int]] = deque()
 
     @property
@@ -89,23 +88,27 @@ class WorkerSocket:
 
         Raises `OSError` if there is no memory for them.
         """
-        flags = KEPT if slot in self._in and self._in[slot].in_use else 0
+        flags = self._files[slot].used() if slot in self._files else 0
         if size <= INLINE:
             head = pack_header(kind, flags, slot, len(meta), size)
             self._write(b"".join([head, meta, *pieces]), -1)
             return
-        file = self._out.get(slot)
-        if file is None:
-            file = self._out[slot] = OutFile()
-        descriptor = file.write(pieces, size)
-        flags |= IN_FILE | (NEW_FILE if descriptor >= 0 else 0)
+        files = self._files_of(slot)
+        where, descriptor = files.put(pieces, size)
+        flags |= where
         head = pack_header(kind, flags, slot, len(meta), size) + meta
         try:
             # The file may be replaced before what waits is sent.
             self._write(head, os.dup(descriptor) if descriptor >= 0 else -1)
         except OSError:
-            file.close()  # the worker has not got it
+            files.spoil(where)  # the worker has not got it
             raise
+
+    def _files_of(self, slot: int) -> SlotFiles:
+        files = self._files.get(slot)
+        if files is None:
+            files = self._files[slot] = SlotFiles()
+        return files
 
     def send_loose(
         self, kind: Kind, document: dict[str, Any], blocks: Sequence[Sequence[Buffer]]
@@ -205,21 +208,13 @@ class WorkerSocket:
         if self._take is None:
             return
         flags, slot = header.flags, header.slot
-        file: InFile | None = None
-        if flags & NEW_FILE:
-            file = InFile()
-            file.map(self._descriptors.popleft())
-        if header.kind not in LOOSE:
-            if flags & KEPT and slot in self._out:
-                self._out[slot].retired = True
-            if file is not None:
-                self._in[slot] = file
-            file = self._in.get(slot)
-        if flags & IN_FILE:
-            mapped = file.bytes if file is not None else None
-            if mapped is None or len(mapped) < header.data:
-                raise BrokenFrame("data beyond its file")
-            content = mapped.data
+        if flags or (slot in self._files and header.kind in ANSWERS):
+            files = self._files_of(slot) if header.kind in ANSWERS else SlotFiles()
+            files.heed(flags)
+            if flags & NEW_FILE:
+                files.take(flags, self._descriptors.popleft())
+            if flags & IN_FILE:
+                content = files.data(flags, header.data)
         self._take(header, meta, content)
 
     def close(self) -> None:
@@ -229,12 +224,11 @@ class WorkerSocket:
             self.give_up()
             self._loop.remove_writer(self.sock)
         self.sock.close()
-        for file in self._out.values():
-            file.close()
+        for files in self._files.values():
+            files.close()
         for descriptor in (*self._descriptors, *(d for _, d in self._unsent if d >= 0)):
             os.close(descriptor)
-        self._out.clear()
-        self._in.clear()
+        self._files.clear()
         self._descriptors.clear()
         self._unsent.clear()
         self._take = None

@@ -2,7 +2,7 @@
 
 A frame is a header of fixed size, then `meta`, then data. Data of more than `INLINE` bytes is not
 in the frame: it lies in a file without a name, which both ends have mapped and of which each slot
-has one per direction. A slot is a batch that may be under way; its files are written again only
+has a few per direction. A slot is a batch that may be under way; its files are written again only
 when nobody refers to what was in them.
 
 A batch travels as it is computed: per input one block with the rows of all requests behind one
@@ -65,8 +65,11 @@ class Kind(IntEnum):
 
 
 LOOSE = frozenset({Kind.RESPONSE, Kind.CALL, Kind.REPLY})  # their data belong to no slot
-IN_FILE, NEW_FILE, KEPT = 1, 2, 4  # flags: data is in the slot's file; which comes along; see below
-# KEPT: the other end still refers to what was in the slot's file, which has to be replaced.
+ANSWERS = frozenset({Kind.RESULT, Kind.RESPONSES, Kind.BROKEN})  # to a batch
+# Flags: data is in a file of the slot, of the number flags // WHICH % 4; it comes along; the other
+# end's files that are still referred to, each by KEPT << number; there are no files but this one.
+IN_FILE, NEW_FILE, WHICH, KEPT, ALONE = 1, 2, 4, 16, 128
+FILES = 3  # of a slot, per direction
 
 _HEADER = Struct("<BBHIQ")  # kind, flags, slot, size of meta, size of data
 HEADER_SIZE = _HEADER.size

@@ -15,7 +15,6 @@ from headrace.workers.elements import Buffer
 from headrace.workers.frames import (
     IN_FILE,
     INLINE,
-    KEPT,
     LOOSE,
     MAX_TOLD,
     NEW_FILE,
@@ -27,6 +26,7 @@ from headrace.workers.frames import (
     pack_header,
 )
 from headrace.workers.memory import InFile, OutFile, descriptors
+from headrace.workers.slot_files import SlotFiles
 from headrace.workers.triton_tensors import TritonModelException
 
 _READ = 64 << 10  # bytes; Python makes room for as many each time, and much room is slow to get
@@ -63,8 +63,7 @@ class Link:
         self._sending = False  # whether who has the lock is sending
         self._later: deque[bytes] = deque()  # frames that wait for the lock
         self.foreign = False
-        self._in: dict[int, InFile] = {}
-        self._out: dict[int, OutFile] = {}
+        self._files: dict[int, SlotFiles] = {}  # of slots whose batches are large
 
     def receive(self) -> list[Received] | None:
         """Wait for frames: their headers, meta, and data unless `mapped` has it.
@@ -86,7 +85,7 @@ class Link:
 
     def mapped(self, header: Header) -> memoryview:
         """The data of a frame that are in its slot's file."""
-        return _whole(self._in[header.slot], header)
+        return self._files_of(header.slot).data(header.flags, header.data)
 
     def disown(self) -> None:
         """This process has been forked from the one that the link belongs to."""
@@ -172,25 +171,23 @@ class Link:
         """Data of `size` bytes, joined or in the slot's file, so that `pieces` may go."""
         if size <= INLINE:
             return Parcel(b"".join(pieces), size, 0, -1)
-        descriptor = self._out_file(slot).write(pieces, size)
-        return Parcel(b"", size, IN_FILE | (NEW_FILE if descriptor >= 0 else 0), descriptor)
+        return Parcel(b"", size, *self._files_of(slot).put(pieces, size))
 
     def send_parcel(self, kind: Kind, slot: int, meta: bytes, parcel: Parcel) -> None:
         """Send a frame with data, once nothing but the model itself refers to the slot's input."""
-        flags = parcel.flags
-        if slot in self._in and self._in[slot].in_use:
-            parcel = parcel._replace(flags=flags | KEPT)
+        if slot in self._files:
+            parcel = parcel._replace(flags=parcel.flags | self._files[slot].used())
         self._send(kind, slot, meta, parcel)
 
     def _send(self, kind: Kind, slot: int, meta: bytes, parcel: Parcel) -> None:
         head = pack_header(kind, parcel.flags, slot, len(meta), parcel.size)
         self._send_whole(b"".join([head, meta, parcel.data]), parcel.descriptor)
 
-    def _out_file(self, slot: int) -> OutFile:
-        file = self._out.get(slot)
-        if file is None:
-            file = self._out[slot] = OutFile()
-        return file
+    def _files_of(self, slot: int) -> SlotFiles:
+        files = self._files.get(slot)
+        if files is None:
+            files = self._files[slot] = SlotFiles()
+        return files
 
     def _read(self, flags: int) -> list[Received] | None:
         """What one read gives; None if that is the end."""
@@ -208,11 +205,11 @@ class Link:
                 file.map(self._descriptors.popleft())
                 data = _whole(file, header)
             return header, meta, data
-        if header.flags & KEPT:
-            self._out_file(header.slot).retired = True
-        if header.flags & NEW_FILE:
-            self._in[header.slot] = file = InFile()
-            file.map(self._descriptors.popleft())
+        if header.kind is Kind.EXECUTE and (header.flags or header.slot in self._files):
+            files = self._files_of(header.slot)
+            files.heed(header.flags)
+            if header.flags & NEW_FILE:
+                files.take(header.flags, self._descriptors.popleft())
         return header, meta, data
 
 
