@@ -2,9 +2,9 @@
 
 import json
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from headrace.core.errors import (
 )
 from headrace.core.requests import InferRequest
 from headrace.core.signature import Signature, reshaped
-from headrace.core.tensors import Array, raw_bytes
+from headrace.core.tensors import Array, Tensor, raw_bytes
 from headrace.scheduling.batch import Answer, Batch, Deferral, Outcome, Part, Pending
 from headrace.workers.elements import Buffer, decode_bytes, encode_bytes
 from headrace.workers.frames import BatchMeta, BrokenFrame, offsets, unpack_result
@@ -35,6 +35,13 @@ ERRORS: Sequence[type[ServerError]] = (
 )  # fmt: skip
 
 
+class _Plan(NamedTuple):
+    """What batches have in common: the number of their form, and their inputs."""
+
+    form: int
+    inputs: list[tuple[str, Datatype]]
+
+
 class BatchFrames:
     """The frames of one worker: it knows what the two have told one another."""
 
@@ -42,7 +49,8 @@ class BatchFrames:
         """`tell` sends the worker a form, as JSON."""
         self._signature = signature
         self._tell = tell
-        self._forms: dict[object, int] = {}
+        self._names = [spec.name for spec in signature.inputs]
+        self._plans: dict[object, _Plan] = {}
         self._next = 0
         self._results: dict[int, list[tuple[str, Datatype, tuple[int, ...]]]] = {}
 
@@ -60,56 +68,62 @@ class BatchFrames:
 
         Its requests get the numbers from `number` on.
         """
-        signature, pendings = self._signature, batch.pendings
-        first = pendings[0].request.inputs
-        heads: list[tuple[str, Datatype, tuple[int, ...]]] = []
+        pendings = batch.pendings
+        plan = self._plan(batch, pendings[0].request.inputs)
         blocks: list[list[Buffer]] = []
-        for spec in signature.inputs:
-            if spec.name not in first:
-                continue  # optional and absent; the batch key makes that so for all
-            shape = first[spec.name].array.shape
-            if spec.reshape is not None:
-                sample = reshaped(first[spec.name].array, spec, signature.batches, to_model=True)
-                shape = sample.shape
-            heads.append((spec.name, spec.datatype, shape[1:] if signature.batches else shape))
-            arrays = [pending.request.inputs[spec.name].array for pending in pendings]
-            if spec.datatype is Datatype.BYTES:
+        for name, datatype in plan.inputs:
+            arrays = [pending.request.inputs[name].array for pending in pendings]
+            if datatype is Datatype.BYTES:
                 blocks.append([encode_bytes(array) for array in arrays])
             else:
                 blocks.append([raw_bytes(array) for array in arrays])
-        outputs = tuple(spec.name for spec in batch.outputs)
-        form = self._form(tuple(heads), outputs)
         rows = [pending.rows for pending in pendings]
         ids = [pending.request.id for pending in pendings]
-        return BatchMeta(number, form, rows, ids, _extras(pendings), []), blocks
+        return BatchMeta(number, plan.form, rows, ids, _extras(pendings), []), blocks
 
-    def _form(self, heads: tuple[Any, ...], outputs: tuple[str, ...]) -> int:
-        key = heads, outputs
-        number = self._forms.get(key)
-        if number is None:
-            if len(self._forms) >= _FORMS:
-                self._forms.clear()
-            self._next += 1  # never one that a batch on its way may bear
-            number = self._forms[key] = self._next
-            document = {
-                "number": number, "inputs": heads, "outputs": outputs,
-                "batches": self._signature.batches,
-            }  # fmt: skip
-            self._tell(json.dumps(document).encode())
-        return number
+    def _plan(self, batch: Batch, inputs: Mapping[str, Tensor]) -> "_Plan":
+        """How batches of this kind are told; the worker knows their form from now on."""
+        signature = self._signature
+        lead = 1 if signature.batches else 0
+        # Row shapes say which of the inputs are there, too: those that are optional may not be.
+        key = (
+            batch.outputs if batch.outputs is not signature.outputs else None,
+            *[inputs[n].array.shape[lead:] if n in inputs else None for n in self._names],
+        )
+        plan = self._plans.get(key)
+        if plan is not None:
+            return plan
+        heads: list[tuple[str, Datatype, tuple[int, ...]]] = []
+        for spec in signature.inputs:
+            if spec.name in inputs:  # or not: the batch key makes that so for all
+                array = reshaped(inputs[spec.name].array, spec, signature.batches, to_model=True)
+                heads.append((spec.name, spec.datatype, array.shape[lead:]))
+        if len(self._plans) >= _FORMS:
+            self._plans.clear()
+        self._next += 1  # never one that a batch on its way may bear
+        form = self._next
+        document = {
+            "number": form, "inputs": heads, "outputs": [spec.name for spec in batch.outputs],
+            "batches": signature.batches,
+        }  # fmt: skip
+        self._tell(json.dumps(document).encode())
+        plan = self._plans[key] = _Plan(form, [(name, datatype) for name, datatype, _ in heads])
+        return plan
 
     def result(self, sent: int, batch: Batch, meta: bytes, data: Buffer, size: int) -> Outcome:
         """What has come of a batch whose responses are alike; raises what nonsense raises."""
         number, began, ended, sizes = unpack_result(meta)
         heads = self._results[number]
-        if [name for name, _, _ in heads] != [spec.name for spec in batch.outputs]:
+        if len(heads) != len(batch.outputs):
             raise BrokenFrame("outputs that were not asked for")
+        lead = (batch.rows,) if self._signature.batches else ()
         arrays = []
-        for (_, datatype, shape), start, nbytes in zip(
-            heads, offsets(sizes, size), sizes, strict=True
+        for (name, datatype, shape), spec, start, nbytes in zip(
+            heads, batch.outputs, offsets(sizes, size), sizes, strict=True
         ):
-            whole = (batch.rows, *shape) if self._signature.batches else shape
-            arrays.append(read_array(datatype, whole, data, start, nbytes))
+            if name != spec.name:
+                raise BrokenFrame("outputs that were not asked for")
+            arrays.append(read_array(datatype, lead + shape, data, start, nbytes))
         began, ended = _times(sent, began, ended)
         return Outcome(arrays, None, began, began, ended)
 
@@ -214,8 +228,12 @@ def _extras(pendings: Sequence[Pending]) -> bytes:
     """What is special about the requests of a batch, as JSON by their index; "" if nothing."""
     extras: dict[str, dict[str, object]] = {}
     for index, pending in enumerate(pendings):
-        if special := special_of(pending.request):
-            extras[str(index)] = special
+        request = pending.request
+        if (
+            request.parameters or request.outputs or request.priority or request.timeout
+            or request.sequence_id
+        ):  # fmt: skip
+            extras[str(index)] = special_of(request)
     return json.dumps(extras).encode() if extras else b""
 
 

@@ -128,7 +128,8 @@ class Conversation:
         slot.first = number = self._next
         said, blocks = self._frames.pack(batch, number)
         sizes, pieces, total = lay_out(blocks)
-        meta = pack_batch(said._replace(sizes=sizes))
+        said.sizes.extend(sizes)
+        meta = pack_batch(said)
         self._process.link.send_data(Kind.EXECUTE, slot.number, meta, pieces, total)
         sent = slot.sent
         for pending in batch.pendings:

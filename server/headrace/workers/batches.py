@@ -28,6 +28,7 @@ from headrace.workers.triton_tensors import TritonModelException, received
 _FORMS = 1000  # that a worker names; what has more of them is told request by request
 
 _KNOWN = 4 * MAX_SLOTS  # forms of batches that are kept
+_NOTHING: dict[str, Any] = {}  # special about a request, as mostly
 
 Sent = tuple[Kind, bytes, Parcel]
 Times = tuple[int, int]  # when the model began and ended, monotonic nanoseconds
@@ -77,19 +78,20 @@ class Batches:
             arrays.append(view(block.datatype, shape, data, start, nbytes))
         extras: dict[str, Any] = json.loads(batch.extras) if batch.extras else {}
         requests: list[InferenceRequest] = []
+        inputs = [(b.name, b.datatype, a) for b, a in zip(form.inputs, arrays, strict=True)]
+        outputs, alone = form.outputs, not form.batches or len(batch.rows) == 1
         first = 0
-        for index, rows in enumerate(batch.rows):
+        for index, (id, rows) in enumerate(zip(batch.ids, batch.rows, strict=True)):
             last = first + rows
             tensors = [
-                received(block.name, block.datatype, array[first:last] if form.batches else array)
-                for block, array in zip(form.inputs, arrays, strict=True)
+                received(name, datatype, array if alone else array[first:last])
+                for name, datatype, array in inputs
             ]
+            special = extras.get(str(index), _NOTHING) if extras else _NOTHING
+            number = batch.first + index
             requests.append(
-                received_request(
-                    exchange, batch.first + index, tensors, batch.ids[index], form.outputs,
-                    extras.get(str(index), {}), self._decoupled,
-                )
-            )  # fmt: skip
+                received_request(exchange, number, tensors, id, outputs, special, self._decoupled)
+            )
             first = last
         return requests
 
@@ -103,6 +105,8 @@ class Batches:
     ) -> Sent | None:
         """All responses as one, if they are alike."""
         form = self._forms[batch.form]
+        if batch.extras and any(len(names) != len(form.outputs) for names in wanted):
+            return None  # a request that says nothing special wants all outputs
         blocks: list[list[Buffer]] = []
         heads: list[Block] = []
         for response in responses:
@@ -111,9 +115,9 @@ class Batches:
         for name in form.outputs:
             pieces: list[Buffer] = []
             head: Block | None = None
-            for response, count, names in zip(responses, batch.rows, wanted, strict=True):
+            for response, count in zip(responses, batch.rows, strict=True):
                 tensor = get_output_tensor_by_name(response, name)
-                if tensor is None or len(names) != len(form.outputs):
+                if tensor is None:
                     return None
                 array, datatype = tensor._array, tensor._datatype
                 shape = array.shape

@@ -169,7 +169,12 @@ class Executor:
             if self._decoupled:
                 return self._failed(slot, requests, wrong, began)
             return self._broken(slot, wrong, "")
-        wanted = [request.requested_output_names() for request in requests]
+        outputs = self._batches.form(batch).outputs
+        wanted = (
+            [request.requested_output_names() for request in requests]
+            if batch.extras
+            else [outputs] * len(requests)
+        )
         if self._decoupled or None in returned:
             told = [
                 _fate(request) if response is None else response

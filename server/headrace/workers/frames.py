@@ -17,6 +17,7 @@ broken by its model, though: what makes no sense raises `BrokenFrame`.
 
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import lru_cache
 from struct import Struct
 from struct import error as _StructError
 from typing import NamedTuple
@@ -190,13 +191,19 @@ def offsets(sizes: Sequence[int], total: int) -> list[int]:
     return starts
 
 
+@lru_cache(maxsize=1024)
+def _numbers(rows: int, sizes: int) -> Struct:
+    """So many row counts, then so many sizes. Making a `Struct` costs more than to use it."""
+    return Struct(f"<{rows}I{sizes}Q")
+
+
 def pack_batch(meta: BatchMeta) -> bytes:
     """The meta of EXECUTE; `meta.sizes` are of the blocks of its data."""
     count = len(meta.rows)
     ids = [id.encode() for id in meta.ids] if any(meta.ids) else []
     packed = b"".join(ids)
     lengths = Struct(f"<{len(ids)}I").pack(*map(len, ids)) + packed if ids else b""
-    sizes = Struct(f"<{count}I{len(meta.sizes)}Q").pack(*meta.rows, *meta.sizes)
+    sizes = _numbers(count, len(meta.sizes)).pack(*meta.rows, *meta.sizes)
     head = _BATCH.pack(meta.first, count, meta.form, len(lengths), len(meta.extras))
     return b"".join([head, lengths, meta.extras, sizes])
 
@@ -218,10 +225,9 @@ def unpack_batch(data: bytes) -> BatchMeta:
         position += ids_size
         extras = data[position : position + extras_size]
         position += extras_size
-        rows = list(Struct(f"<{count}I").unpack_from(data, position))
-        position += 4 * count
-        blocks = (len(data) - position) // 8
-        sizes = list(Struct(f"<{blocks}Q").unpack_from(data, position))
+        blocks = max(len(data) - position - 4 * count, 0) // 8
+        numbers = _numbers(count, blocks).unpack_from(data, position)
+        rows, sizes = list(numbers[:count]), list(numbers[count:])
     except (ValueError, _StructError) as error:
         raise BrokenFrame(f"a batch that cannot be read: {error}") from None
     return BatchMeta(first, form, rows, ids, extras, sizes)
@@ -229,7 +235,7 @@ def unpack_batch(data: bytes) -> BatchMeta:
 
 def pack_result(form: int, began: int, ended: int, sizes: Sequence[int]) -> bytes:
     """The meta of RESULT."""
-    return _RESULT.pack(form, began, ended) + Struct(f"<{len(sizes)}Q").pack(*sizes)
+    return _RESULT.pack(form, began, ended) + _numbers(0, len(sizes)).pack(*sizes)
 
 
 def unpack_result(data: bytes) -> tuple[int, int, int, list[int]]:
@@ -238,7 +244,7 @@ def unpack_result(data: bytes) -> tuple[int, int, int, list[int]]:
         raise BrokenFrame("a result that cannot be read")
     form, began, ended = _RESULT.unpack_from(data)
     count = (len(data) - _RESULT.size) // 8
-    return form, began, ended, list(Struct(f"<{count}Q").unpack_from(data, _RESULT.size))
+    return form, began, ended, list(_numbers(0, count).unpack_from(data, _RESULT.size))
 
 
 def pack_request(number: int, held: bool = False) -> bytes:
