@@ -98,7 +98,7 @@ BROKEN = {
     "no_execute": "class TritonPythonModel: ...",
 }
 _SAYS = {
-    "no_class": "has no class TritonPythonModel",
+    "no_class": "neither a class TritonPythonModel",
     "syntax": "SyntaxError",
     "missing_module": "No module named 'no_such_module'",
     "raises_at_import": "RuntimeError: at import",
