@@ -20,6 +20,7 @@ from headrace.workers.frames import (
     ANSWERS,
     IN_FILE,
     INLINE,
+    KEEPING,
     MAX_TOLD,
     NEW_FILE,
     BrokenFrame,
@@ -103,11 +104,12 @@ class WorkerSocket:
         except OSError:
             files.spoil(where)  # the worker has not got it
             raise
+        files.sent()
 
     def _files_of(self, slot: int) -> SlotFiles:
         files = self._files.get(slot)
         if files is None:
-            files = self._files[slot] = SlotFiles()
+            files = self._files[slot] = SlotFiles(slot < KEEPING)
         return files
 
     def send_loose(

@@ -25,6 +25,7 @@ from typing import NamedTuple
 INLINE = 64 << 10  # bytes of data up to which they travel in the frame
 ALIGNMENT = 64  # blocks begin at multiples of it, so that arrays are aligned
 SLOTS = 2  # batches that a worker has, which takes one after the other
+KEEPING = 4  # slots that keep their files for the next batch; those of many would add up
 MAX_SLOTS = 1024  # that one may have which runs several at a time
 MAX_TOLD = 4 << 20  # bytes of meta that a worker may send
 

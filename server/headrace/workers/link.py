@@ -15,6 +15,7 @@ from headrace.workers.elements import Buffer
 from headrace.workers.frames import (
     IN_FILE,
     INLINE,
+    KEEPING,
     LOOSE,
     MAX_TOLD,
     NEW_FILE,
@@ -178,6 +179,8 @@ class Link:
         if slot in self._files:
             parcel = parcel._replace(flags=parcel.flags | self._files[slot].used())
         self._send(kind, slot, meta, parcel)
+        if parcel.descriptor >= 0:
+            self._files[slot].sent()
 
     def _send(self, kind: Kind, slot: int, meta: bytes, parcel: Parcel) -> None:
         head = pack_header(kind, parcel.flags, slot, len(meta), parcel.size)
@@ -186,7 +189,7 @@ class Link:
     def _files_of(self, slot: int) -> SlotFiles:
         files = self._files.get(slot)
         if files is None:
-            files = self._files[slot] = SlotFiles()
+            files = self._files[slot] = SlotFiles(slot < KEEPING)
         return files
 
     def _read(self, flags: int) -> list[Received] | None:

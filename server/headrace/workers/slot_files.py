@@ -27,7 +27,9 @@ _LONG = 256  # writes without need for a second file, after which there is but o
 class SlotFiles:
     """Owned by the one thread that sends and receives batches at this end."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept: bool = True) -> None:
+        """Files that are not `kept` are let go of once they have been sent, and taken."""
+        self._kept = kept
         self._in: dict[int, InFile] = {}
         self._out: list[OutFile] = []
         self._single = 0  # writes to the first file in a row
@@ -37,6 +39,9 @@ class SlotFiles:
 
         Raises `OSError`.
         """
+        if not self._kept:
+            self._out[:] = [OutFile()]
+            return IN_FILE | NEW_FILE, self._out[0].write(pieces, size)
         number = next((n for n, file in enumerate(self._out) if not file.retired), len(self._out))
         if number == FILES:
             number = 0  # it is replaced
@@ -53,9 +58,17 @@ class SlotFiles:
         descriptor = self._out[number].write(pieces, size)
         return flags | (NEW_FILE if descriptor >= 0 else 0), descriptor
 
+    def sent(self) -> None:
+        """What `put` has written is on its way."""
+        if not self._kept:
+            for file in self._out:
+                file.close()
+            self._out.clear()
+
     def spoil(self, flags: int) -> None:
         """What `put` has said did not reach the other end."""
-        self._out[_number(flags)].close()
+        if self._out:
+            self._out[_number(flags)].close()
 
     def used(self) -> int:
         """Which of the other end's files are still referred to here, as flags."""
@@ -79,6 +92,8 @@ class SlotFiles:
         found = self._in[number].bytes if number in self._in else None
         if found is None or len(found) < size:
             raise BrokenFrame("data beyond its file")
+        if not self._kept:
+            del self._in[number]
         return found.data
 
     def close(self) -> None:
