@@ -61,7 +61,7 @@ def test_check_as_json(bad: Path) -> None:
 def test_check_of_an_empty_repository(tmp_path: Path) -> None:
     ended = run("models", "check", str(tmp_path))
     assert (ended.returncode, ended.stdout) == (1, "0 models, 0 with errors\n")
-    assert "expected MODEL/VERSION/model.onnx, found nothing" in ended.stderr
+    assert "MODEL/VERSION/model.py, found nothing" in ended.stderr
 
 
 def test_check_of_files_and_warnings(good: Path, tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_what_a_repository_holds_instead_of_models_is_said(good: Path, tmp_path:
     write_model(tmp_path / "flat.onnx")
     ended = run("models", "check", str(tmp_path))
     assert ended.returncode == 1
-    assert "expected MODEL/VERSION/model.onnx, found flat.onnx" in ended.stderr
+    assert "MODEL/VERSION/model.py, found flat.onnx" in ended.stderr
     (tmp_path / "flat" / "01").mkdir(parents=True)
     ended = run("models", "check", str(tmp_path))
     assert "model 'flat' has no version directory" in ended.stdout

@@ -83,8 +83,32 @@ def test_a_repository_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(LoadFailed, match=r"nowhere cannot be read: No such file"):
         scan([tmp_path / "nowhere"])
     (tmp_path / "file").write_text("")
-    with pytest.raises(LoadFailed, match=r"file cannot be read: Not a directory"):
+    with pytest.raises(LoadFailed, match=r"file is a file; .* or behind --model-file"):
         scan([tmp_path / "file"])
+
+
+@pytest.mark.parametrize(
+    ("paths", "is_model"),
+    [
+        (["1/model.py"], True),
+        (["1/model.py", "config.pbtxt", "configs/small.pbtxt"], True),
+        (["config.pbtxt", "later.txt"], True),
+        (["a/1/model.py", "config.pbtxt"], False),
+        (["1/1/model.py", "2/config.pbtxt"], False),
+        (["a/model.py"], False),
+    ],
+)
+def test_a_model_in_place_of_a_repository_is_told(
+    tmp_path: Path, paths: list[str], is_model: bool
+) -> None:
+    for path in paths:
+        directories(tmp_path, str(Path(path).parent))
+        (tmp_path / path).write_text("")
+    if is_model:
+        with pytest.raises(LoadFailed, match="is the directory of a model.*give the one that it"):
+            scan([tmp_path])
+    else:
+        assert scan([tmp_path])
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is unreadable for root")

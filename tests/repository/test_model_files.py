@@ -18,14 +18,12 @@ def project(root: Path, **files: str) -> Path:
 
 
 def found(file: Path) -> list[str]:
-    """What belongs to a file, but for what every Python file may have beside it."""
-    names = {str(path.relative_to(file.parent)) for path in parts(file)}
-    return sorted(names - {"requirements.txt"})
+    """What belongs to a file."""
+    return sorted(str(path.relative_to(file.parent)) for path in parts(file))
 
 
-def test_requirements_belong_to_a_python_file_before_they_are_there(tmp_path: Path) -> None:
-    assert tmp_path / "requirements.txt" in parts(tmp_path / "model.py")
-    assert tmp_path / "requirements.txt" not in parts(tmp_path / "model.onnx")
+def test_requirements_are_not_read_for_a_file_by_itself(tmp_path: Path) -> None:
+    assert tmp_path / "requirements.txt" not in parts(tmp_path / "model.py")
 
 
 @pytest.mark.parametrize(
@@ -33,11 +31,12 @@ def test_requirements_belong_to_a_python_file_before_they_are_there(tmp_path: Pa
     [
         ("", []),
         ("import one", ["one.py"]),
-        ("import one as uno, os, numpy", ["one.py"]),
+        ("import one as uno, os, numpy", ["numpy.py", "one.py"]),
         ("from one import thing", ["one.py"]),
         ("def f():\n    import one", ["one.py"]),
         ("import two", ["one.py", "two.py"]),
-        ("import nowhere", []),
+        ("import nowhere", ["nowhere.py"]),  # it may still come
+        ("import nowhere.more, os.path", ["nowhere.py"]),
         ("from . import one", ["one.py"]),
         ("import model", []),
         ("import package.inner", ["package/init.py", "package/inner.py", "package/side.py"]),

@@ -131,6 +131,30 @@ def test_parts_that_come_with_a_change_are_watched_from_then_on(file: Path) -> N
     assert watched.look(2) == [part]
 
 
+def test_a_part_that_is_gone_may_come_back_as_it_was(file: Path) -> None:
+    part = file.with_name("part.py")
+    part.write_text("")
+    os.utime(part, (1_000_000, 1_000_000))
+    watched = WatchedFiles(file, beside)
+    away = part.rename(file.with_name("part.bak"))
+    assert [watched.look(0), watched.look(100)] == [[], [part]]
+    away.rename(part)
+    assert watched.look(200) == [part]
+
+
+def test_that_the_file_is_lost_is_said_once_it_stays_away(file: Path) -> None:
+    watched = WatchedFiles(file, itself)
+    file.unlink()
+    found = []
+    for now in (0, QUIET_SECS, 100):
+        watched.look(now)
+        found.append(watched.is_lost(now))
+    assert found == [False, True, False]
+    file.write_text("again")
+    watched.look(200)
+    assert not watched.is_lost(200)
+
+
 @pytest.fixture
 def told(file: Path) -> Iterator[SimpleQueue[list[Path]]]:
     """What a watcher tells of the file."""

@@ -66,8 +66,8 @@ def nothing_in(repository: Path) -> str:
     """What to tell somebody whose repository holds no model."""
     found = sorted(entry.name for entry in repository.iterdir())[:5]
     return (
-        f"no models in {repository}: expected MODEL/VERSION/model.onnx,"
-        f" found {', '.join(found) or 'nothing'}"
+        f"no models in {repository}: expected a file such as MODEL/VERSION/model.onnx or"
+        f" MODEL/VERSION/model.py, found {', '.join(found) or 'nothing'}"
     )
 
 
@@ -97,12 +97,44 @@ def read_model_directory(path: Path, config_name: str = "") -> ModelSource:
 def _model_directories(repository: Path) -> Iterable[Path]:
     try:
         entries = sorted(repository.iterdir())
+        found = [
+            entry
+            for entry in entries
+            if entry.is_dir() and not entry.name.startswith(".") and entry.name != _FILE_SYSTEMS_OWN
+        ]
+        is_model = _is_model(repository, found)
+    except NotADirectoryError:
+        raise LoadFailed(
+            f"model repository {repository} is a file; a file that is to be served by itself"
+            " comes before the options, or behind --model-file"
+        ) from None
     except OSError as error:
         raise LoadFailed(
             f"model repository {repository} cannot be read: {error.strerror}"
         ) from error
-    return [
-        entry
-        for entry in entries
-        if entry.is_dir() and not entry.name.startswith(".") and entry.name != _FILE_SYSTEMS_OWN
-    ]
+    if is_model:
+        raise LoadFailed(
+            f"{repository} is the directory of a model, not of a model repository; give the one"
+            " that it lies in"
+        )
+    return found
+
+
+def _is_model(path: Path, directories: Sequence[Path]) -> bool:
+    """Whether a directory that should hold models is a model itself."""
+    if any(_has_versions(directory) for directory in directories):
+        return False
+    versions = [one for one in directories if one.name.isdecimal() and _has_entries(one)]
+    return bool(versions) or (path / "config.pbtxt").is_file()
+
+
+def _has_versions(path: Path) -> bool:
+    """Whether a directory may be a model's; one that cannot be read may."""
+    try:
+        return any(one.name.isdecimal() or one.name == "config.pbtxt" for one in path.iterdir())
+    except OSError:
+        return True
+
+
+def _has_entries(path: Path) -> bool:
+    return next(path.iterdir(), None) is not None

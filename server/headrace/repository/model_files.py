@@ -5,27 +5,30 @@ directory, an ONNX file is walked for the files that hold its weights.
 """
 
 import ast
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from headrace.backends.onnx_files import external_files
 from headrace.core.errors import LoadFailed
 
-_REQUIREMENTS = "requirements.txt"  # what its environment is made of
 _LARGEST_SOURCE = 4 << 20  # bytes; nobody writes a larger one by hand
 
 
 def parts(file: Path) -> set[Path]:
     """The file itself and those beside it that are loaded with it, as far as it tells."""
     if file.suffix == ".py":
-        return {*python_files(file), file.with_name(_REQUIREMENTS)}  # if it comes, too
+        return python_files(file)
     if file.suffix == ".onnx":
         return {file, *_weights(file)}
     return {file}
 
 
 def python_files(file: Path) -> set[Path]:
-    """A Python file, and what it imports from its own directory, directly or not."""
+    """A Python file, and what it imports from its own directory, directly or not.
+
+    Also what it would import from there if it were there: it may still come.
+    """
     root = file.parent
     found = {file}
     waiting = [file]
@@ -70,6 +73,8 @@ def _modules(root: Path, name: str) -> Iterable[Path]:
         elif module.is_file():
             yield module
         elif not folder.is_dir():
+            if folder.parent == root and part not in sys.stdlib_module_names:
+                yield module
             return
 
 

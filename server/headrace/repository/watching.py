@@ -66,6 +66,7 @@ class WatchedFiles:
         self._seen: dict[Path, Stamp | None] = {}
         self._settled: dict[Path, Stamp | None] = {}
         self._resting: dict[Path, float] = {}  # since when, for what has changed
+        self._told_gone = False
         self._settle()
 
     def look(self, now: float) -> list[Path]:
@@ -87,9 +88,23 @@ class WatchedFiles:
             self._settle()
         return changed
 
+    def is_lost(self, now: float) -> bool:
+        """Whether `file` has been away for a while, at the last `look`; said once each time."""
+        if self._seen[self.file] is not None:
+            self._told_gone = False
+            return False
+        if self._told_gone or now - self._resting.get(self.file, _LONG_AGO) < QUIET_SECS:
+            return False
+        self._told_gone = True
+        return True
+
     def _settle(self) -> None:
-        """Take the files as they were seen; those that are new among them as they are now."""
-        paths = {self.file, *self._parts(self.file)}
+        """Take the files as they were seen; those that are new among them as they are now.
+
+        What is gone may come back, also if nothing refers to it meanwhile.
+        """
+        gone = {path for path, stamp in self._seen.items() if stamp is None}
+        paths = {self.file, *self._parts(self.file), *gone}
         self._settled = {
             path: self._seen[path] if path in self._seen else look_at(path).stamp for path in paths
         }
@@ -141,7 +156,13 @@ class FileWatcher:
         while not self._stopped.wait(_LOOK_SECS):
             for watched in self._watched:
                 try:
-                    changed = watched.look(monotonic())
+                    now = monotonic()
+                    changed = watched.look(now)
+                    if watched.is_lost(now):
+                        log.warning(
+                            "%s is gone: what was loaded of it goes on until it is back",
+                            watched.file.name,
+                        )
                     if changed and not self._stopped.is_set():
                         self._changed(watched.file, changed)
                 except Exception:  # whatever it is, it must not end the watch
