@@ -183,6 +183,68 @@ def test_python_models_that_run_here_are_started(tmp_path: Path) -> None:
         item.model.close()
 
 
+FUNCTION = "from headrace import model\n@model\ndef area(width: float) -> float: ...\n"
+
+
+@pytest.mark.parametrize("kind", ["process", "inline"])
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (
+            'input {\n name: "width"\n data_type: TYPE_FP32\n dims: [ 1 ]\n}\n',
+            "m/config.pbtxt:5: input[0].data_type: 'width' is TYPE_FP32 here, and TYPE_FP64 in the"
+            " model\nm/config.pbtxt:6: input[0].dims: 'width' has [1] here, and [] in the model",
+        ),
+        (
+            "max_batch_size: 128",
+            "m/config.pbtxt:3: max_batch_size: it is 128 here, and 64 in the model",
+        ),
+    ],
+)
+def test_what_a_function_contradicts_is_told_with_file_line_and_field(
+    tmp_path: Path, kind: str, config: str, told: str
+) -> None:
+    write_python_model(tmp_path, "m", FUNCTION, execution(kind).strip() + "\n" + config)
+    options = LoadOptions(cores=1, in_process_python=True)
+    model = open_model(read_model_directory(tmp_path / "m"), {"python": PythonBackend()}, options)
+    with pytest.raises(InvalidConfig) as caught:
+        load_version(model, 1, options)
+    assert str(caught.value) == told
+
+
+def test_what_a_completion_contradicts_is_told_in_triton_s_words(tmp_path: Path) -> None:
+    source = """
+        class TritonPythonModel:
+            @staticmethod
+            def auto_complete_config(config):
+                config.add_input({"name": "X", "data_type": "TYPE_FP32", "dims": [1]})
+                return config
+    """
+    write_python_model(tmp_path, "m", source, 'input {\n name: "X"\n dims: [ 2 ]\n}')
+    source_of = read_model_directory(tmp_path / "m")
+    model = open_model(source_of, {"python": PythonBackend()}, OPTIONS)
+    with pytest.raises(InvalidConfig) as caught:
+        load_version(model, 1, OPTIONS)
+    assert str(caught.value) == (
+        "m/config.pbtxt:4: input[0].dims: unable to load model, configuration expects dims [2]"
+        " for input 'X', model provides [1]"
+    )
+
+
+def test_a_parameter_that_is_nearly_a_known_one_is_told(tmp_path: Path) -> None:
+    names = ["execution_limit_sec", "threshold", "Max_RSS", "functions", "nice"]
+    values = [f'parameters {{ key: "{name}" value {{ string_value: "1" }} }}' for name in names]
+    write_python_model(tmp_path, "m", IDENTITY_MODEL, "\n".join(values))
+    model = open_model(read_model_directory(tmp_path / "m"), {"python": PythonBackend()}, OPTIONS)
+    wanted = [("Max_RSS", 4, "max_rss"), ("execution_limit_sec", 2, "execution_limit_secs"),
+              ("functions", 5, "function")]  # fmt: skip
+    assert model.warnings == tuple(
+        f"m/config.pbtxt:{line}: parameters['{name}']: only the model itself may read this; did"
+        f" you mean '{known}'?"
+        for name, line, known in wanted
+    )
+
+
 def test_what_such_a_model_cannot_have_is_told_with_its_line(tmp_path: Path) -> None:
     config = execution("inline") + 'parameters { key: "python" value { string_value: "/x" } }\n'
     write_python_model(tmp_path, "m", IDENTITY_MODEL, config)

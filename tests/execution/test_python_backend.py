@@ -87,6 +87,32 @@ def test_an_interpreter_that_is_not_there(tmp_path: Path) -> None:
         PythonBackend().load(spec(tmp_path, GOOD, python="/no/python"))
 
 
+def test_all_names_of_the_package_are_there_in_a_worker(tmp_path: Path) -> None:
+    source = """
+        from headrace import *
+        import headrace
+
+        assert headrace.__version__ == __version__
+
+        @model
+        def f(x: Float32[N]) -> list[float]:
+            return [1.0]
+    """
+    worker = PythonBackend().load(spec(tmp_path, source))
+    assert [t.name for t in worker.completed(ModelConfig(name="m")).input] == ["x"]
+    worker.close()
+
+
+def test_a_model_that_exits_when_it_is_loaded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(LoadFailed, match="SystemExit: 3"):
+        PythonBackend().load(spec(tmp_path, "import sys\nsys.exit(3)"))
+    [record] = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert record.getMessage().endswith(": SystemExit: 3")
+    assert "sys.exit(3)" in getattr(record, "trace", "")
+
+
 def test_a_failure_leaves_no_process(tmp_path: Path) -> None:
     children = set(psutil.Process().children())
     with pytest.raises(LoadFailed, match="RuntimeError: no"):

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from headrace.workers.functions import ResultError
 from headrace.workers.model_class import its_traceback, one_line
 from headrace.workers.triton_responses import InferenceResponse
+from headrace.workers.triton_tensors import TritonModelException
 
 
 def error_of(source: str, file: str = "model.py") -> Exception:
@@ -43,6 +45,33 @@ def test_a_bug_of_ours_is_shown() -> None:
     assert "x.py" in its_traceback(caught.value)
 
 
-def test_one_line() -> None:
-    assert one_line(error_of("raise ValueError('a\\nb')")) == "ValueError: a b"
-    assert one_line(error_of("def f(:")) == "SyntaxError: invalid syntax (model.py, line 1)"
+class _Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def _with_note() -> ValueError:
+    error = ValueError("two\nlines")
+    error.add_note("and a note")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (TritonModelException("no"), "TritonModelException: no"),
+        (ResultError("not this"), "ResultError: not this"),
+        (ValueError(), "ValueError"),
+        (KeyError("x"), "KeyError: 'x'"),
+        (SystemExit(3), "SystemExit: 3"),
+        (_with_note(), "ValueError: two lines and a note"),
+        (_Mute(), "_Mute: <it has no text>"),
+        (ImportError("cannot import name 'x' from 'm' (/secret/m.py)", path="/secret/m.py"),
+         "ImportError: cannot import name 'x' from 'm'"),
+        (error_of("def f(:", "/secret/m.py"), "SyntaxError: invalid syntax (m.py, line 1)"),
+    ],
+)  # fmt: skip
+def test_an_exception_is_one_line_without_paths_and_modules(
+    error: BaseException, text: str
+) -> None:
+    assert one_line(error) == text

@@ -21,11 +21,14 @@ ServerError ─┬─ InvalidRequest       the client broke the protocol or the 
 RepositoryError ─┬─ InvalidConfig    a model's configuration is wrong; names file, line and field
                  ├─ InvalidOption    the same as a backend tells it, which knows the field only
                  └─ LoadFailed       a model's files could not be turned into something that runs
+                     └─ Contradiction  a model says of itself other things than its configuration
 
 A `ServerError` reaches a client: its text says what was wrong and what was expected, never
 internals. A `RepositoryError` reaches whoever operates the server, by start-up output and log; what
 of it may reach clients, by the repository index, is its `public` text.
 """
+
+from collections.abc import Sequence
 
 
 class ServerError(Exception):
@@ -127,3 +130,14 @@ class InvalidOption(RepositoryError):
 
 class LoadFailed(RepositoryError):
     """A model whose files cannot be loaded."""
+
+
+class Contradiction(LoadFailed):
+    """A model says of itself other things than its configuration.
+
+    `problems` are the configuration's fields, each with what is wrong.
+    """
+
+    def __init__(self, problems: Sequence[tuple[str, str]]) -> None:
+        super().__init__("; ".join(f"{path}: {text}" for path, text in problems))
+        self.problems = tuple(problems)

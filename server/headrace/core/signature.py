@@ -195,7 +195,7 @@ class Signature:
     def _too_many_rows(self, rows: int) -> str:
         return (
             f"inference request batch-size must be <= {self.max_batch_size} for '{self.model}',"
-            f" got {rows} (its limit is max_batch_size in config.pbtxt)"
+            f" got {rows} (its limit is the max_batch_size of its configuration)"
         )
 
     def _wrong_shape(self, spec: TensorSpec, shape: Sequence[int]) -> str:

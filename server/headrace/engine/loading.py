@@ -13,18 +13,18 @@ from pathlib import Path
 from time import monotonic
 from typing import Protocol
 
-from headrace.core.errors import InvalidConfig, InvalidOption
+from headrace.core.errors import Contradiction, InvalidConfig, InvalidOption
 from headrace.core.model_spec import EnvironmentOptions, LoadSpec
 from headrace.core.signature import Signature
 from headrace.engine.measuring import measure
 from headrace.execution.choice import AutoChoice, InstanceKind
 from headrace.execution.cores import threads_for
 from headrace.execution.in_process import IN_PROCESS, LoadedInProcess
-from headrace.execution.python_backend import LoadedWorker, PythonBackend
+from headrace.execution.python_backend import PARAMETERS, LoadedWorker, PythonBackend
 from headrace.execution.runner import LoadedModel
 from headrace.repository import completion, reading, validation
 from headrace.repository.config import ConfigFile, Problem, read_config
-from headrace.repository.effects import without_effect
+from headrace.repository.effects import misspelt, without_effect
 from headrace.repository.layout import ModelSource
 from headrace.scheduling.policy import SchedulingPolicy
 from headrace.wire.pb.model_config_pb2 import ModelConfig
@@ -165,6 +165,10 @@ def _config_warnings(
         line = file.lines.get(path)
         where = f"{file.name}:{line}" if line else file.name
         yield f"{where}: {path} has no effect on this server"
+    if type(backend) is PythonBackend:  # of others, what they do not know is in the list above
+        for name, known in misspelt(file.config, PARAMETERS):
+            text = f"only the model itself may read this; did you mean '{known}'?"
+            yield file.explain(Problem(f"parameters['{name}']", text))
     if file.config.model_transaction_policy.decoupled and not backend.isolated:
         text = (
             "requests are only taken over ModelStreamInfer and generate, and each gets one"
@@ -255,7 +259,7 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
         scheduling = reading.scheduling_policy(config)
         labels = _labels(opened, config)
         warnings = tuple(_model_warnings(opened, model, config))
-        _begin(model, config)
+        _begin(opened, model, config)
         kind = _choose(wanted, model, signature)
         if first_threads != threads and _kind_of(kind) is not InstanceKind.INLINE:
             # Too heavy for the event loop after all: it gets all the cores that it may use.
@@ -266,7 +270,7 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
         for placement in placements[1:]:
             spec = _spec(opened.source, config, version, placement, first_threads)
             copy = _load(opened, replace(spec, environments=options.environments))
-            _begin(copy, config)
+            _begin(opened, copy, config)
             own = AutoChoice(measure(copy, signature)) if isinstance(kind, AutoChoice) else kind
             loaded.append(LoadedInstance(placement.name, copy, own))
     except BaseException:
@@ -287,12 +291,22 @@ def _load(opened: Opened, spec: LoadSpec) -> LoadedModel:
     except InvalidOption as error:
         problem = Problem(error.path, error.text)
         raise InvalidConfig(opened.file.explain(problem)) from error
+    except Contradiction as error:
+        raise _explained(opened, error) from error
 
 
-def _begin(model: LoadedModel, config: ModelConfig) -> None:
-    """Start what has to know its whole configuration before it runs; raises `LoadFailed`."""
-    if isinstance(model, LoadedPython):
-        model.begin(config)
+def _begin(opened: Opened, model: LoadedModel, config: ModelConfig) -> None:
+    """Start what has to know its whole configuration before it runs; raises `RepositoryError`."""
+    try:
+        if isinstance(model, LoadedPython):
+            model.begin(config)
+    except Contradiction as error:
+        raise _explained(opened, error) from error
+
+
+def _explained(opened: Opened, error: Contradiction) -> InvalidConfig:
+    lines = [opened.file.explain(Problem(path, text)) for path, text in error.problems]
+    return InvalidConfig("\n".join(lines))
 
 
 def _spec(

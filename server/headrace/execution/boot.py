@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from headrace import __version__
 from headrace.workers.limits import Limits
 
 _PACKAGES = Path(__file__).parents[1]
@@ -11,7 +12,7 @@ _PACKAGES = Path(__file__).parents[1]
 _BOOT = (
     "import sys,types;"
     "sys.path[:]=[p for p in sys.path if p];"
-    "m=types.ModuleType('headrace');m.__path__=[sys.argv[2]];sys.modules['headrace']=m;"
+    "m=types.ModuleType('headrace');m.__path__=[sys.argv[2]];m.__version__=sys.argv[5];sys.modules['headrace']=m;"
     "from headrace.workers.limits import apply_limits;apply_limits(sys.argv[4]);"
     "from headrace.workers.heartbeat import beat;beat(int(sys.argv[3]));"
     "from headrace.workers.main import main;main(int(sys.argv[1]))"
@@ -20,4 +21,5 @@ _BOOT = (
 
 def command(python: str, socket: int, heartbeat: int, limits: Limits) -> list[str]:
     """What to run; `socket` and `heartbeat` are descriptors that the process inherits."""
-    return [python, "-c", _BOOT, str(socket), str(_PACKAGES), str(heartbeat), limits.encode()]
+    given = str(socket), str(_PACKAGES), str(heartbeat), limits.encode(), __version__
+    return [python, "-c", _BOOT, *given]

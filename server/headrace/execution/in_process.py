@@ -20,7 +20,13 @@ from typing import Any
 import numpy as np
 
 from headrace.core.datatypes import NUMPY, Datatype
-from headrace.core.errors import ExecutionFailed, InvalidOption, LoadFailed, ServerError
+from headrace.core.errors import (
+    Contradiction,
+    ExecutionFailed,
+    InvalidOption,
+    LoadFailed,
+    ServerError,
+)
 from headrace.core.model_spec import LoadSpec
 from headrace.core.signature import Signature, TensorSpec, reshaped
 from headrace.core.tensors import Array
@@ -41,6 +47,7 @@ from headrace.wire.pb.model_config_pb2 import ModelConfig
 from headrace.workers import model_class
 from headrace.workers import triton_api as pb
 from headrace.workers.elements import bytes_array
+from headrace.workers.triton_config import Contradicted
 from headrace.workers.triton_requests import is_given_back
 from headrace.workers.triton_requests import received as received_request
 
@@ -149,6 +156,8 @@ class LoadedInProcess:
         self._imports.forget()
 
     def _load_failed(self, error: BaseException) -> LoadFailed:
+        if isinstance(error, Contradicted):
+            return Contradiction(error.problems)
         text, lines = model_class.one_line(error), model_class.its_traceback(error)
         log.error("%s: %s", self._spec.instance, text, extra=self._fields(lines))
         return LoadFailed(text)

@@ -12,12 +12,14 @@ from headrace.execution.environments.resolve import environment_of
 from headrace.execution.in_process import LoadedInProcess
 from headrace.execution.python_config import start_arguments, with_completion
 from headrace.execution.worker import WorkerProcess
-from headrace.execution.worker_options import WorkerOptions
+from headrace.execution.worker_options import WORKER_PARAMETERS, WorkerOptions
 from headrace.execution.worker_spec import Ways, WorkerSpec
 from headrace.wire.documents import to_json
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 from headrace.workers.frames import MAX_SLOTS, Kind
 
+# All that have a meaning for the server; what others mean, a model knows.
+PARAMETERS = WORKER_PARAMETERS | {"batching", "execution", "function", "max_concurrency"}
 _CONCURRENCY = 32  # batches that a coroutine runs at a time
 _START_SECS = 600.0  # for a model to be loaded, and again to be started
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
-from headrace.core.errors import LoadFailed
+from headrace.core.errors import Contradiction, LoadFailed
 from headrace.execution.boot import command
 from headrace.execution.worker_output import WorkerOutput
 from headrace.execution.worker_socket import CLOSED, READ, Take, WorkerSocket
@@ -143,6 +143,8 @@ class WorkerProcess:
         """What a worker has answered; raises `LoadFailed` if that is a failure."""
         answer = json.loads(meta)
         if kind is Kind.FAILED:
+            if answer["problems"]:
+                raise Contradiction([(str(path), str(text)) for path, text in answer["problems"]])
             self.note(logging.ERROR, str(answer["text"]), str(answer["traceback"]))
             raise LoadFailed(str(answer["text"]))
         return dict(answer or {})

@@ -62,9 +62,10 @@ class WorkerOptions:
 
 
 def _limits(parameters: Mapping[str, str]) -> Limits:
-    nice = _number(parameters, "nice")
+    expected = f"a whole number from 0 to {_MOST_NICE}"
+    nice = _number(parameters, "nice", expected=expected)
     if nice > _MOST_NICE:
-        raise _wrong(parameters, "nice", f"a number from 0 to {_MOST_NICE}")
+        raise _wrong(parameters, "nice", expected)
     memory = _size(parameters, "memory_limit")
     if 0 < memory < _LEAST_MEMORY:
         raise _wrong(parameters, "memory_limit", "0 or a size from 128MiB on")
@@ -89,12 +90,17 @@ def _seconds(parameters: Mapping[str, str], name: str, default: float = 0.0) -> 
     return value
 
 
-def _number(parameters: Mapping[str, str], name: str, default: int = 0) -> int:
+def _number(
+    parameters: Mapping[str, str],
+    name: str,
+    default: int = 0,
+    expected: str = "a whole number, 0 for no limit",
+) -> int:
     text = parameters.get(name)
     if text is None:
         return default
     if not (text.isascii() and text.isdigit() and len(text) <= 15):
-        raise _wrong(parameters, name, "a whole number, 0 for no limit")
+        raise _wrong(parameters, name, expected)
     return int(text)
 
 

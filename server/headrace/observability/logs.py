@@ -87,8 +87,8 @@ class TextFormatter(logging.Formatter):
             else f"{datetime.fromtimestamp(record.created):%H:%M:%S.%f}"[:-3]
         )
         request = ""
-        if hasattr(record, "request_id"):
-            request = f" [request id: {_short(record.request_id)}]"
+        if request_id := getattr(record, "request_id", ""):
+            request = f" [request id: {_short(request_id)}]"
         message = _printable(f"{request} {record.getMessage()}")
         line = f"{moment} {record.levelname:<7} {record.name}:{message}"
         trace = str(getattr(record, "trace", ""))

@@ -5,7 +5,8 @@ is set and changes nothing here is reported once, when its model is loaded; the 
 does change something.
 """
 
-from collections.abc import Callable, Iterator
+import difflib
+from collections.abc import Callable, Iterable, Iterator
 
 from google.protobuf.message import Message
 
@@ -36,6 +37,7 @@ EFFECTIVE = frozenset(
 
 # Own settings in the `parameters` map; a backend reads further ones.
 OWN_PARAMETERS = frozenset({"execution", "batching"})
+_ALIKE = 0.85  # from which on a name is taken for another one that was spelt wrongly
 
 
 def without_effect(config: ModelConfig, reads_parameter: Callable[[str], bool]) -> list[str]:
@@ -46,6 +48,15 @@ def without_effect(config: ModelConfig, reads_parameter: Callable[[str], bool]) 
         if name not in OWN_PARAMETERS and not reads_parameter(name)
     ]
     return [*dict.fromkeys(_ineffective(config, "")), *unread]
+
+
+def misspelt(config: ModelConfig, known: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """The names of parameters that are nearly, but not quite, one of the `known`, with that."""
+    names = {name.lower(): name for name in known}
+    for name in sorted(config.parameters):
+        near = difflib.get_close_matches(name.lower(), names, 1, _ALIKE)
+        if near and name != names[near[0]]:
+            yield name, names[near[0]]
 
 
 def _ineffective(message: Message, prefix: str) -> Iterator[str]:

@@ -21,11 +21,13 @@ from headrace.workers.frames import Kind, frame
 from headrace.workers.fresh_imports import import_freshly
 from headrace.workers.link import Link, end_with
 from headrace.workers.session import Session
+from headrace.workers.triton_config import Contradicted
 from headrace.workers.triton_requests import InferenceRequest
 from headrace.workers.triton_server import connect
 from headrace.workers.triton_tensors import TritonModelException
 
 _LONGEST = 64 << 10  # characters of what is logged at once
+log = logging.getLogger("model")
 
 
 def main(descriptor: int) -> None:
@@ -45,7 +47,10 @@ def main(descriptor: int) -> None:
     status = 0
     try:
         Worker(link).serve()
-    except BaseException:  # SystemExit of the model, too
+    except SystemExit as error:  # of the model
+        log.error("%s\n%s", model_class.one_line(error), model_class.its_traceback(error))
+        status = 1
+    except BaseException:
         traceback.print_exc()
         status = 1
     # Whatever threads a model has left, they are not waited for.
@@ -116,10 +121,11 @@ class Worker:
     def _answer(self, kind: Kind, step: Any, document: dict[str, Any]) -> None:
         try:
             told = step(document)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             failure = {
                 "text": model_class.one_line(error),
                 "traceback": model_class.its_traceback(error),
+                "problems": error.problems if isinstance(error, Contradicted) else (),
             }
             self._link.send(frame(Kind.FAILED, json.dumps(failure).encode()))
         else:
@@ -154,7 +160,7 @@ class Worker:
             try:
                 self._model.finalize()
             except Exception:
-                logging.getLogger("model").exception("finalize")
+                log.exception("finalize")
 
 
 class _Handler(logging.Handler):

@@ -36,11 +36,16 @@ def start(found: Any, args: dict[str, str]) -> Any:
 
 
 def one_line(error: BaseException) -> str:
-    """An exception without its traceback."""
-    if isinstance(error, SyntaxError):  # whose other lines are the file's path and its text
-        return f"{type(error).__name__}: {error}".replace("\n", " ")
-    text = "".join(traceback.format_exception_only(type(error), error)).strip()
-    return text.replace("\n", " ")
+    """An exception without its traceback, and without paths and modules, which the log has."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "<it has no text>"
+    if isinstance(error, ImportError) and error.path:
+        text = text.replace(f" ({error.path})", "")
+    notes = getattr(error, "__notes__", ())
+    name = type(error).__name__
+    return " ".join([f"{name}: {text}" if text else name, *map(str, notes)]).replace("\n", " ")
 
 
 def its_traceback(error: BaseException) -> str:

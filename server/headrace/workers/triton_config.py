@@ -4,6 +4,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 
+class Contradicted(ValueError):
+    """A configuration and its model say different things.
+
+    `problems` are the configuration's fields, such as `input[0].dims`, each with what is wrong.
+    """
+
+    def __init__(self, *problems: tuple[str, str]) -> None:
+        super().__init__("; ".join(text for _, text in problems))
+        self.problems = problems
+
+
 class ModelConfig:
     """The configuration that `auto_complete_config` fills in."""
 
@@ -18,20 +29,22 @@ class ModelConfig:
         """Allow batches; raises `ValueError` if the configuration allows larger ones already."""
         known = self._config.get("max_batch_size", 0)
         if known > size:
-            raise ValueError(
+            text = (
                 f"configuration specified max_batch_size {known}, but in the model"
                 f" max_batch_size is {size}"
             )
+            raise Contradicted(("max_batch_size", text))
         self._config["max_batch_size"] = size
 
     def set_dynamic_batching(self) -> None:
         """Ask for batching; raises `ValueError` if another scheduler is configured."""
         for scheduler in ("sequence_batching", "ensemble_scheduling"):
             if scheduler in self._config:
-                raise ValueError(
+                text = (
                     f"configuration specified scheduling_choice as '{scheduler}', but in the model"
                     " it is 'dynamic_batching'"
                 )
+                raise Contradicted((scheduler, text))
         self._config.setdefault("dynamic_batching", {})
 
     def add_input(self, tensor: dict[str, Any]) -> None:
@@ -52,7 +65,8 @@ class ModelConfig:
             raise ValueError("model transaction policy has no property 'decoupled'")
         known = self._config.get("model_transaction_policy", {})
         if known.get("decoupled", policy["decoupled"]) != policy["decoupled"]:
-            raise ValueError("trying to change decoupled property in auto-complete-config")
+            text = "trying to change decoupled property in auto-complete-config"
+            raise Contradicted(("model_transaction_policy.decoupled", text))
         self._config["model_transaction_policy"] = dict(policy)
 
     def _add(self, kind: str, tensor: dict[str, Any], properties: set[str]) -> None:
@@ -67,15 +81,16 @@ class ModelConfig:
                     f"{kind} in auto-complete-config function has no '{wanted}' property"
                 )
         known = self._config.setdefault(kind, [])
-        for other in known:
+        for index, other in enumerate(known):
             if other.get("name") != tensor["name"]:
                 continue
             for field in ("data_type", "dims"):
                 if other.get(field) not in (None, "TYPE_INVALID", [], tensor[field]):
-                    raise ValueError(
+                    text = (
                         f"unable to load model, configuration expects {field} {other[field]} for"
                         f" {kind} '{tensor['name']}', model provides {tensor[field]}"
                     )
+                    raise Contradicted((f"{kind}[{index}].{field}", text))
             other.update(tensor)
             return
         known.append(dict(tensor))

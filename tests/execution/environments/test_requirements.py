@@ -114,7 +114,9 @@ def test_files_of_the_model_are_known_by_what_is_in_them(tmp_path: Path) -> None
         ("--target=/x", "option --target is not taken from a model"),
         ("--index-url", "--index-url needs a value"),
         ("no.whl", "there is no file 'no.whl' in the model's directory"),
-        ("two words", "there is no file 'two words'"),
+        ("two words", "'two words' is neither a requirement"),
+        ("foo bar baz ===", "'foo bar baz ===' is neither a requirement, such as numpy>=2, nor"),
+        ("./no words", "there is no file 'no words'"),
         ("-i 'x", "No closing quotation"),
     ],
 )

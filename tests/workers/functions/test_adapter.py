@@ -289,10 +289,22 @@ def test_outputs_that_are_not_as_declared() -> None:
         return x  # type: ignore[return-value]
 
     request = Request(x=np.array([3.0]))
-    with pytest.raises(ResultError, match="pair is declared to give a tuple of 2, got a tuple of"):
+    with pytest.raises(ResultError, match="is declared to give a tuple of 2, got a tuple of 1$"):
         started(pair).execute([request])
     with pytest.raises(ResultError, match=r"point is declared to give x, y, got float 3\.0"):
         started(point).execute([request])
+
+
+@pytest.mark.parametrize("rows", [True, False])
+@pytest.mark.parametrize("size", [0, 1, 3])
+def test_an_array_where_a_single_value_is_declared(rows: bool, size: int) -> None:
+    @model(max_batch_size=4 if rows else 0)
+    def f(x: float) -> float:
+        return np.zeros(size)  # type: ignore[return-value]
+
+    says = rf"'output' is declared as float, got an array of float64 with shape \[{size}\]"
+    with pytest.raises(ResultError, match=says):
+        started(f).execute([Request(x=np.array([1.0]))])
 
 
 def test_rows_that_do_not_fit_one_another() -> None:

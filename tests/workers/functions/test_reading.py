@@ -202,7 +202,7 @@ def fields(x: int) -> Point: ...
     [
         (untyped, {}, "parameter 'x' has no annotation"),
         (no_result, {}, "it has no return type"),
-        (nothing, {}, "it has no return type"),
+        (nothing, {}, "its return type is None, but a model has at least one output"),
         (takes_nothing, {}, "it takes nothing"),
         (many, {}, r"parameter '\*xs: int' has no name of its own"),
         (only_positional, {}, "has no name of its own"),

@@ -116,7 +116,7 @@ class _Reader:
         if _URL.match(line):
             return self._from_url(line, line.split()[0], where)
         match = _NAMED.fullmatch(line)
-        if match is None or match["name"].lower().endswith(_ARCHIVES):
+        if match is None or _is_archive(match["name"]):
             return self._local(line, folder, where)
         name = re.sub(r"[-_.]+", "-", match["name"]).lower() + (match["extras"] or "")
         rest = match["rest"] or ""
@@ -138,7 +138,13 @@ class _Reader:
     def _local(self, line: str, folder: Path, where: str) -> Line:
         match = _PATH.fullmatch(line)
         assert match is not None  # it matches anything
-        path = self._archive(folder / match["path"].strip(), where)
+        name = match["path"].strip()
+        if not (folder / name).exists() and "/" not in name and not _is_archive(name):
+            raise LoadFailed(
+                f"{where}: {redact(line)!r} is neither a requirement, such as numpy>=2, nor the"
+                " name of a wheel or archive"
+            )
+        path = self._archive(folder / name, where)
         tail = (match["extras"] or "") + (match["rest"] or "")
         return Line(f"{path}{tail}", _digest(path, self._root, where) + tail)
 
@@ -212,6 +218,10 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
             yield number, whole
     if whole := " ".join("".join(parts).split()):
         yield len(text.splitlines()), whole
+
+
+def _is_archive(name: str) -> bool:
+    return name.lower().endswith(_ARCHIVES)
 
 
 def _refusal(name: str) -> str:

@@ -31,12 +31,12 @@ class FunctionModel:
 
     @classmethod
     def auto_complete_config(cls, config: pb.ModelConfig) -> pb.ModelConfig:
-        """Fill in what the annotations say; raises `ValueError`."""
+        """Fill in what the annotations say."""
         complete(cls.declaration.signature, config)
         return config
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Load; raises `SignatureError` if the configuration is not the function's."""
+        """Load; raises `Contradicted` if the configuration is not the function's."""
         check(self.declaration.signature, json.loads(args["model_config"]))
         if isinstance(self.declaration.target, type):
             self._object = self.declaration.target()

@@ -11,7 +11,7 @@ import numpy as np
 
 from headrace.workers import triton_api as pb
 from headrace.workers.elements import Array
-from headrace.workers.functions.annotations import Columns, Dim, Tensor
+from headrace.workers.functions.annotations import Columns, Dim, Form, Tensor
 from headrace.workers.functions.signature import Mode, Packing, Port, Signature, Value
 from headrace.workers.functions.tables import from_frame, to_frame
 from headrace.workers.functions.values import (
@@ -206,6 +206,7 @@ class Calls:
                 continue
             array = fitted(one, value.declared, where)
             dims = value.declared.dims
+            _check_single(value.declared, [one], where)
             _check(array, dims, sizes, where)
             if rows >= 0 and len(array) != rows:
                 raise ResultError(_wrong_rows(where, len(array), rows))
@@ -218,10 +219,12 @@ class Calls:
         if packing is Packing.ONE:
             return (result,)
         if packing is Packing.TUPLE:
-            if not isinstance(result, (tuple, list)) or len(result) != len(outputs):
+            several = isinstance(result, (tuple, list))
+            if not several or len(result) != len(outputs):
+                got = f"a {type(result).__name__} of {len(result)}" if several else describe(result)
                 raise ResultError(
                     f"{self._signature.name} is declared to give a tuple of {len(outputs)},"
-                    f" got {describe(result)}"
+                    f" got {got}"
                 )
             return result
         try:
@@ -248,6 +251,8 @@ def _gathered(value: Value, column: list[Any], sizes: dict[str, int]) -> Array:
         rows = np.empty(shape, dtype_of(declared.element))
     where = f"output '{value.name}'"
     array = fitted(rows, declared, where)
+    if array.ndim > 1:
+        _check_single(declared, column, where)
     _check(array, (Dim(), *declared.dims), sizes, where)
     return array
 
@@ -265,6 +270,14 @@ def _check(array: Array, dims: Sequence[Dim], sizes: dict[str, int], where: str)
         check_shape(array.shape, dims, sizes, where)
     except ValueError as error:
         raise ResultError(str(error)) from None
+
+
+def _check_single(declared: Tensor, values: Sequence[Any], where: str) -> None:
+    """Refuse what has a shape where single values are declared."""
+    if declared.form is Form.SINGLE:
+        for value in values:
+            if np.ndim(value):
+                raise ResultError(f"{where} is declared as {declared}, got {describe(value)}")
 
 
 def _wrong_rows(where: str, got: int, expected: int) -> str:

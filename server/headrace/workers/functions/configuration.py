@@ -1,14 +1,15 @@
 """A function's signature and a model's configuration: one completes the other, or both must agree.
 
-Where a configuration declares tensors it may be narrower than the function, never wider.
+Where a configuration declares tensors it may be narrower than the function, never wider. What it
+says is kept when it is completed; whether that fits is looked at in the end.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from headrace.workers.functions.annotations import SignatureError
 from headrace.workers.functions.signature import Mode, Port, Signature
 from headrace.workers.triton_config import (
+    Contradicted,
     ModelConfig,
     get_input_config_by_name,
     get_output_config_by_name,
@@ -17,7 +18,7 @@ from headrace.workers.triton_config import (
 
 
 def complete(signature: Signature, config: ModelConfig) -> None:
-    """Fill in what a configuration leaves out; raises `ValueError` where they contradict."""
+    """Fill in what a configuration leaves out."""
     known = config.as_dict()
     if signature.max_batch_size and not known.get("max_batch_size"):
         config.set_max_batch_size(signature.max_batch_size)
@@ -25,70 +26,78 @@ def complete(signature: Signature, config: ModelConfig) -> None:
         config.add_input(_tensor(port, get_input_config_by_name(known, port.name), True))
     for port in signature.results:
         config.add_output(_tensor(port, get_output_config_by_name(known, port.name), False))
-    if signature.mode is Mode.STREAM:
+    if signature.mode is Mode.STREAM and "model_transaction_policy" not in known:
         config.set_model_transaction_policy({"decoupled": True})
 
 
 def check(signature: Signature, config: Mapping[str, Any]) -> None:
-    """Hold a complete configuration against a signature; raises `SignatureError`."""
-    found = list(_contradictions(signature, config))
-    if found:
-        raise SignatureError(f"model {signature.name} and its configuration: " + "; ".join(found))
+    """Hold a complete configuration against a signature; raises `Contradicted`."""
+    if found := list(_contradictions(signature, config)):
+        raise Contradicted(*found)
 
 
 def _tensor(port: Port, known: Mapping[str, Any] | None, is_input: bool) -> dict[str, Any]:
     """How a tensor is declared, where the configuration does not say."""
-    dims = (known or {}).get("dims") or port.shape
-    tensor: dict[str, Any] = {"name": port.name, "data_type": _type(port), "dims": dims}
+    known = known or {}
+    data_type = known.get("data_type")
+    tensor: dict[str, Any] = {
+        "name": port.name,
+        "data_type": _type(port) if data_type in (None, "TYPE_INVALID") else data_type,
+        "dims": known.get("dims") or port.shape,
+    }
     if is_input and port.optional:
         tensor["optional"] = True
     return tensor
 
 
-def _contradictions(signature: Signature, config: Mapping[str, Any]) -> Iterator[str]:
+def _contradictions(signature: Signature, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Fields, each with what is wrong with it."""
     size, limit = int(config.get("max_batch_size", 0)), signature.max_batch_size
     if size > limit:
-        yield (
-            f"max_batch_size is {size}, the model's {limit}"
-            + ("" if limit else ", which has it called for each request by itself")
-        )
+        called = "" if limit else ", which has it called for each request by itself"
+        yield "max_batch_size", f"it is {size} here, and {limit} in the model{called}"
     if limit and not size:
-        yield f"max_batch_size is 0, but the model takes rows, up to {limit}"
+        yield "max_batch_size", f"it is 0, but the model takes rows, up to {limit}"
     decoupled = using_decoupled_model_transaction_policy(config)
     if decoupled != (signature.mode is Mode.STREAM):
-        yield (
-            "the model yields its responses, so model_transaction_policy must be decoupled"
+        text = (
+            "must be true, since the model yields its responses"
             if not decoupled
-            else "model_transaction_policy is decoupled, but the model does not yield"
+            else "must be false, since the model does not yield"
         )
+        yield "model_transaction_policy.decoupled", text
     yield from _tensors("input", config.get("input", ()), signature.inputs)
     yield from _tensors("output", config.get("output", ()), signature.results)
 
 
 def _tensors(
     kind: str, tensors: Sequence[Mapping[str, Any]], ports: Sequence[Port]
-) -> Iterator[str]:
+) -> Iterator[tuple[str, str]]:
     by_name = {port.name: port for port in ports}
-    for tensor in tensors:
+    for index, tensor in enumerate(tensors):
+        at = f"{kind}[{index}]"
         port = by_name.get(tensor["name"])
         if port is None:
-            yield f"the model has no {kind} '{tensor['name']}', it has {', '.join(by_name)}"
+            text = f"the model has no {kind} '{tensor['name']}', it has {', '.join(by_name)}"
+            yield f"{at}.name", text
             continue
-        dims = list(tensor["reshape"].get("shape", ()) if "reshape" in tensor else tensor["dims"])
+        relabelled = "reshape" in tensor
+        dims = list(tensor["reshape"].get("shape", ()) if relabelled else tensor["dims"])
         fits = len(dims) == len(port.shape) and all(
             own in (-1, size) for own, size in zip(port.shape, dims, strict=True)
         )
-        if tensor["data_type"] != _type(port) or not fits:
-            yield (
-                f"{kind} '{port.name}' is {tensor['data_type']} {dims}, the model's is"
-                f" {_type(port)} {port.shape}"
-            )
-        elif tensor.get("optional") and not port.optional:
-            yield f"{kind} '{port.name}' is optional, but the model needs it"
+        if (data_type := tensor["data_type"]) != _type(port):
+            text = f"'{port.name}' is {data_type} here, and {_type(port)} in the model"
+            yield f"{at}.data_type", text
+        if not fits:
+            text = f"'{port.name}' has {dims} here, and {port.shape} in the model"
+            yield f"{at}.{'reshape' if relabelled else 'dims'}", text
+        if tensor.get("optional") and not port.optional:
+            yield f"{at}.optional", f"the model needs '{port.name}'"
     named = {tensor["name"] for tensor in tensors}
     missing = [port.name for port in ports if port.name not in named and not port.optional]
     if missing and kind == "input":
-        yield f"the model also needs the inputs {', '.join(missing)}"
+        yield "input", f"the model also needs the inputs {', '.join(missing)}"
 
 
 def _type(port: Port) -> str:

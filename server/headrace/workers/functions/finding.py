@@ -30,8 +30,9 @@ def find(module: ModuleType, wanted: str = "") -> Declaration | None:
             raise LookupError(f"there is no @model called {wanted}; there are: {names}")
     if len(models) > 1:
         raise LookupError(
-            f"expected one @model, found {names}; the configuration's parameters['function'] says"
-            " which one is meant"
+            f"expected one @model, found {names}; parameters['function'] in the config.pbtxt of a"
+            " model repository says which one is meant, and a file that is served by itself has to"
+            " be split"
         )
     return models[0] if models else None
 

@@ -41,8 +41,10 @@ def _read(function: Callable[..., Any], name: str, options: Options, method: boo
     except (NameError, TypeError, AttributeError) as error:
         raise SignatureError(f"its annotations cannot be read: {error}") from error
     parameters = _parameters(function, hints, method)
-    if "return" not in hints or hints["return"] is type(None):
+    if "return" not in hints:
         raise SignatureError("it has no return type, which says what its outputs are")
+    if hints["return"] is type(None):
+        raise SignatureError("its return type is None, but a model has at least one output")
     streams, asynchronous, result = _streaming(function, hints["return"])
     outputs, packing = _outputs(result, options.outputs)
     mode, rows = _mode(parameters, options, streams)

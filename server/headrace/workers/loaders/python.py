@@ -1,11 +1,15 @@
 """Models that are Python files."""
 
+import difflib
 import importlib.util
+import re
 import sys
 from types import ModuleType
 from typing import Any
 
 from headrace.workers.fresh_imports import FreshLoader
+
+_NO_SUCH_NAME = re.compile(r"cannot import name '(\w+)' from 'headrace' \(.*\)")
 
 
 def load(document: dict[str, Any]) -> Any:
@@ -15,7 +19,11 @@ def load(document: dict[str, Any]) -> Any:
     raises, `LookupError` if it has neither or several.
     """
     _offer_names(sys.modules["headrace"])
-    module = _import(document.get("module", "model"), document["file"])
+    try:
+        module = _import(document.get("module", "model"), document["file"])
+    except ImportError as error:
+        _suggest(error)
+        raise
     found = getattr(module, "TritonPythonModel", None)
     if found is not None:
         return found
@@ -42,12 +50,26 @@ def _offer_names(package: ModuleType) -> None:
     def name(wanted: str) -> Any:
         from headrace.workers import functions
 
+        if wanted == "__all__":
+            return [*functions.__all__, "__version__"]
         if wanted in functions.__all__:
             return getattr(functions, wanted)
         raise AttributeError(f"module 'headrace' has no attribute {wanted!r}")
 
-    if not hasattr(package, "__version__"):
+    if "__all__" not in vars(package):
         vars(package)["__getattr__"] = name
+
+
+def _suggest(error: ImportError) -> None:
+    """Have an error name what was probably meant, where `headrace` has no such name."""
+    found = _NO_SUCH_NAME.fullmatch(str(error))
+    if found is None:
+        return
+    from headrace.workers import functions
+
+    near = difflib.get_close_matches(found[1], functions.__all__, 1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    error.msg = f"cannot import name {found[1]!r} from 'headrace'{hint}"
 
 
 def _import(name: str, path: str) -> ModuleType:
