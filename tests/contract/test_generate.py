@@ -4,6 +4,7 @@ Models of many answers are in `test_decoupled.py`.
 """
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -108,6 +109,15 @@ def test_several_inputs_and_rows(server: ServerProcess) -> None:
     answer = generate(server, "simple", {"INPUT0": ones, "parameters": {"INPUT1": ones}})
     assert answer.document["OUTPUT0"] == [2] * 32
     assert answer.document["OUTPUT1"] == [0] * 32
+
+
+def test_timings_are_in_a_header_but_for_streams(server: ServerProcess) -> None:
+    answer = generate(server, "row_sum", {"INPUT0": 1})
+    assert re.fullmatch(r'queue;dur=[\d.]+, compute;dur=[\d.]+, batch;desc="1"',
+                        answer.headers["server-timing"])  # fmt: skip
+    stream = generate(server, "row_sum", {"INPUT0": 1}, "generate_stream")
+    assert "server-timing" not in stream.headers
+    assert "server-timing" not in generate(server, "nope", {}).headers
 
 
 def test_timings(server: ServerProcess) -> None:

@@ -1,10 +1,13 @@
 """Is the server alive and ready, is a model, over every transport."""
 
+from http.client import HTTPConnection
+
 import pytest
 
 from headrace.core.errors import InvalidRequest, NotFound
 from tests.support.client import Client
 from tests.support.grpc_client import GrpcClient
+from tests.support.server_process import ServerProcess
 
 
 def test_server_is_live_and_ready(caller: Client) -> None:
@@ -27,6 +30,28 @@ def test_server_is_live_and_ready(caller: Client) -> None:
 )
 def test_model_ready(caller: Client, model: str, version: str, ready: bool) -> None:
     assert caller.model_ready(model, version) is ready
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/v2/health/live", 200),
+        ("/v2/health/ready", 200),
+        ("/v2/models/simple/ready", 200),
+        ("/v2/models/simple/versions/1/ready", 200),
+        ("/v2/models/simple/versions/2/ready", 503),
+        ("/v2/models/simple", 405),
+    ],
+)
+def test_heads_alone(server: ServerProcess, path: str, status: int) -> None:
+    """As some load balancers ask; the connection goes on."""
+    connection = HTTPConnection(server.http.split("//")[-1], timeout=30)
+    connection.request("HEAD", path)
+    answer = connection.getresponse()
+    assert (answer.status, answer.read()) == (status, b"")
+    connection.request("GET", path)
+    assert connection.getresponse().read()
+    connection.close()
 
 
 def test_ready_for_a_bad_version_string(caller: Client) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -206,6 +207,8 @@ def test_a_worker_that_ends(server: ServerProcess, command: str, how: str) -> No
     assert response.json()["error"] == (
         f"the worker process of model 'one' {how} while it executed the request"
     )
+    if command in ("sysexit", "thread"):
+        assert re.search(r"ERROR .* one worker \d+: .*SystemExit: 1$", server.log, re.MULTILINE)
     assert neighbour(server) == 200
     assert answer(server, "pid") != before
     assert ready(server)

@@ -82,6 +82,11 @@ def test_a_text_line_with_a_request_id() -> None:
     assert line.endswith(" headrace.engine: [request id: abc-ü] hello you")
 
 
+def test_a_text_line_of_a_request_without_an_id() -> None:
+    line = TextFormatter(iso=True).format(record(request_id=""))
+    assert line.endswith(" headrace.engine: hello you")
+
+
 def test_a_request_id_cannot_forge_a_line() -> None:
     line = TextFormatter(iso=True).format(record(request_id="1]\n12:00 ERROR root: fake"))
     assert line.splitlines() == [line]

@@ -117,6 +117,25 @@ def test_shapes(dims: tuple[int, ...], batch: int, value: object, shape: tuple[i
     assert request.inputs["x"].array.shape == shape
 
 
+def test_arrays_of_arrays_that_fit_no_shape() -> None:
+    text = (
+        "^The schema can not .*: 1 elements do not fit .*; a value is one element or a flat array"
+    )
+    with pytest.raises(InvalidRequest, match=text):
+        decode({"x": [[1, 2, 3]]}, shaped((3,)))
+
+
+def test_a_missing_value_of_a_column() -> None:
+    age = TensorSpec("age", Datatype.FP64, (-1,))
+    missing = TensorSpec("age.null", Datatype.BOOL, (-1,), optional=True)
+    table = Signature("m", 0, (age, missing), ())
+    text = "data holds null; which values are missing is said by true in 'age.null', with any value"
+    with pytest.raises(InvalidRequest, match=text):
+        decode({"age": [1.5, None]}, table)
+    request = decode({"age": [1.5, 0], "age.null": [False, True]}, table)
+    assert table.check(request) == 1
+
+
 @pytest.mark.parametrize(
     ("dims", "batch", "value"),
     [
@@ -142,7 +161,10 @@ def test_values_that_fit_no_shape(dims: tuple[int, ...], batch: int, value: obje
         ("text", "the request must be a JSON object, got a string"),
         ({"id": 5}, "Unable to parse 'id': expected a string, got an integer"),
         ({"text_input": 5}, "input 'text_input' of datatype BYTES takes strings"),
-        ({"text_input": None}, "its data holds null"),
+        ({"text_input": None}, "its data holds null$"),
+        ({"max_tokens": None}, "its data holds null; it is optional, and can be left out"),
+        ({"stop": [["a", "b"], ["c"]]}, "^input 'stop': a value is one element or a flat array"),
+        ({"text_input": [["a"], "b"]}, "^input 'text_input': a value is one element or a flat"),
         ({"text_input": {"a": 1}}, "its data holds an object"),
         ({"max_tokens": 1.5}, "INT32 takes integers, but its data holds a number with a fraction"),
         ({"max_tokens": "1"}, "its data holds a string"),

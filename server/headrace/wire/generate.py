@@ -12,7 +12,7 @@ import orjson
 
 from headrace.core.errors import InvalidRequest
 from headrace.core.requests import MAX_TENSORS, InferRequest, InferResponse, Parameter
-from headrace.core.signature import Signature
+from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Buffer, Tensor, brackets
 from headrace.wire.elements import json_elements, json_name, tensor_from_json
 from headrace.wire.http_infer import parse_json
@@ -44,10 +44,30 @@ class _Members:
         if name in self.inputs:
             raise InvalidRequest(f"input '{name}' already exists in request")
         data = value if type(value) is list else [value]
-        shape = _shape(name, self._signature.wire_shape(spec), len(data))
-        # First, because the elements cost something to look at.
-        self._signature.check_tensor(name, spec.datatype, shape)
-        self.inputs[name] = tensor_from_json(name, spec.datatype, shape, data)
+        try:
+            shape = _shape(name, self._signature.wire_shape(spec), len(data))
+            # First, because the elements cost something to look at.
+            self._signature.check_tensor(name, spec.datatype, shape)
+            self.inputs[name] = tensor_from_json(name, spec.datatype, shape, data)
+        except InvalidRequest as error:
+            raise InvalidRequest(self._worded(str(error), spec, data)) from None
+
+    def _worded(self, text: str, spec: TensorSpec, data: list[Any]) -> str:
+        """What is wrong with the value of an input, in words that hold for flat JSON, too."""
+        types = set(map(type, data))
+        if list in types:
+            hint = "a value is one element or a flat array of them, not an array of arrays"
+            # There is no member `data` here, which the texts of infer requests speak of.
+            return f"input '{spec.name}': {hint}" if "'data'" in text else f"{text}; {hint}"
+        if type(None) in types:
+            if (flags := f"{spec.name}.null") in self._specs:
+                return (
+                    f"{text}; which values are missing is said by true in '{flags}', with any value"
+                    " in their places"
+                )
+            if spec.optional:
+                return f"{text}; it is optional, and can be left out"
+        return text
 
 
 def decode_generate(signature: Signature, model: str, version: str, body: Buffer) -> InferRequest:

@@ -59,21 +59,27 @@ def create_app(
 
 
 def _health(app: FastAPI, engine: Engine) -> None:
+    """Some load balancers probe with HEAD."""
+
     @app.get("/v2/health/live", tags=["health"], summary="Is the server alive?")
+    @app.head("/v2/health/live", include_in_schema=False)
     async def live() -> Response:
         return _json({"live": engine.live})
 
     @app.get("/v2/health/ready", tags=["health"], summary="Does the server take requests?")
+    @app.head("/v2/health/ready", include_in_schema=False)
     async def ready() -> Response:
         return _json({"ready": engine.ready}, 200 if engine.ready else 503)
 
     @app.get("/v2/models/{name}/ready", tags=["health"], summary="Does the model take requests?")
+    @app.head("/v2/models/{name}/ready", include_in_schema=False)
     async def model_ready(name: Name) -> Response:
         return _model_ready(engine, name, "")
 
     @app.get(
         "/v2/models/{name}/versions/{version}/ready", tags=["health"], summary="… this version?"
     )
+    @app.head("/v2/models/{name}/versions/{version}/ready", include_in_schema=False)
     async def version_ready(name: Name, version: Version) -> Response:
         return _model_ready(engine, name, version)
 

@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
 from headrace.core.errors import InvalidRequest, ServerError
-from headrace.core.requests import InferResponse, Ticket
+from headrace.core.requests import InferResponse, Ticket, Timing
 from headrace.core.tensors import Buffer
 from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES, DoorSink, Entrance, not_read
 from headrace.transports.http.exchange import (
@@ -33,7 +33,7 @@ from headrace.transports.http.infer import (
 )
 from headrace.wire.generate import EVENT_STREAM, decode_generate, encode_generate, event
 from headrace.wire.http_infer import error_body, pass_raw
-from headrace.wire.timing import add_timing, wants_timing
+from headrace.wire.timing import add_timing, server_timing, wants_timing
 
 NOT_ONE_RESPONSE = (
     "generate expects model to produce exactly 1 response,"
@@ -47,6 +47,7 @@ class GenerateExchange(Exchange):
     """A generate request under way."""
 
     _one_answer = False
+    timing: Timing | None = None  # of the last response
 
     def open(self, nbytes: int = 0) -> None:
         """`Exchange.open`."""
@@ -75,6 +76,7 @@ class GenerateExchange(Exchange):
     def encode(self, response: InferResponse) -> bytes:
         """A response as JSON; raises `InvalidRequest` if it has no such form."""
         self.request_id = response.id
+        self.timing = response.timing
         if self._timed:
             add_timing(response)
         return encode_generate(response)
@@ -322,7 +324,9 @@ def _one_answer(exchange: GenerateExchange, responses: Responses, texts: list[by
         return exchange.failure(responses.error)
     if not texts:
         return Answer(500, JSON, [error_body(NOT_ONE_RESPONSE)])
-    return Answer(200, JSON, texts)
+    assert exchange.timing is not None, "a response that was not encoded. This is a bug."
+    timing = b"server-timing: %b\r\n" % server_timing(exchange.timing)
+    return Answer(200, JSON + timing, texts)
 
 
 async def _watched(
