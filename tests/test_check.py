@@ -1,11 +1,16 @@
 """`headrace models check`: what it finds, and how it says so."""
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support.command import run, write_bad_repository, write_model
+from tests.support.scrape import until
 
 
 @pytest.fixture(scope="module")
@@ -94,3 +99,17 @@ def test_what_a_repository_holds_instead_of_models_is_said(good: Path, tmp_path:
     ended = run("serve", str(good), "--http-port=0")
     assert ended.returncode == 1
     assert "is a directory; serve it with --model-repository" in ended.stderr
+
+
+def test_an_interrupted_check_ends_without_a_word(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    model = tmp_path / "endless.py"
+    model.write_text(f"import time\nopen({str(begun)!r}, 'w').close()\ntime.sleep(600)\n")
+    words = [sys.executable, "-m", "headrace", "models", "check", str(model)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        until(begun.exists, "the model to be loaded")
+        [worker] = psutil.Process(process.pid).children()
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30) == (b"", b"")
+        assert process.returncode == 130
+    assert not worker.is_running()

@@ -1,7 +1,10 @@
 """The `headrace` command: what it accepts, what it refuses and in which words, how it ends."""
 
 import os
+import pty
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -292,10 +295,38 @@ def test_log_file_that_cannot_be_written(good: Path, tmp_path: Path) -> None:
     assert ended.stderr.startswith("headrace serve: cannot write the log: ")
 
 
+def test_a_file_in_place_of_a_repository(good: Path) -> None:
+    file = good / "same" / "1" / "model.onnx"
+    ended = run("serve", "--model-repository", str(good), str(file), *_PORTS)
+    assert ended.returncode == 1
+    assert f"headrace serve: model repository {file} is a file; a file that is" in ended.stderr
+
+
+def test_on_a_terminal_everything_is_said_once(good: Path) -> None:
+    ours, theirs = pty.openpty()
+    words = [sys.executable, "-m", "headrace", "serve", "--model-repository", str(good), *_PORTS]
+    with subprocess.Popen(words, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        output = b""
+        try:
+            while b"\nready after" not in output:
+                output += os.read(ours, 4096)
+            process.terminate()
+            while piece := os.read(ours, 4096):
+                output += piece
+        except OSError:  # the terminal's other end is closed
+            pass
+        finally:
+            process.terminate()
+            os.close(ours)
+    assert b"stopped; every admitted request was answered" in output
+    assert output.count(b"ready after") == 1, output.decode()
+
+
 def test_exit_on_error(bad: Path) -> None:
     ended = run("serve", "--model-repository", str(bad), *_PORTS)
     assert ended.returncode == 1
-    assert "a model cannot be loaded; --exit-on-error=false serves the rest" in ended.stderr
+    assert "misconfigured, no_model version 1 cannot be loaded; --exit-on-error" in ended.stderr
     assert "misconfigured/config.pbtxt:2" in ended.stderr
     assert "did you mean 'max_batch_size'?" in ended.stderr
     assert "READY" in ended.stdout

@@ -144,8 +144,10 @@ class Application:
             return await self._shut_down(loaded=False)
         print_models(list(self._engine.versions()), self._engine.unavailable())
         if settings.exit_on_error and self._engine.unavailable():
+            names = [name.replace("/", " version ") for name, _ in self._engine.unavailable()]
             print(
-                "headrace serve: a model cannot be loaded; --exit-on-error=false serves the rest",
+                f"headrace serve: {', '.join(names)} cannot be loaded; --exit-on-error=false serves"
+                " the rest",
                 file=sys.stderr,
             )
             await self._close_doors(0)
@@ -160,7 +162,9 @@ class Application:
         seconds = monotonic() - begun
         if self._reloader is not None:
             self._reloader.start()
-        log.info("%s after %.2f s", state, seconds)
+        # Where both go to one terminal, once is enough.
+        level = logging.DEBUG if self._logs_beside_output() else logging.INFO
+        log.log(level, "%s after %.2f s", state, seconds)
         print(f"{state} after {seconds:.2f} s", flush=True)
         await self._stop.wait()
         return await self._shut_down()
@@ -176,6 +180,9 @@ class Application:
             return False
         await loading
         return True
+
+    def _logs_beside_output(self) -> bool:
+        return not self._settings.logs.file and sys.stdout.isatty() and sys.stderr.isatty()
 
     def _on_signal(self, number: int) -> None:
         if self._stop.is_set():
@@ -264,6 +271,11 @@ class Application:
         self._engine.stop_loading()
         if settings.shutdown_delay_secs and noticed:
             await asyncio.sleep(settings.shutdown_delay_secs)
+        if waiting := self._admission.requests:
+            log.info(
+                "waiting for %d request%s under way, at most %d s; another signal ends the server"
+                " at once", waiting, "s" if waiting > 1 else "", settings.exit_timeout_secs,
+            )  # fmt: skip
         left = 0
         if self._front_ends is not None:
             left = await self._front_ends.drain(settings.exit_timeout_secs)

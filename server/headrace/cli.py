@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from headrace import __version__
+from headrace.core.model_spec import EnvironmentOptions
 from headrace.environment_options import (
     ENVIRONMENT_OPTIONS,
     add_environment_options,
@@ -27,6 +28,7 @@ from headrace.settings import (
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130  # as of a process that SIGINT has ended
 
 _KNOWN_OPTIONS = {
     "models": [
@@ -94,21 +96,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             parser.error(text + (f"; {_TRITONS[name]}" if _TRITONS[name] else ""))
         parser.error(unknown("option", name, known))
     if options.command == "models":
-        # Imported late: `--help` and usage errors should not wait for ONNX Runtime.
-        from headrace.check import check_models
-
-        paths = [Path(p) for p in options.paths]
         environments = environment_options(parser, options)
-        status = check_models(
-            paths,
-            options.default_max_batch_size,
-            options.json,
-            options.quiet,
-            environments,
-            options.trust_model_code,
-            options.allow_in_process_python,
-        )
-        sys.exit(status)
+        try:
+            sys.exit(_check(options, environments))
+        except KeyboardInterrupt:  # workers end with this process
+            sys.exit(EXIT_INTERRUPTED)
     if options.command == "environments":
         from headrace.environments import run_action
 
@@ -120,6 +112,21 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     from headrace.app import run
 
     sys.exit(run(settings))
+
+
+def _check(options: argparse.Namespace, environments: EnvironmentOptions) -> int:
+    # Imported late: `--help` and usage errors should not wait for ONNX Runtime.
+    from headrace.check import check_models
+
+    return check_models(
+        [Path(p) for p in options.paths],
+        options.default_max_batch_size,
+        options.json,
+        options.quiet,
+        environments,
+        options.trust_model_code,
+        options.allow_in_process_python,
+    )
 
 
 def _settings(options: argparse.Namespace) -> Settings:

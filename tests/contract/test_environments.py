@@ -118,7 +118,7 @@ def test_an_environment_that_cannot_be_built(caller: Client, server: ServerProce
 
 
 def test_what_is_built_is_told_once(server: ServerProcess, folder: Path) -> None:
-    assert server.log.count("building the environment of one: 1 package and what they need") == 1
+    assert server.log.count("building the environment of one: 1 package and what it needs") == 1
     assert server.log.count("built the environment of one in") == 1
     # Of three that were built, and of what has failed there is nothing left.
     assert len(list((folder / "cache").iterdir())) == 6

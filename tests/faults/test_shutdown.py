@@ -219,6 +219,7 @@ def test_a_request_that_never_ends_is_given_up(repository: Path, over: str) -> N
                 assert await ended(server, 15) == 1
                 answer = await waiting
                 assert answer in (503, grpc.StatusCode.UNAVAILABLE)
+            assert "waiting for 1 request under way, at most 1 s; another signal" in server.log
             assert "1 requests were still under way after 1 s" in server.log
             assert "Traceback" not in server.log, server.log
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -214,6 +215,11 @@ def test_workers_are_recycled_without_losing_a_request(chaos: Chaos) -> None:
         assert sum(caller.result() for caller in callers) >= 50
     assert chaos.ready("counted")
     eventually(lambda: len(chaos.workers()) == WORKERS)
+    log = chaos.server.log
+    why = r"it has had \d+ requests, max_requests is \d+$"
+    found = re.search(rf"worker (\d+) of (counted\w*) is going to be replaced: {why}", log, re.M)
+    assert found is not None, log
+    assert re.search(rf"worker \d+ of {found[2]} takes over from worker {found[1]}$", log, re.M)
     for reason in ("exit", "signal", "hang"):
         assert chaos.counted("headrace_worker_ends_total", "counted", reason=reason) == 0
 

@@ -105,7 +105,7 @@ def test_a_model_in_place_of_a_repository_is_told(
         directories(tmp_path, str(Path(path).parent))
         (tmp_path / path).write_text("")
     if is_model:
-        with pytest.raises(LoadFailed, match="is the directory of a model.*give the one that it"):
+        with pytest.raises(LoadFailed, match=r"is the directory of a model.*give the one that it"):
             scan([tmp_path])
     else:
         assert scan([tmp_path])

@@ -185,12 +185,22 @@ class WorkerSet:
         resident = worker.resident() if options.max_rss and not member.outsized else 0
         reason = recycle_reason(options, resident, worker.requests)
         if reason is not None:
-            why = f"{resident / _MIB:.0f} MiB, {worker.requests} requests ({reason})"
+            why = (
+                f"it has {resident / _MIB:.0f} MiB in use, max_rss is"
+                f" {options.max_rss / _MIB:.0f} MiB"
+                if reason is RecycleReason.MAX_RSS
+                else f"it has had {worker.requests} requests, max_requests is"
+                f" {options.max_requests}"
+            )
             self._recycler.recycle(worker, member.loaded.again, reason, why)
 
     # --- one takes over from another
 
     def _replace(self, old: WorkerInstance, process: WorkerProcess, reason: RecycleReason) -> None:
+        log.info(
+            "worker %d of %s takes over from worker %d", process.pid, old.name, old.pid,
+            extra={"model": self._signature.model},
+        )  # fmt: skip
         member = next(member for member in self._members if member.worker is old)
         self.counters.recycled[reason] += 1
         member.worker = self._worker(old.name, member.loaded, process)

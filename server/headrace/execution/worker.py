@@ -112,6 +112,9 @@ class WorkerProcess:
                 raise
             problem = "cannot be reached" if isinstance(error, OSError) else "sent nonsense"
             raise LoadFailed(f"the worker {problem}: {error}") from error
+        except KeyboardInterrupt:
+            self.kill()
+            raise
 
     def _await_answer(self, deadline: float) -> dict[str, Any]:
         with selectors.DefaultSelector() as selector:

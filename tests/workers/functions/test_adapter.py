@@ -289,7 +289,7 @@ def test_outputs_that_are_not_as_declared() -> None:
         return x  # type: ignore[return-value]
 
     request = Request(x=np.array([3.0]))
-    with pytest.raises(ResultError, match="is declared to give a tuple of 2, got a tuple of 1$"):
+    with pytest.raises(ResultError, match=r"declared to give a tuple of 2, got a tuple of 1$"):
         started(pair).execute([request])
     with pytest.raises(ResultError, match=r"point is declared to give x, y, got float 3\.0"):
         started(point).execute([request])

@@ -89,7 +89,8 @@ class _Venv:
         wanted = tuple(redact(line.identity) for line in requirements.wanted)
         if self._wheelhouse and not Path(self._wheelhouse).is_dir():
             raise StepFailed(f"there is no wheelhouse {self._wheelhouse}")
-        what = f"{_count(len(wanted))} and what they need" if wanted else "numpy"
+        need = "it needs" if len(wanted) == 1 else "they need"
+        what = f"{_count(len(wanted))} and what {need}" if wanted else "numpy"
         progress = _progress(self._spec, f"{what}, {self._interpreter}")
         temporary = self._path / "tmp"
         temporary.mkdir(mode=0o700)  # requirements may hold passwords

@@ -219,14 +219,14 @@ class Calls:
         if packing is Packing.ONE:
             return (result,)
         if packing is Packing.TUPLE:
-            several = isinstance(result, (tuple, list))
-            if not several or len(result) != len(outputs):
-                got = f"a {type(result).__name__} of {len(result)}" if several else describe(result)
-                raise ResultError(
-                    f"{self._signature.name} is declared to give a tuple of {len(outputs)},"
-                    f" got {got}"
-                )
-            return result
+            got = describe(result)
+            if isinstance(result, (tuple, list)):
+                if len(result) == len(outputs):
+                    return result
+                got = f"a {type(result).__name__} of {len(result)}"
+            raise ResultError(
+                f"{self._signature.name} is declared to give a tuple of {len(outputs)}, got {got}"
+            )
         try:
             if packing is Packing.KEYS:
                 return [result[value.name] for value in outputs]
