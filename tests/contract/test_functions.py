@@ -260,7 +260,7 @@ def test_a_generator_whose_client_goes_is_closed(
     [
         ("x = 1", "LookupError: the model's file has neither a class TritonPythonModel nor"),
         ("from headrace import model\n@model\ndef f(x): ...",
-         "headrace.SignatureError: model f: parameter 'x' has no annotation"),
+         "SignatureError: model f: parameter 'x' has no annotation"),
         ("from headrace import nothing", "cannot import name 'nothing' from 'headrace'"),
     ],
 )  # fmt: skip

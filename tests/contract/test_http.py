@@ -68,7 +68,6 @@ def test_model_that_is_not_ready(server: ServerProcess) -> None:
         ("GET", "/v2/repository/index"),
         ("GET", "/v2/repository/models/simple/load"),
         ("HEAD", "/v2"),
-        ("HEAD", "/v2/health/live"),
         ("HEAD", _INFER),
     ],
 )

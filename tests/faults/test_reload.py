@@ -276,6 +276,14 @@ def test_a_file_that_the_model_imports(served: Served) -> None:
     served.await_number("code", number + 2)
     assert "beside.py has changed: loading model code again" in served.server.log
     assert not beside.with_name("__pycache__").exists()
+    away = beside.rename(beside.with_name("away"))
+    until(lambda: "ModuleNotFoundError" in served.reason("code"), "the reason in the index")
+    away.rename(beside)
+    until(lambda: served.reason("code") == "", "the reason to be gone")
+    file = served.files["code"].rename(away)
+    until(lambda: "code.py is gone: what was loaded" in served.server.log, "a word of it")
+    file.rename(served.files["code"])
+    served.await_number("code", number + 2)
 
 
 def alive(process: psutil.Process) -> bool:

@@ -48,9 +48,10 @@ class WorkerOptions:
         heartbeat = _seconds(parameters, "heartbeat_secs", HEARTBEAT_SECS)
         if 0 < heartbeat < _LEAST_HEARTBEAT_SECS:
             raise _wrong(parameters, "heartbeat_secs", "0 or a number of seconds from 1 on")
-        deaths = _number(parameters, "quarantine_deaths", DEATHS)
+        expected = "0 or a whole number from 2 on"
+        deaths = _number(parameters, "quarantine_deaths", DEATHS, expected)
         if deaths == 1:  # it would take the innocent of a batch with the guilty
-            raise _wrong(parameters, "quarantine_deaths", "0 or a number from 2 on")
+            raise _wrong(parameters, "quarantine_deaths", expected)
         return cls(
             _seconds(parameters, "execution_limit_secs"),
             heartbeat,

@@ -103,12 +103,12 @@ def _model_directories(repository: Path) -> Iterable[Path]:
             if entry.is_dir() and not entry.name.startswith(".") and entry.name != _FILE_SYSTEMS_OWN
         ]
         is_model = _is_model(repository, found)
-    except NotADirectoryError:
-        raise LoadFailed(
-            f"model repository {repository} is a file; a file that is to be served by itself"
-            " comes before the options, or behind --model-file"
-        ) from None
     except OSError as error:
+        if repository.is_file():
+            raise LoadFailed(
+                f"model repository {repository} is a file; a file that is to be served by itself"
+                " comes before the options, or behind --model-file"
+            ) from None
         raise LoadFailed(
             f"model repository {repository} cannot be read: {error.strerror}"
         ) from error
