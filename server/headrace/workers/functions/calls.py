@@ -206,7 +206,8 @@ class Calls:
                 continue
             array = fitted(one, value.declared, where)
             dims = value.declared.dims
-            _check_single(value.declared, [one], where)
+            if array.ndim:
+                _check_single(value.declared, [one], where)
             _check(array, dims, sizes, where)
             if rows >= 0 and len(array) != rows:
                 raise ResultError(_wrong_rows(where, len(array), rows))
@@ -219,11 +220,12 @@ class Calls:
         if packing is Packing.ONE:
             return (result,)
         if packing is Packing.TUPLE:
-            got = describe(result)
             if isinstance(result, (tuple, list)):
                 if len(result) == len(outputs):
                     return result
                 got = f"a {type(result).__name__} of {len(result)}"
+            else:
+                got = describe(result)
             raise ResultError(
                 f"{self._signature.name} is declared to give a tuple of {len(outputs)}, got {got}"
             )
