@@ -124,6 +124,7 @@ def test_what_is_built_is_told_once(server: ServerProcess, folder: Path) -> None
     assert len(list((folder / "cache").iterdir())) == 6
 
 
+@pytest.mark.slow
 def test_the_next_server_finds_them(server: ServerProcess, folder: Path) -> None:
     ended = run("environments", "list", options(folder)[0])
     assert [line.split("  ")[-1] for line in sorted(ended.stdout.splitlines(), key=len)] == [

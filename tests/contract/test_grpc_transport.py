@@ -272,7 +272,9 @@ def test_tls_for_clients_with_a_certificate(small_repository: Path, transport: s
         ),
     ],
 )
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(
+    "transport", [TRANSPORTS[0], *[pytest.param(t, marks=pytest.mark.slow) for t in TRANSPORTS[1:]]]
+)
 def test_tls_without_its_files(
     small_repository: Path, transport: str, options: tuple[str, ...], text: str
 ) -> None:

@@ -100,7 +100,7 @@ TELLING = """
 """
 
 
-@pytest.fixture(scope="session", params=["process", "inline"])
+@pytest.fixture(scope="session", params=["process", pytest.param("inline", marks=pytest.mark.slow)])
 def python_server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:

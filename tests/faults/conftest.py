@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.busy_model import cost_of_a_second, write_busy_model
-from tests.support.server_process import EXAMPLES, ServerProcess
+from tests.support.server_process import ServerProcess, onnx_examples
 from tests.support.transports import grpc_transport
 from tests.support.watching import Resources, admitted, until
 
@@ -33,9 +33,12 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def shared_server(request: pytest.FixtureRequest, repository: Path) -> Iterator[Busy]:
+def shared_server(
+    request: pytest.FixtureRequest, repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Busy]:
     """One server for all tests that leave theirs as they found it."""
-    with ServerProcess(EXAMPLES, repository, options=grpc_transport(request)) as server:
+    examples = onnx_examples(tmp_path_factory.mktemp("examples"))
+    with ServerProcess(examples, repository, options=grpc_transport(request)) as server:
         yield Busy(server, cost_of_a_second(server.http))
         assert server.stop() == 0
         assert "bug while" not in server.log, server.log

@@ -157,6 +157,7 @@ def test_requests_that_wait_fail_with_their_worker(
     assert ask(server, model, do="give").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_shutdown_ends_streams_within_its_time(tmp_path: Path) -> None:
     write_python_model(tmp_path, "many", MANY, DECOUPLED)
     with ServerProcess(tmp_path, options=["--exit-timeout-secs=2"]) as server:

@@ -265,6 +265,7 @@ def test_a_request_that_comes_in_pieces_is_run_by_what_serves_in_the_end(served:
     assert [output["data"] for output in outputs] == [[number + 1]] * 2
 
 
+@pytest.mark.slow
 def test_a_file_that_the_model_imports(served: Served) -> None:
     number = served.numbers["code"]
     beside = served.files["code"].with_name("beside.py")

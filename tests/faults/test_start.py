@@ -70,7 +70,9 @@ def test_a_repository_that_is_not_there(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize("door", ["http", "grpc", pytest.param("metrics", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "door", ["http", *[pytest.param(door, marks=pytest.mark.slow) for door in ("grpc", "metrics")]]
+)
 def test_a_port_that_is_taken(tmp_path: Path, door: str) -> None:
     write_busy_model(tmp_path)
     with ServerProcess(tmp_path) as server:

@@ -17,6 +17,15 @@ _ADDRESS = re.compile(r"^(HTTP|gRPC|metrics) +(?:http://)?(127\.0\.0\.1:\d+)")
 _START_SECS = 60
 
 
+def onnx_examples(folder: Path) -> Path:
+    """The examples that need no worker, in `folder`: a server is up with them at once."""
+    for model in EXAMPLES.glob("*/*/model.onnx"):
+        link = folder / model.parents[1].name
+        if not link.exists():
+            link.symlink_to(model.parents[1], target_is_directory=True)
+    return folder
+
+
 class ServerProcess:
     """Starts on entering and has printed its last start-up line then; ends by SIGTERM on leaving.
 
