@@ -73,6 +73,10 @@ def write_mlflow(root: Path) -> None:
         skops_io.dump(MODELS["skl"], path / "model.skops")
 
 
+# Six libraries are imported; of the quick tests, those of the README serve two of them.
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def artefacts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server of a model in each format, and of some that it refuses."""
