@@ -147,12 +147,10 @@ class Conversation:
     def cancel(self, pending: Pending) -> None:
         """Nobody waits for a request any more; see `headrace.scheduling.batch.Execution`."""
         self._process.send(Kind.CANCEL, pack_request(pending.number))
-        for slot in self.under_way.values():
-            batch = slot.batch
-            if batch is not None and pending in batch.pendings:
-                if all(other.ended for other in batch.pendings):
-                    self._calls.abandon(batch)  # or nothing might ever end the batch
-                return
+        slot = self._slot_of(pending.number)
+        batch = slot.batch if slot is not None else None
+        if batch is not None and all(other.ended for other in batch.pendings):
+            self._calls.abandon(batch)  # or nothing might ever end the batch
 
     def hold(self, pending: Pending, held: bool) -> None:
         """Pause the responses to a request, or go on."""
@@ -236,12 +234,19 @@ class Conversation:
             del self._open[number]
 
     def _find(self, number: int) -> Pending | None:
+        """A request by its number, in a batch or open."""
         pending = self._open.get(number)
-        if pending is None:
-            for slot in self.under_way.values():
-                if slot.batch is not None and 0 <= number - slot.first < len(slot.batch.pendings):
-                    return slot.batch.pendings[number - slot.first]
+        if pending is None and (slot := self._slot_of(number)) is not None:
+            assert slot.batch is not None
+            pending = slot.batch.pendings[number - slot.first]
         return pending
+
+    def _slot_of(self, number: int) -> Slot | None:
+        """The slot whose batch has the request of a number."""
+        for slot in self.under_way.values():
+            if slot.batch is not None and 0 <= number - slot.first < len(slot.batch.pendings):
+                return slot
+        return None
 
     # --- its end
 

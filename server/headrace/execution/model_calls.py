@@ -73,6 +73,7 @@ class ModelCalls:
         self._host = host
         self._tickets: dict[int, Ticket] = {}
         self._within: dict[int, Batch] = {}  # of calls that a batch waits for
+        self._held: set[int] = set()  # of whose replies the model has enough for now
         self._paused = False
         process.link.on_empty = self._go_on
 
@@ -119,58 +120,59 @@ class ModelCalls:
             document = {"call": number, "final": final, **told}
             self._process.link.send_loose(Kind.REPLY, document, blocks or [])
         except OSError as error:  # no memory for the data
-            ticket = self._forget(number)
-            if ticket is not None:
-                ticket.cancel()
+            self._cancel(number)
             failed = {"error": _told(ExecutionFailed(f"the response cannot be passed on: {error}"))}
             self._process.link.send_loose(
                 Kind.REPLY, {"call": number, "final": True, "response": failed}, []
             )
         if self._process.link.unsent > _MOST_UNSENT and not self._paused:
             self._paused = True
-            self._hold(True)
+            self._tell_all()
 
     def drop(self, number: int) -> None:
         """Nobody waits for replies any more."""
-        ticket = self._forget(number)
-        if ticket is not None:
-            ticket.cancel()
+        self._cancel(number)
         self.reply(number, True, {"response": None})  # it wakes whoever still waits there
 
     def hold(self, number: int, held: bool) -> None:
         """Have a model pause that answers faster than its answers are taken, or go on."""
-        if (ticket := self._tickets.get(number)) is not None:
+        ticket = self._tickets.get(number)
+        if ticket is None:
+            return
+        (self._held.add if held else self._held.discard)(number)
+        if not self._paused:
             ticket.hold(held)
 
     def abandon(self, batch: Batch) -> None:
         """Nobody waits for a batch any more: its calls end, so that it can."""
         for number, other in list(self._within.items()):
             if other is batch:
-                ticket = self._forget(number)
-                if ticket is not None:
-                    ticket.cancel()
+                self._cancel(number)
                 gone = Cancelled("nobody waits for the request any more that this was asked for")
                 self.reply(number, True, {"response": {"error": _told(gone)}})
-
-    def _forget(self, number: int) -> Ticket | None:
-        self._within.pop(number, None)
-        return self._tickets.pop(number, None)
 
     def end(self) -> None:
         """The process has gone."""
         for number in list(self._tickets):
-            ticket = self._forget(number)
-            if ticket is not None:
-                ticket.cancel()
+            self._cancel(number)
+
+    def _cancel(self, number: int) -> None:
+        if (ticket := self._forget(number)) is not None:
+            ticket.cancel()
+
+    def _forget(self, number: int) -> Ticket | None:
+        self._within.pop(number, None)
+        self._held.discard(number)
+        return self._tickets.pop(number, None)
 
     def _go_on(self) -> None:
         if self._paused:
             self._paused = False
-            self._hold(False)
+            self._tell_all()
 
-    def _hold(self, held: bool) -> None:
-        for ticket in list(self._tickets.values()):
-            ticket.hold(held)
+    def _tell_all(self) -> None:
+        for number, ticket in list(self._tickets.items()):
+            ticket.hold(self._paused or number in self._held)
 
 
 def _request(document: Mapping[str, Any], data: Buffer, size: int) -> InferRequest:
