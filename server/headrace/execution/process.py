@@ -9,7 +9,7 @@ goes back to the queue. It is started again: at once if it had answered anything
 else after a delay that grows. One that ends again and again before it has answered anything is left
 alone for a while, and its model is not ready.
 
-Owned by the event-loop thread, but for starting, which happens on a thread of the loop's executor.
+Owned by the event-loop thread, but for starting, which happens on a thread of its own.
 """
 
 import asyncio

@@ -156,7 +156,7 @@ class WorkerProcess:
         try:
             status = self._process.wait(1.0)
         except subprocess.TimeoutExpired:
-            return "closed its socket"
+            return CLOSED
         for _ in range(_LAST_READS):
             if not self._output.read():
                 break

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -106,6 +106,17 @@ class NoResponse(Exception):
 Answer = Part | ServerError | Deferral
 
 
+class Unanswered(NamedTuple):
+    """A request that a batch has brought no response, and why.
+
+    `broken` means that what the model gave for it breaks the signature.
+    """
+
+    pending: Pending
+    reason: ServerError | Deferral
+    broken: bool = False
+
+
 @dataclass(slots=True)
 class Outcome:
     """What an execution gave: arrays in the order of `Batch.outputs`, or the error; when, in ns.
@@ -195,21 +206,21 @@ class Batch:
 
     def respond_each(
         self, version: str, parts: Sequence[Answer], outcome: Outcome
-    ) -> list[tuple[Pending, ServerError | Deferral]]:
-        """As `respond`, from what each request gets; those without a response, and why."""
+    ) -> list[Unanswered]:
+        """As `respond`, from what each request gets; those without a response."""
         compute = outcome.computed - outcome.started
-        others: list[tuple[Pending, ServerError | Deferral]] = []
+        others: list[Unanswered] = []
         for pending, part in zip(self.pendings, parts, strict=True):
             if pending.ended:
                 continue
             if not isinstance(part, Part):
-                others.append((pending, part))
+                others.append(Unanswered(pending, part))
                 continue
             timing = Timing(outcome.started - pending.arrived, compute, self.rows)
             try:
                 pending.outcome = response_of(self.signature, version, pending, part, timing)
             except ExecutionFailed as error:
-                others.append((pending, error))
+                others.append(Unanswered(pending, error, True))
         return others
 
     def halves(self) -> "tuple[Batch, Batch]":

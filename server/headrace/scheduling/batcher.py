@@ -35,6 +35,7 @@ from headrace.scheduling.batch import (
     Outcome,
     Part,
     Pending,
+    Unanswered,
     response_of,
 )
 from headrace.scheduling.clock import Clock, Timer
@@ -248,7 +249,7 @@ class Batcher:
         error = outcome.error
         if error is not None or self.quarantine.cases:
             self.quarantine.learn_batch(batch, outcome, self._clock.now())
-        others: Sequence[tuple[Pending, ServerError | Deferral]] = ()
+        others: Sequence[Unanswered] = ()
         if error is None:
             try:
                 if outcome.parts is None:
@@ -260,7 +261,8 @@ class Batcher:
                 if len(batch.pendings) == 1 and isinstance(broken, ServerError):
                     self._report(batch.pendings, broken)
         if error is None:
-            self._deal_with(others, batch, outcome)
+            if others:
+                self._deal_with(others, batch, outcome)
             if len(others) < len(batch.pendings):
                 self._succeed(batch, outcome)
         elif isinstance(error, NotStarted):
@@ -277,18 +279,12 @@ class Batcher:
         else:
             self._check_drained()
 
-    def _deal_with(
-        self,
-        others: Sequence[tuple[Pending, ServerError | Deferral]],
-        batch: Batch,
-        outcome: Outcome,
-    ) -> None:
+    def _deal_with(self, others: Sequence[Unanswered], batch: Batch, outcome: Outcome) -> None:
         """Deal with requests that a batch has brought no response."""
         later = 0
-        given = [id(part) for part in outcome.parts or ()]
-        for pending, reason in others:
+        for pending, reason, broken in others:
             if isinstance(reason, ServerError):
-                if id(reason) not in given:  # not the model's own answer, but what is wrong with it
+                if broken:
                     self._report([pending], reason)
                 self._end(pending, reason, "BACKEND", outcome.computed)
             elif reason is Deferral.AGAIN:

@@ -75,8 +75,7 @@ class Executor:
         session = self.session
         loop = asyncio.get_running_loop()
         come = asyncio.Event()
-        session.run_on(loop)
-        session.wake_with(lambda: loop.call_soon_threadsafe(come.set))
+        session.run_on(loop, come.set)
         loop.add_reader(session.fileno(), session.poll)
         while not session.stopped or session.batches:
             if not session.batches:

@@ -19,14 +19,13 @@ from headrace.workers.frames import (
     LOOSE,
     MAX_TOLD,
     NEW_FILE,
-    BrokenFrame,
     FrameReader,
     Header,
     Kind,
     lay_out,
     pack_header,
 )
-from headrace.workers.memory import InFile, OutFile, descriptors
+from headrace.workers.memory import OutFile, descriptors
 from headrace.workers.slot_files import SlotFiles
 from headrace.workers.triton_tensors import TritonModelException
 
@@ -204,9 +203,9 @@ class Link:
     def _accept(self, header: Header, meta: bytes, data: Buffer) -> Received:
         if header.kind in LOOSE:
             if header.flags & NEW_FILE:
-                file = InFile()
-                file.map(self._descriptors.popleft())
-                data = _whole(file, header)
+                files = SlotFiles()
+                files.take(header.flags, self._descriptors.popleft())
+                data = files.data(header.flags, header.data)
             return header, meta, data
         if header.kind is Kind.EXECUTE and (header.flags or header.slot in self._files):
             files = self._files_of(header.slot)
@@ -214,13 +213,6 @@ class Link:
             if header.flags & NEW_FILE:
                 files.take(header.flags, self._descriptors.popleft())
         return header, meta, data
-
-
-def _whole(file: InFile | None, header: Header) -> memoryview:
-    found = file.bytes if file is not None else None
-    if found is None or len(found) < header.data:
-        raise BrokenFrame("data beyond its file")
-    return found.data
 
 
 def end_with(sock: socket.socket) -> None:

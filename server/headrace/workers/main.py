@@ -20,7 +20,7 @@ from headrace.workers.execute import Executor
 from headrace.workers.frames import Kind, frame
 from headrace.workers.fresh_imports import import_freshly
 from headrace.workers.link import Link, end_with
-from headrace.workers.session import Session
+from headrace.workers.session import NOT_NOW, Session
 from headrace.workers.triton_config import Contradicted
 from headrace.workers.triton_requests import InferenceRequest
 from headrace.workers.triton_server import connect
@@ -111,9 +111,7 @@ class Worker:
 
     def _session(self) -> Session:
         if self._executor is None:
-            raise TritonModelException(
-                "other models, and metrics' values, can be asked for only while the model executes"
-            )
+            raise TritonModelException(NOT_NOW)
         return self._executor.session
 
     # --- loading

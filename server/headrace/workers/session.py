@@ -27,6 +27,7 @@ from headrace.workers.triton_requests import InferenceRequest
 from headrace.workers.triton_responses import InferenceResponse, TritonError
 from headrace.workers.triton_tensors import TritonModelException
 
+NOT_NOW = "other models, and metrics' values, can be asked for only while the model executes"
 _MOST = 20_000  # requests that are remembered as cancelled, and as held
 
 
@@ -92,10 +93,6 @@ class Session:
         """The socket, for an event loop that calls `poll` when something has come."""
         return self._link.fileno()
 
-    def wake_with(self, wake: Callable[[], object]) -> None:
-        """Call `wake`, on any thread, when there is a batch or the end."""
-        self._wake = wake
-
     def _take_in(self, received: Sequence[Received] | None) -> None:
         """Take what was read; None is the end."""
         try:
@@ -147,9 +144,13 @@ class Session:
 
     # --- waiting on an event loop
 
-    def run_on(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The model's coroutines run on `loop`, which calls `poll` when something has come."""
+    def run_on(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], object]) -> None:
+        """The model's coroutines run on `loop`, which calls `poll` when something has come.
+
+        `wake` is called there when there is a batch or the end.
+        """
         self._loop = loop
+        self._wake = partial(loop.call_soon_threadsafe, wake)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -296,9 +297,7 @@ class Session:
 
     def _begin(self, document: dict[str, Any], blocks: list[list[Buffer]]) -> Call:
         if not self.open:
-            raise TritonModelException(
-                "other models, and metrics' values, can be asked for only while the model executes"
-            )
+            raise TritonModelException(NOT_NOW)
         inside = self._runner == threading.get_ident()
         number = next(self._numbers)
         call = self._calls[number] = Call(self, number)

@@ -9,13 +9,12 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 
-from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
 from headrace.core.errors import InvalidRequest, ServerError
 from headrace.core.requests import InferResponse, Ticket, Timing
 from headrace.core.tensors import Buffer
-from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES, DoorSink, Entrance, not_read
+from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES, DoorSink, not_read
 from headrace.transports.http.exchange import (
     CLOSE,
     JSON,
@@ -25,6 +24,7 @@ from headrace.transports.http.exchange import (
     model_target,
 )
 from headrace.transports.http.infer import (
+    PostRoute,
     answer_instead,
     read_body,
     send_answer,
@@ -190,25 +190,15 @@ class Responses:
         self.finish()
 
 
-class GenerateRoute(BaseRoute):
+class GenerateRoute(PostRoute):
     """Matches `/v2/models/{name}[/versions/{digits}]/generate[_stream]` and answers it."""
 
-    def __init__(self, engine: Entrance, max_request_bytes: int, body_timeout_secs: int) -> None:
-        self._engine = engine
-        self._limit = max_request_bytes
-        self._body_timeout = body_timeout_secs
+    def claims(self, path: str) -> bool:
+        """Whether a path is for this route."""
+        return generate_target(path) is not None
 
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Starlette's routing interface."""
-        if scope["type"] != "http" or generate_target(scope["path"]) is None:
-            return Match.NONE, {}
-        return Match.FULL, {}
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def post(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Never raises."""
-        if scope["method"] != "POST":
-            await send_answer(send, Answer(405, JSON, [error_body("Method Not Allowed")]))
-            return
         found = generate_target(scope["path"])
         assert found is not None, "a route that does not match. This is a bug."
         target, streams = found

@@ -35,8 +35,8 @@ class Disconnected(Exception):
     """The client has gone; there is nobody to answer."""
 
 
-class InferRoute(BaseRoute):
-    """Matches `/v2/models/{name}[/versions/{digits}]/infer` and answers it."""
+class PostRoute(BaseRoute):
+    """A route for POST that reads bodies itself; a subclass says for which paths."""
 
     def __init__(self, engine: Entrance, max_request_bytes: int, body_timeout_secs: int) -> None:
         self._engine = engine
@@ -45,15 +45,35 @@ class InferRoute(BaseRoute):
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Starlette's routing interface."""
-        if scope["type"] != "http" or infer_target(scope["path"]) is None:
+        if scope["type"] != "http" or not self.claims(scope["path"]):
             return Match.NONE, {}
         return Match.FULL, {}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. Never raises."""
+        """Starlette's routing interface. Never raises."""
         if scope["method"] != "POST":
             await send_answer(send, Answer(405, JSON, [error_body("Method Not Allowed")]))
             return
+        await self.post(scope, receive, send)
+
+    def claims(self, path: str) -> bool:
+        """Whether a path is for this route."""
+        raise NotImplementedError
+
+    async def post(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. Never raises."""
+        raise NotImplementedError
+
+
+class InferRoute(PostRoute):
+    """Matches `/v2/models/{name}[/versions/{digits}]/infer` and answers it."""
+
+    def claims(self, path: str) -> bool:
+        """Whether a path is for this route."""
+        return infer_target(path) is not None
+
+    async def post(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. Never raises."""
         try:
             head = cast(Head, read_head(scope["path"], scope["headers"]))
         except InvalidRequest as error:

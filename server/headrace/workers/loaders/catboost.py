@@ -8,7 +8,14 @@ import numpy as np
 
 from headrace.workers.elements import Array
 from headrace.workers.loaders.rows import Declared, model_class, needed, threads, unreadable
-from headrace.workers.loaders.tabular import INPUT, LEAST_ROWS, Column, Tabular, Traits
+from headrace.workers.loaders.tabular import (
+    INPUT,
+    LEAST_ROWS,
+    Column,
+    Tabular,
+    Traits,
+    stacked,
+)
 
 
 def load(document: dict[str, Any]) -> type[Any]:
@@ -51,8 +58,7 @@ class Boosted:
         """Numbers and texts beside one another; what is absent is missing."""
         known = self.traits.columns
         if not self._mixed:
-            absent = np.full(rows, np.nan)
-            return np.column_stack([columns.get(column.name, absent) for column in known])
+            return stacked(known, columns, rows, {})
         table = np.empty((rows, len(known)), object)
         for index, column in enumerate(known):
             missing = "" if column.datatype == "BYTES" else np.nan
