@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from headrace.core.datatypes import Datatype
-from headrace.core.errors import LoadFailed, NotFound
+from headrace.core.errors import LoadFailed, ModelNotReady, NotFound
 from headrace.core.model_spec import LoadSpec, TensorInfo
 from headrace.core.requests import InferRequest
 from headrace.core.tensors import Array, Tensor
@@ -382,5 +382,125 @@ def test_requests_in_every_turn_of_many_swaps(tmp_path: Path) -> None:
         for answers in seen:
             assert answers == sorted(answers)
             assert set(answers) <= set(range(1, 30))
+
+    run(tmp_path, test, "thread")
+
+
+def test_an_unloaded_model_stays_known_and_may_be_loaded_again(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        assert await world.ask() == 1
+        await world.engine.unload("m")
+        assert world.backend.loaded[0].closed
+        assert world.index() == [("1", "UNAVAILABLE", "unloaded")]
+        assert world.engine.ready
+        assert not world.engine.model_ready("m")
+        assert not world.engine.unavailable()
+        with pytest.raises(NotFound, match="'m' has no available versions"):
+            world.engine.find("m")
+        with pytest.raises(ModelNotReady, match="'m' version 1 is not at ready state"):
+            world.engine.find("m", "1")
+        assert await world.replace("2") == ""
+        assert world.index() == [("1", "READY", "")]
+        assert await world.ask() == 2
+        (document,) = world.engine.model_statistics("m").model_stats
+        assert document.inference_count == 2
+
+    run(tmp_path, test)
+
+
+def test_what_an_unloaded_model_has_accepted_it_finishes(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        world.backend.run_now.clear()
+        begun = [asyncio.ensure_future(world.ask()) for _ in range(9)]
+        await asyncio.sleep(0)
+        unloaded = world.engine.unload("m")
+        assert world.index() == [("1", "UNLOADING", "")]
+        assert [v.name for v in world.engine.unloading()] == ["1"]
+        assert world.engine.ready
+        with pytest.raises(NotFound):
+            world.engine.find("m")
+        again = world.engine.unload("m")
+        assert await world.replace("2") == ""  # beside what is still under way
+        later = asyncio.ensure_future(world.ask())
+        await asyncio.sleep(0)
+        assert len(world.engine.unloading()) == 1
+        world.backend.run_now.set()
+        assert await asyncio.gather(*begun) == [1] * 9
+        assert await later == 2
+        await unloaded
+        await again
+        assert world.backend.loaded[0].closed
+        assert world.index() == [("1", "READY", "")]
+
+    run(tmp_path, test, "thread")
+
+
+def test_to_unload_calls_off_what_is_being_loaded(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        world.backend.load_now.clear()
+        loaded = world.engine.load(world.write("2", version=2))
+        await until(lambda: "2" in world.backend.begun)
+        assert world.index()[-1] == ("2", "LOADING", "")
+        await world.engine.unload("m")
+        gone = [(number, "UNAVAILABLE", "unloaded") for number in ("1", "2")]
+        assert world.index() == gone
+        world.backend.load_now.set()
+        assert await loaded == "it was unloaded before it was loaded"
+        assert world.index() == gone
+        assert world.backend.loaded[-1].closed
+
+    run(tmp_path, test)
+
+
+def test_the_last_of_loads_and_unloads_wins(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        world.backend.load_now.clear()
+        first = world.engine.load(world.write("2"))
+        await until(lambda: world.backend.begun == ["1", "2"])
+        unloads, loads = [], []
+        for number in range(3, 9):
+            unloads.append(world.engine.unload("m"))
+            loads.append(world.engine.load(world.write(str(number))))
+        world.backend.load_now.set()
+        assert await asyncio.gather(first, *loads) == [""] * 7
+        await asyncio.gather(*unloads)
+        assert world.backend.begun == ["1", "2", "8"]
+        assert await world.ask() == 8
+
+    run(tmp_path, test)
+
+
+def test_to_unload_what_failed_or_is_unknown_is_no_error(tmp_path: Path) -> None:
+    async def test() -> None:
+        world = World(tmp_path)
+        world.configure("max_batch_size: -1")
+        world.write("1")
+        async with serving(world):
+            readiness = [world.engine.ready]
+            await world.engine.unload("nobody")
+            await world.engine.unload("m")
+            readiness.append(world.engine.ready)
+            assert readiness == [False, True]
+            assert world.index() == [("", "", "")]  # no version of it is known
+            assert "max_batch_size" in await world.engine.load(world.source())
+            assert not world.engine.ready
+
+    asyncio.run(test())
+
+
+def test_a_load_that_fails_after_an_unload_says_why(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        world.backend.run_now.clear()
+        begun = asyncio.ensure_future(world.ask())
+        await asyncio.sleep(0)
+        unloaded = world.engine.unload("m")
+        source = world.source()
+        world.configure("max_batch_size: -1")
+        problem = await world.engine.load(source)
+        assert world.index() == [("1", "UNAVAILABLE", problem)]
+        world.backend.run_now.set()
+        assert await begun == 1
+        await unloaded
+        assert world.index() == [("1", "UNAVAILABLE", problem)]
 
     run(tmp_path, test, "thread")

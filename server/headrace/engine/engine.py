@@ -112,9 +112,9 @@ class Engine:
             return False
         if not self._strict_readiness:
             return True
+        # A model that was unloaded is as it should be, whatever it has still to finish.
         return all(
-            model.versions
-            and all(v.healthy or v.reason == "unloaded" for v in model.versions.values())
+            model.unloaded or (model.versions and all(v.healthy for v in model.versions.values()))
             for model in self._models.values()
         )
 
@@ -196,7 +196,7 @@ class Engine:
         failed += [
             (f"{v.model}/{v.name}", v.reason)
             for v in self.versions()
-            if v.state is State.UNAVAILABLE
+            if v.state is State.UNAVAILABLE and not self._models[v.model].unloaded
         ]
         return sorted(failed)
 
@@ -262,6 +262,14 @@ class Engine:
         """
         return self._lifecycle.load(source)
 
+    def unload(self, name: str) -> "asyncio.Future[None]":
+        """Have a model take no more requests, until it is loaded again; its versions stay known.
+
+        What is being loaded for it never serves. Done when what it had accepted is finished and it
+        is freed, at once for a name that is not known.
+        """
+        return self._lifecycle.unload(name)
+
     @property
     def loading(self) -> bool:
         """Whether anything is being loaded."""
@@ -278,7 +286,7 @@ class Engine:
     def unloading(self) -> list[ModelVersion]:
         """The versions that have still to finish something before they are freed."""
         standing = [v for v in self.versions() if v.state is State.UNLOADING]
-        return [*standing, *self._lifecycle.leaving]
+        return list(dict.fromkeys([*standing, *self._lifecycle.leaving]))
 
     def _host_for_version(self, version: ModelVersion) -> ModelHost:
         return ModelHost(self, self.model_metrics, version)

@@ -5,10 +5,12 @@ serves under its name; then its versions take their places in one step, between 
 event loop. What they replace finishes what it has accepted, and is freed. If something cannot be
 loaded, what served goes on. If a model changes while it is being loaded, what comes of that load is
 thrown away, since it may be made of files from before and after: the last change wins, and changes
-do not pile up.
+do not pile up. To unload a model is such a change, too: its versions finish what they have accepted
+and stay known as unloaded, and what is being loaded for it is called off.
 
 Owned by the event-loop thread. Invariants: of each model at most one load is under way and one is
-wanted after it; a version that was replaced is in `_leaving` until it is freed.
+wanted after it; a version that was replaced or unloaded is in `_leaving` until it is freed; of a
+model that was unloaded no version takes requests.
 """
 
 import asyncio
@@ -28,13 +30,14 @@ from headrace.engine.loading import (
 )
 from headrace.engine.model import Model
 from headrace.engine.model_host import ModelHost
-from headrace.engine.version import ModelVersion
+from headrace.engine.version import ModelVersion, State
 from headrace.repository.layout import ModelSource
 
 log = logging.getLogger(__name__)
 
 _EXITING = "the server is shutting down"
-_LONG_DRAIN_SECS = 30.0  # from which on the log says that a replaced version still runs
+_UNLOADED = "it was unloaded before it was loaded"
+_LONG_DRAIN_SECS = 30.0  # from which on the log says that a version that goes still runs
 
 
 class LoadThreads:
@@ -99,7 +102,7 @@ class Lifecycle:
 
     @property
     def leaving(self) -> Sequence[ModelVersion]:
-        """Versions that were replaced or removed and still have something to finish."""
+        """Versions that were replaced, removed or unloaded and have still something to finish."""
         return tuple(self._leaving)
 
     def load(self, source: ModelSource) -> "asyncio.Future[str]":
@@ -112,9 +115,30 @@ class Lifecycle:
         if model is None:
             model = self._models[source.name] = Model(source)
         model.wanted = source
+        model.unloaded = False
         if model.loading is None:
             model.loading = asyncio.get_running_loop().create_task(self._work_off(model))
         return asyncio.shield(model.loading)
+
+    def unload(self, name: str) -> "asyncio.Future[None]":
+        """Have a model take no more requests, and load nothing for it that was handed in before.
+
+        Done when all that it had accepted is finished and it is freed. To cancel the wait for it
+        cancels nothing else. A name that is not known has nothing to finish.
+        """
+        model = self._models.get(name)
+        leaving: list[asyncio.Task[None]] = []
+        if model is not None:
+            model.wanted = None
+            model.unloaded = True
+            model.reason = ""
+            for version in model.versions.values():
+                if version.ready:
+                    leaving.append(self._retire(version))
+                elif version.state is not State.UNLOADING:
+                    version.fail("unloaded")
+            self._changed()
+        return asyncio.shield(asyncio.gather(*leaving, return_exceptions=True))
 
     def stop(self) -> None:
         """Load nothing more; what is being loaded is closed again if it comes."""
@@ -134,6 +158,8 @@ class Lifecycle:
                 while (source := model.wanted) is not None and not self._stopped:
                     model.wanted = None
                     problem = await self._load(model, source, pool)
+                if model.unloaded and not self._stopped:
+                    problem = _UNLOADED
         finally:
             model.loading = None
         return problem
@@ -142,7 +168,7 @@ class Lifecycle:
         return self._stopped
 
     def _is_outdated(self, model: Model) -> bool:
-        return self._stopped or model.wanted is not None
+        return self._stopped or model.unloaded or model.wanted is not None
 
     async def _load(self, model: Model, source: ModelSource, pool: ThreadPoolExecutor) -> str:
         """Load once; why it did not work out. It is of no account if it is outdated by then."""
@@ -189,6 +215,7 @@ class Lifecycle:
         model.failed_loads += 1
         if not model.versions:
             model.reason = reason
+        model.expect(model.versions)  # what was unloaded may have still something to finish
         for number in model.versions:
             model.refuse(number, reason)
         self._tell_of_those_that_go_on(model)
@@ -207,7 +234,7 @@ class Lifecycle:
         # What is not wanted any more goes, unless it may have to stand in for what has failed.
         for number in sorted(set(model.versions) - set(results)):
             if not problems or not model.versions[number].ready:
-                self._retire(model.remove(number))
+                self._free(model.remove(number))
         model.reason = ""
         self._changed()
         if problems:
@@ -235,7 +262,7 @@ class Lifecycle:
             extra={"model": model.name, "version": version.name},
         )  # fmt: skip
         model.put(version)
-        self._retire(old)
+        self._free(old)
         return ""
 
     def _tell_of_those_that_go_on(self, model: Model) -> None:
@@ -246,16 +273,20 @@ class Lifecycle:
                     extra={"model": model.name, "version": version.name},
                 )  # fmt: skip
 
-    def _retire(self, version: ModelVersion) -> None:
-        """Free a version that cannot be found any more, once it has finished what it has."""
-        if not version.ready:
-            return
+    def _free(self, version: ModelVersion) -> None:
+        """Free a version that cannot be found any more, if it was ever loaded."""
+        if version.ready:
+            self._retire(version)
+
+    def _retire(self, version: ModelVersion) -> "asyncio.Task[None]":
+        """Have a version that serves take no more, and free it once it has finished what it has."""
         loop = asyncio.get_running_loop()
+        version.leave()
         task = loop.create_task(version.unload())
         self._leaving[version] = task
         timer = loop.call_later(
             _LONG_DRAIN_SECS, log.warning,
-            "%s version %s was replaced %d s ago and still has requests to finish",
+            "%s version %s was to go %d s ago and still has requests to finish",
             version.model, version.name, _LONG_DRAIN_SECS,
         )  # fmt: skip
 
@@ -266,6 +297,7 @@ class Lifecycle:
                 log.error("bug while freeing %s", version.model, exc_info=error)
 
         task.add_done_callback(gone)
+        return task
 
     async def _discard(self, loaded: Sequence[LoadedVersion], pool: ThreadPoolExecutor) -> None:
         """Close what nobody wants any more: on a loading thread, since it may take time."""

@@ -11,7 +11,8 @@ class Model:
     """All versions of one model, by number; `reason` says why there is none.
 
     `source` is what its versions were loaded from. `loading` is there while something is being
-    loaded, and `wanted` is what is to be loaded after that. `loads` and `failed_loads` count.
+    loaded, and `wanted` is what is to be loaded after that. `unloaded` is whether that was the last
+    that was asked of it. `loads` and `failed_loads` count.
     """
 
     def __init__(self, source: ModelSource) -> None:
@@ -21,6 +22,7 @@ class Model:
         self.reason = ""
         self.wanted: ModelSource | None = None
         self.loading: asyncio.Task[str] | None = None
+        self.unloaded = False
         self.loads = 0
         self.failed_loads = 0
         self._descending: list[ModelVersion] = []

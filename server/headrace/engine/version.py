@@ -120,6 +120,7 @@ class ModelVersion:
         self._host: ModelHost | None = None
         self._local: list[LocalInstance] = []
         self._workers: WorkerSet | None = None
+        self._leaves = False  # `unload` was called
         self._given_up = False  # no worker comes back for now
 
     @property
@@ -222,15 +223,21 @@ class ModelVersion:
         self.load_seconds = loaded.seconds
         self.state = State.READY
 
+    def leave(self) -> None:
+        """Be found no more from now on; `unload` does the rest."""
+        self.state = State.UNLOADING
+        self.reason = ""
+
     def fail(self, reason: str) -> None:
         """Loading did not work out."""
         self.state = State.UNAVAILABLE
         self.reason = reason
 
     async def unload(self) -> None:
-        """Take no more requests, finish those that were accepted, and free the model."""
-        if self._batcher is None or self.state is State.UNLOADING:
+        """Be UNLOADING, finish the requests that were accepted, and free the model."""
+        if self._batcher is None or self._leaves:
             return
+        self._leaves = True
         self.state = State.UNLOADING
         drained = asyncio.Event()
         self._batcher.when_drained(drained.set)
