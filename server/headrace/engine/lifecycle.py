@@ -138,7 +138,7 @@ class Lifecycle:
                 elif version.state is not State.UNLOADING:
                     version.fail("unloaded")
             self._changed()
-        return asyncio.shield(asyncio.gather(*leaving, return_exceptions=True))
+        return asyncio.shield(asyncio.get_running_loop().create_task(_all(leaving)))
 
     def stop(self) -> None:
         """Load nothing more; what is being loaded is closed again if it comes."""
@@ -305,6 +305,11 @@ class Lifecycle:
             _close(loaded)
         else:
             await asyncio.get_running_loop().run_in_executor(pool, _close, loaded)
+
+
+async def _all(leaving: Sequence["asyncio.Task[None]"]) -> None:
+    """Wait for all of them; what failed was told when it did."""
+    await asyncio.gather(*leaving, return_exceptions=True)
 
 
 def _close(versions: Sequence[LoadedVersion]) -> None:
