@@ -8,13 +8,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from headrace import __version__
-from headrace.core.model_spec import EnvironmentOptions
-from headrace.environment_options import (
-    ENVIRONMENT_OPTIONS,
-    add_environment_options,
-    add_environments,
-    environment_options,
-)
+from headrace.commands.environment_options import add_environments
+from headrace.commands.models import add_models
+from headrace.commands.parser import EXIT_INTERRUPTED, EXIT_USAGE, CommandParser
 from headrace.settings import (
     CONFIG_FILE_ENV,
     OPTIONS,
@@ -23,23 +19,7 @@ from headrace.settings import (
     Value,
     from_environment,
     from_file,
-    unknown,
 )
-
-EXIT_FAILURE = 1
-EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130  # as of a process that SIGINT has ended
-
-_KNOWN_OPTIONS = {
-    "models": [
-        "--json", "--quiet", "--default-max-batch-size", "--trust-model-code",
-        "--allow-in-process-python", *ENVIRONMENT_OPTIONS, "--help",
-    ],
-    "environments": ["--unused-days", *ENVIRONMENT_OPTIONS, "--help"],
-}  # fmt: skip
-_SERVE_OPTIONS = ["--config-file", "--help"]
-_SERVE_OPTIONS += [f"--{name}" for option in OPTIONS for name in (option.name, *option.aliases)]
-
 
 # What people bring from Triton's command line, and what to do instead, where there is something.
 _TRITONS = dict.fromkeys(
@@ -75,58 +55,31 @@ _TRITONS = dict.fromkeys(
 }  # fmt: skip
 
 
-class _Parser(argparse.ArgumentParser):
-    """Names the nearest known option where one is not known."""
-
-    def error(self, message: str) -> NoReturn:
-        prog = self.prog if " " in self.prog else f"{self.prog} serve"
-        self.exit(EXIT_USAGE, f"{self.prog}: {message}\nSee '{prog} --help'.\n")
-
-
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command; ends with an exit status: 0, 1 for a failure, 2 for wrong usage."""
-    parser = _parser()
     words = list(sys.argv[1:] if arguments is None else arguments)
-    options, rest = parser.parse_known_args(words)
+    options, rest = _parser().parse_known_args(words)
     if rest:
-        known = _KNOWN_OPTIONS.get(options.command, _SERVE_OPTIONS)
         name = rest[0].partition("=")[0]
         if options.command == "serve" and name in _TRITONS:
             text = f"{name} is an option of Triton's that headrace does not offer"
-            parser.error(text + (f"; {_TRITONS[name]}" if _TRITONS[name] else ""))
-        parser.error(unknown("option", name, known))
-    if options.command == "models":
-        environments = environment_options(parser, options)
-        try:
-            sys.exit(_check(options, environments))
-        except KeyboardInterrupt:  # workers end with this process
-            sys.exit(EXIT_INTERRUPTED)
-    if options.command == "environments":
-        from headrace.environments import run_action
+            options.parser.error(text + (f"; {_TRITONS[name]}" if _TRITONS[name] else ""))
+        options.parser.refuse_rest(rest)
+    try:
+        sys.exit(options.run(options))
+    except KeyboardInterrupt:  # workers end with this process
+        sys.exit(EXIT_INTERRUPTED)
 
-        sys.exit(run_action(options, environment_options(parser, options)))
+
+def _serve(options: argparse.Namespace) -> int:
     try:
         settings = _settings(options)
     except SettingsError as error:
-        parser.exit(EXIT_USAGE, f"headrace serve: {error}\n")
+        options.parser.exit(EXIT_USAGE, f"headrace serve: {error}\n")
+    # Imported late: `--help` and usage errors should not wait for ONNX Runtime.
     from headrace.app import run
 
-    sys.exit(run(settings))
-
-
-def _check(options: argparse.Namespace, environments: EnvironmentOptions) -> int:
-    # Imported late: `--help` and usage errors should not wait for ONNX Runtime.
-    from headrace.check import check_models
-
-    return check_models(
-        [Path(p) for p in options.paths],
-        options.default_max_batch_size,
-        options.json,
-        options.quiet,
-        environments,
-        options.trust_model_code,
-        options.allow_in_process_python,
-    )
+    return run(settings)
 
 
 def _settings(options: argparse.Namespace) -> Settings:
@@ -149,14 +102,12 @@ def _settings(options: argparse.Namespace) -> Settings:
     return settings
 
 
-def _parser() -> _Parser:
-    parser = _Parser(
-        "headrace", description="Inference server for the KServe V2 protocol.", allow_abbrev=False
-    )
+def _parser() -> CommandParser:
+    parser = CommandParser("headrace", description="Inference server for the KServe V2 protocol.")
     parser.add_argument("--version", action="version", version=f"headrace {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve = commands.add_parser(
-        "serve", help="serve model repositories", allow_abbrev=False,
+        "serve", help="serve model repositories",
         description="Serve the models of one or more repositories over HTTP and gRPC.",
         epilog="Each option can also be set as an environment variable, HEADRACE_HTTP_PORT for"
         " --http-port, or in a settings file.",
@@ -182,21 +133,7 @@ def _parser() -> _Parser:
         else:
             metavar = "N" if option.kind is int else "TEXT"
             serve.add_argument(*flags, dest=option.field, metavar=metavar, help=text)
-    models = commands.add_parser("models", help="look at models", allow_abbrev=False)
-    actions = models.add_subparsers(dest="action", required=True, metavar="ACTION")
-    check = actions.add_parser(
-        "check", help="validate repositories without serving them", allow_abbrev=False,
-        description="Load every model, report what is wrong, and print complete configurations.",
-    )  # fmt: skip
-    check.add_argument("paths", nargs="+", metavar="PATH", help="repositories, or model files")
-    check.add_argument("--quiet", action="store_true", help="print no configurations")
-    check.add_argument(
-        "--default-max-batch-size", type=int, metavar="N", help="as of 'serve'",
-        default=next(o.default for o in OPTIONS if o.field == "default_max_batch_size"),
-    )  # fmt: skip
-    check.add_argument("--trust-model-code", action="store_true", help="as of 'serve'")
-    check.add_argument("--allow-in-process-python", action="store_true", help="as of 'serve'")
-    check.add_argument("--json", action="store_true", help="print one JSON document")
-    add_environment_options(check)
+    serve.set_defaults(run=_serve)
+    add_models(commands)
     add_environments(commands)
     return parser

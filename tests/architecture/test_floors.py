@@ -16,8 +16,7 @@ ROOT = "headrace"
 
 # The modules that put everything together: one part, though each is a file of its own.
 COMPOSITION = {
-    "cli", "app", "check", "doors", "environment_options", "environments", "settings",
-    "start_table", "__main__",
+    "cli", "app", "commands", "doors", "settings", "start_table", "__main__",
 }  # fmt: skip
 FLOORS = {
     "core": 0,

@@ -6,8 +6,8 @@ the same environments.
 
 import argparse
 import os
-from typing import Any
 
+from headrace.commands.parser import Commands
 from headrace.core.model_spec import EnvironmentOptions
 from headrace.settings import OPTIONS, Settings, SettingsError, from_environment
 
@@ -16,7 +16,6 @@ _SHARED = tuple(
     for option in OPTIONS
     if option.field in ("environment_cache", "wheelhouse", "environment_build_timeout_secs")
 )
-ENVIRONMENT_OPTIONS = tuple(f"--{option.name}" for option in _SHARED)
 _UNUSED_DAYS = 30
 
 
@@ -29,9 +28,7 @@ def add_environment_options(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def environment_options(
-    parser: argparse.ArgumentParser, given: argparse.Namespace
-) -> EnvironmentOptions:
+def environment_options(given: argparse.Namespace) -> EnvironmentOptions:
     """The settings from the command line, then the environment; ends with 2 if they are wrong."""
     names = {option.env for option in _SHARED}
     try:
@@ -40,24 +37,22 @@ def environment_options(
             if (value := getattr(given, option.field)) is not None:
                 found[option.field] = option.parse(value, f"--{option.name}")
     except SettingsError as error:
-        parser.exit(2, f"headrace {given.command}: {error}\n")
+        given.parser.exit(2, f"headrace {given.command}: {error}\n")
     return Settings(**found).environments  # type: ignore[arg-type]  # parsed to their types
 
 
-def add_environments(commands: "argparse._SubParsersAction[Any]") -> None:
+def add_environments(commands: Commands) -> None:
     """Declare `headrace environments` and its actions."""
-    parser = commands.add_parser(
-        "environments", help="build, list and remove models' environments", allow_abbrev=False
-    )
+    parser = commands.add_parser("environments", help="build, list and remove models' environments")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     build = actions.add_parser(
-        "build", help="build what models need, without loading them", allow_abbrev=False,
+        "build", help="build what models need, without loading them",
         description="Build the environments of Python models, so that serving finds them.",
     )  # fmt: skip
     build.add_argument("paths", nargs="+", metavar="PATH", help="repositories, or model files")
-    listing = actions.add_parser("list", help="print what is there", allow_abbrev=False)
+    listing = actions.add_parser("list", help="print what is there")
     prune = actions.add_parser(
-        "prune", help="remove what has not been used for long", allow_abbrev=False,
+        "prune", help="remove what has not been used for long",
         description="Remove environments that no model was loaded with for some time, unless one"
         " is using them, and what builds that crashed have left.",
     )  # fmt: skip
@@ -67,3 +62,12 @@ def add_environments(commands: "argparse._SubParsersAction[Any]") -> None:
     )  # fmt: skip
     for action in (build, listing, prune):
         add_environment_options(action)
+        action.set_defaults(run=_run)
+
+
+def _run(given: argparse.Namespace) -> int:
+    options = environment_options(given)
+    # Imported late: `--help` and usage errors should not wait for ONNX Runtime.
+    from headrace.commands.environments import run_action
+
+    return run_action(given, options)
