@@ -20,8 +20,8 @@ Commands: TypeAlias = "argparse._SubParsersAction[CommandParser]"
 class CommandParser(argparse.ArgumentParser):
     """Ends with 2 for wrong usage, saying in one line what was wrong, and where help is."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, allow_abbrev=False, **options)
+    def __init__(self, prog: str, **options: Any) -> None:
+        super().__init__(prog, allow_abbrev=False, **options)
         self.set_defaults(parser=self)
 
     def error(self, message: str) -> NoReturn:
