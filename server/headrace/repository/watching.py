@@ -17,20 +17,13 @@ from threading import Event, Thread
 from time import monotonic
 from typing import NamedTuple
 
+from headrace.repository.stamps import Stamp
+
 log = logging.getLogger(__name__)
 
 QUIET_SECS = 0.5
 _LONG_AGO = float("-inf")
 _LOOK_SECS = 0.2
-
-
-class Stamp(NamedTuple):
-    """What tells one state of a file from another."""
-
-    device: int
-    inode: int
-    size: int
-    written_ns: int
 
 
 class Look(NamedTuple):
@@ -49,8 +42,7 @@ def look_at(path: Path) -> Look:
         found = os.stat(path)
     except OSError:
         return Look(None, False)
-    stamp = Stamp(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
-    return Look(stamp, found.st_ctime_ns > found.st_mtime_ns)
+    return Look(Stamp.of(found), found.st_ctime_ns > found.st_mtime_ns)
 
 
 class WatchedFiles:
