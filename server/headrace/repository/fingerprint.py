@@ -26,7 +26,7 @@ _CONFIGS = "configs"
 _CONFIG = "config.pbtxt"
 
 
-# By path from the model's directory; None for what is not there, such as the end of a dangling link.
+# By path from the directory of the model; None for what is not there, such as where a link leads.
 Stamps: TypeAlias = Mapping[str, Stamp | None]
 
 
