@@ -13,7 +13,9 @@ import pytest
 
 from headrace import __version__
 from headrace.cli import main
-from headrace.settings import ENV_PREFIX, OPTIONS, from_environment
+from headrace.options import ENV_PREFIX
+from headrace.settings import OPTIONS, from_environment
+from headrace.triton_options import NOT_OFFERED, WITHOUT_EFFECT
 from tests.support.command import run, write_bad_repository, write_model
 from tests.support.http_client import HttpClient
 from tests.support.http_socket import ask
@@ -352,6 +354,28 @@ def test_options_of_tritons(capsys: pytest.CaptureFixture[str], word: str, says:
     message = _refused(capsys, "serve", "--model-repository", "x", word)
     assert says in message
     assert "headrace serve --help" in message
+
+
+def test_options_about_tritons_inside_are_taken(good: Path) -> None:
+    """Whichever of the two forms they come in, and each is told once."""
+    options = (
+        "--http-thread-count", "4", "--http-thread-count=8", "--cuda-memory-pool-byte-size=0:1",
+        "--cuda-memory-pool-byte-size=1:1",
+    )  # fmt: skip
+    with ServerProcess(good, options=options) as server:
+        assert ask(server.http, "GET", "/v2/health/ready").status == 200
+        lines = [line for line in server.log.splitlines() if "has no effect" in line]
+    assert lines == [
+        "headrace serve: --http-thread-count has no effect: one event loop answers all connections",
+        "headrace serve: --cuda-memory-pool-byte-size has no effect:"
+        " this process uses no GPU memory",
+    ]
+
+
+def test_no_option_of_tritons_is_a_setting_too() -> None:
+    settings = {f"--{name}" for option in OPTIONS for name in (option.name, *option.aliases)}
+    assert not settings & {*NOT_OFFERED, *WITHOUT_EFFECT}
+    assert not NOT_OFFERED.keys() & WITHOUT_EFFECT.keys()
 
 
 def test_a_server_without_doors_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,48 +11,23 @@ from headrace import __version__
 from headrace.commands.environment_options import add_environments
 from headrace.commands.models import add_models
 from headrace.commands.parser import EXIT_INTERRUPTED, EXIT_USAGE, CommandParser
-from headrace.settings import (
-    CONFIG_FILE_ENV,
-    OPTIONS,
-    Settings,
-    SettingsError,
-    Value,
-    from_environment,
-    from_file,
-)
+from headrace.options import SettingsError, Value
+from headrace.settings import CONFIG_FILE_ENV, OPTIONS, Settings, from_environment, from_file
+from headrace.triton_options import NOT_OFFERED, WITHOUT_EFFECT
 
-# What people bring from Triton's command line, and what to do instead, where there is something.
-_TRITONS = dict.fromkeys(
-    (
-        "--model-control-mode", "--repository-poll-secs", "--load-model",
-        "--model-load-retry-count", "--model-namespacing", "--reuse-http-port",
-        "--http-header-forward-pattern",
-        "--http-restricted-api", "--reuse-grpc-port", "--grpc-infer-allocation-pool-size",
-        "--grpc-max-response-pool-size", "--grpc-use-ssl", "--grpc-use-ssl-mutual",
-        "--grpc-server-cert", "--grpc-server-key", "--grpc-root-cert",
-        "--grpc-infer-response-compression-level", "--grpc-keepalive-time",
-        "--grpc-keepalive-timeout", "--grpc-keepalive-permit-without-calls",
-        "--grpc-http2-max-pings-without-data", "--grpc-http2-max-ping-strikes",
-        "--grpc-http2-min-recv-ping-interval-without-data", "--grpc-max-connection-age",
-        "--grpc-max-connection-age-grace", "--grpc-header-forward-pattern",
-        "--grpc-restricted-protocol", "--allow-gpu-metrics", "--allow-cpu-metrics",
-        "--metrics-interval-ms", "--metrics-config", "--trace-config", "--trace-file",
-        "--trace-level", "--trace-rate", "--trace-count", "--trace-log-frequency", "--cache-config",
-        "--cache-directory", "--response-cache-byte-size", "--rate-limit", "--rate-limit-resource",
-        "--backend-directory", "--repoagent-directory", "--host-policy",
-        "--pinned-memory-pool-byte-size", "--cuda-memory-pool-byte-size",
-        "--cuda-virtual-address-size", "--min-supported-compute-capability",
-        "--buffer-manager-thread-count", "--model-load-gpu-limit", "--enable-peer-access",
-        "--allow-client-shm", "--allow-sagemaker", "--sagemaker-port", "--allow-vertex-ai",
-    ),
-    "",
-) | {
-    "--strict-model-config": "--disable-auto-complete-config does what its value true did",
-    "--backend-config": "settings of a backend lie in a model's parameters;"
-    " --default-max-batch-size is an option of its own",
-    "--http-thread-count": "one event loop answers over HTTP",
-    "--grpc-infer-thread-count": "one event loop answers over gRPC",
-}  # fmt: skip
+
+class _Named(argparse.Action):
+    """Collects the names of the options that were given, whatever their values."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        names: list[str | None] = getattr(namespace, self.dest) or []
+        setattr(namespace, self.dest, [*names, option_string])
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -61,9 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     options, rest = _parser().parse_known_args(words)
     if rest:
         name = rest[0].partition("=")[0]
-        if options.command == "serve" and name in _TRITONS:
+        if options.command == "serve" and name in NOT_OFFERED:
             text = f"{name} is an option of Triton's that headrace does not offer"
-            options.parser.error(text + (f"; {_TRITONS[name]}" if _TRITONS[name] else ""))
+            options.parser.error(text + (f"; {NOT_OFFERED[name]}" if NOT_OFFERED[name] else ""))
         options.parser.refuse_rest(rest)
     try:
         sys.exit(options.run(options))
@@ -76,6 +51,8 @@ def _serve(options: argparse.Namespace) -> int:
         settings = _settings(options)
     except SettingsError as error:
         options.parser.exit(EXIT_USAGE, f"headrace serve: {error}\n")
+    for name in dict.fromkeys(options.without_effect or ()):
+        print(f"headrace serve: {name} has no effect: {WITHOUT_EFFECT[name]}", file=sys.stderr)
     # Imported late: `--help` and usage errors should not wait for ONNX Runtime.
     from headrace.app import run
 
@@ -121,7 +98,11 @@ def _parser() -> CommandParser:
             text += f" ({', '.join(option.choices)})"
         if option.default not in ("", []):
             text += f" (default: {str(option.default).lower()})"
-        if option.kind is list:
+        if option.kind is list and option.between != ":":
+            serve.add_argument(
+                *flags, dest=option.field, action="append", metavar="TEXT", help=text
+            )
+        elif option.kind is list:
             metavar = "FILE" if option.field == "model_file" else "DIR"
             serve.add_argument(
                 *flags, dest=option.field, nargs="+", action="extend", metavar=metavar, help=text
@@ -133,6 +114,10 @@ def _parser() -> CommandParser:
         else:
             metavar = "N" if option.kind is int else "TEXT"
             serve.add_argument(*flags, dest=option.field, metavar=metavar, help=text)
+    for name in WITHOUT_EFFECT:
+        serve.add_argument(
+            name, dest="without_effect", nargs="?", action=_Named, help=argparse.SUPPRESS
+        )
     serve.set_defaults(run=_serve)
     add_models(commands)
     add_environments(commands)

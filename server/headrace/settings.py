@@ -10,37 +10,14 @@ import difflib
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from headrace.core.model_spec import EnvironmentOptions
 from headrace.observability.logs import FORMATS, LogSettings
+from headrace.options import ENV_PREFIX, Option, SettingsError, Value, setting
 
-ENV_PREFIX = "HEADRACE_"
-Value = str | int | float | bool | list[str]
 _MANY_CORES = 4  # from which on front ends can leave the models enough
-_TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
-
-
-class SettingsError(Exception):
-    """A setting that is unknown or has a value that cannot be."""
-
-
-def _setting(
-    default: Any,
-    meaning: str,
-    *aliases: str,
-    choices: tuple[str, ...] = (),
-    least: int = 0,
-    form: tuple[str, str] = ("", ""),
-) -> Any:
-    metadata = {
-        "meaning": meaning, "aliases": aliases, "choices": choices, "least": least, "form": form
-    }  # fmt: skip
-    if isinstance(default, list):
-        return field(default_factory=list, metadata=metadata)
-    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,128 +25,128 @@ class Settings:
     """What an operator can decide; sizes in bytes, times in seconds unless a name says more."""
 
     # Models
-    model_repository: list[str] = _setting(  # noqa: RUF009 - it calls `field`
+    model_repository: list[str] = setting(  # noqa: RUF009 - it calls `field`
         [],
         "Directories with models, one or more; required unless model files are given",
         "model-store",
     )
-    model_file: list[str] = _setting(  # noqa: RUF009
+    model_file: list[str] = setting(  # noqa: RUF009
         [],
         "Model files (`.onnx`, `.py`, or a library's) to serve without a repository;"
         " on the command line also without the option",
     )
-    reload: bool = _setting(
+    reload: bool = setting(
         True, "Load model files that are served without a repository again when they change"
     )
-    model_config_name: str = _setting(
+    model_config_name: str = setting(
         "", "Read `configs/<name>.pbtxt` of a model instead of its `config.pbtxt`, where it has one"
     )
-    disable_auto_complete_config: bool = _setting(
+    disable_auto_complete_config: bool = setting(
         False, "Take configurations as written; fill nothing in from the model's file"
     )
-    default_max_batch_size: int = _setting(
+    default_max_batch_size: int = setting(
         64,
         "`max_batch_size` of a model that can batch and whose configuration does not say",
         least=1,
     )
-    trust_model_code: bool = _setting(
+    trust_model_code: bool = setting(
         False,
         "Load also those files that can run code when they are loaded, such as `model.joblib`;"
         " without it only where a model's configuration says that it is trusted",
     )
-    model_load_thread_count: int = _setting(4, "How many models are loaded at once", least=1)
-    allow_in_process_python: bool = _setting(
+    model_load_thread_count: int = setting(4, "How many models are loaded at once", least=1)
+    allow_in_process_python: bool = setting(
         False,
         "Run Python models in the server's own process where their configuration says so, by the"
         " parameter `execution`; one that hangs or crashes takes the server with it",
     )
-    exit_on_error: bool = _setting(
+    exit_on_error: bool = setting(
         True, "Exit if a model cannot be loaded, instead of serving the rest"
     )
-    strict_readiness: bool = _setting(True, "Be ready only if every model is")
+    strict_readiness: bool = setting(True, "Be ready only if every model is")
     # Environments of models
-    environment_cache: str = _setting(
+    environment_cache: str = setting(
         "",
         "Directory where the environments of Python models are kept;"
         " by default `headrace/environments` in `$XDG_CACHE_HOME` or `~/.cache`",
     )
-    wheelhouse: str = _setting(
+    wheelhouse: str = setting(
         "", "Directory with wheels that environments are built from, without any package index"
     )
-    environment_build_timeout_secs: int = _setting(
+    environment_build_timeout_secs: int = setting(
         1800, "How long building one environment may take", least=1
     )
     # HTTP
-    allow_http: bool = _setting(True, "Answer over HTTP")
-    http_address: str = _setting("127.0.0.1", "Address to listen on for HTTP")
-    http_port: int = _setting(8000, "Port for HTTP; 0 picks a free one")
-    http_fast_path: bool = _setting(
+    allow_http: bool = setting(True, "Answer over HTTP")
+    http_address: str = setting("127.0.0.1", "Address to listen on for HTTP")
+    http_port: int = setting(8000, "Port for HTTP; 0 picks a free one")
+    http_fast_path: bool = setting(
         True,
         "Answer infer requests in front of the ASGI application; the answers are the same",
     )
-    http_keep_alive_secs: int = _setting(75, "How long an idle HTTP connection is kept", least=1)
-    http_body_timeout_secs: int = _setting(
+    http_keep_alive_secs: int = setting(75, "How long an idle HTTP connection is kept", least=1)
+    http_body_timeout_secs: int = setting(
         60, "How long the next part of a request may be awaited, before 408", least=1
     )
     # gRPC
-    allow_grpc: bool = _setting(True, "Answer over gRPC")
-    grpc_address: str = _setting("127.0.0.1", "Address to listen on for gRPC")
-    grpc_port: int = _setting(8001, "Port for gRPC; 0 picks a free one")
-    grpc_transport: str = _setting(
+    allow_grpc: bool = setting(True, "Answer over gRPC")
+    grpc_address: str = setting("127.0.0.1", "Address to listen on for gRPC")
+    grpc_port: int = setting(8001, "Port for gRPC; 0 picks a free one")
+    grpc_transport: str = setting(
         "native",
         "What speaks gRPC: this server's own event loop, or the grpcio library, which is slower",
         choices=("native", "grpcio"),
     )
-    grpc_use_ssl: bool = _setting(False, "Encrypt gRPC with TLS")
-    grpc_use_ssl_mutual: bool = _setting(
+    grpc_use_ssl: bool = setting(False, "Encrypt gRPC with TLS")
+    grpc_use_ssl_mutual: bool = setting(
         False, "With TLS, take only clients with a certificate signed by the root certificate"
     )
-    grpc_server_cert: str = _setting("", "PEM file with the server's certificate for gRPC")
-    grpc_server_key: str = _setting("", "PEM file with the key of that certificate")
-    grpc_root_cert: str = _setting(
+    grpc_server_cert: str = setting("", "PEM file with the server's certificate for gRPC")
+    grpc_server_key: str = setting("", "PEM file with the key of that certificate")
+    grpc_root_cert: str = setting(
         "", "PEM file with the root certificates that clients' certificates are held against"
     )
     # Metrics
-    allow_metrics: bool = _setting(True, "Answer Prometheus scrapes")
-    metrics_address: str = _setting("127.0.0.1", "Address to listen on for metrics")
-    metrics_port: int = _setting(8002, "Port for metrics; 0 picks a free one")
+    allow_metrics: bool = setting(True, "Answer Prometheus scrapes")
+    metrics_address: str = setting("127.0.0.1", "Address to listen on for metrics")
+    metrics_port: int = setting(8002, "Port for metrics; 0 picks a free one")
     # Limits
-    max_request_bytes: int = _setting(
+    max_request_bytes: int = setting(
         64 << 20,
         "Largest request, over HTTP also once it is decompressed, and largest gRPC message",
         "http-max-input-size",
         least=1,
     )
-    max_admitted_requests: int = _setting(
+    max_admitted_requests: int = setting(
         10_000,
         "Requests under way in the whole server;"
         " more are refused with 503 / UNAVAILABLE; 0: no limit",
     )
-    max_admitted_bytes: int = _setting(
+    max_admitted_bytes: int = setting(
         1 << 30,
         "Bytes of all requests under way; more are refused with 503 / UNAVAILABLE; 0: no limit",
     )
     # Processes
-    frontends: str = _setting(
+    frontends: str = setting(
         "0",
         "Processes that accept, decode and encode for the one that runs the models;"
         " 0: that one does it all; `auto`: by the number of cores",
         form=("auto|[0-9]|[1-5][0-9]|6[0-4]", "auto or a number from 0 to 64"),
     )
     # Life cycle
-    id: str = _setting("headrace", "The server's name in its metadata")
-    shutdown_delay_secs: int = _setting(
+    id: str = setting("headrace", "The server's name in its metadata")
+    shutdown_delay_secs: int = setting(
         0, "After SIGTERM, how long the server is not ready but still takes requests"
     )
-    exit_timeout_secs: int = _setting(30, "How long shutdown waits for requests under way")
+    exit_timeout_secs: int = setting(30, "How long shutdown waits for requests under way")
     # Logs
-    log_verbose: int = _setting(0, "1 or more for debugging output")
-    log_info: bool = _setting(True, "Write information")
-    log_warning: bool = _setting(True, "Write warnings")
-    log_error: bool = _setting(True, "Write errors")
-    log_format: str = _setting("default", "Form of a log line", choices=FORMATS)
-    log_file: str = _setting("", "File to write the log to instead of standard error")
-    access_log: bool = _setting(False, "Write a line for every request")
+    log_verbose: int = setting(0, "1 or more for debugging output")
+    log_info: bool = setting(True, "Write information")
+    log_warning: bool = setting(True, "Write warnings")
+    log_error: bool = setting(True, "Write errors")
+    log_format: str = setting("default", "Form of a log line", choices=FORMATS)
+    log_file: str = setting("", "File to write the log to instead of standard error")
+    access_log: bool = setting(False, "Write a line for every request")
 
     def frontend_count(self, cores: int) -> int:
         """How many front ends to start on so many cores.
@@ -201,66 +178,7 @@ class Settings:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """A setting under its outside names. `kind` is bool, int, str or list (of str).
-
-    `form` is a pattern that a text must match, and what that means in words.
-    """
-
-    name: str
-    field: str
-    env: str
-    kind: type
-    default: Value
-    meaning: str
-    aliases: tuple[str, ...]
-    choices: tuple[str, ...]
-    least: int
-    form: tuple[str, str]
-
-    def parse(self, value: object, where: str) -> Value:
-        """A value from the outside; raises `SettingsError` that says what was expected."""
-        text = str(value)
-        if isinstance(value, (list, dict)) and self.kind is not list:
-            raise SettingsError(f"{where} must be a single value, got {text}")
-        if self.kind is list:
-            items = value if isinstance(value, list) else text.split(":")
-            return [str(item) for item in items if str(item)]
-        if self.kind is bool:
-            if text.lower() in (*_TRUE, *_FALSE):
-                return text.lower() in _TRUE
-            raise SettingsError(f"{where} must be true or false, got {text!r}")
-        if self.kind is int:
-            try:
-                number = int(text)
-            except ValueError:
-                raise SettingsError(f"{where} must be a whole number, got {text!r}") from None
-            if number < self.least or ("port" in self.name and number > 65_535):
-                expected = f"at least {self.least}" if number < self.least else "at most 65535"
-                raise SettingsError(f"{where} must be {expected}, got {number}")
-            return number
-        pattern, expected = self.form
-        if pattern and not re.fullmatch(pattern, text):
-            raise SettingsError(f"{where} must be {expected}, got {text!r}")
-        if self.choices and text not in self.choices:
-            raise SettingsError(f"{where} must be one of {', '.join(self.choices)}, got {text!r}")
-        return text
-
-
-def _option(declared: "Field[Any]") -> Option:
-    default = [] if declared.default is MISSING else declared.default
-    return Option(
-        declared.name.replace("_", "-"),
-        declared.name,
-        ENV_PREFIX + declared.name.upper(),
-        type(default),
-        default,
-        **declared.metadata,
-    )
-
-
-OPTIONS: tuple[Option, ...] = tuple(_option(declared) for declared in fields(Settings))
+OPTIONS: tuple[Option, ...] = tuple(Option.of(declared) for declared in fields(Settings))
 # Kubernetes puts such variables into every pod for a Service that is called "headrace" or alike.
 _LINK_NAME = re.compile(r"HEADRACE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_\w+)")
 _LINK_VALUES = ("tcp://", "udp://", "sctp://")

@@ -16,7 +16,8 @@ ROOT = "headrace"
 
 # The modules that put everything together: one part, though each is a file of its own.
 COMPOSITION = {
-    "cli", "app", "commands", "doors", "settings", "start_table", "__main__",
+    "cli", "app", "commands", "doors", "options", "settings", "start_table", "triton_options",
+    "__main__",
 }  # fmt: skip
 FLOORS = {
     "core": 0,

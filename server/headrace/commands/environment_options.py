@@ -9,7 +9,8 @@ import os
 
 from headrace.commands.parser import Commands
 from headrace.core.model_spec import EnvironmentOptions
-from headrace.settings import OPTIONS, Settings, SettingsError, from_environment
+from headrace.options import SettingsError
+from headrace.settings import OPTIONS, Settings, from_environment
 
 _SHARED = tuple(
     option
