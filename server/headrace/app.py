@@ -28,7 +28,7 @@ from headrace.core.errors import RepositoryError
 from headrace.doors import FrontDoors, bind, grpc_handlers, tls_files, url_host
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
-from headrace.engine.loading import Backend, LoadOptions
+from headrace.engine.opening import Backend, LoadOptions
 from headrace.engine.reloading import Reloader
 from headrace.execution.artefact_backend import artefact_backends
 from headrace.execution.cores import core_limit

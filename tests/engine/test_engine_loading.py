@@ -19,7 +19,7 @@ from headrace.core.requests import InferRequest
 from headrace.core.tensors import Array, Tensor
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
-from headrace.engine.loading import LoadOptions
+from headrace.engine.opening import LoadOptions
 from headrace.engine.version import ModelVersion, State
 from headrace.repository.layout import ModelSource, read_model_directory
 

@@ -7,7 +7,8 @@ import pytest
 
 from headrace.backends.onnx import OnnxBackend
 from headrace.core.errors import InvalidConfig, LoadFailed
-from headrace.engine.loading import LoadedVersion, LoadOptions, Opened, load_version, open_model
+from headrace.engine.loading import LoadedVersion, load_version
+from headrace.engine.opening import LoadOptions, Opened, open_model
 from headrace.execution.python_backend import PythonBackend
 from headrace.repository.layout import read_model_directory
 from headrace.scheduling.policy import TimeoutAction

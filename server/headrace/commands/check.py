@@ -13,7 +13,8 @@ from google.protobuf import text_format
 from headrace.app import backends, find_sources
 from headrace.core.errors import RepositoryError
 from headrace.core.model_spec import EnvironmentOptions
-from headrace.engine.loading import Backend, LoadedInstance, LoadOptions, load_version, open_model
+from headrace.engine.loading import LoadedInstance, load_version
+from headrace.engine.opening import Backend, LoadOptions, open_model
 from headrace.execution.choice import AutoChoice
 from headrace.execution.cores import core_limit
 from headrace.observability.logs import LogSettings, configure_logging

@@ -10,7 +10,7 @@ from pathlib import Path
 from headrace.app import backends, find_sources
 from headrace.core.errors import RepositoryError
 from headrace.core.model_spec import EnvironmentOptions, LoadSpec
-from headrace.engine.loading import LoadOptions, open_model
+from headrace.engine.opening import LoadOptions, open_model
 from headrace.execution.cores import core_limit
 from headrace.execution.environments.cache import Entry
 from headrace.execution.environments.resolve import cache_of, environment_of

@@ -12,9 +12,9 @@ from headrace.core.errors import InvalidRequest, NotFound, Unavailable
 from headrace.engine import documents
 from headrace.engine.admission import Admission
 from headrace.engine.lifecycle import Lifecycle
-from headrace.engine.loading import Backend, LoadOptions
 from headrace.engine.model import Model
 from headrace.engine.model_host import ModelHost
+from headrace.engine.opening import Backend, LoadOptions
 from headrace.engine.version import ModelVersion, State
 from headrace.observability.metrics import LoadCounts, ServerSeries, VersionSeries
 from headrace.observability.model_metrics import ModelMetrics

@@ -20,16 +20,10 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
 from headrace.core.errors import RepositoryError
-from headrace.engine.loading import (
-    Backend,
-    LoadedVersion,
-    LoadOptions,
-    Opened,
-    load_version,
-    open_model,
-)
+from headrace.engine.loading import LoadedVersion, load_version
 from headrace.engine.model import Model
 from headrace.engine.model_host import ModelHost
+from headrace.engine.opening import Backend, LoadOptions, Opened, open_model
 from headrace.engine.version import ModelVersion, State
 from headrace.repository.layout import ModelSource
 

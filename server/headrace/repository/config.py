@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,6 +47,12 @@ class ConfigFile:
     def sets(self, path: str) -> bool:
         """Whether the file itself names the field, be it with its default value."""
         return path in self.lines
+
+
+def refuse(file: ConfigFile, found: Iterable[Problem]) -> None:
+    """Raise `InvalidConfig` with all problems, a line for each, if there are any."""
+    if lines := [file.explain(problem) for problem in found]:
+        raise InvalidConfig("\n".join(lines))
 
 
 def read_config(path: Path | None, model: str) -> ConfigFile:

@@ -1,0 +1,155 @@
+"""From a model directory to a configuration that has been read and checked.
+
+As far as that goes without loading the model; it may take long on a slow file system and runs on a
+loading thread.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from headrace.core.errors import InvalidConfig
+from headrace.core.model_spec import EnvironmentOptions, LoadSpec
+from headrace.execution.choice import InstanceKind
+from headrace.execution.in_process import IN_PROCESS
+from headrace.execution.python_backend import PARAMETERS, PythonBackend
+from headrace.execution.runner import LoadedModel
+from headrace.repository import completion, reading, validation
+from headrace.repository.config import ConfigFile, Problem, read_config, refuse
+from headrace.repository.effects import misspelt, without_effect
+from headrace.repository.fingerprint import fingerprint
+from headrace.repository.layout import ModelSource
+from headrace.repository.origin import Origin, origins
+from headrace.wire.pb.model_config_pb2 import ModelConfig
+
+
+class Backend(Protocol):
+    """What turns a model's files into something that runs.
+
+    Models of an `isolated` one run in processes of their own, unless their configuration says
+    otherwise: what it loads is a `LoadedWorker`.
+    """
+
+    platform: str
+    default_filename: str
+    filenames: tuple[str, ...]
+    suffixes: tuple[str, ...]
+    isolated: bool
+
+    def reads_parameter(self, name: str) -> bool:
+        """Whether a parameter of the configuration has a meaning for this backend."""
+
+    def load(self, spec: LoadSpec) -> LoadedModel:
+        """Load one instance; raises `RepositoryError`, for a setting `InvalidOption`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """What the operator decides about loading; `threads` is how many models load at once."""
+
+    cores: int
+    auto_complete: bool = True
+    default_max_batch_size: int = 64
+    config_name: str = ""
+    environments: EnvironmentOptions = field(default_factory=EnvironmentOptions)
+    in_process_python: bool = False
+    threads: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A model whose configuration has been read as far as that goes without loading it.
+
+    `origins` are what its versions would be loaded from.
+    """
+
+    source: ModelSource
+    file: ConfigFile
+    config: ModelConfig
+    backend: Backend
+    origins: Mapping[int, Origin]
+    warnings: tuple[str, ...]
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The versions that the policy chooses, ascending."""
+        return tuple(self.origins)
+
+
+def open_model(
+    source: ModelSource, backends: Mapping[str, Backend], options: LoadOptions
+) -> Opened:
+    """Read and check the configuration of a model; raises `RepositoryError`."""
+    state = fingerprint(source)  # first, so that what changes from here on is told
+    file = read_config(source.config_path, source.name)
+    refuse(file, validation.problems(file.config, source.name))
+    if not source.versions:
+        raise InvalidConfig(_no_versions(source))
+    directory = source.path / str(source.versions[0])
+    filenames = (
+        [entry.name for entry in directory.iterdir()] if source.file is None else [source.file.name]
+    )
+    config = completion.complete_backend(file, source.name, filenames, backends)
+    backend = backends[config.backend]
+    versions = reading.chosen_versions(config, source.versions)
+    if not versions:
+        raise InvalidConfig(
+            f"{file.name}: version_policy: at least one version must be available under the version"
+            f" policy of model '{source.name}'; there are {', '.join(map(str, source.versions))}"
+        )
+    refuse(file, _execution_problems(config, backend, options))
+    warnings = tuple(_config_warnings(source, file, backend, versions))
+    made_of = origins(state, file, config, versions)
+    return Opened(source, file, config, backend, made_of, warnings)
+
+
+def _no_versions(source: ModelSource) -> str:
+    ignored = (
+        f"; {', '.join(source.ignored)}: a version has no leading zero" if source.ignored else ""
+    )
+    return (
+        f"model '{source.name}' has no version directory; its files belong into one whose name is a"
+        f" number, such as {source.name}/1/{ignored}"
+    )
+
+
+def _execution_problems(
+    config: ModelConfig, backend: Backend, options: LoadOptions
+) -> Iterator[Problem]:
+    """Where a model is to run, but cannot or must not."""
+    wanted = reading.execution(config)
+    if wanted == InstanceKind.PROCESS and not backend.isolated:
+        text = f"'process' is for Python models; those of {config.backend} run inline or in threads"
+        yield Problem("parameters['execution']", text)
+    if wanted in IN_PROCESS and backend.isolated and not options.in_process_python:
+        text = (
+            f"'{wanted}' runs the model's code in the server's own process, which has to be allowed"
+            " by --allow-in-process-python; without this parameter it runs in a worker process"
+        )
+        yield Problem("parameters['execution']", text)
+
+
+def _config_warnings(
+    source: ModelSource, file: ConfigFile, backend: Backend, versions: tuple[int, ...]
+) -> Iterator[str]:
+    """What in a configuration, or beside it, does not do what its author may expect."""
+    for name in source.ignored:
+        yield f"{source.name}: directory {name} is not a version: it has a leading zero"
+    for path in without_effect(file.config, backend.reads_parameter):
+        line = file.lines.get(path)
+        where = f"{file.name}:{line}" if line else file.name
+        yield f"{where}: {path} has no effect on this server"
+    if type(backend) is PythonBackend:  # of others, what they do not know is in the list above
+        for name, known in misspelt(file.config, PARAMETERS):
+            text = f"only the model itself may read this; did you mean '{known}'?"
+            yield file.explain(Problem(f"parameters['{name}']", text))
+    if file.config.model_transaction_policy.decoupled and not backend.isolated:
+        text = (
+            "requests are only taken over ModelStreamInfer and generate, and each gets one"
+            " response; infer over HTTP and ModelInfer are refused"
+        )
+        yield file.explain(Problem("model_transaction_policy.decoupled", text))
+    missing = set(file.config.version_policy.specific.versions) - set(versions)
+    if missing:
+        numbers = ", ".join(map(str, sorted(missing)))
+        yield f"{file.name}: version_policy names versions that are not there: {numbers}"

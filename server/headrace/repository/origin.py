@@ -1,0 +1,59 @@
+"""What a version is loaded from, as far as it matters to that version.
+
+Two versions of equal origin are the same, so that the one that serves need not be loaded again.
+Which versions are served and how many instances each has can be changed while a version serves; all
+else of a configuration is part of what it was loaded from, since a model may read any of it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.repository.completion import normalise
+from headrace.repository.config import ConfigFile
+from headrace.repository.fingerprint import Fingerprint
+from headrace.repository.stamps import Stamp
+from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
+
+_IN_PLACE = ("version_policy", "instance_group")
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What cannot change while a version serves.
+
+    `config` is the configuration without what can, as bytes; `set_fields` are the fields that its
+    file names, since one that is set to its default may mean something else than one that is not.
+    """
+
+    directory: Path
+    files: Mapping[str, Stamp | None]
+    config: bytes
+    set_fields: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """`groups` are the instance groups, as bytes; `on_cpu` is whether none of them is on a GPU."""
+
+    content: Content
+    groups: bytes
+    on_cpu: bool
+
+
+def origins(
+    state: Fingerprint, file: ConfigFile, config: ModelConfig, versions: tuple[int, ...]
+) -> dict[int, Origin]:
+    """The origin of each of the versions; `config` is completed as far as it is without loading."""
+    whole = normalise(config)
+    groups = ModelConfig(instance_group=whole.instance_group).SerializeToString(deterministic=True)
+    on_cpu = all(g.kind != ModelInstanceGroup.KIND_GPU for g in whole.instance_group)
+    whole.ClearField("version_policy")
+    whole.ClearField("instance_group")
+    text = whole.SerializeToString(deterministic=True)
+    fields = frozenset(path for path in file.lines if not path.startswith(_IN_PLACE))
+    found = {}
+    for number in versions:
+        files = {**state.shared, **state.versions[number]}
+        found[number] = Origin(Content(state.source.path, files, text, fields), groups, on_cpu)
+    return found
