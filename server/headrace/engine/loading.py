@@ -2,12 +2,13 @@
 
 Everything here may take seconds and runs on a loading thread; it touches no state of the engine and
 gives back values. Steps, after `headrace.engine.opening`: let the backend load a first instance,
-complete the configuration from it, check the two against one another, warm up and measure, load the
+complete the configuration from it, check the two against one another, measure, warm up, load the
 other instances.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -20,12 +21,14 @@ from headrace.execution.choice import AutoChoice, InstanceKind
 from headrace.execution.cores import threads_for
 from headrace.execution.in_process import IN_PROCESS, LoadedInProcess
 from headrace.execution.python_backend import LoadedWorker, PythonBackend
-from headrace.execution.runner import LoadedModel
+from headrace.execution.runner import LoadedModel, run
+from headrace.execution.warming import Sample, warm_up
 from headrace.repository import completion, reading, validation
 from headrace.repository.config import Problem, refuse
 from headrace.repository.labels import read_labels
 from headrace.repository.layout import ModelSource
 from headrace.repository.origin import Origin
+from headrace.repository.warmup import read_samples
 from headrace.scheduling.policy import SchedulingPolicy
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 
@@ -136,6 +139,7 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
         scheduling = reading.scheduling_policy(config)
         labels, problems = read_labels(opened.source.path, config)
         refuse(opened.file, problems)
+        samples = read_samples(opened.file, config, signature, opened.source.path)
         warnings = tuple(_model_warnings(opened, model, config))
         _begin(opened, model, config)
         kind = _choose(wanted, model, signature)
@@ -145,9 +149,10 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
             model = _load(opened, first_spec)
             first_threads = threads
         loaded[:] = [LoadedInstance(placements[0].name, model, kind)]
+        _warm_up(model, signature, version, samples)
         for placement in placements[1:]:
             spec = _spec(opened.source, config, version, placement, first_threads)
-            loaded.append(_load_copy(opened, spec, config, placement, options))
+            loaded.append(_load_copy(opened, spec, config, placement, samples, options))
     except BaseException:
         for instance in loaded:
             instance.model.close()
@@ -170,11 +175,12 @@ def load_instances(
     `config` is complete, `inline` whether those that are there run on the event loop.
     """
     threads = 1 if inline else threads_for(len(reading.placements(config)), options.cores)
+    samples = read_samples(opened.file, config, reading.signature(config), opened.source.path)
     loaded: list[LoadedInstance] = []
     try:
         for placement in placements:
             spec = _spec(opened.source, config, version, placement, threads)
-            loaded.append(_load_copy(opened, spec, config, placement, options))
+            loaded.append(_load_copy(opened, spec, config, placement, samples, options))
     except BaseException:
         for instance in loaded:
             instance.model.close()
@@ -187,13 +193,16 @@ def _load_copy(
     spec: LoadSpec,
     config: ModelConfig,
     placement: reading.Placement,
+    samples: Sequence[Sample],
     options: LoadOptions,
 ) -> LoadedInstance:
     """Load an instance of a model whose whole configuration is known."""
     copy = _load(opened, replace(spec, environments=options.environments))
+    signature = reading.signature(config)
     try:
         _begin(opened, copy, config)
-        kind = _choose(reading.execution(config), copy, reading.signature(config))
+        kind = _choose(reading.execution(config), copy, signature)
+        _warm_up(copy, signature, spec.version, samples)
     except BaseException:
         copy.close()
         raise
@@ -221,6 +230,18 @@ def _begin(opened: Opened, model: LoadedModel, config: ModelConfig) -> None:
             model.begin(config)
     except Contradiction as error:
         raise _explained(opened, error) from error
+
+
+def _warm_up(
+    model: LoadedModel, signature: Signature, version: int, samples: Sequence[Sample]
+) -> None:
+    """Run the configuration's samples through an instance; raises `LoadFailed`."""
+    if isinstance(model, LoadedWorker):
+        model.warm_up(signature, samples)
+    elif isinstance(model, LoadedInProcess):
+        warm_up(model.run, signature, str(version), samples)
+    else:
+        warm_up(partial(run, model), signature, str(version), samples)
 
 
 def _explained(opened: Opened, error: Contradiction) -> InvalidConfig:

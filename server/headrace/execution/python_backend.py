@@ -1,19 +1,22 @@
 """Python models under Triton's API, each instance in a worker process of its own."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from headrace.core.errors import InvalidOption, LoadFailed
 from headrace.core.model_spec import LoadSpec
+from headrace.core.signature import Signature
 from headrace.core.tensors import Array
 from headrace.execution.environments.resolve import environment_of
 from headrace.execution.in_process import LoadedInProcess
 from headrace.execution.python_config import start_arguments, with_completion
+from headrace.execution.warming import Sample
 from headrace.execution.worker import WorkerProcess
 from headrace.execution.worker_options import WORKER_PARAMETERS, WorkerOptions
 from headrace.execution.worker_spec import Ways, WorkerSpec
+from headrace.execution.worker_warming import warm_up_worker
 from headrace.wire.documents import to_json
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 from headrace.workers.frames import MAX_SLOTS, Kind
@@ -84,6 +87,7 @@ class LoadedWorker:
         self.process, self._completed = self._loaded(spec.auto_complete)
         self._config = "{}"
         self._decoupled = False
+        self._samples: tuple[Signature, Sequence[Sample]] | None = None
 
     def completed(self, config: ModelConfig) -> ModelConfig:
         """A copy of `config` with what the model says of itself; raises `InvalidConfig`."""
@@ -97,10 +101,16 @@ class LoadedWorker:
         concurrency = self._concurrency if said["is_async"] else 0
         self.ways = Ways(concurrency, bool(said["asks"]), self.options.execution_limit_secs)
 
+    def warm_up(self, signature: Signature, samples: Sequence[Sample]) -> None:
+        """Run samples, also in every worker that is started later; raises `LoadFailed`."""
+        self._samples = signature, samples
+        self._warm_up(self.process)
+
     def again(self) -> WorkerProcess:
-        """Another worker with the same model, started; raises `LoadFailed`."""
+        """Another worker with the same model, started and warmed up; raises `LoadFailed`."""
         process, _ = self._loaded(False)
         self._start(process)
+        self._warm_up(process)
         return process
 
     def infer(self, inputs: Mapping[str, Array], outputs: object) -> list[Array]:
@@ -130,6 +140,12 @@ class LoadedWorker:
         args = start_arguments(self._spec, self._config)
         document = {"args": args, "decoupled": self._decoupled}
         return process.ask(Kind.START, document, _START_SECS)
+
+    def _warm_up(self, process: WorkerProcess) -> None:
+        if self._samples is not None:
+            signature, samples = self._samples
+            version, concurrent = str(self._spec.version), bool(self.ways.concurrency)
+            warm_up_worker(process, signature, version, samples, concurrent)
 
 
 def _count(parameters: Mapping[str, str], name: str, default: int) -> int:

@@ -72,7 +72,7 @@ class WorkerProcess:
         self.link = WorkerSocket(ours, self._give_up)
         os.set_blocking(output, False)
         self._output = WorkerOutput(output, spec, self._process.pid)
-        self._early: list[tuple[Header, bytes]] = []  # what the model has told while it started
+        self._early: list[tuple[Header, bytes]] = []  # frames for who is attached next
         self._loop: asyncio.AbstractEventLoop | None = None
         self._take: Take | None = None
         self._on_exit: Callable[[str], None] | None = None
@@ -189,6 +189,20 @@ class WorkerProcess:
         self.link.attach(loop, self._hand_on)
         loop.add_reader(self._output.descriptor, self._on_output)
         loop.add_reader(self._watch, self._on_ended)
+
+    def detach(self) -> None:
+        """Belong to no event loop any more; to be called on the one that it belongs to."""
+        if self._loop is not None and not self.ended:
+            for source in (self._output.descriptor, self._watch):
+                self._loop.remove_reader(source)
+            self.link.detach()
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
+        self._loop = self._take = self._on_exit = None
+
+    def keep(self, header: Header, meta: bytes) -> None:
+        """Hand a frame to whom the process is attached to next, too."""
+        self._early.append((header, meta))
 
     def send(self, kind: Kind, meta: bytes = b"") -> None:
         """Send a frame without data."""

@@ -71,6 +71,15 @@ class WorkerSocket:
         self.sock.setblocking(False)
         self._reading = True
         loop.add_reader(self.sock, self.receive)
+        if self._unsent:
+            loop.add_writer(self.sock, self._on_writable)
+
+    def detach(self) -> None:
+        """Belong to no event loop any more; frames that come wait for the next one."""
+        self.give_up()
+        if self._loop is not None:
+            self._loop.remove_writer(self.sock)
+        self._loop = self._take = None
 
     def give_up(self) -> None:
         """Take nothing in any more."""

@@ -31,7 +31,8 @@ EFFECTIVE = frozenset(
         "dynamic_batching.priority_queue_policy", "optimization.graph.level",
         "optimization.execution_accelerators.gpu_execution_accelerator",
         "optimization.execution_accelerators.cpu_execution_accelerator", "metric_tags",
-        "model_transaction_policy.decoupled",
+        "model_transaction_policy.decoupled", "model_warmup.name", "model_warmup.batch_size",
+        "model_warmup.inputs", "model_warmup.count",
     }
 )  # fmt: skip
 

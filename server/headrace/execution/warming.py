@@ -1,0 +1,229 @@
+"""Running a configuration's samples through a freshly loaded instance, before it takes requests.
+
+A sample goes the way of any request: through a scheduler of its own into the instance, and its
+answers are held against the signature. Nobody counts it. All of it happens on the thread that loads
+the instance, on an event loop that is there for as long.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from time import monotonic_ns
+
+import numpy as np
+
+from headrace.core.datatypes import NUMPY, Datatype
+from headrace.core.errors import LoadFailed, ServerError
+from headrace.core.requests import InferRequest, InferResponse
+from headrace.core.signature import Signature
+from headrace.core.tensors import Array, Tensor
+from headrace.scheduling.batch import Batch, Instance, Outcome, Pending
+from headrace.scheduling.batcher import Batcher
+from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy
+
+LIMIT_SECS = 600.0  # for all samples of an instance
+_DIGITS = 8  # of a random text
+_LARGEST = 128  # random whole numbers are below it: every datatype has them
+
+
+class Synthetic(Enum):
+    """What an input has that is made up."""
+
+    ZEROS = "zeros, false, or empty text"
+    RANDOM = "from 0 to 1, whole numbers below 128, or digits; the same at every load"
+
+
+@dataclass(frozen=True, slots=True)
+class SampleInput:
+    """One input of a sample.
+
+    `shape` is that of one request, with 1 row where the model batches. `content` is made up, or
+    the arrays of the requests; one array is for all of them.
+    """
+
+    datatype: Datatype
+    shape: tuple[int, ...]
+    content: Synthetic | tuple[Array, ...]
+
+    def array(self, index: int) -> Array:
+        """The input of the sample's request of this index."""
+        if self.content is Synthetic.ZEROS:
+            return _zeros(self.datatype, self.shape)
+        if self.content is Synthetic.RANDOM:
+            return _random(self.datatype, self.shape, index)
+        return self.content[index % len(self.content)]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """`batch_size` requests that run as one batch, `count` times."""
+
+    name: str
+    batch_size: int
+    count: int
+    inputs: Mapping[str, SampleInput]
+
+    def requests(self, model: str, version: str) -> list[InferRequest]:
+        """The requests of one batch."""
+        return [
+            InferRequest(
+                model,
+                version,
+                "",
+                {
+                    name: Tensor(name, told.datatype, told.array(index))
+                    for name, told in self.inputs.items()
+                },
+            )
+            for index in range(self.batch_size)
+        ]
+
+
+def _zeros(datatype: Datatype, shape: tuple[int, ...]) -> Array:
+    if datatype is Datatype.BYTES:
+        texts = np.empty(shape, object)
+        texts.fill(b"")
+        return texts
+    return np.zeros(shape, NUMPY[datatype])
+
+
+def _random(datatype: Datatype, shape: tuple[int, ...], seed: int) -> Array:
+    numbers = np.random.default_rng(seed)
+    if datatype is Datatype.BYTES:
+        texts = np.empty(shape, object)
+        digits = numbers.integers(10 ** (_DIGITS - 1), 10**_DIGITS, texts.size)
+        texts[...] = np.array([b"%d" % n for n in digits.tolist()], object).reshape(shape)
+        return texts
+    kind = NUMPY[datatype]
+    if datatype in (Datatype.FP16, Datatype.BF16, Datatype.FP32, Datatype.FP64):
+        return numbers.random(shape, np.float32).astype(kind)
+    return numbers.integers(0, 2 if datatype is Datatype.BOOL else _LARGEST, shape).astype(kind)
+
+
+class Here(Instance):
+    """An instance on this thread."""
+
+    load = 0
+
+    def __init__(self, run: Callable[[Batch], Outcome]) -> None:
+        self._run = run
+
+    def execute(self, batch: Batch, done: Callable[[Instance, Batch, Outcome], None]) -> None:
+        """Run `batch`; see `headrace.scheduling.batch.Instance`."""
+        done(self, batch, self._run(batch))
+
+    def close(self) -> None:
+        """It belongs to whoever has loaded it."""
+
+
+def warm_up(
+    run: Callable[[Batch], Outcome], signature: Signature, version: str, samples: Sequence[Sample]
+) -> None:
+    """Run all samples in this process; raises `LoadFailed` naming the one that fails."""
+
+    async def work() -> None:
+        await Warming(signature, version).work(Here(run), samples)
+
+    if samples:
+        asyncio.run(work())
+
+
+class Warming:
+    """A scheduler for samples. Owned by the event loop that is running when it is made."""
+
+    def __init__(self, signature: Signature, version: str) -> None:
+        self._signature = signature
+        self._version = version
+        self._raised: Exception | None = None  # by the backend, in words that clients do not get
+        policy = SchedulingPolicy(BatchPolicy(signature.max_batch_size))
+        clock = _Clock(asyncio.get_running_loop())
+        self.batcher = Batcher(signature, version, policy, clock, _Unrecorded(), self._report)
+
+    async def work(self, instance: Instance, samples: Sequence[Sample]) -> None:
+        """Run all samples; raises `LoadFailed` naming the one that fails, or takes too long."""
+        self.batcher.add_instance(instance)
+        deadline = asyncio.get_running_loop().time() + LIMIT_SECS
+        for sample in samples:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    for _ in range(sample.count):
+                        await self._run(sample)
+            except TimeoutError:
+                raise _failed(sample, f"warming up takes longer than {LIMIT_SECS:.0f} s") from None
+            except ServerError as error:
+                raised = error if self._raised is None else self._raised
+                raise _failed(sample, f"{raised}", f"{error}") from error
+            except MemoryError as error:
+                raise _failed(sample, "there is no memory for its inputs") from error
+
+    async def _run(self, sample: Sample) -> None:
+        sinks = [_Sink() for _ in range(sample.batch_size)]
+        requests = sample.requests(self._signature.model, self._version)
+        for request, sink in zip(requests, sinks, strict=True):
+            self.batcher.submit(request, sink, self._signature.check(request))
+        await asyncio.gather(*(sink.ended for sink in sinks))
+
+    def _report(self, pendings: Sequence[Pending], error: Exception) -> None:
+        self._raised = error
+
+
+def _failed(sample: Sample, text: str, public: str = "") -> LoadFailed:
+    start = f"failed to run warmup sample '{sample.name}': "
+    return LoadFailed(start + text, start + (public or text))
+
+
+class _Sink:
+    """Where the responses to a sample's request go: all that counts is that it ends well."""
+
+    def __init__(self) -> None:
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        if final:
+            self.finish()
+
+    def finish(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def fail(self, error: ServerError) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(error)
+
+
+class _Unrecorded:
+    """Counts nothing; see `headrace.scheduling.recorder.Recorder`."""
+
+    def batch_succeeded(
+        self,
+        arrived: Sequence[int],
+        inferences: int,
+        batch_rows: int,
+        started: int,
+        gathered: int,
+        computed: int,
+        ended: int,
+    ) -> None:
+        pass
+
+    def batch_opened(self, batch_rows: int, started: int, gathered: int, computed: int) -> None:
+        pass
+
+    def request_completed(self, arrived: int, rows: int, started: int, ended: int) -> None:
+        pass
+
+    def request_failed(self, reason: str, duration_ns: int) -> None:
+        pass
+
+
+class _Clock:
+    """Time as that event loop has it; see `headrace.scheduling.clock.Clock`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.now = monotonic_ns
+        self.soon = loop.call_soon
+
+    def at(self, when: int, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        return self._loop.call_later((when - monotonic_ns()) / 1e9, callback)

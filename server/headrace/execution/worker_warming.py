@@ -1,0 +1,119 @@
+"""Running a configuration's samples through a worker process that has been started.
+
+They go to it as any batch does, and it does not know the difference. What it tells of itself
+meanwhile, such as the forms of its results, holds for as long as it runs: the process keeps it for
+whoever talks to it next.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic_ns
+
+from headrace.core.errors import LoadFailed, ServerError, Unavailable, WorkerDied
+from headrace.core.requests import InferRequest, Sink, Ticket
+from headrace.core.signature import Signature
+from headrace.execution.conversation import Conversation, Slot
+from headrace.execution.warming import Sample, Warming
+from headrace.execution.worker import WorkerProcess
+from headrace.scheduling.batch import Batch, Outcome
+from headrace.workers.elements import Buffer
+from headrace.workers.frames import Header, Kind
+
+_NOT_NOW = "a model cannot ask the server for anything while it is warmed up"
+
+
+def warm_up_worker(
+    process: WorkerProcess,
+    signature: Signature,
+    version: str,
+    samples: Sequence[Sample],
+    concurrent: bool,
+) -> None:
+    """Run all samples, on a loading thread; `concurrent` as of `Conversation`.
+
+    Raises `LoadFailed` naming the one that fails; the process has ended then.
+    """
+
+    async def work() -> None:
+        warming = Warming(signature, version)
+        talk = _Talk(process, signature, concurrent, warming)
+        try:
+            await warming.work(Slot(talk, 0), samples)
+        finally:
+            process.detach()
+
+    if not samples:
+        return
+    try:
+        asyncio.run(work())
+    except BaseException:
+        process.kill()
+        raise
+    if process.ended:
+        raise LoadFailed("the worker ended while it was warmed up")
+
+
+class _Talk:
+    """The one who talks to a worker meanwhile; see `headrace.execution.conversation.Owner`."""
+
+    def __init__(
+        self, process: WorkerProcess, signature: Signature, concurrent: bool, warming: Warming
+    ) -> None:
+        self._process = process
+        self._signature = signature
+        self._loop = asyncio.get_running_loop()
+        self._conversation = Conversation(
+            process, signature, concurrent, warming.batcher.answer, self._report, _NoHost()
+        )
+        process.attach(self._loop, self._take, self._conversation.end)
+
+    @property
+    def under_way(self) -> int:
+        return len(self._conversation.under_way)
+
+    def send(self, slot: Slot) -> None:
+        """Send the batch of a slot."""
+        error: Exception | None = None
+        if self._process.ended:
+            error = WorkerDied(f"the worker process of model '{self._signature.model}' has ended")
+        else:
+            try:
+                self._conversation.send(slot)
+            except Exception as raised:  # no memory for its file, say
+                error = raised
+        if error is not None:
+            now = monotonic_ns()
+            self._loop.call_soon(slot.end, Outcome((), error, slot.sent, now, now))
+
+    def close(self) -> None:
+        """It belongs to whoever has started it."""
+
+    def _take(self, header: Header, meta: bytes, data: Buffer) -> None:
+        if header.kind is Kind.METRIC:
+            self._process.keep(header, meta)
+            return
+        if header.kind is Kind.FORM:
+            self._process.keep(header, meta)
+        ended = self._conversation.take(header, meta, data)
+        if ended is not None:
+            slot, outcome = ended
+            slot.end(outcome)
+
+    def _report(self, batch: Batch, text: str, lines: str) -> None:
+        self._process.note(logging.ERROR, text, lines)
+
+
+class _NoHost:
+    """Nobody to ask; see `headrace.execution.model_calls.Host`."""
+
+    def submit(self, request: InferRequest, decoupled: bool, inside: bool, sink: Sink) -> Ticket:
+        raise Unavailable(_NOT_NOW)
+
+    def control(
+        self, document: Mapping[str, object], answer: Callable[[object, ServerError | None], None]
+    ) -> None:
+        answer(None, Unavailable(_NOT_NOW))
+
+    def metric(self, document: Mapping[str, object]) -> None:
+        """It is kept for later."""

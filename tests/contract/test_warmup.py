@@ -1,0 +1,115 @@
+"""Models that are warmed up before they take requests: each instance, and nobody counts it."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.core.errors import ServerError
+from tests.contract.conftest import CLIENTS
+from tests.models.onnx_graphs import identity, write_model
+from tests.models.python_models import execution, write_python_model
+from tests.models.warmup_models import RECORDER, RECORDER_CONFIG, sample
+from tests.support.client import Client
+from tests.support.scrape import Scraper, until
+from tests.support.server_process import ServerProcess
+
+SAMPLES = (
+    sample("zeros", "zero_data: true", 2)
+    + sample("file", 'input_data_file: "rows"', 2, "count: 2")
+    + sample("skipped", "random_data: true", 0)
+)
+RUNS = [[[[0, 0]], [[0, 0]]], [[[1, 2]], [[3, 4]]], [[[1, 2]], [[3, 4]]]]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models with samples, good and bad."""
+    root = tmp_path_factory.mktemp("warmup")
+    config = RECORDER_CONFIG + SAMPLES
+    write_python_model(root, "two", RECORDER, config + "instance_group { count: 2 }")
+    write_python_model(root, "here", RECORDER, config + execution("thread"))
+    for name in ("two", "here"):
+        (root / name / "warmup").mkdir()
+        (root / name / "warmup" / "rows").write_bytes(np.arange(1, 5, dtype="<f4").tobytes())
+    write_model(root, "onnx", identity(), sample("random", "random_data: true", 8, "count: 3"))
+    write_python_model(root, "below", RECORDER, RECORDER_CONFIG + _below("python"))
+    (root / "below" / "warmup").mkdir()
+    (root / "below" / "warmup" / "rows").write_bytes(np.array([[-1, 2]], "<f4").tobytes())
+    write_model(root, "wrong", identity(), sample("w", "zero_data: true", kind="INT32"))
+    return root
+
+
+def _below(name: str) -> str:
+    return sample("fine", "zero_data: true") + sample(f"bad {name}", 'input_data_file: "rows"')
+
+
+@pytest.fixture(scope="module")
+def warm(root: Path) -> Iterator[ServerProcess]:
+    """A server of these models."""
+    options = ("--exit-on-error=false", "--strict-readiness=false", "--allow-in-process-python")
+    with ServerProcess(root, options=options) as process:
+        yield process
+        assert process.stop() == 0
+        assert "bug " not in process.log, process.log
+
+
+@pytest.fixture(params=["http", "grpc"])
+def door(request: pytest.FixtureRequest, warm: ServerProcess) -> Iterator[Client]:
+    """That server over each protocol."""
+    with CLIENTS[request.param](warm) as client:
+        yield client
+
+
+def seen(root: Path, model: str) -> dict[int, list[object]]:
+    """The batches that each process has had."""
+    batches: dict[int, list[object]] = {}
+    for line in (root / model / "seen").read_text().splitlines():
+        pid, batch = json.loads(line)
+        batches.setdefault(pid, []).append(batch)
+    return batches
+
+
+def test_every_instance_runs_every_sample(root: Path, warm: ServerProcess) -> None:
+    assert list(seen(root, "two").values()) == [RUNS, RUNS]
+    [runs] = seen(root, "here").values()
+    assert runs[:3] == RUNS
+
+
+def test_nobody_counts_it(door: Client, warm: ServerProcess) -> None:
+    for model in ("two", "here", "onnx"):
+        [found] = door.statistics(model)
+        assert (found.inference_count, found.execution_count, found.last_inference) == (0, 0, 0)
+        assert not found.batch_stats
+        assert found.inference_stats.success.count == found.inference_stats.fail.count == 0
+    with Scraper(warm.metrics) as metrics:
+        now = metrics.now()
+    for name in ("nv_inference_request_success", "nv_inference_exec_count"):
+        assert now.value(name, model="two") == now.value(name, model="onnx") == 0
+
+
+def test_a_sample_that_fails_keeps_the_model_from_being_served(
+    door: Client, warm: ServerProcess
+) -> None:
+    reasons = {entry.name: entry.reason for entry in door.index().models}
+    told = "failed to run warmup sample 'bad python': Failed to process the request(s)"
+    assert told in reasons["below"]
+    assert "model_warmup[0].inputs['INPUT0'].value.data_type" in reasons["wrong"]
+    with pytest.raises(ServerError):
+        door.infer("below", {"INPUT0": np.zeros((1, 2), np.float32)})
+    assert "has no effect on this server" not in warm.log
+
+
+def test_a_worker_that_is_started_again_is_warm_first(root: Path, warm: ServerProcess) -> None:
+    first = set(seen(root, "two"))
+    os.kill(min(first), signal.SIGKILL)
+    until(lambda: sorted(map(len, seen(root, "two").values())) == [3, 3, 3], "the third to be warm")
+    [new] = set(seen(root, "two")) - first
+    assert seen(root, "two")[new] == RUNS
+    with CLIENTS["http"](warm) as client:
+        zeros = np.zeros((1, 2), np.float32)
+        assert client.infer("two", {"INPUT0": zeros})["OUTPUT0"].tolist() == [[0, 0]]

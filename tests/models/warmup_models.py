@@ -1,0 +1,41 @@
+"""A Python model that tells what it was warmed up with, and samples for its configuration."""
+
+from tests.models.python_models import tensors
+
+# Appends a line to the file `seen` beside it for each batch: how many requests, and the rows and
+# values of each. What it was given is its answer. A negative value fails.
+RECORDER = """
+    import json
+    import os
+    from pathlib import Path
+
+    import triton_python_backend_utils as pb_utils
+
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            self.file = Path(args["model_repository"]) / "seen"
+
+        def execute(self, requests):
+            given = [request.inputs()[0].as_numpy() for request in requests]
+            with self.file.open("a") as file:
+                print(json.dumps([os.getpid(), [array.tolist() for array in given]]), file=file)
+            if any((array < 0).any() for array in given):
+                raise ValueError("below zero")
+            return [
+                pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array)]) for array in given
+            ]
+"""
+RECORDER_CONFIG = (
+    "max_batch_size: 4\n"
+    + tensors("input", ("INPUT0", "FP32", "2"))
+    + tensors("output", ("OUTPUT0", "FP32", "2"))
+)
+
+
+def sample(name: str, data: str, batch_size: int = 1, more: str = "", kind: str = "FP32") -> str:
+    """A sample for such an input; `data` says where the values come from."""
+    return (
+        f'model_warmup {{ name: "{name}" batch_size: {batch_size} {more}\n'
+        f'  inputs {{ key: "INPUT0" value {{ data_type: TYPE_{kind} dims: 2 {data} }} }} }}\n'
+    )
