@@ -183,6 +183,7 @@ OPTIONS: tuple[Option, ...] = tuple(Option.of(declared) for declared in fields(S
 _LINK_NAME = re.compile(r"HEADRACE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_\w+)")
 _LINK_VALUES = ("tcp://", "udp://", "sctp://")
 CONFIG_FILE_ENV = ENV_PREFIX + "CONFIG_FILE"
+URL_ENV = ENV_PREFIX + "URL"  # no setting: where commands find the server
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, Value]:
@@ -190,7 +191,7 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Value]:
     by_env = {option.env: option for option in OPTIONS}
     found: dict[str, Value] = {}
     for name, value in environment.items():
-        if not name.startswith(ENV_PREFIX) or name == CONFIG_FILE_ENV:
+        if not name.startswith(ENV_PREFIX) or name in (CONFIG_FILE_ENV, URL_ENV):
             continue
         if value.startswith(_LINK_VALUES) or _LINK_NAME.fullmatch(name):
             continue

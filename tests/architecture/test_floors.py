@@ -27,6 +27,7 @@ FLOORS = {
     "backends": 2,
     "workers": 2,
     "execution": 3,
+    "client": 3,
     "repository": 4,
     "engine": 5,
     "transports.http": 6,

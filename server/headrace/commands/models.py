@@ -3,16 +3,119 @@
 import argparse
 from pathlib import Path
 
+from headrace.client.server import Server
 from headrace.commands.environment_options import add_environment_options, environment_options
 from headrace.commands.parser import Commands
+from headrace.commands.remote import Action, add_json, add_remote
 from headrace.settings import OPTIONS
+
+_CONTROL_SECS = 600.0  # models may take long to load, and to finish what they have
 
 
 def add_models(commands: Commands) -> None:
     """Declare `headrace models` and its actions."""
-    models = commands.add_parser("models", help="look at models")
+    models = commands.add_parser(
+        "models", help="look at models, load and unload them",
+        description="Models on disk (check) and in a running server (all others).",
+    )  # fmt: skip
     actions = models.add_subparsers(dest="action", required=True, metavar="ACTION")
     _add_check(actions)
+    _add_list(actions)
+    _add_control(actions)
+    _add_documents(actions)
+
+
+def _add_list(actions: Commands) -> None:
+    parser = actions.add_parser(
+        "list", help="what a running server has, and its states",
+        description="List the models of a running server: each version with its state, and the"
+        " reason where one does not serve.",
+    )  # fmt: skip
+    parser.add_argument(
+        "pattern", nargs="*", metavar="MODEL", help="only these; * and ? stand for any characters"
+    )
+    parser.add_argument("--ready", action="store_true", help="only what takes requests")
+    parser.add_argument(
+        "--long", action="store_true", help="also inputs, outputs, and what runs them"
+    )
+    parser.add_argument("--names", action="store_true", help="print names and nothing else")
+    add_json(parser)
+    add_remote(parser, _late("list_models"))
+
+
+def _add_control(actions: Commands) -> None:
+    load = actions.add_parser(
+        "load", help="load models, or load them again",
+        description="Have a running server load models, and wait until they are ready. The server"
+        " must allow it (--model-control-mode=explicit).",
+    )  # fmt: skip
+    load.add_argument("models", nargs="+", metavar="MODEL", help="names in its repositories")
+    load.add_argument(
+        "--config", metavar="FILE",
+        help="a configuration in place of the model's own: config.pbtxt or JSON, also JSON itself",
+    )  # fmt: skip
+    load.add_argument(
+        "--file", action="append", default=[], type=_override, metavar="PATH=LOCAL",
+        help="a file in place of the model's directory, such as 1/model.onnx=new.onnx;"
+        " may be repeated, and needs --config",
+    )  # fmt: skip
+    unload = actions.add_parser(
+        "unload", help="stop serving models",
+        description="Have a running server finish what it has accepted for models, and free them.",
+    )  # fmt: skip
+    unload.add_argument("models", nargs="+", metavar="MODEL")
+    unload.add_argument(
+        "--dependents", action="store_true", help="also models that were loaded only for them"
+    )
+    for parser, name in ((load, "load"), (unload, "unload")):
+        add_json(parser)
+        add_remote(parser, _late(name), _CONTROL_SECS)
+
+
+def _add_documents(actions: Commands) -> None:
+    config = actions.add_parser(
+        "config", help="the configuration that a model runs with",
+        description="Print a model's configuration as a running server has completed it.",
+    )  # fmt: skip
+    config.add_argument("model", metavar="MODEL")
+    stats = actions.add_parser(
+        "stats", help="what models have done since the server started",
+        description="Print how many requests models have answered, in which batches, and how long"
+        " they took on average: a line a version, or all about one model.",
+    )  # fmt: skip
+    stats.add_argument("model", nargs="?", metavar="MODEL", help="all about this one")
+    for parser, name in ((config, "show_config"), (stats, "stats")):
+        parser.add_argument(
+            "--version", type=version_number, metavar="N", help="a version's number"
+        )
+        add_json(parser)
+        add_remote(parser, _late(name))
+
+
+def _late(name: str) -> Action:
+    """Imported when it runs: `--help` and usage errors should not wait for protobuf."""
+
+    def action(options: argparse.Namespace, server: Server) -> int:
+        from headrace.commands import remote_models
+
+        run: Action = getattr(remote_models, name)
+        return run(options, server)
+
+    return action
+
+
+def version_number(text: str) -> str:
+    """A version on a command line; raises `argparse.ArgumentTypeError`."""
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}")
+    return text
+
+
+def _override(text: str) -> tuple[str, str]:
+    path, equals, local = text.partition("=")
+    if not (path and equals and local):
+        raise argparse.ArgumentTypeError(f"expected PATH=LOCAL, got {text!r}")
+    return path, local
 
 
 def _add_check(actions: Commands) -> None:

@@ -1,0 +1,186 @@
+"""One connection to a server: it is opened when it is needed and kept while it is good."""
+
+import http.client
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from headrace.client.errors import BadAnswer, ClientError, NotReached, Refused
+from headrace.core.tensors import Buffer
+
+_PORTS = {"http": 80, "https": 443}
+_LONGEST_LINE = 64 << 20  # bytes of an event
+_SHOWN = 200  # characters of an error that is no JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server is. `prefix` comes before every path, empty or beginning with a slash."""
+
+    scheme: str
+    host: str
+    port: int
+    prefix: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `http://host:port/prefix`, also without scheme; raises `ValueError` for others."""
+        parts = urlsplit(text if "://" in text else f"http://{text}")
+        if parts.scheme not in _PORTS:
+            raise ValueError(f"{text!r} begins with neither http:// nor https://")
+        try:
+            port = parts.port
+        except ValueError:
+            raise ValueError(f"{text!r} has no number from 0 to 65535 for a port") from None
+        if not parts.hostname or parts.query or parts.fragment or "@" in parts.netloc:
+            raise ValueError(f"{text!r} is no address such as http://127.0.0.1:8000")
+        default = _PORTS[parts.scheme]
+        return cls(
+            parts.scheme, parts.hostname, default if port is None else port, parts.path.rstrip("/")
+        )
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}{self.prefix}"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer with status 200; header names are in lower case."""
+
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        """The body as JSON; raises `BadAnswer`."""
+        try:
+            return json.loads(self.body)
+        except ValueError:
+            raise BadAnswer(f"the answer is no JSON: {_shown(self.body)}") from None
+
+
+class Connection:
+    """Asks one server, one request after the other."""
+
+    def __init__(
+        self, address: Address, headers: Mapping[str, str] | None = None, timeout: float = 30.0
+    ) -> None:
+        """`headers` go with every request; `timeout` in seconds is for each wait on the server."""
+        self.address = address
+        self._headers = dict(headers or {})
+        kind = (
+            http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
+        )
+        self._timeout = timeout
+        self._connection = kind(address.host, address.port, timeout=timeout)
+        self._kept = False  # whether an answer has come over it
+
+    def get(self, path: str) -> Answer:
+        """Ask for `path`; raises `ClientError`."""
+        kept = self._kept
+        try:
+            return self._whole("GET", path)
+        except NotReached as error:
+            # The server may have closed what was idle for long.
+            if not kept or isinstance(error.__cause__, TimeoutError):
+                raise
+        return self._whole("GET", path)
+
+    def post(
+        self, path: str, pieces: Sequence[Buffer] = (), headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        """Send a body of `pieces`; raises `ClientError`."""
+        return self._whole("POST", path, pieces, headers)
+
+    def events(self, path: str, body: bytes) -> Iterator[str]:
+        """Send `body` and yield the data of each server-sent event as it comes.
+
+        Raises `ClientError`, also between events.
+        """
+        response = self._send("POST", path, [body], {"content-type": "application/json"})
+        if response.status != 200:
+            raise _refusal(response.status, self._read(response))
+        with self._speaking():
+            while line := response.readline(_LONGEST_LINE):  # read as it comes
+                if line.startswith(b"data:"):
+                    yield line[5:].strip().decode("utf-8", "replace")
+
+    def close(self) -> None:
+        """Close the connection; the next request opens another."""
+        self._connection.close()
+        self._kept = False
+
+    def _whole(
+        self,
+        method: str,
+        path: str,
+        pieces: Sequence[Buffer] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        response = self._send(method, path, pieces, headers)
+        body = self._read(response)
+        self._kept = True
+        if response.status != 200:
+            raise _refusal(response.status, body)
+        return Answer({name.lower(): value for name, value in response.getheaders()}, body)
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        pieces: Sequence[Buffer] | None,
+        headers: Mapping[str, str] | None,
+    ) -> http.client.HTTPResponse:
+        all_headers = {**self._headers, **(headers or {})}
+        if pieces is not None:
+            all_headers["content-length"] = str(sum(map(len, pieces)))
+        with self._speaking():
+            # A server may refuse a body before it has it as a whole, and say why.
+            with suppress(BrokenPipeError, ConnectionResetError):
+                self._connection.request(method, self.address.prefix + path, pieces, all_headers)
+            return self._connection.getresponse()
+
+    def _read(self, response: http.client.HTTPResponse) -> bytes:
+        with self._speaking():
+            return response.read()
+
+    @contextmanager
+    def _speaking(self) -> Iterator[None]:
+        """Close the connection if anything happens to it, and raise that as a `ClientError`."""
+        try:
+            yield
+        except (http.client.HTTPException, OSError) as error:
+            self.close()
+            raise self._explained(error) from error
+
+    def _explained(self, error: Exception) -> ClientError:
+        address = self.address
+        match error:
+            case TimeoutError():
+                return NotReached(f"no answer from {address} within {self._timeout:g} s")
+            case ConnectionRefusedError():
+                return NotReached(f"no server at {address}: connection refused")
+            case ConnectionError() | http.client.RemoteDisconnected():
+                return NotReached(f"{address} has closed the connection without an answer")
+            case http.client.IncompleteRead():
+                return NotReached(f"{address} has closed the connection within its answer")
+            case OSError():
+                return NotReached(f"no server at {address}: {error.strerror or error}")
+        return BadAnswer(f"what answers at {address} does not speak HTTP")
+
+
+def _refusal(status: int, body: bytes) -> Refused:
+    try:
+        text = str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        text = f"HTTP status {status} {http.client.responses.get(status, '')}".rstrip()
+        text += f": {_shown(body)}" if body.strip() else ""
+    return Refused(status, text)
+
+
+def _shown(body: bytes) -> str:
+    text = " ".join(body.decode("utf-8", "replace").split())
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

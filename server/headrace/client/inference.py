@@ -1,0 +1,154 @@
+"""An inference request as the body of an HTTP request, and the body of an answer as tensors.
+
+Bodies have the layout of `wire/http_infer.py`, seen from the other side: JSON, and the bytes of
+each binary tensor behind it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from headrace.client.connection import Answer
+from headrace.client.errors import BadAnswer
+from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
+from headrace.core.errors import ServerError
+from headrace.core.tensors import Array, Buffer, Tensor, raw_bytes
+from headrace.wire.bytes_tensor import decode_bytes_tensor, encode_bytes_tensor, object_array
+
+JSON_SIZE = "inference-header-content-length"
+Parameter = str | int | float | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a model is asked. Without `outputs` all are wanted; `classes` has, by output, how many
+    of the best classes are wanted in place of the values."""
+
+    inputs: Sequence[Tensor]
+    outputs: Sequence[str] = ()
+    classes: Mapping[str, int] = field(default_factory=dict)
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a model has answered; BYTES outputs are object arrays of `bytes`."""
+
+    model: str
+    version: str
+    request_id: str
+    parameters: Mapping[str, Parameter]
+    outputs: Sequence[Tensor]
+
+
+def encode(question: Question) -> tuple[list[Buffer], dict[str, str]]:
+    """The pieces of a body, and the headers that go with it."""
+    data = [_raw(tensor) for tensor in question.inputs]
+    document: dict[str, Any] = {
+        "inputs": [
+            {
+                "name": tensor.name,
+                "datatype": tensor.datatype.value,
+                "shape": tensor.array.shape,
+                "parameters": {"binary_data_size": len(raw)},
+            }
+            for tensor, raw in zip(question.inputs, data, strict=True)
+        ]
+    }
+    if question.request_id:
+        document["id"] = question.request_id
+    document["parameters"] = {**question.parameters, "binary_data_output": True}
+    if question.outputs:
+        document["outputs"] = [
+            {"name": name, "parameters": _wish(question.classes.get(name, 0))}
+            for name in question.outputs
+        ]
+    text = json.dumps(document).encode()
+    headers = {"content-type": "application/octet-stream", JSON_SIZE: str(len(text))}
+    return [text, *data], headers
+
+
+def decode(answer: Answer) -> Reply:
+    """Read an answer; raises `BadAnswer`."""
+    try:
+        size = int(answer.headers.get(JSON_SIZE, len(answer.body)))
+        document = json.loads(answer.body[:size])
+        return reply_of(document, memoryview(answer.body)[size:])
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, ServerError) as error:
+        raise BadAnswer(f"the answer is no inference response: {error}") from error
+
+
+def reply_of(document: Mapping[str, Any], tail: memoryview) -> Reply:
+    """A response's JSON and the binary data behind it; raises what nonsense raises."""
+    outputs = []
+    for item in document["outputs"]:
+        name, datatype = str(item["name"]), BY_NAME[item["datatype"]]
+        size = item.get("parameters", {}).get("binary_data_size")
+        if size is None:
+            array = elements(item["data"], datatype).reshape(item["shape"])
+            outputs.append(Tensor(name, datatype, array))
+        else:
+            outputs.append(_tensor(name, datatype, item["shape"], tail[:size]))
+            tail = tail[size:]
+    return Reply(
+        str(document["model_name"]),
+        str(document.get("model_version", "")),
+        str(document.get("id", "")),
+        document.get("parameters", {}),
+        outputs,
+    )
+
+
+def elements(data: Any, datatype: Datatype) -> Array:
+    """JSON values, nested or not, as an array; raises `ValueError` for what does not fit."""
+    if datatype is Datatype.BYTES:
+        found = np.array(data, object)
+        texts = [_text(item) for item in found.ravel().tolist()]
+        return object_array(texts, found.shape)
+    try:
+        given = np.array(data)
+    except ValueError:
+        raise ValueError("the arrays in it differ in length") from None
+    wanted = NUMPY[datatype]
+    if given.size == 0:
+        return given.astype(wanted)
+    if given.dtype.kind not in "biuf":
+        raise ValueError(f"expected numbers for {datatype}")
+    if datatype is Datatype.BOOL:
+        if not np.isin(given, (0, 1)).all():
+            raise ValueError("expected true, false, 1 or 0")
+    elif wanted.kind in "iu":
+        limits = np.iinfo(wanted)
+        if given.dtype.kind == "f" and not (given == np.floor(given)).all():
+            raise ValueError(f"expected whole numbers for {datatype}")
+        if given.min() < limits.min or given.max() > limits.max:
+            raise ValueError(f"expected numbers from {limits.min} to {limits.max} for {datatype}")
+    return given.astype(wanted)
+
+
+def _text(item: object) -> bytes:
+    if isinstance(item, bytes):
+        return item
+    if not isinstance(item, str):
+        raise ValueError(f"expected texts for BYTES, got {json.dumps(item, default=str)}")
+    return item.encode()
+
+
+def _raw(tensor: Tensor) -> Buffer:
+    if tensor.datatype is Datatype.BYTES:
+        return encode_bytes_tensor(tensor.array)
+    return raw_bytes(tensor.array.astype(NUMPY[tensor.datatype], copy=False))
+
+
+def _tensor(name: str, datatype: Datatype, shape: list[int], raw: memoryview) -> Tensor:
+    if datatype is Datatype.BYTES:
+        return decode_bytes_tensor(name, shape, raw)
+    return Tensor.from_bytes(name, datatype, shape, raw)
+
+
+def _wish(classes: int) -> dict[str, Any]:
+    return {"classification": classes} if classes else {"binary_data": True}

@@ -1,0 +1,136 @@
+"""What commands have in common that ask a running server: its address, and what becomes of errors.
+
+Results go to standard output, everything else to standard error.
+"""
+
+import argparse
+import difflib
+import json
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from headrace.client.connection import Address, Connection
+from headrace.client.errors import ClientError, NotReached, Refused
+from headrace.client.server import Server
+from headrace.commands.parser import EXIT_FAILURE, CommandParser
+from headrace.settings import URL_ENV
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+TIMEOUT_SECS = 30.0
+_EXIT_PIPE = 141  # as of a process that SIGPIPE has ended
+_NAMED = 12  # models that a message names
+
+Action = Callable[[argparse.Namespace, Server], int]
+
+
+class CommandFailed(Exception):
+    """Why a command cannot do what it should, for people."""
+
+
+def add_remote(parser: CommandParser, action: Action, timeout: float = TIMEOUT_SECS) -> None:
+    """Have a command take where its server is, and run `action` with a client of it."""
+    group = parser.add_argument_group("server")
+    group.add_argument(
+        "--url", type=_address, metavar="URL",
+        help=f"where it answers over HTTP (default: ${URL_ENV}, or {DEFAULT_URL})",
+    )  # fmt: skip
+    group.add_argument(
+        "--header", action="append", default=[], type=_header, metavar="'NAME: VALUE'",
+        help="send this header along, as restricted APIs ask for; may be repeated",
+    )  # fmt: skip
+    group.add_argument(
+        "--timeout", type=_positive, default=timeout, metavar="SECS",
+        help=f"how long to wait for an answer (default: {timeout:g})",
+    )  # fmt: skip
+    parser.set_defaults(run=partial(_run, action))
+
+
+def add_json(parser: CommandParser, what: str = "print one JSON document") -> None:
+    """Have a command print for programs."""
+    parser.add_argument("--json", action="store_true", help=what)
+
+
+def address(options: argparse.Namespace) -> Address:
+    """The server's address, by option, environment or default; ends with 2 if that is none."""
+    given: Address | None = options.url
+    parser: CommandParser = options.parser
+    try:
+        return given or Address.parse(os.environ.get(URL_ENV) or DEFAULT_URL)
+    except ValueError as error:
+        parser.error(f"{URL_ENV}: {error}")
+
+
+def print_json(document: object) -> None:
+    """One JSON document, with line breaks where people look at it."""
+    indent = 2 if sys.stdout.isatty() else None
+    print(json.dumps(document, indent=indent, ensure_ascii=False))
+
+
+def explain(error: ClientError, server: Server, model: str = "") -> str:
+    """The error, and what may help: the nearest model where `model` is unknown, an option."""
+    text = str(error)
+    if isinstance(error, NotReached) and isinstance(error.__cause__, ConnectionRefusedError):
+        return f"{text}; 'headrace serve' starts one, --url names another"
+    if isinstance(error, Refused) and error.status == 403:
+        return f"{text}; --header sends one"
+    if not model or not isinstance(error, Refused) or error.status not in (400, 404, 500):
+        return text
+    names: list[str] = []
+    with suppress(ClientError):
+        names = list(dict.fromkeys(str(item.get("name")) for item in server.index()))
+    if model in names or not names:
+        return text
+    if near := difflib.get_close_matches(model, names, 1):
+        return f"{text}; did you mean {near[0]!r}?"
+    shown = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+    return f"{text}; there are {shown}"
+
+
+def complain(options: argparse.Namespace, text: str) -> None:
+    """A line on standard error that begins with the command's name."""
+    print(f"{options.parser.prog}: {text}", file=sys.stderr)
+
+
+def _run(action: Action, options: argparse.Namespace) -> int:
+    headers = dict(options.header)
+    try:
+        with Server(Connection(address(options), headers, options.timeout)) as server:
+            try:
+                status = action(options, server)
+            except ClientError as error:
+                complain(options, explain(error, server, getattr(options, "model", None) or ""))
+                status = EXIT_FAILURE
+            except CommandFailed as error:
+                complain(options, str(error))
+                status = EXIT_FAILURE
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _EXIT_PIPE
+    return status
+
+
+def _address(text: str) -> Address:
+    try:
+        return Address.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    known = name.strip().lower()
+    if not colon or not known.isascii() or not known or " " in known or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"expected 'NAME: VALUE', got {text!r}")
+    return known, value.strip()
+
+
+def _positive(text: str) -> float:
+    with suppress(ValueError):
+        value = float(text)
+        if 0 < value < float("inf"):
+            return value
+    raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")

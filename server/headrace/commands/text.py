@@ -1,0 +1,63 @@
+"""Tables, times and sizes as people read them in a terminal."""
+
+from collections.abc import Iterable, Sequence
+
+_TIMES = ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms"))
+_SIZES = ("KiB", "MiB", "GiB", "TiB")
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: str = "") -> list[str]:
+    """Lines with aligned columns; those whose heads `right` names, between blanks, are on the
+    right of theirs."""
+    lines = [tuple(head), *map(tuple, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    on_right = [name in right.split() for name in head]
+    return [
+        "  ".join(
+            cell.rjust(width) if flush else cell.ljust(width)
+            for cell, width, flush in zip(line, widths, on_right, strict=True)
+        ).rstrip()
+        for line in lines
+    ]
+
+
+def duration(seconds: float | None) -> str:
+    """Three digits and a unit; `-` for None."""
+    if seconds is None:
+        return "-"
+    for below, factor, unit in _TIMES:
+        if seconds < below * 0.9995:
+            return f"{_three(seconds * factor)} {unit}"
+    if seconds < 120:
+        return f"{_three(seconds)} s"
+    minutes = int(seconds // 60)
+    if minutes < 120:
+        return f"{minutes} min"
+    return f"{minutes // 60} h" if minutes < 48 * 60 else f"{minutes // 1440} d"
+
+
+def size(nbytes: float | None) -> str:
+    """Bytes with a unit; `-` for None."""
+    if nbytes is None:
+        return "-"
+    if nbytes < 1024:
+        return f"{nbytes:.0f} B"
+    power = 1
+    while power < len(_SIZES) and nbytes / 1024**power >= 999.5:
+        power += 1
+    return f"{_three(nbytes / 1024**power)} {_SIZES[power - 1]}"
+
+
+def number(value: float | None) -> str:
+    """Three digits of small values, whole numbers of large ones; `-` for None."""
+    if value is None:
+        return "-"
+    return _three(value) if value < 1e6 else f"{value / 1e6:.4g}M"
+
+
+def _three(value: float) -> str:
+    if value == 0:
+        return "0"
+    decimals = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    text = f"{value:.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if value == int(value) and decimals else text

@@ -1,0 +1,79 @@
+"""One server for the commands that ask a running one, and a way to run them."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.cli import main
+from headrace.options import ENV_PREFIX
+from tests.support.server_process import ServerProcess, onnx_examples
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command has ended, and what it has printed."""
+
+    status: object
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        """The JSON document that it has printed, alone."""
+        return json.loads(self.out)
+
+
+Headrace = Callable[..., Ended]
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith(ENV_PREFIX):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server with the examples that need no worker. It must not have met a bug in the end."""
+    with ServerProcess(onnx_examples(tmp_path_factory.mktemp("examples"))) as process:
+        yield process
+        assert process.stop() == 0
+        assert "bug " not in process.log
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Headrace:
+    """Runs the command in this process."""
+
+    def run(*words: str) -> Ended:
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        captured = capsys.readouterr()
+        return Ended(ended.value.code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def headrace(command: Headrace, server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> Headrace:
+    """Runs the command, for which the server stands in the environment."""
+    monkeypatch.setenv("HEADRACE_URL", server.url)
+    return command
+
+
+@pytest.fixture
+def lone_file(tmp_path: Path) -> Callable[[str, bytes | str], Path]:
+    """Writes a file, and says where it lies."""
+
+    def write(name: str, content: bytes | str) -> Path:
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
