@@ -28,6 +28,7 @@ from headrace.core.errors import RepositoryError
 from headrace.doors import FrontDoors, bind, grpc_handlers, tls_files, url_host
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
+from headrace.engine.log_control import LogControl
 from headrace.engine.opening import Backend, LoadOptions
 from headrace.engine.reloading import Reloader
 from headrace.execution.artefact_backend import artefact_backends
@@ -60,7 +61,7 @@ def backends(trust_model_code: bool = False) -> dict[str, Backend]:
 def run(settings: Settings) -> int:
     """Serve until a signal ends it; the exit status."""
     try:
-        configure_logging(settings.logs)
+        logs = configure_logging(settings.logs)
     except OSError as error:
         print(f"headrace serve: cannot write the log: {error}", file=sys.stderr)
         return 1
@@ -68,7 +69,7 @@ def run(settings: Settings) -> int:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    application = Application(settings)
+    application = Application(settings, LogControl(settings.logs, logs.apply))
     status = uvloop.run(application.serve())
     if application.stuck:
         _exit_at_once(status)
@@ -91,7 +92,7 @@ def find_sources(
 class Application:
     """One server process."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, logs: LogControl) -> None:
         self._settings = settings
         self._admission = Admission(settings.max_admitted_requests, settings.max_admitted_bytes)
         options = LoadOptions(
@@ -110,6 +111,7 @@ class Application:
             options,
             self._admission,
             settings.strict_readiness,
+            logs,
         )
         self._http: list[HttpServer] = []
         self._grpc: GrpcServer | None = None

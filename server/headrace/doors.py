@@ -78,6 +78,7 @@ class FrontDoors:
         calls = EngineCalls(app, document_handlers(engine) | check_handlers(engine))
         config = self._config()
         self._supervisor = Supervisor(engine, calls, config, self._count, self._on_change)
+        engine.logs.listeners.append(self._supervisor.apply_logs)
         await self._supervisor.start()
         what = f"{self._count} front end{'s' if self._count > 1 else ''}"
         if (http := config.http) is not None:
@@ -122,5 +123,5 @@ class FrontDoors:
             grpc = GrpcConfig(settings.grpc_address, port, settings.grpc_transport, tls)
         return FrontendConfig(
             http, grpc, settings.max_request_bytes, settings.max_admitted_requests,
-            settings.max_admitted_bytes, settings.access_log, settings.logs,
+            settings.max_admitted_bytes, settings.access_log, self._engine.logs.settings,
         )  # fmt: skip

@@ -19,6 +19,7 @@ def test_server_metadata(caller: Client) -> None:
         "binary_tensor_data",
         "parameters",
         "statistics",
+        "logging",
     ]
 
 

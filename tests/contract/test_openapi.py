@@ -22,6 +22,8 @@ ROUTES = {
     ("get", "/v2/models/{name}/versions/{version}/config"),
     ("get", "/v2/models/{name}/versions/{version}/ready"),
     ("get", "/v2/models/{name}/versions/{version}/stats"),
+    ("get", "/v2/logging"),
+    ("post", "/v2/logging"),
     ("post", "/v2/models/{name}/generate"),
     ("post", "/v2/models/{name}/generate_stream"),
     ("post", "/v2/models/{name}/infer"),

@@ -12,10 +12,12 @@ from headrace.core.errors import InvalidRequest, NotFound, Unavailable
 from headrace.engine import documents
 from headrace.engine.admission import Admission
 from headrace.engine.lifecycle import Lifecycle
+from headrace.engine.log_control import LogControl
 from headrace.engine.model import Model
 from headrace.engine.model_host import ModelHost
 from headrace.engine.opening import Backend, LoadOptions
 from headrace.engine.version import ModelVersion, State
+from headrace.observability.logs import LogSettings
 from headrace.observability.metrics import LoadCounts, ServerSeries, VersionSeries
 from headrace.observability.model_metrics import ModelMetrics
 from headrace.repository.layout import ModelSource
@@ -39,10 +41,12 @@ class Engine:
         options: LoadOptions,
         admission: Admission,
         strict_readiness: bool = True,
+        logs: LogControl | None = None,
     ) -> None:
         self.name = name
         self.version = version
         self.admission = admission
+        self.logs = logs or LogControl(LogSettings())
         self._strict_readiness = strict_readiness
         self._models: dict[str, Model] = {}
         self._found: dict[tuple[str, str], ModelVersion] = {}  # answers of `find` that may stand

@@ -172,6 +172,10 @@ class Host:
         """Say what the front end is to be."""
         self.channel.send(frame(Kind.SETUP, 0, orjson.dumps(document)))
 
+    def apply_logs(self, document: object) -> None:
+        """Have the front end write its log by other settings."""
+        self.channel.send(frame(Kind.LOGS, 0, orjson.dumps(document)))
+
     def drain(self, seconds: float) -> None:
         """Have the front end finish what it has, and end."""
         self.channel.send(frame(Kind.DRAIN, round(seconds * 1_000)))

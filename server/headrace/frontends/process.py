@@ -44,7 +44,7 @@ async def _serve(sock: socket.socket) -> int:
     drain: asyncio.Future[float] = loop.create_future()
     link = EngineLink(sock, setup.set_result, drain.set_result, _without_engine)
     config = FrontendConfig.of(await setup)
-    configure_logging(config.logs)
+    link.on_logs = configure_logging(link.logs or config.logs).apply
     admission = ReportedAdmission(config.max_admitted_requests, config.max_admitted_bytes, link)
     doors = Doors(config, link, admission)
     try:

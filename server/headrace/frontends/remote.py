@@ -17,6 +17,7 @@ from headrace.core.tensors import Buffer
 from headrace.engine.admission import Admission
 from headrace.engine.doors import DoorSink
 from headrace.frontends.channel import Channel
+from headrace.observability.logs import LogSettings
 from headrace.wire.link_frames import BrokenLink, Flag, Frame, Kind, frame
 from headrace.wire.link_infer import RequestWriter, ResponseReader, held_rest, read_error
 from headrace.wire.status import INTERNAL_TEXT
@@ -75,6 +76,8 @@ class EngineLink:
         """`on_setup` gets what this front end is to be, `on_drain` the seconds it has to end."""
         self._on_setup = on_setup
         self._on_drain = on_drain
+        self.logs: LogSettings | None = None  # once they have changed
+        self.on_logs: Callable[[LogSettings], object] | None = None
         self._writer = RequestWriter()
         self._reader = ResponseReader()
         self._under_way: dict[int, RemoteTarget | _Waiting] = {}
@@ -182,6 +185,10 @@ class EngineLink:
             self._finish(frame.number)
         elif frame.kind is Kind.SETUP:
             self._on_setup(orjson.loads(frame.meta))
+        elif frame.kind is Kind.LOGS:
+            self.logs = LogSettings(**orjson.loads(frame.meta))
+            if self.on_logs is not None:
+                self.on_logs(self.logs)
         elif frame.kind is Kind.DRAIN:
             self._on_drain(frame.number / 1_000)
         else:

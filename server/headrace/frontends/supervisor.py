@@ -13,12 +13,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 
 from headrace.engine.doors import Entrance
 from headrace.frontends.channel import pair
 from headrace.frontends.config import FrontendConfig
 from headrace.frontends.host import Calls, Host
 from headrace.frontends.shared import allow_many_files
+from headrace.observability.logs import LogSettings
 
 log = logging.getLogger(__name__)
 
@@ -157,6 +159,13 @@ class Supervisor:
                     await self._wait()
         if not all(front_end.ready for front_end in self._front_ends):
             raise OSError("a front end did not start; see the log")
+
+    def apply_logs(self, settings: LogSettings) -> None:
+        """Have all of them, and those that are started later, write their logs like this."""
+        self.document["logs"] = asdict(settings)
+        for front_end in self._front_ends:
+            if front_end.host is not None:
+                front_end.host.apply_logs(self.document["logs"])
 
     async def drain(self, seconds: float) -> int:
         """Have them finish and end; how many requests were under way after `seconds`."""

@@ -113,26 +113,38 @@ class _Levels(logging.Filter):
         return settings.info if record.levelno >= logging.INFO else settings.verbose > 0
 
 
-def configure_logging(settings: LogSettings) -> None:
+class Logs:
+    """The log of this process. Its settings, but for the file, may change at any time."""
+
+    def __init__(self, settings: LogSettings) -> None:
+        """Raises `OSError` if the file cannot be opened."""
+        self._handler: logging.Handler = (
+            logging.FileHandler(settings.file, encoding="utf-8", errors="backslashreplace")
+            if settings.file
+            else logging.StreamHandler(sys.stderr)
+        )
+        self.apply(settings)
+        logging.getLogger().handlers[:] = [self._handler]
+        for noisy in ("uvicorn", "asyncio"):
+            logging.getLogger(noisy).setLevel(logging.WARNING)
+
+    def apply(self, settings: LogSettings) -> None:
+        """Write in this form, and these levels, from now on."""
+        json = settings.format == "json"
+        formatter = JsonFormatter() if json else TextFormatter(settings.format == "ISO8601")
+        self._handler.setFormatter(formatter)
+        self._handler.filters[:] = [_Levels(settings)]
+        # Libraries speak from INFO on; only our own lines become more with --log-verbose.
+        logging.getLogger().setLevel(logging.INFO)
+        logging.getLogger("headrace").setLevel(logging.DEBUG if settings.verbose else logging.INFO)
+
+
+def configure_logging(settings: LogSettings) -> Logs:
     """Write all loggers of the process in the form asked for.
 
     Raises `OSError` if the file cannot be opened.
     """
-    handler: logging.Handler = (
-        logging.FileHandler(settings.file, encoding="utf-8", errors="backslashreplace")
-        if settings.file
-        else logging.StreamHandler(sys.stderr)
-    )
-    json = settings.format == "json"
-    handler.setFormatter(JsonFormatter() if json else TextFormatter(settings.format == "ISO8601"))
-    handler.addFilter(_Levels(settings))
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    # Libraries speak from INFO on; only our own lines become more with --log-verbose.
-    root.setLevel(logging.INFO)
-    logging.getLogger("headrace").setLevel(logging.DEBUG if settings.verbose else logging.INFO)
-    for noisy in ("uvicorn", "asyncio"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    return Logs(settings)
 
 
 def _short(request_id: object) -> str:

@@ -40,6 +40,7 @@ class Kind(IntEnum):
     DRAIN = 20  # admit nothing new, finish, and end
     FINISH = 21  # a request ends without a further response
     DECOUPLED = 22  # a request is for a model that answers as often, and whenever, it likes
+    LOGS = 23  # the settings of the log from now on
 
 
 class Flag(IntFlag):

@@ -1,13 +1,9 @@
 """The procedures of `GRPCInferenceService`, from message bytes to message bytes."""
 
-from collections.abc import Callable
-from typing import TypeVar
-
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from headrace.core.errors import (
     ExecutionFailed,
-    InvalidRequest,
     PayloadTooLarge,
     ServerError,
     Unavailable,
@@ -18,18 +14,19 @@ from headrace.core.tensors import Buffer
 from headrace.engine.doors import GRPC_NOT_DECOUPLED, Entrance
 from headrace.engine.engine import Engine
 from headrace.engine.model_host import CONTROL_DISABLED
-from headrace.transports.grpc.call import Call, Direct, Reply, Unary
+from headrace.transports.grpc.call import Direct, Reply, Unary
+from headrace.transports.grpc.log_settings import log_settings_handler
+from headrace.transports.grpc.unary import answers
 from headrace.wire.compression import too_large
 from headrace.wire.grpc_messages import InferReader, InferWriter
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.timing import add_timing, server_timing, wants_timing
 
-M = TypeVar("M", bound=Message)
-
 SERVICE = "inference.GRPCInferenceService"
 _DOCUMENTS = (
     "ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelConfig",
     "ModelStatistics", "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload",
+    "LogSettings",
 )  # fmt: skip
 # The paths of the unary procedures that tell about the engine.
 DOCUMENT_PROCEDURES = tuple(f"/{SERVICE}/{name}" for name in _DOCUMENTS)
@@ -129,30 +126,31 @@ def document_handlers(engine: Engine) -> dict[str, Unary]:
         return engine.index(message.ready)
 
     table: dict[str, Unary] = {
-        "ServerLive": _answers(
+        "ServerLive": answers(
             pb.ServerLiveRequest, lambda _: pb.ServerLiveResponse(live=engine.live)
         ),
-        "ServerReady": _answers(
+        "ServerReady": answers(
             pb.ServerReadyRequest, lambda _: pb.ServerReadyResponse(ready=engine.ready)
         ),
-        "ModelReady": _answers(
+        "ModelReady": answers(
             pb.ModelReadyRequest,
             lambda m: pb.ModelReadyResponse(ready=engine.model_ready(m.name, m.version)),
         ),
-        "ServerMetadata": _answers(pb.ServerMetadataRequest, lambda _: engine.server_metadata()),
-        "ModelMetadata": _answers(
+        "ServerMetadata": answers(pb.ServerMetadataRequest, lambda _: engine.server_metadata()),
+        "ModelMetadata": answers(
             pb.ModelMetadataRequest, lambda m: engine.model_metadata(m.name, m.version)
         ),
-        "ModelConfig": _answers(
+        "ModelConfig": answers(
             pb.ModelConfigRequest,
             lambda m: pb.ModelConfigResponse(config=engine.model_config(m.name, m.version)),
         ),
-        "ModelStatistics": _answers(
+        "ModelStatistics": answers(
             pb.ModelStatisticsRequest, lambda m: engine.model_statistics(m.name, m.version)
         ),
-        "RepositoryIndex": _answers(pb.RepositoryIndexRequest, index),
-        "RepositoryModelLoad": _answers(pb.RepositoryModelLoadRequest, _refuse_control),
-        "RepositoryModelUnload": _answers(pb.RepositoryModelUnloadRequest, _refuse_control),
+        "RepositoryIndex": answers(pb.RepositoryIndexRequest, index),
+        "RepositoryModelLoad": answers(pb.RepositoryModelLoadRequest, _refuse_control),
+        "RepositoryModelUnload": answers(pb.RepositoryModelUnloadRequest, _refuse_control),
+        "LogSettings": log_settings_handler(engine.logs),
     }
     return {f"/{SERVICE}/{name}": handler for name, handler in table.items()}
 
@@ -170,16 +168,3 @@ def _refuse_control(
     if message.repository_name:
         raise Unsupported("'repository_name' specification is not supported")
     raise Unavailable(CONTROL_DISABLED)
-
-
-def _answers(kind: type[M], answer: Callable[[M], Message]) -> Unary:
-    """A procedure that answers at once from the engine's state."""
-
-    async def handler(data: Buffer, call: Call) -> bytes:
-        try:
-            message = kind.FromString(data)  # type: ignore[arg-type]  # any buffer will do
-        except DecodeError as error:
-            raise InvalidRequest(f"not a valid {kind.__name__} message: {error}") from None
-        return answer(message).SerializeToString()
-
-    return handler

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable
 from typing import Annotated, Any
 
-import orjson
 from fastapi import FastAPI, Path, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
@@ -18,6 +17,8 @@ from headrace.transports.http.access import AccessLog
 from headrace.transports.http.docs_page import render_docs
 from headrace.transports.http.generate import GenerateRoute
 from headrace.transports.http.infer import InferRoute
+from headrace.transports.http.json_bodies import json_answer, json_body
+from headrace.transports.http.log_routes import add_log_routes
 from headrace.wire.documents import to_json
 from headrace.wire.http_infer import error_body
 from headrace.wire.status import INTERNAL, INTERNAL_TEXT, STATUS
@@ -27,7 +28,6 @@ log = logging.getLogger(__name__)
 Name = Annotated[str, Path(description="Name of a model")]
 Version = Annotated[str, Path(pattern="^[0-9]+$", description="Number of a version")]
 _JSON = "application/json"
-_CONTROL_LIMIT = 1 << 20  # bytes of a control request's body
 
 
 def create_app(
@@ -48,6 +48,7 @@ def create_app(
     _health(app, engine)
     _metadata(app, engine)
     _repository(app, engine)
+    add_log_routes(app, engine.logs)
     _errors(app)
     openapi.describe_inference(app)
 
@@ -64,12 +65,12 @@ def _health(app: FastAPI, engine: Engine) -> None:
     @app.get("/v2/health/live", tags=["health"], summary="Is the server alive?")
     @app.head("/v2/health/live", include_in_schema=False)
     async def live() -> Response:
-        return _json({"live": engine.live})
+        return json_answer({"live": engine.live})
 
     @app.get("/v2/health/ready", tags=["health"], summary="Does the server take requests?")
     @app.head("/v2/health/ready", include_in_schema=False)
     async def ready() -> Response:
-        return _json({"ready": engine.ready}, 200 if engine.ready else 503)
+        return json_answer({"ready": engine.ready}, 200 if engine.ready else 503)
 
     @app.get("/v2/models/{name}/ready", tags=["health"], summary="Does the model take requests?")
     @app.head("/v2/models/{name}/ready", include_in_schema=False)
@@ -88,12 +89,12 @@ def _metadata(app: FastAPI, engine: Engine) -> None:
     @app.get("/v2", tags=["metadata"], summary="Server metadata")
     @app.get("/v2/", include_in_schema=False)
     async def server_metadata() -> Response:
-        return _json(to_json(engine.server_metadata()))
+        return json_answer(to_json(engine.server_metadata()))
 
     # Before the routes with a model name: a model cannot be called "stats".
     @app.get("/v2/models/stats", tags=["statistics"], summary="Statistics of all models")
     async def all_statistics() -> Response:
-        return _json(to_json(engine.model_statistics()))
+        return json_answer(to_json(engine.model_statistics()))
 
     documents: tuple[tuple[str, str, str, Callable[[str, str], dict[str, Any]]], ...] = (
         ("", "metadata", "Model metadata", lambda n, v: to_json(engine.model_metadata(n, v))),
@@ -126,27 +127,29 @@ def _add_document(
 
     @app.get(f"/v2/models/{{name}}{suffix}", tags=[tag], summary=summary, operation_id=operation)
     async def of_model(name: Name) -> Response:
-        return _json(document(name, ""))
+        return json_answer(document(name, ""))
 
     @app.get(
         f"/v2/models/{{name}}/versions/{{version}}{suffix}",
         tags=[tag], summary=f"{summary} of a version", operation_id=f"version_{operation}",
     )  # fmt: skip
     async def of_version(name: Name, version: Version) -> Response:
-        return _json(document(name, version))
+        return json_answer(document(name, version))
 
 
 def _repository(app: FastAPI, engine: Engine) -> None:
     @app.post("/v2/repository/index", tags=["repository"], summary="All models and their states")
     @app.post("/v2/repository/{repository}/index", include_in_schema=False)
     async def index(request: Request) -> Response:
-        body = await _body(request)
+        body = await json_body(request)
         ready = body.get("ready", False)
         if type(ready) is not bool:
             raise InvalidRequest("Invalid value for 'ready': expected a boolean")
         models = to_json(engine.index(ready))["models"]
         # A model that was never loaded has a name and nothing else.
-        return _json([{key: value for key, value in model.items() if value} for model in models])
+        return json_answer(
+            [{key: value for key, value in model.items() if value} for model in models]
+        )
 
     @app.post("/v2/repository/models/{name}/load", include_in_schema=False)
     @app.post("/v2/repository/models/{name}/unload", include_in_schema=False)
@@ -185,31 +188,9 @@ def _errors(app: FastAPI) -> None:
         return Response(error_body(INTERNAL_TEXT), INTERNAL.http, media_type=_JSON)
 
 
-async def _body(request: Request) -> dict[str, Any]:
-    """The JSON object of a control request; empty for an empty body."""
-    pieces = b""
-    async for piece in request.stream():
-        pieces += piece
-        if len(pieces) > _CONTROL_LIMIT:
-            raise InvalidRequest(f"the request body exceeds {_CONTROL_LIMIT} bytes")
-    if not pieces.strip():
-        return {}
-    try:
-        document = orjson.loads(pieces)
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"failed to parse the request JSON buffer: {error}") from None
-    if type(document) is not dict:
-        raise InvalidRequest("the request must be a JSON object")
-    return document
-
-
 def _model_ready(engine: Engine, name: str, version: str) -> Response:
     ready = engine.model_ready(name, version)
     answer: dict[str, Any] = {"name": name, "ready": ready}
-    return _json(
+    return json_answer(
         answer if ready else answer | {"error": "Model version not ready"}, 200 if ready else 503
     )
-
-
-def _json(document: object, status: int = 200) -> Response:
-    return Response(orjson.dumps(document), status, media_type=_JSON)

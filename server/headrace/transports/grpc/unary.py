@@ -1,0 +1,25 @@
+"""Unary procedures that are answered at once from the engine's state."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from headrace.core.errors import InvalidRequest
+from headrace.core.tensors import Buffer
+from headrace.transports.grpc.call import Call, Unary
+
+M = TypeVar("M", bound=Message)
+
+
+def answers(kind: type[M], answer: Callable[[M], Message]) -> Unary:
+    """A procedure that answers at once from the engine's state."""
+
+    async def handler(data: Buffer, call: Call) -> bytes:
+        try:
+            message = kind.FromString(data)  # type: ignore[arg-type]  # any buffer will do
+        except DecodeError as error:
+            raise InvalidRequest(f"not a valid {kind.__name__} message: {error}") from None
+        return answer(message).SerializeToString()
+
+    return handler
