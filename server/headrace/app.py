@@ -103,6 +103,8 @@ class Application:
             settings.environments,
             settings.allow_in_process_python,
             settings.model_load_thread_count,
+            settings.model_load_retry_count,
+            settings.model_load_timeout_secs,
         )
         self._engine = Engine(
             settings.id,

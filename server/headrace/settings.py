@@ -55,6 +55,14 @@ class Settings:
         " without it only where a model's configuration says that it is trusted",
     )
     model_load_thread_count: int = setting(4, "How many models are loaded at once", least=1)
+    model_load_retry_count: int = setting(
+        0, "How often a version that cannot be loaded is tried again before it is given up"
+    )
+    model_load_timeout_secs: int = setting(
+        0,
+        "How long loading one version may take, with building its environment; a worker process"
+        " that takes longer is ended, what else does is left to itself; 0: no limit",
+    )
     allow_in_process_python: bool = setting(
         False,
         "Run Python models in the server's own process where their configuration says so, by the"

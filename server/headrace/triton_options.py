@@ -31,7 +31,7 @@ WITHOUT_EFFECT = {
 NOT_OFFERED = dict.fromkeys(
     (
         "--model-control-mode", "--repository-poll-secs", "--load-model",
-        "--model-load-retry-count", "--model-namespacing", "--reuse-http-port",
+        "--model-namespacing", "--reuse-http-port",
         "--http-header-forward-pattern", "--http-restricted-api", "--reuse-grpc-port",
         "--grpc-infer-response-compression-level", "--grpc-keepalive-time",
         "--grpc-keepalive-timeout", "--grpc-keepalive-permit-without-calls",

@@ -24,6 +24,7 @@ from headrace.engine.version import ModelVersion, State
 from headrace.repository.layout import ModelSource, read_model_directory
 
 FP32 = Datatype.FP32
+LOAD_OPTIONS = LoadOptions(cores=1)
 CONFIG = 'max_batch_size: 4\nparameters {{ key: "execution" value {{ string_value: "{}" }} }}'
 
 
@@ -84,12 +85,12 @@ class Constants:
 class World:
     """An engine with one model, `m`, whose versions are files below `root`."""
 
-    def __init__(self, root: Path, execution: str = "inline") -> None:
+    def __init__(
+        self, root: Path, execution: str = "inline", options: LoadOptions = LOAD_OPTIONS
+    ) -> None:
         self.backend = Constants()
         self.root = root / "m"
-        self.engine = Engine(
-            "server", "0", {"constant": self.backend}, LoadOptions(cores=1), Admission(0, 0)
-        )
+        self.engine = Engine("server", "0", {"constant": self.backend}, options, Admission(0, 0))
         self.root.mkdir()
         self.configure(CONFIG.format(execution))
 
@@ -504,3 +505,42 @@ def test_a_load_that_fails_after_an_unload_says_why(tmp_path: Path) -> None:
         assert world.index() == [("1", "UNAVAILABLE", problem)]
 
     run(tmp_path, test, "thread")
+
+
+def test_a_load_that_fails_is_tried_again(tmp_path: Path) -> None:
+    async def test() -> None:
+        world = World(tmp_path, options=LoadOptions(cores=1, retries=2))
+        world.write("nonsense")
+        async with serving(world):
+            assert world.backend.begun == ["nonsense"] * 3
+            assert world.index() == [("1", "UNAVAILABLE", "'nonsense' is no number")]
+            assert await world.replace("2") == ""
+            assert world.backend.begun[3:] == ["2"]
+
+    asyncio.run(test())
+
+
+def test_a_load_that_takes_too_long_is_left_behind(tmp_path: Path) -> None:
+    async def test() -> None:
+        options = LoadOptions(cores=1, limit_secs=0.05, retries=3, threads=1)
+        world = World(tmp_path, options=options)
+        world.write("1")
+        async with serving(world):
+            world.backend.load_now.clear()
+            problem = await world.replace("2")
+            assert problem == "loading has taken longer than 0.05 s (--model-load-timeout-secs)"
+            assert world.backend.begun == ["1", "2"]  # not again: it would take as long
+            assert world.index() == [("1", "READY", f"a change could not be loaded: {problem}")]
+            assert world.engine.loading
+            assert await world.ask() == 1
+            again = await world.replace("3")  # the only thread is not held by what hangs
+            assert again == problem
+            assert world.backend.begun == ["1", "2", "3"]
+            world.backend.load_now.set()
+            await until(lambda: not world.engine.loading)
+            await until(lambda: len(world.backend.loaded) == 3)
+            assert await world.ask() == 1
+            assert await world.replace("4") == ""
+            assert await world.ask() == 4
+
+    asyncio.run(test())

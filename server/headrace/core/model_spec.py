@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 
 from headrace.core.datatypes import Datatype
@@ -33,7 +34,8 @@ class LoadSpec:
     the instance may use. `group` is the index of its instance group, for messages. `instance` is
     its name, `config` the configuration as JSON, as far as it goes before the model is loaded, and
     `auto_complete` whether the model may complete it, with `default_max_batch_size` rows in a batch
-    if the configuration leaves that open; 0 if it does not.
+    if the configuration leaves that open; 0 if it does not. What has to be loaded by the time
+    `deadline`, of the monotonic clock, is of no use later.
     """
 
     model: str
@@ -51,6 +53,7 @@ class LoadSpec:
     auto_complete: bool = False
     environments: EnvironmentOptions = EnvironmentOptions()
     default_max_batch_size: int = 0
+    deadline: float = inf
 
 
 @dataclass(frozen=True, slots=True)

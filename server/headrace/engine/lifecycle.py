@@ -16,14 +16,14 @@ model that was unloaded no version takes requests.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
+from functools import partial
 
 from headrace.core.errors import RepositoryError
 from headrace.engine.loading import LoadedVersion, load_version
 from headrace.engine.model import Model
 from headrace.engine.model_host import ModelHost
 from headrace.engine.opening import Backend, LoadOptions, Opened, open_model
+from headrace.engine.threads import Stopped, Threads, TookTooLong
 from headrace.engine.version import ModelVersion, State
 from headrace.repository.layout import ModelSource
 
@@ -32,37 +32,6 @@ log = logging.getLogger(__name__)
 _EXITING = "the server is shutting down"
 _UNLOADED = "it was unloaded before it was loaded"
 _LONG_DRAIN_SECS = 30.0  # from which on the log says that a version that goes still runs
-
-
-class LoadThreads:
-    """Threads to load on, which are there only while something is being loaded."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._users = 0
-        self._pool: ThreadPoolExecutor | None = None
-
-    def __enter__(self) -> ThreadPoolExecutor:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._count, thread_name_prefix="load")
-        self._users += 1
-        return self._pool
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._users -= 1
-        if not self._users:
-            self.stop()
-
-    def stop(self) -> None:
-        """Begin nothing more, and wait for nothing."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-            self._pool = None
 
 
 class Lifecycle:
@@ -85,14 +54,15 @@ class Lifecycle:
         self._options = options
         self._changed = changed
         self._host = host
-        self._threads = LoadThreads(options.threads)
+        self._threads = Threads(options.threads, "load")
         self._leaving: dict[ModelVersion, asyncio.Task[None]] = {}
         self._stopped = False
 
     @property
     def loading(self) -> bool:
-        """Whether anything is being loaded."""
-        return any(model.loading for model in self._models.values())
+        """Whether anything is being loaded, be it that nobody waits for it any more."""
+        left_behind = self._threads.under_way > 0
+        return left_behind or any(model.loading for model in self._models.values())
 
     @property
     def leaving(self) -> Sequence[ModelVersion]:
@@ -148,12 +118,11 @@ class Lifecycle:
     async def _work_off(self, model: Model) -> str:
         problem = _EXITING
         try:
-            with self._threads as pool:
-                while (source := model.wanted) is not None and not self._stopped:
-                    model.wanted = None
-                    problem = await self._load(model, source, pool)
-                if model.unloaded and not self._stopped:
-                    problem = _UNLOADED
+            while (source := model.wanted) is not None and not self._stopped:
+                model.wanted = None
+                problem = await self._load(model, source)
+            if model.unloaded and not self._stopped:
+                problem = _UNLOADED
         finally:
             model.loading = None
         return problem
@@ -164,13 +133,14 @@ class Lifecycle:
     def _is_outdated(self, model: Model) -> bool:
         return self._stopped or model.unloaded or model.wanted is not None
 
-    async def _load(self, model: Model, source: ModelSource, pool: ThreadPoolExecutor) -> str:
+    async def _load(self, model: Model, source: ModelSource) -> str:
         """Load once; why it did not work out. It is of no account if it is outdated by then."""
-        loop = asyncio.get_running_loop()
         try:
-            opened = await loop.run_in_executor(
-                pool, open_model, source, self._backends, self._options
+            opened = await self._threads.run(
+                partial(open_model, source, self._backends, self._options)
             )
+        except Stopped:
+            return _EXITING
         except Exception as error:  # one model's failure must not keep others from loading
             return self._refuse(model, error)
         if self._is_outdated(model):
@@ -178,28 +148,37 @@ class Lifecycle:
         for warning in opened.warnings:
             log.warning(warning)
         model.expect(opened.versions)
-        loads = [self._load_version(opened, number, pool) for number in opened.versions]
+        loads = [self._load_version(opened, number) for number in opened.versions]
         results = await asyncio.gather(*loads)
         if self._is_outdated(model):
-            await self._discard([r for r in results if isinstance(r, LoadedVersion)], pool)
+            await self._discard([r for r in results if isinstance(r, LoadedVersion)])
             return _EXITING
         return self._swap(model, source, dict(zip(opened.versions, results, strict=True)))
 
-    async def _load_version(
-        self, opened: Opened, number: int, pool: ThreadPoolExecutor
-    ) -> LoadedVersion | str:
+    async def _load_version(self, opened: Opened, number: int) -> LoadedVersion | str:
         """A loaded version, or why there is none."""
-        if self._is_stopped():  # since its task was made
-            return _EXITING
-        loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(pool, load_version, opened, number, self._options)
-        except asyncio.CancelledError:
-            if not self._is_stopped():
-                raise
-            return _EXITING  # it had not begun; others may have
-        except Exception as error:  # one version's failure must not keep others from loading
-            return _reason(f"{opened.source.name} version {number}", error)
+        what = f"{opened.source.name} version {number}"
+        work = partial(load_version, opened, number, self._options)
+        limit = self._options.limit_secs
+        left = self._options.retries
+        while not self._is_stopped():
+            try:
+                return await self._threads.run(work, limit, _close)
+            except Stopped:
+                break
+            except TookTooLong:
+                reason = f"loading has taken longer than {limit:g} s (--model-load-timeout-secs)"
+                log.error(
+                    "failed to load %s: %s; what cannot be stopped goes on by itself", what, reason
+                )
+                return reason
+            except Exception as error:  # one version's failure must not keep others from loading
+                reason = _reason(what, error)
+            if not left:
+                return reason
+            log.info("%s is loaded once more, %d times at most", what, left)
+            left -= 1
+        return _EXITING
 
     def _refuse(self, model: Model, error: Exception) -> str:
         """The whole model could not be read."""
@@ -293,12 +272,12 @@ class Lifecycle:
         task.add_done_callback(gone)
         return task
 
-    async def _discard(self, loaded: Sequence[LoadedVersion], pool: ThreadPoolExecutor) -> None:
+    async def _discard(self, loaded: Sequence[LoadedVersion]) -> None:
         """Close what nobody wants any more: on a loading thread, since it may take time."""
-        if self._stopped:
-            _close(loaded)
-        else:
-            await asyncio.get_running_loop().run_in_executor(pool, _close, loaded)
+        try:
+            await self._threads.run(partial(_close_all, loaded))
+        except Stopped:
+            _close_all(loaded)
 
 
 async def _all(leaving: Sequence["asyncio.Task[None]"]) -> None:
@@ -306,10 +285,14 @@ async def _all(leaving: Sequence["asyncio.Task[None]"]) -> None:
     await asyncio.gather(*leaving, return_exceptions=True)
 
 
-def _close(versions: Sequence[LoadedVersion]) -> None:
+def _close(version: LoadedVersion) -> None:
+    for instance in version.instances:
+        instance.model.close()
+
+
+def _close_all(versions: Sequence[LoadedVersion]) -> None:
     for version in versions:
-        for instance in version.instances:
-            instance.model.close()
+        _close(version)
 
 
 def _reason(what: str, error: Exception) -> str:

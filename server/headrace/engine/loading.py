@@ -9,6 +9,7 @@ other instances.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from time import monotonic
 
@@ -36,6 +37,7 @@ LoadedPython = LoadedWorker | LoadedInProcess
 # A model file of up to this size is first loaded with one thread and measured: it may be fit to run
 # inline.
 _SMALL_FILE = 16 << 20
+_GRACE_SECS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,7 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
             auto_complete=options.auto_complete,
             environments=options.environments,
             default_max_batch_size=options.default_max_batch_size if open_rows else 0,
+            deadline=_deadline(options),
         )
         single = not opened.backend.isolated and (
             wanted == InstanceKind.INLINE or (wanted == "auto" and _is_small(first_spec.path))
@@ -197,7 +200,8 @@ def _load_copy(
     options: LoadOptions,
 ) -> LoadedInstance:
     """Load an instance of a model whose whole configuration is known."""
-    copy = _load(opened, replace(spec, environments=options.environments))
+    environments, deadline = options.environments, _deadline(options)
+    copy = _load(opened, replace(spec, environments=environments, deadline=deadline))
     signature = reading.signature(config)
     try:
         _begin(opened, copy, config)
@@ -207,6 +211,11 @@ def _load_copy(
         copy.close()
         raise
     return LoadedInstance(placement.name, copy, kind)
+
+
+def _deadline(options: LoadOptions) -> float:
+    """Until when a worker may take to start: a little longer than anybody waits for it."""
+    return monotonic() + options.limit_secs + _GRACE_SECS if options.limit_secs else inf
 
 
 def _load(opened: Opened, spec: LoadSpec) -> LoadedModel:

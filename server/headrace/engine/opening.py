@@ -45,7 +45,11 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """What the operator decides about loading; `threads` is how many models load at once."""
+    """What the operator decides about loading; `threads` is how many models load at once.
+
+    One that fails is tried `retries` times more; one that takes longer than `limit_secs`, unless
+    they are 0, has failed.
+    """
 
     cores: int
     auto_complete: bool = True
@@ -54,6 +58,8 @@ class LoadOptions:
     environments: EnvironmentOptions = field(default_factory=EnvironmentOptions)
     in_process_python: bool = False
     threads: int = 4
+    retries: int = 0
+    limit_secs: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +88,7 @@ def open_model(
     """Read and check the configuration of a model; raises `RepositoryError`."""
     state = fingerprint(source)  # first, so that what changes from here on is told
     file = read_config(source.config_path, source.name)
-    refuse(file, validation.problems(file.config, source.name))
+    refuse(file, validation.problems(file.config, source.written_name))
     if not source.versions:
         raise InvalidConfig(_no_versions(source))
     directory = source.path / str(source.versions[0])

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ class LoadedWorker:
             self._environment.prefix,
             self.options.limits,
         )
-        self.process, self._completed = self._loaded(spec.auto_complete)
+        self.process, self._completed = self._loaded(spec.auto_complete, spec.deadline)
         self._config = "{}"
         self._decoupled = False
         self._samples: tuple[Signature, Sequence[Sample]] | None = None
@@ -121,9 +122,11 @@ class LoadedWorker:
         """End the process at once."""
         self.process.kill()
 
-    def _loaded(self, complete: bool) -> tuple[WorkerProcess, dict[str, Any] | None]:
+    def _loaded(
+        self, complete: bool, deadline: float = inf
+    ) -> tuple[WorkerProcess, dict[str, Any] | None]:
         spec = self._spec
-        process = WorkerProcess(self._worker_spec)
+        process = WorkerProcess(self._worker_spec, deadline)
         document = {
             "loader": self._loader,
             "file": str(spec.path),

@@ -14,6 +14,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -37,9 +38,10 @@ _STOP_SECS = 5.0
 class WorkerProcess:
     """One process, from its start to its end."""
 
-    def __init__(self, spec: WorkerSpec) -> None:
-        """Start the process; raises `LoadFailed`."""
+    def __init__(self, spec: WorkerSpec, deadline: float = inf) -> None:
+        """Start the process, which may take until `deadline` for answers; raises `LoadFailed`."""
         self.spec = spec
+        self._deadline = deadline
         opened: list[int] = []
         try:
             ours, theirs = (end.detach() for end in socket.socketpair())
@@ -91,6 +93,11 @@ class WorkerProcess:
         """How often it has given a sign of life."""
         return self._heartbeat.count
 
+    @property
+    def patience(self) -> float | None:
+        """For how many seconds it may still start; None for as long as it takes."""
+        return None if self._deadline == inf else self._deadline - monotonic()
+
     def resident(self) -> int:
         """Bytes of memory that it has in use, shared ones counted; 0 if it has ended."""
         return 0 if self.ended else resident_bytes(self.pid)
@@ -105,7 +112,7 @@ class WorkerProcess:
         """
         try:
             self.link.sock.sendall(frame(kind, json.dumps(document).encode()))
-            return self._await_answer(monotonic() + timeout)
+            return self._await_answer(min(monotonic() + timeout, self._deadline))
         except Exception as error:  # reading nonsense may raise anything
             self.kill()
             if isinstance(error, LoadFailed):

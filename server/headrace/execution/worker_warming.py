@@ -39,7 +39,10 @@ def warm_up_worker(
         warming = Warming(signature, version)
         talk = _Talk(process, signature, concurrent, warming)
         try:
-            await warming.work(Slot(talk, 0), samples)
+            async with asyncio.timeout(process.patience):
+                await warming.work(Slot(talk, 0), samples)
+        except TimeoutError:
+            raise LoadFailed("the worker did not end its warm-up in time") from None
         finally:
             process.detach()
 

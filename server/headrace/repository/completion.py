@@ -43,7 +43,7 @@ def complete_backend(
     """
     config = ModelConfig()
     config.CopyFrom(file.config)
-    config.name = config.name or model
+    config.name = model
     names = list(filenames)
     if not config.backend:
         config.backend = _guess_backend(config, model, names, backends)

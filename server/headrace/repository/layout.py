@@ -8,7 +8,7 @@ Names come from directory listings and are kept in a dictionary; a name from a r
 looked up there and never becomes part of a path.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,20 +34,61 @@ class ModelSource:
     file: Path | None = None
     problem: str = ""
 
+    @property
+    def written_name(self) -> str:
+        """The name that its configuration may give it: its directory's."""
+        return self.path.name if self.file is None else self.name
 
-def scan(repositories: Sequence[Path], config_name: str = "") -> list[ModelSource]:
+
+def scan(
+    repositories: Sequence[Path], config_name: str = "", namespacing: bool = False
+) -> list[ModelSource]:
     """All models of the repositories, by name; one that occurs in several is marked as duplicate.
 
-    Raises `LoadFailed` if a repository cannot be read; a model that cannot be has a `problem`.
+    With `namespacing` such models have names of their own instead. Raises `LoadFailed` if a
+    repository cannot be read; a model that cannot be has a `problem`.
     """
-    found: dict[str, ModelSource] = {}
+    places = model_places(repositories, namespacing)
+    return [
+        replace(read_model_directory(paths[-1], config_name), name=name, duplicate=len(paths) > 1)
+        for name, paths in sorted(places.items())
+    ]
+
+
+def model_places(repositories: Sequence[Path], namespacing: bool = False) -> dict[str, list[Path]]:
+    """The directories of all models, by name; raises `LoadFailed`.
+
+    With `namespacing`, models whose name occurs in several repositories are called `name@space`,
+    where the space is the directory name of the repository, with a number if that occurs twice.
+    """
+    found: dict[str, list[Path]] = {}
     for repository in repositories:
         for path in _model_directories(repository):
-            source = read_model_directory(path, config_name)
-            if path.name in found:
-                source = replace(source, duplicate=True)
-            found[path.name] = source
-    return [found[name] for name in sorted(found)]
+            found.setdefault(path.name, []).append(path)
+    if not namespacing:
+        return found
+    spaces = _spaces(repositories)
+    named: dict[str, list[Path]] = {}
+    for name, paths in found.items():
+        for path in paths:
+            unique = name if len(paths) == 1 else f"{name}@{spaces[path.parent]}"
+            named.setdefault(unique, []).append(path)
+    return named
+
+
+def namespaced(name: str, names: Iterable[str]) -> list[str]:
+    """Those of the names that are a model's of this name in some repository."""
+    return sorted(other for other in names if other.startswith(f"{name}@"))
+
+
+def _spaces(repositories: Sequence[Path]) -> Mapping[Path, str]:
+    spaces: dict[Path, str] = {}
+    for repository in repositories:
+        name, number = repository.resolve().name, 1
+        while (unique := name if number == 1 else f"{name}-{number}") in spaces.values():
+            number += 1
+        spaces.setdefault(repository, unique)
+    return spaces
 
 
 def single_file(path: Path) -> ModelSource:

@@ -1,0 +1,127 @@
+"""Threads for what may take long: a few at a time, and none that anybody has to wait for.
+
+Each piece of work has a thread of its own, so that one that hangs, in a library or on a file
+system, can be left behind: it takes nothing from what comes after it, and does not keep the process
+from ending. Owned by the event-loop thread.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from threading import Thread
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Stopped(Exception):
+    """Nothing is begun any more."""
+
+
+class TookTooLong(Exception):
+    """The work has taken longer than it may, and goes on by itself."""
+
+
+class Threads:
+    """Runs up to `count` pieces of work at a time, the others in the order in which they came."""
+
+    def __init__(self, count: int, name: str) -> None:
+        self._free = count
+        self._name = name
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._stopped = False
+        self.under_way = 0  # also what was left behind
+
+    async def run(
+        self,
+        work: Callable[[], T],
+        seconds: float = 0.0,
+        too_late: Callable[[T], object] | None = None,
+    ) -> T:
+        """What `work` gives or raises; `Stopped` if it was not begun.
+
+        After so many `seconds`, unless they are 0, it is left behind, with `TookTooLong`; with what
+        comes of it then, `too_late` is called on a thread.
+        """
+        await self._turn()
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+        Thread(
+            target=self._work, args=(work, loop, done, too_late), name=self._name, daemon=True
+        ).start()
+        self.under_way += 1
+        try:
+            async with asyncio.timeout(seconds or None):
+                return await asyncio.shield(done)
+        except TimeoutError:
+            if done.done():
+                raise
+            done.cancel()
+            raise TookTooLong from None
+        finally:
+            self._next()
+
+    def stop(self) -> None:
+        """Begin nothing more, and wait for nothing."""
+        self._stopped = True
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_exception(Stopped())
+
+    async def _turn(self) -> None:
+        if self._stopped:
+            raise Stopped
+        if self._free:
+            self._free -= 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self._next()
+            raise
+
+    def _next(self) -> None:
+        """Hand the turn on."""
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
+    def _work(
+        self,
+        work: Callable[[], T],
+        loop: asyncio.AbstractEventLoop,
+        done: "asyncio.Future[T]",
+        too_late: Callable[[T], object] | None,
+    ) -> None:
+        """On the thread."""
+        result: Any = None
+        problem: BaseException | None = None
+        try:
+            result = work()
+        except BaseException as error:
+            problem = error
+
+        def tell() -> None:
+            nonlocal result, problem
+            self.under_way -= 1
+            if done.done():
+                if problem is None and too_late is not None:
+                    Thread(target=too_late, args=(result,), daemon=True).start()
+            elif problem is None:
+                done.set_result(result)
+            else:
+                done.set_exception(problem)
+            result = problem = None  # which would hold one another for longer than anybody wants
+
+        try:
+            loop.call_soon_threadsafe(tell)
+        except RuntimeError:  # the loop is closed: the server has ended
+            if problem is None and too_late is not None:
+                too_late(result)

@@ -1,0 +1,85 @@
+"""Work on threads: a few at a time, in order, and none that is waited for in vain."""
+
+import asyncio
+import threading
+from functools import partial
+
+import pytest
+
+from headrace.engine.threads import Stopped, Threads, TookTooLong
+
+
+def test_what_comes_of_it_or_what_it_raises() -> None:
+    async def test() -> None:
+        threads = Threads(2, "t")
+        assert await threads.run(lambda: threading.current_thread().name) == "t"
+        with pytest.raises(ZeroDivisionError):
+            await threads.run(lambda: 1 / 0)
+        assert threads.under_way == 0
+
+    asyncio.run(test())
+
+
+def test_so_many_at_a_time_and_the_others_in_order() -> None:
+    async def test() -> None:
+        threads = Threads(1, "t")
+        go, begun = threading.Event(), list[int]()
+
+        def work(number: int) -> int:
+            begun.append(number)
+            go.wait(30)
+            return number
+
+        tasks = [asyncio.ensure_future(threads.run(partial(work, n))) for n in range(5)]
+        await asyncio.sleep(0)
+        assert threads.under_way == 1
+        tasks[2].cancel()
+        await asyncio.sleep(0)
+        go.set()
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [f for f in found if isinstance(f, int)] == begun == [0, 1, 3, 4]
+
+    asyncio.run(test())
+
+
+def test_what_takes_too_long_is_left_behind() -> None:
+    async def test() -> None:
+        threads = Threads(1, "t")
+        go, late = threading.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def work() -> str:
+            go.wait(30)
+            return "late"
+
+        def too_late(result: str) -> None:
+            assert result == "late"
+            loop.call_soon_threadsafe(late.set)
+
+        with pytest.raises(TookTooLong):
+            await threads.run(work, 0.01, too_late)
+        assert threads.under_way == 1
+        assert await threads.run(lambda: 5, 30) == 5
+        go.set()
+        await late.wait()
+        assert threads.under_way == 0
+
+    asyncio.run(test())
+
+
+def test_nothing_is_begun_once_it_is_stopped() -> None:
+    async def test() -> None:
+        threads = Threads(1, "t")
+        go = threading.Event()
+        first = asyncio.ensure_future(threads.run(lambda: go.wait(30)))
+        second = asyncio.ensure_future(threads.run(lambda: True))
+        await asyncio.sleep(0)
+        threads.stop()
+        with pytest.raises(Stopped):
+            await second
+        with pytest.raises(Stopped):
+            await threads.run(lambda: True)
+        go.set()
+        assert await first
+
+    asyncio.run(test())
