@@ -544,3 +544,117 @@ def test_a_load_that_takes_too_long_is_left_behind(tmp_path: Path) -> None:
             assert await world.ask() == 4
 
     asyncio.run(test())
+
+
+GROUPS = '\ninstance_group {{ name: "m" count: {} }}'
+
+
+def test_what_has_not_changed_is_not_loaded_again(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        old = world.engine.find("m")
+        assert await world.engine.load(world.source()) == ""
+        assert world.engine.find("m") is old
+        assert world.backend.begun == ["1"]
+        (loads,) = world.engine.server_series().loads
+        assert loads == ("m", 1, 0)
+        assert await world.replace("nonsense") != ""
+        (world.root / "1").rename(world.root / ".away")
+        assert "no version directory" in await world.engine.load(world.source())
+        (world.root / ".away").rename(world.root / "1")
+        assert await world.replace("1") == ""  # written anew, it is another file
+
+    run(tmp_path, test)
+
+
+def test_only_the_versions_that_have_changed_are_loaded(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        both = CONFIG.format("inline") + "\nversion_policy { all {} }"
+        world.configure(both)
+        first = world.engine.find("m", "1")
+        assert await world.replace("2", version=2) == ""
+        assert world.engine.find("m", "1") is first
+        assert world.engine.model_config("m", "1").version_policy.HasField("all")
+        assert await world.replace("3", version=2) == ""
+        assert world.backend.begun == ["1", "2", "3"]
+        world.configure(CONFIG.format("inline"))
+        second = world.engine.find("m", "2")
+        assert await world.engine.load(world.source()) == ""
+        assert world.engine.find("m") is second
+        assert world.index() == [("2", "READY", "")]
+        world.configure(both)
+        assert await world.engine.load(world.source()) == ""
+        assert world.backend.begun == ["1", "2", "3", "1"]
+        assert world.engine.find("m", "2") is second
+
+    run(tmp_path, test)
+
+
+def test_a_broken_version_keeps_all_others_as_they_were(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        world.configure(CONFIG.format("inline") + "\nversion_policy { all {} }")
+        assert await world.replace("2", version=2) == ""
+        world.write("10")
+        world.write("3", version=3)
+        problem = await world.replace("nonsense", version=2)
+        assert "is no number" in problem
+        assert [await world.ask("1"), await world.ask("2")] == [1, 2]
+        assert world.index() == [
+            ("1", "READY", ""),
+            ("2", "READY", f"a change could not be loaded: {problem}"),
+            ("3", "UNAVAILABLE", "not served, since version 2 cannot be loaded"),
+        ]
+        assert [model.closed for model in world.backend.loaded] == [False, False, True, True]
+        assert await world.replace("20", version=2) == ""
+        assert [await world.ask(number) for number in "123"] == [10, 20, 3]
+
+    run(tmp_path, test)
+
+
+def test_instances_are_added_and_removed_in_place(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(world: World) -> None:
+        world.backend.run_now.clear()
+        version = world.engine.find("m")
+        begun = [asyncio.ensure_future(world.ask()) for _ in range(20)]
+        await asyncio.sleep(0)
+        world.configure(CONFIG.format("thread") + GROUPS.format(3))
+        assert await world.engine.load(world.source()) == ""
+        assert world.engine.find("m") is version
+        assert world.engine.model_config("m").instance_group[0].count == 3
+        assert [len(world.backend.loaded), len(version.instances)] == [3, 3]
+        begun += [asyncio.ensure_future(world.ask()) for _ in range(20)]
+        await asyncio.sleep(0)
+        world.configure(CONFIG.format("thread") + GROUPS.format(1))
+        assert await world.engine.load(world.source()) == ""
+        assert len(version.instances) == 1
+        assert not any(model.closed for model in world.backend.loaded)  # they are busy
+        world.backend.run_now.set()
+        assert await asyncio.gather(*begun) == [1] * 40
+        await until(lambda: sum(model.closed for model in world.backend.loaded) == 2)
+        assert await world.ask() == 1
+        assert world.engine.find("m") is version
+
+    with caplog.at_level("INFO"):
+        run(tmp_path, test, "thread")
+    assert "m version 1 goes on with 3 instances" in caplog.text
+    assert "m version 1 goes on with 1 instances" in caplog.text
+
+
+def test_an_instance_that_cannot_be_added_changes_nothing(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        version = world.engine.find("m")
+        world.configure(CONFIG.format("thread") + GROUPS.format(2))
+        world.backend.load_now.clear()
+        loading = world.engine.load(world.source())
+        await until(lambda: len(world.backend.begun) == 2)
+        (world.root / "1" / "model.constant").write_text("nonsense")
+        again = world.engine.load(world.source())
+        world.backend.load_now.set()
+        assert "is no number" in await loading
+        assert "is no number" in await again
+        assert world.engine.find("m") is version
+        assert len(version.instances) == 1
+        assert world.backend.loaded[1].closed
+
+    run(tmp_path, test, "thread")

@@ -84,6 +84,15 @@ def test_the_same_content_at_another_time_is_another_state(model: Path) -> None:
     assert changed(before, state(model)) == {"1"}
 
 
+def test_another_file_that_pretends_to_be_the_same(model: Path) -> None:
+    """As of archives in which all files have one time."""
+    os.utime(model / "1/model.py", (5, 5))
+    before = state(model)
+    (model / "1/model.py").write_text("two")
+    os.utime(model / "1/model.py", (5, 5))
+    assert changed(before, state(model)) == {"1"}
+
+
 def test_links_are_followed(model: Path, tmp_path: Path) -> None:
     """As of a volume that Kubernetes makes: a link is turned to another directory."""
     for name in ("old", "new"):

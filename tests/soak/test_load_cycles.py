@@ -76,6 +76,8 @@ async def cycle(source: ModelSource) -> None:
     engine = Engine("", "", BACKENDS, LoadOptions(cores=1), Admission(0, 0))
     await engine.load_all([source])
     for size in (3, LARGE):
+        for file in (source.path / "1").iterdir():
+            file.touch()  # or there would be nothing to load
         assert await engine.load(source) == ""
         x = np.arange(size, dtype=np.float32)
         request = InferRequest("m", "", "", {"INPUT0": Tensor("INPUT0", Datatype.FP32, x)})

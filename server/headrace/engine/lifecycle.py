@@ -2,11 +2,12 @@
 
 What takes time happens on loading threads and comes back as values. A model is loaded beside what
 serves under its name; then its versions take their places in one step, between two turns of the
-event loop. What they replace finishes what it has accepted, and is freed. If something cannot be
-loaded, what served goes on. If a model changes while it is being loaded, what comes of that load is
-thrown away, since it may be made of files from before and after: the last change wins, and changes
-do not pile up. To unload a model is such a change, too: its versions finish what they have accepted
-and stay known as unloaded, and what is being loaded for it is called off.
+event loop. What they replace finishes what it has accepted, and is freed. A version that would be
+the same again stays. If something cannot be loaded, all that served goes on. If a model changes
+while it is being loaded, what comes of that load is thrown away, since it may be made of files from
+before and after: the last change wins, and changes do not pile up. To unload a model is such a
+change, too: its versions finish what they have accepted and stay known as unloaded, and what is
+being loaded for it is called off.
 
 Owned by the event-loop thread. Invariants: of each model at most one load is under way and one is
 wanted after it; a version that was replaced or unloaded is in `_leaving` until it is freed; of a
@@ -17,18 +18,21 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TypeAlias
 
 from headrace.core.errors import RepositoryError
-from headrace.engine.loading import LoadedVersion, load_version
+from headrace.engine.loading import LoadedVersion
 from headrace.engine.model import Model
 from headrace.engine.model_host import ModelHost
 from headrace.engine.opening import Backend, LoadOptions, Opened, open_model
 from headrace.engine.threads import Stopped, Threads, TookTooLong
+from headrace.engine.updating import Change, update
 from headrace.engine.version import ModelVersion, State
 from headrace.repository.layout import ModelSource
 
 log = logging.getLogger(__name__)
 
+Result: TypeAlias = LoadedVersion | Change
 _EXITING = "the server is shutting down"
 _UNLOADED = "it was unloaded before it was loaded"
 _LONG_DRAIN_SECS = 30.0  # from which on the log says that a version that goes still runs
@@ -148,17 +152,21 @@ class Lifecycle:
         for warning in opened.warnings:
             log.warning(warning)
         model.expect(opened.versions)
-        loads = [self._load_version(opened, number) for number in opened.versions]
-        results = await asyncio.gather(*loads)
+        loads = [self._update(model.versions[number], opened) for number in opened.versions]
+        results = dict(zip(opened.versions, await asyncio.gather(*loads), strict=True))
         if self._is_outdated(model):
-            await self._discard([r for r in results if isinstance(r, LoadedVersion)])
-            return _EXITING
-        return self._swap(model, source, dict(zip(opened.versions, results, strict=True)))
+            problem = _EXITING
+        elif any(isinstance(r, str) for r in results.values()) and model.ready_versions():
+            problem = self._abandon(model, results)
+        else:
+            return self._swap(model, source, results)
+        await self._discard([r for r in results.values() if not isinstance(r, str)])
+        return problem
 
-    async def _load_version(self, opened: Opened, number: int) -> LoadedVersion | str:
-        """A loaded version, or why there is none."""
-        what = f"{opened.source.name} version {number}"
-        work = partial(load_version, opened, number, self._options)
+    async def _update(self, version: ModelVersion, opened: Opened) -> Result | str:
+        """What makes a version what it is to be, or why there is nothing."""
+        what = f"{opened.source.name} version {version.name}"
+        work = partial(update, version.serving, opened, version.number, self._options)
         limit = self._options.limit_secs
         left = self._options.retries
         while not self._is_stopped():
@@ -194,9 +202,19 @@ class Lifecycle:
         self._tell_of_those_that_go_on(model)
         return reason
 
-    def _swap(
-        self, model: Model, source: ModelSource, results: Mapping[int, LoadedVersion | str]
-    ) -> str:
+    def _abandon(self, model: Model, results: Mapping[int, Result | str]) -> str:
+        """Let everything be as it was, since something new could not be loaded; why not."""
+        problems = {n: result for n, result in results.items() if isinstance(result, str)}
+        for number in results:
+            if number in problems:
+                model.refuse(number, problems[number])
+            elif not model.versions[number].ready:
+                model.refuse(number, f"not served, since version {min(problems)} cannot be loaded")
+        model.failed_loads += 1
+        self._tell_of_those_that_go_on(model)
+        return "; ".join(problems.values())
+
+    def _swap(self, model: Model, source: ModelSource, results: Mapping[int, Result | str]) -> str:
         """Let what was loaded take its place; why some of it was not loaded."""
         problems: list[str] = []
         for number, result in results.items():
@@ -204,23 +222,26 @@ class Lifecycle:
             if problem:
                 model.refuse(number, problem)
                 problems.append(problem)
-        # What is not wanted any more goes, unless it may have to stand in for what has failed.
+        changed = not all(_is_nothing(result) for result in results.values())
         for number in sorted(set(model.versions) - set(results)):
-            if not problems or not model.versions[number].ready:
-                self._free(model.remove(number))
+            changed = changed or model.versions[number].ready
+            self._free(model.remove(number))
         model.reason = ""
         self._changed()
         if problems:
             model.failed_loads += 1
-            self._tell_of_those_that_go_on(model)
-        else:
-            model.loads += 1
-            model.source = source
-        return "; ".join(problems)
+            return "; ".join(problems)
+        model.loads += changed
+        model.source = source
+        if not changed:
+            log.info("%s is as it was loaded before", model.name, extra={"model": model.name})
+        return ""
 
-    def _take_in(self, model: Model, number: int, loaded: LoadedVersion) -> str:
+    def _take_in(self, model: Model, number: int, loaded: Result) -> str:
         """Have a loaded version serve in place of the one that stands under its number."""
         old = model.versions[number]
+        if isinstance(loaded, Change):
+            return self._change(old, loaded)
         # Counters go on: to whoever watches them, it is the same model and version.
         version = ModelVersion(model.name, number, old.statistics)
         try:
@@ -236,6 +257,19 @@ class Lifecycle:
         )  # fmt: skip
         model.put(version)
         self._free(old)
+        return ""
+
+    def _change(self, version: ModelVersion, change: Change) -> str:
+        """Have a version go on as what it is to be."""
+        try:
+            version.change(change, asyncio.get_running_loop())
+        except Exception as error:  # a bug, which must not keep others from loading
+            return _reason(f"{version.model} version {version.name}", error)
+        if not _is_nothing(change):
+            log.info(
+                "%s version %s goes on with %d instances", version.model, version.name,
+                len(version.instances), extra={"model": version.model, "version": version.name},
+            )  # fmt: skip
         return ""
 
     def _tell_of_those_that_go_on(self, model: Model) -> None:
@@ -272,7 +306,7 @@ class Lifecycle:
         task.add_done_callback(gone)
         return task
 
-    async def _discard(self, loaded: Sequence[LoadedVersion]) -> None:
+    async def _discard(self, loaded: Sequence[Result]) -> None:
         """Close what nobody wants any more: on a loading thread, since it may take time."""
         try:
             await self._threads.run(partial(_close_all, loaded))
@@ -285,14 +319,19 @@ async def _all(leaving: Sequence["asyncio.Task[None]"]) -> None:
     await asyncio.gather(*leaving, return_exceptions=True)
 
 
-def _close(version: LoadedVersion) -> None:
-    for instance in version.instances:
+def _close(result: Result) -> None:
+    for instance in result.instances:
         instance.model.close()
 
 
-def _close_all(versions: Sequence[LoadedVersion]) -> None:
-    for version in versions:
-        _close(version)
+def _close_all(results: Sequence[Result]) -> None:
+    for result in results:
+        _close(result)
+
+
+def _is_nothing(result: Result | str) -> bool:
+    """Whether it leaves a version as it is."""
+    return isinstance(result, Change) and not (result.instances or result.removed)
 
 
 def _reason(what: str, error: Exception) -> str:

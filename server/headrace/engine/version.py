@@ -2,21 +2,24 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
 from headrace.core.errors import ExecutionFailed, InvalidRequest, ModelNotReady, ServerError
 from headrace.core.requests import InferRequest, InferResponse, Sink, Ticket
 from headrace.core.signature import Signature
 from headrace.engine.clock import LoopClock
-from headrace.engine.loading import LoadedVersion
+from headrace.engine.loading import LoadedInstance, LoadedVersion
 from headrace.engine.model_host import ModelHost
+from headrace.engine.updating import Change, Serving
+from headrace.execution.choice import InstanceKind
 from headrace.execution.local import LocalInstance
 from headrace.execution.process import WorkerInstance, waiting_error
 from headrace.execution.python_backend import LoadedWorker
 from headrace.execution.supervision import WorkerSet
 from headrace.observability.statistics import VersionStatistics
 from headrace.observability.workers import WorkerSeries
+from headrace.repository.origin import Origin
 from headrace.scheduling.batch import Pending
 from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.quarantine import Quarantine
@@ -95,7 +98,8 @@ class _ClassifyingSink:
 class ModelVersion:
     """A version from when it is known. Owned by the event-loop thread.
 
-    It is loaded once: one that replaces it is another object, which may go on with its counters.
+    It is loaded once, from its `origin`: one that replaces it is another object, which may go on
+    with its counters. Instances may be added and removed meanwhile.
 
     Invariant: `batcher`, `config` and `signature` are there exactly while the state is READY or
     UNLOADING.
@@ -111,6 +115,7 @@ class ModelVersion:
         self.reason = ""
         self.statistics = statistics or VersionStatistics()
         self.load_seconds = 0.0
+        self.origin: Origin | None = None
         self.decoupled = False
         self._split = False
         self._batcher: Batcher | None = None
@@ -119,6 +124,7 @@ class ModelVersion:
         self._labels: Mapping[str, Sequence[str]] = {}
         self._host: ModelHost | None = None
         self._local: list[LocalInstance] = []
+        self._removed: list[LocalInstance] = []
         self._workers: WorkerSet | None = None
         self._leaves = False  # `unload` was called
         self._given_up = False  # no worker comes back for now
@@ -207,13 +213,7 @@ class ModelVersion:
             _quarantine(loaded),
         )
         workers = WorkerSet(loaded.signature, batcher, host, loop, self._on_workers)
-        for item in loaded.instances:
-            if isinstance(item.model, LoadedWorker):
-                workers.add(item.name, item.model)
-                continue
-            instance = LocalInstance(item.name, item.model, item.kind, loop)
-            self._local.append(instance)
-            batcher.add_instance(instance)
+        self._add(loaded.instances, batcher, workers, loop)
         self._workers = workers
         self._batcher = batcher
         self._config = loaded.config
@@ -221,7 +221,50 @@ class ModelVersion:
         self._signature = loaded.signature
         self.decoupled = loaded.config.model_transaction_policy.decoupled
         self.load_seconds = loaded.seconds
+        self.origin = loaded.origin
         self.state = State.READY
+
+    @property
+    def serving(self) -> Serving | None:
+        """What it is while it serves well; None if it does not."""
+        if not self.healthy or self.origin is None or self._config is None:
+            return None
+        names = tuple(instance.name for instance in self.instances)
+        inline = all(instance.kind is InstanceKind.INLINE for instance in self.instances)
+        return Serving(self.origin, self._config, names, inline)
+
+    def change(self, change: Change, loop: asyncio.AbstractEventLoop) -> None:
+        """Be that from now on, with its instances; those that go finish what they have.
+
+        Only while it is ready.
+        """
+        assert self._batcher is not None
+        assert self._workers is not None
+        self.origin, self._config, self.reason = change.origin, change.config, ""
+        self._add(change.instances, self._batcher, self._workers, loop)
+        self._removed = [instance for instance in self._removed if not instance.released]
+        for name in change.removed:
+            self._workers.remove(name)
+            if instance := next((i for i in self._local if i.name == name), None):
+                self._local.remove(instance)
+                self._removed.append(instance)
+                self._batcher.remove_instance(instance, instance.close)
+
+    def _add(
+        self,
+        instances: Iterable[LoadedInstance],
+        batcher: Batcher,
+        workers: WorkerSet,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """Put loaded instances behind the scheduler."""
+        for item in instances:
+            if isinstance(item.model, LoadedWorker):
+                workers.add(item.name, item.model)
+                continue
+            instance = LocalInstance(item.name, item.model, item.kind, loop)
+            self._local.append(instance)
+            batcher.add_instance(instance)
 
     def leave(self) -> None:
         """Be found no more from now on; `unload` does the rest."""
@@ -246,8 +289,9 @@ class ModelVersion:
         if workers is not None:
             workers.close()
         self._batcher.close()
-        await asyncio.gather(*(instance.closed() for instance in self._local))
+        await asyncio.gather(*(i.closed() for i in (*self._local, *self._removed)))
         self._local.clear()
+        self._removed.clear()
         if workers is not None:
             await workers.closed()
         if self._host is not None:

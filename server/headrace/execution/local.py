@@ -76,6 +76,11 @@ class LocalInstance:
         else:
             self._work.put(None)
 
+    @property
+    def released(self) -> bool:
+        """Whether the model has been released."""
+        return self._closed.is_set()
+
     async def closed(self) -> None:
         """Wait until the model has been released."""
         await self._closed.wait()

@@ -108,6 +108,17 @@ class WorkerSet:
             self._looked = self._loop.time()
             self._timer = self._loop.call_later(_LOOK_SECS, self._look)
 
+    def remove(self, name: str) -> None:
+        """Give the worker of this name nothing more, and end it once it has finished what it has.
+
+        One that is not there has nothing to finish.
+        """
+        for member in self._members:
+            if member.worker.name == name:
+                self._members.remove(member)
+                self._finish(member.worker, member.loaded)
+                return
+
     def __iter__(self) -> Iterator[WorkerInstance]:
         """Those that serve."""
         return (member.worker for member in self._members)
@@ -197,15 +208,22 @@ class WorkerSet:
     # --- one takes over from another
 
     def _replace(self, old: WorkerInstance, process: WorkerProcess, reason: RecycleReason) -> None:
+        member = next((member for member in self._members if member.worker is old), None)
+        if member is None:  # it was removed while its successor was being started
+            process.kill()
+            return
         log.info(
             "worker %d of %s takes over from worker %d", process.pid, old.name, old.pid,
             extra={"model": self._signature.model},
         )  # fmt: skip
-        member = next(member for member in self._members if member.worker is old)
         self.counters.recycled[reason] += 1
         member.worker = self._worker(old.name, member.loaded, process)
         self._compare(member)
-        finishing = _Member(old, member.loaded)
+        self._finish(old, member.loaded)
+
+    def _finish(self, old: WorkerInstance, loaded: LoadedWorker) -> None:
+        """Give a worker nothing more; it ends with what it has."""
+        finishing = _Member(old, loaded)
         finishing.slots = len(old.slots)
         self._finishing.append(finishing)
         for slot in old.slots:

@@ -10,17 +10,23 @@ ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES)
 
 
 class Stamp(NamedTuple):
-    """What tells one state of a file from another."""
+    """What tells one state of a file from another.
+
+    `changed_ns` is when anything was last done to the file. Only that tells two files apart that
+    were given the same time, have the same size and, one after the other, the same number. It also
+    tells of other permissions.
+    """
 
     device: int
     inode: int
     size: int
     written_ns: int
+    changed_ns: int
 
     @classmethod
     def of(cls, found: os.stat_result) -> "Stamp":
         """The stamp of what `stat` has found."""
-        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def stamp_of(path: Path) -> Stamp | None:

@@ -42,7 +42,8 @@ def look_at(path: Path) -> Look:
         found = os.stat(path)
     except OSError:
         return Look(None, False)
-    return Look(Stamp.of(found), found.st_ctime_ns > found.st_mtime_ns)
+    stamp = Stamp.of(found)._replace(changed_ns=0)  # other permissions are no change
+    return Look(stamp, found.st_ctime_ns > found.st_mtime_ns)
 
 
 class WatchedFiles:

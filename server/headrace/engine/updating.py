@@ -1,0 +1,115 @@
+"""Bringing a version that serves to what it is to be, with as little loading as that takes.
+
+A version of the same origin stays as it is. If only its instance groups have changed, instances are
+loaded beside those that serve, or some of them go. Anything else makes it another version.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from headrace.engine.loading import (
+    LoadedInstance,
+    LoadedVersion,
+    load_instances,
+    load_version,
+)
+from headrace.engine.opening import LoadOptions, Opened
+from headrace.repository import reading
+from headrace.repository.completion import normalise
+from headrace.repository.origin import Origin
+from headrace.repository.reading import Placement
+from headrace.wire.pb.model_config_pb2 import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A version that serves, as it is when its model is loaded again.
+
+    `names` are those of its instances, `inline` is whether they run on the event loop.
+    """
+
+    origin: Origin
+    config: ModelConfig
+    names: tuple[str, ...]
+    inline: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What makes a version that goes on serving what it is to be.
+
+    `config` has the version policy and the instance groups of now. `instances` are further ones,
+    `removed` the names of those that are too many.
+    """
+
+    origin: Origin
+    config: ModelConfig
+    instances: Sequence[LoadedInstance] = ()
+    removed: Sequence[str] = ()
+
+
+class Step(Enum):
+    """How a version comes to what it is to be."""
+
+    KEEP = "keep"
+    RESIZE = "resize"
+    LOAD = "load"
+
+
+def step(before: Origin | None, after: Origin) -> Step:
+    """What to do with what was loaded from `before`, None if nothing serves well."""
+    if before is None or before.content != after.content:
+        return Step.LOAD
+    if before.groups == after.groups:
+        return Step.KEEP
+    return Step.RESIZE if before.on_cpu and after.on_cpu else Step.LOAD
+
+
+def update(
+    serving: Serving | None, opened: Opened, version: int, options: LoadOptions
+) -> LoadedVersion | Change:
+    """Load what a version lacks; raises as `load_version` does, with everything closed again.
+
+    It may take seconds, and is for a loading thread. `serving` is None if nothing serves well.
+    """
+    origin = opened.origins[version]
+    kind = step(serving.origin if serving is not None else None, origin)
+    if serving is None or kind is Step.LOAD:
+        return load_version(opened, version, options)
+    config = adjusted(serving.config, normalise(opened.config))
+    if kind is Step.KEEP:
+        return Change(origin, config)
+    removed, missing = resize(serving.names, reading.placements(config))
+    added = load_instances(opened, version, config, missing, serving.inline, options)
+    return Change(origin, config, added, removed)
+
+
+def resize(
+    names: Sequence[str], placements: Sequence[Placement]
+) -> tuple[list[str], list[Placement]]:
+    """Which instances are too many, by name, and which are missing; all of them are on the CPU.
+
+    Those that are wanted under their names stay, then as many others as are wanted at all.
+    """
+    there = Counter(names)
+    missing: list[Placement] = []
+    for placement in placements:
+        if there[placement.name]:
+            there[placement.name] -= 1
+        else:
+            missing.append(placement)
+    others = list(there.elements())
+    stay = min(len(others), len(missing))
+    return others[stay:], missing[stay:]
+
+
+def adjusted(config: ModelConfig, wanted: ModelConfig) -> ModelConfig:
+    """A copy of a complete configuration with the version policy and instance groups of another."""
+    result = ModelConfig()
+    result.CopyFrom(config)
+    result.version_policy.CopyFrom(wanted.version_policy)
+    result.ClearField("instance_group")
+    result.instance_group.extend(wanted.instance_group)
+    return result
