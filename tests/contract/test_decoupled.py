@@ -14,7 +14,7 @@ import pytest
 
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.workers import triton_api
-from tests.contract.conftest import CARRIERS
+from tests.contract.conftest import CARRIERS, CLIENTS
 from tests.contract.test_generate import events
 from tests.contract.test_grpc_stream import Stream
 from tests.models.python_models import write_python_model
@@ -235,6 +235,35 @@ def test_generate_takes_exactly_one_response(streaming: ServerProcess, idle: Scr
     assert none.error.startswith(text)
     failed = generate(streaming, "generate", {"TEXT": "a", "COUNT": 0, "fail": True})
     assert (failed.status, failed.error) == (404, "as asked")
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_responses_are_counted_by_their_ordinals(
+    streaming: ServerProcess, streaming_grpc: GrpcClient, idle: Scraper, protocol: str
+) -> None:
+    with CLIENTS[protocol](streaming) as client:
+        [before] = client.statistics("teller")
+        with Stream(streaming_grpc) as stream:
+            for request in (tell("a", 3), tell("a", 2, final=True), tell("a", 1, fail=True)):
+                stream.send(request)
+            stream.half_close()
+            assert len(stream.rest()) == 7
+        document = {"TEXT": "a", "COUNT": 1}
+        assert generate(streaming, "generate_stream", document).status == 200
+        idle.until_idle()
+        [after] = client.statistics("teller")
+
+    def grown(ordinal: int, name: str) -> tuple[int, bool]:
+        old = getattr(before.response_stats[str(ordinal)], name)
+        new = getattr(after.response_stats[str(ordinal)], name)
+        return new.count - old.count, new.ns > old.ns
+
+    for name in ("success", "compute_infer", "compute_output"):
+        assert [grown(n, name)[0] for n in range(4)] == [4, 2, 1, 0]
+        assert grown(0, name)[1]
+    assert [grown(n, "fail") for n in range(3)] == [(0, False), (1, True), (0, False)]
+    assert [grown(n, "empty_response")[0] for n in range(4)] == [0, 1, 0, 1]
+    assert after.inference_stats.success.count - before.inference_stats.success.count == 3
 
 
 def test_doors_with_one_answer_refuse(streaming: ServerProcess, streaming_grpc: GrpcClient) -> None:

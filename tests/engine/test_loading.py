@@ -91,6 +91,15 @@ def test_a_decoupled_model_is_told_how_it_is_served(tmp_path: Path) -> None:
     assert opened(tmp_path, "model_transaction_policy { }").warnings == ()
 
 
+def test_buckets_of_a_metric_that_can_have_none(tmp_path: Path) -> None:
+    own = "model_metrics { metric_control {\n metric_identifier { family: 'x' }\n %s } }"
+    (warning,) = opened(tmp_path, own % "histogram_options { buckets: [1, 2] }").warnings
+    assert warning.startswith("m/config.pbtxt:2: model_metrics.metric_control[0].metric_identifier")
+    assert "has no effect: only 'nv_inference_first_response_histogram_ms'" in warning
+    with pytest.raises(InvalidConfig, match=r"buckets: must be numbers from above 0, each greater"):
+        opened(tmp_path, own % "histogram_options { buckets: [2, 1] }")
+
+
 LABELS = 'output { name: "OUTPUT0" label_filename: "labels.txt" }'
 
 

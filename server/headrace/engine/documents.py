@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from headrace.core.signature import Signature, TensorSpec
 from headrace.engine.version import ModelVersion
+from headrace.observability.responses import ResponseCounters
 from headrace.observability.statistics import VersionStatistics
 from headrace.wire.pb import grpc_service_pb2 as pb
 
@@ -76,6 +77,21 @@ def _statistics(version: ModelVersion) -> pb.ModelStatistics:
             )
             for rows, batch in sorted(counters.batches.items())
         ],
+        response_stats={
+            str(ordinal): _response(responses)
+            for ordinal, responses in sorted(counters.responses.ordinals.items())
+        },
+    )
+
+
+def _response(counters: ResponseCounters) -> pb.InferResponseStatistics:
+    return pb.InferResponseStatistics(
+        compute_infer=_duration(counters.compute_infer.count, counters.compute_infer.ns),
+        compute_output=_duration(counters.compute_output.count, counters.compute_output.ns),
+        success=_duration(counters.success.count, counters.success.ns),
+        fail=_duration(counters.fail.count, counters.fail.ns),
+        empty_response=_duration(counters.empty_response.count, counters.empty_response.ns),
+        cancel=_duration(counters.cancel.count, counters.cancel.ns),
     )
 
 

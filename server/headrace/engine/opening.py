@@ -14,6 +14,7 @@ from headrace.execution.choice import InstanceKind
 from headrace.execution.in_process import IN_PROCESS
 from headrace.execution.python_backend import PARAMETERS, PythonBackend
 from headrace.execution.runner import LoadedModel
+from headrace.observability.responses import FIRST_RESPONSE
 from headrace.repository import completion, reading, validation
 from headrace.repository.config import ConfigFile, Problem, read_config, refuse
 from headrace.repository.effects import misspelt, without_effect
@@ -155,6 +156,11 @@ def _config_warnings(
             " response; infer over HTTP and ModelInfer are refused"
         )
         yield file.explain(Problem("model_transaction_policy.decoupled", text))
+    for index, control in enumerate(file.config.model_metrics.metric_control):
+        if control.metric_identifier.family != FIRST_RESPONSE:
+            path = f"model_metrics.metric_control[{index}].metric_identifier.family"
+            text = f"has no effect: only '{FIRST_RESPONSE}' can have buckets of a model's own"
+            yield file.explain(Problem(path, text))
     missing = set(file.config.version_policy.specific.versions) - set(versions)
     if missing:
         numbers = ", ".join(map(str, sorted(missing)))

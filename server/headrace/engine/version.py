@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 
 from headrace.core.errors import ExecutionFailed, InvalidRequest, ModelNotReady, ServerError
@@ -11,6 +11,7 @@ from headrace.core.signature import Signature
 from headrace.engine.clock import LoopClock
 from headrace.engine.loading import LoadedInstance, LoadedVersion
 from headrace.engine.model_host import ModelHost
+from headrace.engine.response_counting import ResponseCounting
 from headrace.engine.updating import Change, Serving
 from headrace.execution.choice import InstanceKind
 from headrace.execution.local import LocalInstance
@@ -20,6 +21,7 @@ from headrace.execution.supervision import WorkerSet
 from headrace.observability.statistics import VersionStatistics
 from headrace.observability.workers import WorkerSeries
 from headrace.repository.origin import Origin
+from headrace.repository.reading import first_response_bounds
 from headrace.scheduling.batch import Pending
 from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.quarantine import Quarantine
@@ -119,6 +121,7 @@ class ModelVersion:
         self.decoupled = False
         self._split = False
         self._batcher: Batcher | None = None
+        self._submit: Callable[[InferRequest, Sink, int], Ticket] | None = None
         self._config: ModelConfig | None = None
         self._signature: Signature | None = None
         self._labels: Mapping[str, Sequence[str]] = {}
@@ -176,7 +179,7 @@ class ModelVersion:
 
     def submit(self, request: InferRequest, sink: Sink) -> Ticket:
         """Check and queue a request; raises `ServerError`."""
-        if self._batcher is None or self._signature is None:
+        if self._submit is None or self._signature is None:
             raise self.not_ready()
         if self._given_up:
             raise waiting_error(self._signature)
@@ -186,7 +189,7 @@ class ModelVersion:
             raise InvalidRequest(f"[request id: {request.id or '<id_unknown>'}] {error}") from None
         if request.classes is not None:
             sink = _ClassifyingSink(sink, request.classes, self._labels, self._signature.batches)
-        return self._batcher.submit(request, sink, rows)
+        return self._submit(request, sink, rows)
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """Submit a request and wait for its response; cancelling the wait cancels the request."""
@@ -220,6 +223,10 @@ class ModelVersion:
         self._labels = loaded.labels
         self._signature = loaded.signature
         self.decoupled = loaded.config.model_transaction_policy.decoupled
+        self._submit = batcher.submit
+        if self.decoupled:
+            bounds = first_response_bounds(loaded.config)
+            self._submit = ResponseCounting(batcher, self.statistics.responses, bounds).submit
         self.load_seconds = loaded.seconds
         self.origin = loaded.origin
         self.state = State.READY
@@ -296,7 +303,7 @@ class ModelVersion:
             await workers.closed()
         if self._host is not None:
             self._host.close()
-        self._batcher = self._config = self._signature = None
+        self._batcher = self._submit = self._config = self._signature = None
         self.state = State.UNAVAILABLE
         self.reason = "unloaded"
 

@@ -10,6 +10,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from time import time_ns
 
+from headrace.observability.responses import Responses
+
 # Upper bounds in nanoseconds, from 50 microseconds to 10 seconds, in steps of about 2.2.
 LATENCY_BOUNDS: tuple[int, ...] = tuple(
     int(ms * 1_000_000)
@@ -66,6 +68,7 @@ class VersionStatistics:
         self.queue_histogram = Histogram()
         self.compute_histogram = Histogram()
         self.request_histogram = Histogram()
+        self.responses = Responses()
 
     @property
     def fail_count(self) -> int:

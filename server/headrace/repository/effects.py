@@ -33,6 +33,8 @@ EFFECTIVE = frozenset(
         "optimization.execution_accelerators.cpu_execution_accelerator", "metric_tags",
         "model_transaction_policy.decoupled", "model_warmup.name", "model_warmup.batch_size",
         "model_warmup.inputs", "model_warmup.count",
+        "model_metrics.metric_control.metric_identifier.family",
+        "model_metrics.metric_control.histogram_options.buckets",
     }
 )  # fmt: skip
 

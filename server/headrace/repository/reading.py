@@ -1,13 +1,14 @@
 """From a completed configuration to the values that the other floors work with."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.core.datatypes import BY_CONFIG_NUMBER
 from headrace.core.model_spec import LoadSpec
 from headrace.core.signature import Signature, TensorSpec
+from headrace.observability.responses import FIRST_RESPONSE, FIRST_RESPONSE_BOUNDS
 from headrace.repository.completion import batches
 from headrace.scheduling.policy import BatchPolicy, QueuePolicy, SchedulingPolicy, TimeoutAction
 from headrace.wire.documents import to_json
@@ -94,6 +95,16 @@ def execution(config: ModelConfig) -> str:
     return (
         config.parameters["execution"].string_value if "execution" in config.parameters else "auto"
     )
+
+
+def first_response_bounds(config: ModelConfig) -> Sequence[float]:
+    """By which milliseconds the time to a request's first response is counted."""
+    for control in config.model_metrics.metric_control:
+        if control.metric_identifier.family == FIRST_RESPONSE and control.HasField(
+            "histogram_options"
+        ):
+            return tuple(control.histogram_options.buckets)
+    return FIRST_RESPONSE_BOUNDS
 
 
 def chosen_versions(config: ModelConfig, available: tuple[int, ...]) -> tuple[int, ...]:

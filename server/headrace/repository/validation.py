@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import PurePosixPath
 
 from google.protobuf.message import Message
@@ -45,6 +46,7 @@ def problems(config: ModelConfig, directory: str) -> Iterator[Problem]:
     yield from _tensors(config.output, "output")
     yield from _dynamic_batching(config)
     yield from _instance_groups(config)
+    yield from _metrics(config)
 
 
 def tensor_problems(config: ModelConfig) -> Iterator[Problem]:
@@ -227,3 +229,14 @@ def _instance_groups(config: ModelConfig) -> Iterator[Problem]:
         ):
             kind = pb.ModelInstanceGroup.Kind.Name(group.kind)
             yield Problem(f"{path}.gpus", f"no GPUs may be listed for an instance group of {kind}")
+
+
+def _metrics(config: ModelConfig) -> Iterator[Problem]:
+    for index, control in enumerate(config.model_metrics.metric_control):
+        path = f"model_metrics.metric_control[{index}]"
+        bounds = list(control.histogram_options.buckets)
+        if not bounds or any(not low < high for low, high in pairwise([0.0, *bounds])):
+            yield Problem(
+                f"{path}.histogram_options.buckets",
+                f"must be numbers from above 0, each greater than the one before, got {bounds}",
+            )

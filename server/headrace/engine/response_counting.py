@@ -1,0 +1,95 @@
+"""Counting the responses of a version that answers a request any number of times.
+
+It stands between the doors and the scheduler, and only for such versions: others are not asked
+whether they are one. A response takes from the one before it, or from the begin of its request's
+execution, to when it has been passed on. Owned by the event-loop thread.
+"""
+
+from collections.abc import Callable, Sequence
+from time import monotonic_ns
+
+from headrace.core.errors import ExecutionFailed, ServerError
+from headrace.core.requests import InferRequest, InferResponse, Sink, Ticket
+from headrace.observability.responses import FIRST_RESPONSE_BOUNDS, FirstResponses, Responses
+from headrace.scheduling.batch import Pending
+from headrace.scheduling.batcher import Batcher
+
+
+class ResponseCounting:
+    """Submits requests whose responses are counted."""
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        responses: Responses,
+        bounds: Sequence[float] = FIRST_RESPONSE_BOUNDS,
+        now: Callable[[], int] = monotonic_ns,
+    ) -> None:
+        """`bounds` are those of the time to the first response, in milliseconds.
+
+        `now` is the clock of the scheduler, in nanoseconds.
+        """
+        if responses.first is None or responses.first.bounds != tuple(bounds):
+            responses.first = FirstResponses(bounds)
+        self._batcher = batcher
+        self._responses = responses
+        self._now = now
+
+    def submit(self, request: InferRequest, sink: Sink, rows: int) -> Ticket:
+        """See `Batcher.submit`."""
+        counted = _Counted(sink, self._responses, self._now)
+        counted.pending = self._batcher.submit(request, counted, rows)
+        return counted
+
+
+class _Counted:
+    """A request's sink and ticket, for the scheduler and for its door."""
+
+    __slots__ = ("_ended", "_now", "_ordinal", "_responses", "_sink", "pending")
+
+    pending: Pending
+
+    def __init__(self, sink: Sink, responses: Responses, now: Callable[[], int]) -> None:
+        self._sink = sink
+        self._responses = responses
+        self._now = now
+        self._ordinal = 0  # of the next response
+        self._ended = 0  # when the last one had been passed on
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        came = self._now()
+        self._sink.respond(response, final)
+        ended = self._now()
+        began = self._ended
+        if not self._ordinal:
+            began = self.pending.arrived + response.timing.queue_ns
+            if self._responses.first is not None:
+                self._responses.first.observe(ended - self.pending.arrived)
+        counters = self._responses.of(self._ordinal)
+        counters.compute_infer.add(max(came - began, 0))
+        counters.compute_output.add(ended - came)
+        counters.success.add(max(ended - began, 0))
+        self._ordinal += 1
+        self._ended = ended
+
+    def finish(self) -> None:
+        self._responses.of(self._ordinal).empty_response.add(self._elapsed())
+        self._sink.finish()
+
+    def fail(self, error: ServerError) -> None:
+        # What no instance has begun has no response, and only a run itself fails where there is no
+        # execution that can be told about single requests.
+        if self.pending.execution is not None or isinstance(error, ExecutionFailed):
+            self._responses.of(self._ordinal).fail.add(self._elapsed())
+        self._sink.fail(error)
+
+    def cancel(self) -> None:
+        if self.pending.started and not self.pending.ended:
+            self._responses.of(self._ordinal).cancel.add(self._elapsed())
+        self.pending.cancel()
+
+    def hold(self, held: bool) -> None:
+        self.pending.hold(held)
+
+    def _elapsed(self) -> int:
+        return self._now() - (self._ended or self.pending.began)
