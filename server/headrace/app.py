@@ -207,15 +207,19 @@ class Application:
                 settings.max_request_bytes,
                 settings.http_body_timeout_secs,
                 settings.access_log,
+                settings.http_rules,
             )
             listener = bind(settings.http_address, settings.http_port, "HTTP")
-            fast_path = FastPath(engine, settings.max_request_bytes, settings.access_log)
+            fast_path = FastPath.by_rules(
+                engine, settings.max_request_bytes, settings.access_log, settings.http_rules
+            )
             server = HttpServer(
                 app,
                 listener,
                 settings.http_keep_alive_secs,
                 settings.http_body_timeout_secs,
                 fast_path if settings.http_fast_path else None,
+                keep_names=bool(settings.http_header_forward_pattern),
             )
             self._http.append(server)
             server.start()
@@ -246,7 +250,7 @@ class Application:
         """Answer over gRPC; the port."""
         settings, engine = self._settings, self._engine
         limit = settings.max_request_bytes
-        handlers = grpc_handlers(engine, limit)
+        handlers = grpc_handlers(engine, limit, settings.grpc_rules)
         tls = tls_files(settings)
         listener = bind(settings.grpc_address, settings.grpc_port, "gRPC")
         if settings.grpc_transport == "native":

@@ -72,10 +72,7 @@ def _settings(options: argparse.Namespace) -> Settings:
         if value is not None:
             given[option.field] = option.parse(value, f"--{option.name}")
     settings = Settings(**given)  # type: ignore[arg-type]  # parsed to each field's own type
-    if not settings.model_repository and not settings.model_file:
-        raise SettingsError("give --model-repository DIR, or a model file")
-    if not (settings.allow_http or settings.allow_grpc):
-        raise SettingsError("--allow-http and --allow-grpc are both false: nothing could be asked")
+    settings.check()
     return settings
 
 

@@ -9,29 +9,32 @@ from headrace.frontends.config import FrontendConfig, GrpcConfig, HttpConfig
 from headrace.frontends.supervisor import Supervisor
 from headrace.settings import Settings
 from headrace.transports.grpc.call import Handlers
+from headrace.transports.grpc.categories import restricted
 from headrace.transports.grpc.health import CHECK, check_handlers, watch_handlers
 from headrace.transports.grpc.health import SERVICE as HEALTH
 from headrace.transports.grpc.reflection import reflection_handlers, reflection_services
 from headrace.transports.grpc.service import SERVICE as INFERENCE
-from headrace.transports.grpc.service import InferenceService, document_handlers
+from headrace.transports.grpc.service import document_handlers, infer_handlers
 from headrace.transports.grpc.stream import stream_handlers
 from headrace.transports.grpc.tls import TlsFiles
 from headrace.transports.http import server
 from headrace.transports.http.app import create_app
+from headrace.wire.header_rules import GRPC_PREFIX, HeaderRules
 
 
-def grpc_handlers(engine: Engine, max_request_bytes: int) -> Handlers:
+def grpc_handlers(engine: Engine, max_request_bytes: int, rules: HeaderRules) -> Handlers:
     """The handlers of all services, in the engine's process."""
+    pattern = rules.pattern()
     services = (INFERENCE, HEALTH, *reflection_services())
-    service = InferenceService(engine, max_request_bytes)
     check = check_handlers(engine)
-    return Handlers(
-        direct=service.direct_handlers(),
+    handlers = Handlers(
+        direct=infer_handlers(engine, max_request_bytes, pattern),
         unary=document_handlers(engine) | check,
         server_stream=watch_handlers(check[CHECK], engine.admission),
         bidi_stream=reflection_handlers(services),
-        sessions=stream_handlers(engine, max_request_bytes),
+        sessions=stream_handlers(engine, max_request_bytes, pattern=pattern),
     )
+    return restricted(handlers, rules.keys(GRPC_PREFIX))
 
 
 def tls_files(settings: Settings) -> TlsFiles | None:
@@ -74,7 +77,8 @@ class FrontDoors:
     async def open(self) -> None:
         """Answer from now on, and say where; raises `OSError`."""
         settings, engine = self._settings, self._engine
-        app = create_app(engine, settings.max_request_bytes, settings.http_body_timeout_secs, False)
+        limits = settings.max_request_bytes, settings.http_body_timeout_secs
+        app = create_app(engine, *limits, False, settings.http_rules)
         calls = EngineCalls(app, document_handlers(engine) | check_handlers(engine))
         config = self._config()
         self._supervisor = Supervisor(engine, calls, config, self._count, self._on_change)
@@ -117,10 +121,12 @@ class FrontDoors:
             http = HttpConfig(
                 settings.http_address, port, settings.http_fast_path,
                 settings.http_keep_alive_secs, settings.http_body_timeout_secs,
+                settings.http_rules,
             )  # fmt: skip
         if settings.allow_grpc:
             port = self._keep(settings.grpc_address, settings.grpc_port, "gRPC")
-            grpc = GrpcConfig(settings.grpc_address, port, settings.grpc_transport, tls)
+            rules = settings.grpc_rules
+            grpc = GrpcConfig(settings.grpc_address, port, settings.grpc_transport, rules, tls)
         return FrontendConfig(
             http, grpc, settings.max_request_bytes, settings.max_admitted_requests,
             settings.max_admitted_bytes, settings.access_log, self._engine.logs.settings,

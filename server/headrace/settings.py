@@ -16,7 +16,9 @@ from pathlib import Path
 from headrace.core.model_spec import EnvironmentOptions
 from headrace.observability.logs import FORMATS, LogSettings
 from headrace.options import ENV_PREFIX, Option, SettingsError, Value, setting
+from headrace.wire.header_rules import Category, HeaderRules
 
+_CATEGORIES = ", ".join(f"`{category}`" for category in Category)
 _MANY_CORES = 4  # from which on front ends can leave the models enough
 
 
@@ -96,6 +98,17 @@ class Settings:
     http_body_timeout_secs: int = setting(
         60, "How long the next part of a request may be awaited, before 408", least=1
     )
+    http_header_forward_pattern: str = setting(
+        "",
+        "Have models see request headers whose names this regular expression matches, as parameters"
+        " of their requests",
+    )
+    http_restricted_api: list[str] = setting(  # noqa: RUF009
+        [],
+        "Answer these categories of requests only with this header, `CATEGORIES:HEADER=VALUE`;"
+        f" categories, with commas between, are {_CATEGORIES}",
+        between="\n",
+    )
     # gRPC
     allow_grpc: bool = setting(True, "Answer over gRPC")
     grpc_address: str = setting("127.0.0.1", "Address to listen on for gRPC")
@@ -113,6 +126,17 @@ class Settings:
     grpc_server_key: str = setting("", "PEM file with the key of that certificate")
     grpc_root_cert: str = setting(
         "", "PEM file with the root certificates that clients' certificates are held against"
+    )
+    grpc_header_forward_pattern: str = setting(
+        "",
+        "Have models see metadata of calls whose names this regular expression matches, as"
+        " parameters of their requests",
+    )
+    grpc_restricted_protocol: list[str] = setting(  # noqa: RUF009
+        [],
+        "Answer these categories of calls only with the metadata `triton-grpc-protocol-KEY`,"
+        " `CATEGORIES:KEY=VALUE`, with the categories of `--http-restricted-api`",
+        between="\n",
     )
     # Metrics
     allow_metrics: bool = setting(True, "Answer Prometheus scrapes")
@@ -165,6 +189,37 @@ class Settings:
         if self.frontends != "auto":
             return int(self.frontends)
         return 0 if cores < _MANY_CORES else min(max(cores // 4, 2), 8)
+
+    @property
+    def http_rules(self) -> HeaderRules:
+        """What headers of HTTP requests decide."""
+        return HeaderRules(self.http_header_forward_pattern, self.http_restricted_api)
+
+    @property
+    def grpc_rules(self) -> HeaderRules:
+        """What metadata of calls decide."""
+        return HeaderRules(self.grpc_header_forward_pattern, self.grpc_restricted_protocol)
+
+    def check(self) -> None:
+        """Raise `SettingsError` for what no single setting shows to be wrong."""
+        if not self.model_repository and not self.model_file:
+            raise SettingsError("give --model-repository DIR, or a model file")
+        if not (self.allow_http or self.allow_grpc):
+            raise SettingsError(
+                "--allow-http and --allow-grpc are both false: nothing could be asked"
+            )
+        for rules, forward, restricted in (
+            (self.http_rules, "--http-header-forward-pattern", "--http-restricted-api"),
+            (self.grpc_rules, "--grpc-header-forward-pattern", "--grpc-restricted-protocol"),
+        ):
+            try:
+                rules.pattern()
+            except ValueError as error:
+                raise SettingsError(f"{forward} {rules.forward!r}: {error}") from None
+            try:
+                rules.keys()
+            except ValueError as error:  # without the values, which are secrets
+                raise SettingsError(f"{restricted}: {error}") from None
 
     @property
     def environments(self) -> EnvironmentOptions:

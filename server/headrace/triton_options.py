@@ -31,14 +31,13 @@ WITHOUT_EFFECT = {
 NOT_OFFERED = dict.fromkeys(
     (
         "--model-control-mode", "--repository-poll-secs", "--load-model",
-        "--model-namespacing", "--reuse-http-port",
-        "--http-header-forward-pattern", "--http-restricted-api", "--reuse-grpc-port",
+        "--model-namespacing", "--reuse-http-port", "--reuse-grpc-port",
         "--grpc-infer-response-compression-level", "--grpc-keepalive-time",
         "--grpc-keepalive-timeout", "--grpc-keepalive-permit-without-calls",
         "--grpc-http2-max-pings-without-data", "--grpc-http2-max-ping-strikes",
         "--grpc-http2-min-recv-ping-interval-without-data", "--grpc-max-connection-age",
-        "--grpc-max-connection-age-grace", "--grpc-header-forward-pattern",
-        "--grpc-restricted-protocol", "--metrics-config", "--trace-config", "--trace-file",
+        "--grpc-max-connection-age-grace", 
+        "--metrics-config", "--trace-config", "--trace-file",
         "--trace-level", "--trace-rate", "--trace-count", "--trace-log-frequency", "--cache-config",
         "--cache-directory", "--response-cache-byte-size", "--rate-limit", "--rate-limit-resource",
         "--backend-directory", "--repoagent-directory", "--allow-client-shm", "--allow-sagemaker",

@@ -11,6 +11,7 @@ ServerError ─┬─ InvalidRequest       the client broke the protocol or the 
              │   └─ ServerExiting    the server is shutting down
              ├─ Unsupported          understood, but this server or model does not do it
              │   └─ UnsupportedEncoding  a compression that is not offered
+             ├─ Restricted           only those who send a certain header may ask for this
              ├─ Cancelled            the client went away or its deadline passed
              ├─ Quarantined          workers have died of the same input before: it is not run again
              ├─ AlreadyExists        a model's own answer: what it was to make is there
@@ -77,6 +78,10 @@ class Unsupported(ServerError):
 
 class UnsupportedEncoding(Unsupported):
     """The body is compressed in a way that this server does not offer."""
+
+
+class Restricted(ServerError):
+    """The operation is for those who send a certain header."""
 
 
 class Cancelled(ServerError):

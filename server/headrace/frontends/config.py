@@ -5,6 +5,7 @@ from typing import Any
 
 from headrace.observability.logs import LogSettings
 from headrace.transports.grpc.tls import TlsFiles
+from headrace.wire.header_rules import HeaderRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,7 @@ class HttpConfig:
     fast_path: bool
     keep_alive_secs: int
     body_timeout_secs: int
+    rules: HeaderRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,7 @@ class GrpcConfig:
     address: str
     port: int
     transport: str
+    rules: HeaderRules
     tls: TlsFiles | None = None
 
 
@@ -49,9 +52,10 @@ class FrontendConfig:
         """What `document` gave; raises `TypeError` for anything else."""
         values = dict(document)
         values["logs"] = LogSettings(**values["logs"])
-        if values["http"] is not None:
-            values["http"] = HttpConfig(**values["http"])
+        if (http := values["http"]) is not None:
+            values["http"] = HttpConfig(**(http | {"rules": HeaderRules(**http["rules"])}))
         if (grpc := values["grpc"]) is not None:
             tls = grpc["tls"] and TlsFiles(**grpc["tls"])
-            values["grpc"] = GrpcConfig(**(grpc | {"tls": tls}))
+            rules = HeaderRules(**grpc["rules"])
+            values["grpc"] = GrpcConfig(**(grpc | {"tls": tls, "rules": rules}))
         return cls(**values)

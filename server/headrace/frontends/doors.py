@@ -5,17 +5,18 @@ from headrace.frontends.config import FrontendConfig, GrpcConfig, HttpConfig
 from headrace.frontends.forward import forwarding_app, forwarding_handler
 from headrace.frontends.remote import EngineLink, RemoteEngine
 from headrace.transports.grpc.call import Handlers, Server
+from headrace.transports.grpc.categories import restricted
 from headrace.transports.grpc.health import CHECK, watch_handlers
 from headrace.transports.grpc.health import SERVICE as HEALTH
 from headrace.transports.grpc.native.server import NativeServer
 from headrace.transports.grpc.reflection import reflection_handlers, reflection_services
-from headrace.transports.grpc.service import DOCUMENT_PROCEDURES, InferenceService
+from headrace.transports.grpc.service import DOCUMENT_PROCEDURES, infer_handlers
 from headrace.transports.grpc.service import SERVICE as INFERENCE
 from headrace.transports.grpc.stream import stream_handlers
 from headrace.transports.http.access import AccessLog
-from headrace.transports.http.generate import GenerateRoute
-from headrace.transports.http.infer import InferRoute
+from headrace.transports.http.categories import inference_routes
 from headrace.transports.http.server import FastPath, HttpServer, bind
+from headrace.wire.header_rules import GRPC_PREFIX, HeaderRules
 from headrace.wire.link_frames import Flag
 
 
@@ -51,23 +52,26 @@ class Doors:
     def _open_http(self, http: HttpConfig) -> None:
         config = self._config
         entrance = RemoteEngine(self._link, self._admission, Flag.HTTP)
-        limits = config.max_request_bytes, http.body_timeout_secs
-        generate = GenerateRoute(RemoteEngine(self._link, self._admission, Flag.GENERATE), *limits)
-        app = forwarding_app(self._link, (InferRoute(entrance, *limits), generate))
-        fast_path = FastPath(entrance, config.max_request_bytes, config.access_log)
+        generate = RemoteEngine(self._link, self._admission, Flag.GENERATE)
+        limit, rules = config.max_request_bytes, http.rules
+        app = forwarding_app(
+            self._link, inference_routes(entrance, limit, http.body_timeout_secs, rules, generate)
+        )
+        fast_path = FastPath.by_rules(entrance, limit, config.access_log, rules)
         self._http = HttpServer(
             AccessLog(app) if config.access_log else app,
             bind(http.address, http.port, shared=True),
             http.keep_alive_secs,
             http.body_timeout_secs,
             fast_path if http.fast_path else None,
+            keep_names=bool(rules.forward),
         )
         self._http.start()
 
     async def _open_grpc(self, grpc: GrpcConfig) -> None:
         config, admission = self._config, self._admission
         limit = config.max_request_bytes
-        handlers = self._handlers(limit)
+        handlers = restricted(self._handlers(limit, grpc.rules), grpc.rules.keys(GRPC_PREFIX))
         if grpc.transport == "native":
             context = grpc.tls.context() if grpc.tls else None
             native = NativeServer(handlers, admission, limit, config.access_log, context)
@@ -82,14 +86,13 @@ class Doors:
         server.bind(grpc.address, grpc.port, grpc.tls)
         await server.start()
 
-    def _handlers(self, limit: int) -> Handlers:
-        link, admission = self._link, self._admission
-        service = InferenceService(RemoteEngine(link, admission, Flag.UNARY), limit)
+    def _handlers(self, limit: int, rules: HeaderRules) -> Handlers:
+        link, admission, pattern = self._link, self._admission, rules.pattern()
         unary = {path: forwarding_handler(link, path) for path in (*DOCUMENT_PROCEDURES, CHECK)}
         return Handlers(
-            direct=service.direct_handlers(),
+            direct=infer_handlers(RemoteEngine(link, admission, Flag.UNARY), limit, pattern),
             unary=unary,
             server_stream=watch_handlers(unary[CHECK], admission),
             bidi_stream=reflection_handlers((INFERENCE, HEALTH, *reflection_services())),
-            sessions=stream_handlers(RemoteEngine(link, admission, 0), limit),
+            sessions=stream_handlers(RemoteEngine(link, admission, 0), limit, pattern=pattern),
         )

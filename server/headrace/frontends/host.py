@@ -317,4 +317,6 @@ def _decoded(request: InferRequest, signature: Any, flags: int) -> InferRequest:
     else:
         decoded, _ = decode_raw(signature, *names, body_of(request))
     decoded.nbytes = request.nbytes
+    if request.parameters:  # from headers
+        decoded.parameters.update(request.parameters)
     return decoded

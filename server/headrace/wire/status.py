@@ -20,6 +20,7 @@ from headrace.core.errors import (
     Quarantined,
     QueueFull,
     QueueTimeout,
+    Restricted,
     ServerError,
     ServerExiting,
     Unavailable,
@@ -51,6 +52,7 @@ STATUS: dict[type[ServerError], Status] = {
     ServerExiting: Status(503, 14, retry_after=1),
     Unsupported: Status(501, 12),  # UNIMPLEMENTED
     UnsupportedEncoding: Status(501, 12),
+    Restricted: Status(403, 14),
     Cancelled: Status(499, 1),  # CANCELLED
     Quarantined: Status(422, 9),  # FAILED_PRECONDITION
     AlreadyExists: Status(400, 6),  # ALREADY_EXISTS

@@ -1,12 +1,13 @@
 """What a handler sees of a call, whatever transport carries it, and what handlers look like."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from headrace.core.errors import ServerError
 from headrace.core.requests import Ticket
 from headrace.core.tensors import Buffer
+from headrace.wire.header_rules import Key
 
 Message = list[Buffer]  # one message in pieces, which are written one after the other
 
@@ -91,7 +92,7 @@ class Handlers:
     `direct` are unary as well, but are called synchronously and answer through a `Reply`, with no
     task or future between. `server_stream` take one message and give many; `bidi_stream` take and
     give many, and `sessions` too, without a task. A handler raises `ServerError`; a transport turns
-    it into a status by `headrace.wire.status`.
+    it into a status by `headrace.wire.status`. `keys` are what procedures ask for in the metadata.
     """
 
     direct: Mapping[str, Direct]
@@ -99,3 +100,10 @@ class Handlers:
     server_stream: Mapping[str, Stream]
     bidi_stream: Mapping[str, Stream]
     sessions: Mapping[str, Open]
+    keys: Mapping[str, Key] = field(default_factory=dict)
+
+    def paths(self) -> list[str]:
+        """All procedures."""
+        return [
+            *self.direct, *self.unary, *self.server_stream, *self.bidi_stream, *self.sessions,
+        ]  # fmt: skip

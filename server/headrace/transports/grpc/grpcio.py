@@ -15,7 +15,9 @@ from headrace.core.errors import ServerError
 from headrace.core.tensors import Buffer
 from headrace.transports.grpc.access import CANCELLED, error_text, log_access
 from headrace.transports.grpc.call import Direct, Handlers, Message, Open, Session
+from headrace.transports.grpc.categories import without_key
 from headrace.transports.grpc.tls import TlsFiles
+from headrace.wire.header_rules import Key
 from headrace.wire.status import INTERNAL, INTERNAL_TEXT, STATUS
 
 log = logging.getLogger(__name__)
@@ -42,8 +44,11 @@ class _AioCall:
 
     def metadata(self) -> Mapping[str, str]:
         if self._metadata is None:
-            pairs = self._context.invocation_metadata() or ()
-            self._metadata = {key: value for key, value in pairs if isinstance(value, str)}
+            self._metadata = {}
+            for key, value in self._context.invocation_metadata() or ():
+                if isinstance(value, str):
+                    known = self._metadata.get(key)
+                    self._metadata[key] = value if known is None else f"{known}, {value}"
         return self._metadata
 
     def set_trailing(self, name: str, value: str) -> None:
@@ -167,6 +172,7 @@ class GrpcioServer:
                 ("grpc.so_reuseport", int(shared)),
             ]
         )
+        self._keys = handlers.keys
         unaries: dict[str, _Unary] = dict(handlers.unary)
         unaries |= {path: _awaited(direct) for path, direct in handlers.direct.items()}
         several: dict[str, _Stream] = dict(handlers.bidi_stream)
@@ -216,6 +222,9 @@ class GrpcioServer:
         await self._server.stop(grace)
 
     def _unary(self, path: str, handler: _Unary) -> Any:
+        if (key := self._keys.get(path)) is not None:
+            handler = _restricted_unary(handler, key)
+
         async def answer(data: bytes, context: Any) -> bytes:
             begun = perf_counter()
             status = 0
@@ -243,6 +252,9 @@ class GrpcioServer:
         return answer
 
     def _stream(self, path: str, handler: _Stream, single: bool) -> Any:
+        if (key := self._keys.get(path)) is not None:
+            handler = _restricted_stream(handler, key)
+
         async def answer(request: Any, context: Any) -> AsyncIterator[bytes]:
             begun = perf_counter()
             status = 0
@@ -297,6 +309,29 @@ def _iterated(opened: Open) -> _Stream:
             reader.cancel()
             call.finish()
             session.closed()
+
+    return stream
+
+
+def _restricted_unary(handler: _Unary, key: Key) -> _Unary:
+    """A procedure for those who have a key."""
+
+    async def unary(data: Buffer, call: _FutureReply) -> bytes:
+        if (error := without_key(key, call.metadata())) is not None:
+            raise error
+        return await handler(data, call)
+
+    return unary
+
+
+def _restricted_stream(handler: _Stream, key: Key) -> _Stream:
+    """The same for one that answers many times."""
+
+    async def stream(requests: AsyncIterator[Buffer], call: _QueuePeer) -> AsyncIterator[bytes]:
+        if (error := without_key(key, call.metadata())) is not None:
+            raise error
+        async for message in handler(requests, call):
+            yield message
 
     return stream
 

@@ -13,12 +13,14 @@ from headrace.core.requests import InferResponse, Ticket
 from headrace.core.tensors import Buffer
 from headrace.engine.doors import GRPC_NOT_DECOUPLED, Entrance
 from headrace.engine.engine import Engine
+from headrace.engine.forwarding import forwarding
 from headrace.engine.model_host import CONTROL_DISABLED
 from headrace.transports.grpc.call import Direct, Reply, Unary
 from headrace.transports.grpc.log_settings import log_settings_handler
 from headrace.transports.grpc.unary import answers
 from headrace.wire.compression import too_large
 from headrace.wire.grpc_messages import InferReader, InferWriter
+from headrace.wire.header_rules import HeaderPattern
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.timing import add_timing, server_timing, wants_timing
 
@@ -83,16 +85,18 @@ class _Answer:
 class InferenceService:
     """ModelInfer; the stream is in `headrace.transports.grpc.stream`."""
 
-    def __init__(self, engine: Entrance, max_request_bytes: int) -> None:
+    def __init__(
+        self,
+        engine: Entrance,
+        max_request_bytes: int,
+        reader: InferReader | None = None,
+        writer: InferWriter | None = None,
+    ) -> None:
         self.admission = engine.admission
-        self.writer = InferWriter()
-        self._reader = InferReader()
+        self.writer = writer or InferWriter()
+        self._reader = reader or InferReader()
         self._engine = engine
         self._limit = max_request_bytes
-
-    def direct_handlers(self) -> dict[str, Direct]:
-        """ModelInfer, by full path."""
-        return {f"/{SERVICE}/ModelInfer": self.infer}
 
     def infer(self, data: Buffer, reply: Reply) -> Ticket | None:
         """ModelInfer; raises `ServerError`."""
@@ -115,6 +119,21 @@ class InferenceService:
             admission.leave(nbytes)
             raise
         return answer
+
+
+def infer_handlers(
+    engine: Entrance, max_request_bytes: int, pattern: HeaderPattern | None = None
+) -> dict[str, Direct]:
+    """ModelInfer, by full path; `pattern` picks what of the metadata models are told."""
+    if pattern is None:
+        return {f"/{SERVICE}/ModelInfer": InferenceService(engine, max_request_bytes).infer}
+    reader, writer = InferReader(), InferWriter()
+
+    def infer(data: Buffer, reply: Reply) -> Ticket | None:
+        entrance = forwarding(engine, pattern, reply.metadata().items())
+        return InferenceService(entrance, max_request_bytes, reader, writer).infer(data, reply)
+
+    return {f"/{SERVICE}/ModelInfer": infer}
 
 
 def document_handlers(engine: Engine) -> dict[str, Unary]:

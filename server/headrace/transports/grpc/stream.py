@@ -18,9 +18,11 @@ from headrace.core.errors import ServerError, ServerExiting
 from headrace.core.requests import InferResponse, Ticket
 from headrace.core.tensors import Buffer
 from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES, Entrance, Target, not_read
+from headrace.engine.forwarding import forwarding
 from headrace.transports.grpc.call import Message, Open, Peer, Session
 from headrace.transports.grpc.service import SERVICE, check_size
 from headrace.wire.grpc_messages import InferReader, InferWriter, stream_message, stream_response
+from headrace.wire.header_rules import HeaderPattern
 from headrace.wire.timing import add_timing, wants_timing
 
 _MAX_IN_FLIGHT = 1024
@@ -355,15 +357,22 @@ class _StreamInfer:
 
 
 def stream_handlers(
-    engine: Entrance, max_request_bytes: int, give_up_bytes: int = GIVE_UP_BYTES
+    engine: Entrance,
+    max_request_bytes: int,
+    give_up_bytes: int = GIVE_UP_BYTES,
+    pattern: HeaderPattern | None = None,
 ) -> dict[str, Open]:
     """The streaming procedures by full path.
 
-    Beyond `give_up_bytes` that wait in one stream, a request that is held is given up.
+    Beyond `give_up_bytes` that wait in one stream, a request that is held is given up. `pattern`
+    picks what of the metadata models are told.
     """
     reader, writer = InferReader(), InferWriter()
 
     def open_stream(peer: Peer) -> Session:
-        return _StreamInfer(engine, max_request_bytes, reader, writer, peer, give_up_bytes)
+        entrance = engine
+        if pattern is not None:
+            entrance = forwarding(engine, pattern, peer.metadata().items())
+        return _StreamInfer(entrance, max_request_bytes, reader, writer, peer, give_up_bytes)
 
     return {f"/{SERVICE}/ModelStreamInfer": open_stream}

@@ -14,12 +14,12 @@ from headrace.engine.engine import Engine
 from headrace.engine.model_host import CONTROL_DISABLED
 from headrace.transports.http import openapi
 from headrace.transports.http.access import AccessLog
+from headrace.transports.http.categories import inference_routes, restricted_routes
 from headrace.transports.http.docs_page import render_docs
-from headrace.transports.http.generate import GenerateRoute
-from headrace.transports.http.infer import InferRoute
 from headrace.transports.http.json_bodies import json_answer, json_body
 from headrace.transports.http.log_routes import add_log_routes
 from headrace.wire.documents import to_json
+from headrace.wire.header_rules import NO_RULES, HeaderRules
 from headrace.wire.http_infer import error_body
 from headrace.wire.status import INTERNAL, INTERNAL_TEXT, STATUS
 
@@ -31,9 +31,14 @@ _JSON = "application/json"
 
 
 def create_app(
-    engine: Engine, max_request_bytes: int, body_timeout_secs: int, access_log: bool
+    engine: Engine,
+    max_request_bytes: int,
+    body_timeout_secs: int,
+    access_log: bool,
+    rules: HeaderRules = NO_RULES,
 ) -> ASGIApp:
-    """The application that answers for `engine`."""
+    """The application that answers for `engine`, by these rules for headers."""
+    keys = rules.keys()
     app = FastAPI(
         title="headrace",
         version=__version__,
@@ -43,8 +48,8 @@ def create_app(
         redoc_url=None,
         openapi_url="/openapi.json",
     )
-    bare = (InferRoute, GenerateRoute)
-    app.router.routes[:0] = [r(engine, max_request_bytes, body_timeout_secs) for r in bare]
+    app.router.route_class = restricted_routes(keys)
+    app.router.routes[:0] = inference_routes(engine, max_request_bytes, body_timeout_secs, rules)
     _health(app, engine)
     _metadata(app, engine)
     _repository(app, engine)

@@ -19,7 +19,9 @@ from headrace.core.errors import (
 from headrace.core.requests import InferResponse, Ticket
 from headrace.core.tensors import Buffer
 from headrace.engine.doors import HTTP_NOT_DECOUPLED, DoorSink, Entrance, Target
+from headrace.engine.forwarding import forwarding
 from headrace.wire.compression import choose_encoding, compress, decompress, too_large
+from headrace.wire.header_rules import HeaderPattern, Key
 from headrace.wire.http_infer import (
     ResponseForm,
     decode_infer,
@@ -45,8 +47,10 @@ class Head:
     """What the head of an infer request says; `length` is None for a chunked body.
 
     `version` is "" where the path names none. `json_size` and the encodings are the headers' text.
+    `entrance` is where the request goes.
     """
 
+    entrance: Entrance
     path: str
     model: str
     version: str
@@ -89,10 +93,10 @@ class Exchange:
     _timed = False
     _one_answer = True  # whether models that answer as often as they like are refused
 
-    def __init__(self, engine: Entrance, limit: int, head: Head) -> None:
+    def __init__(self, limit: int, head: Head) -> None:
         """`limit` is of the body's bytes, also once it is decompressed."""
         self.head = head
-        self._engine = engine
+        self._engine = head.entrance
         self._limit = limit
 
     def open(self, nbytes: int = 0) -> None:
@@ -203,6 +207,20 @@ class Exchange:
         return Answer(200, lines, buffers)
 
 
+def header_entrance(
+    engine: Entrance, pattern: HeaderPattern, headers: Sequence[tuple[bytes, bytes]]
+) -> Entrance:
+    """The way to the engine for requests with these headers."""
+    pairs = ((name.decode("latin-1"), _text(value)) for name, value in headers)
+    return forwarding(engine, pattern, pairs)
+
+
+def opens(key: Key, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    """Whether a request with these headers, their names in lower case, may be answered."""
+    name = key.header.encode()
+    return key.opens([value for given, value in headers if given == name])
+
+
 def infer_target(path: str) -> tuple[str, str] | None:
     """Model name and version (or "") of an infer path; None for any other path."""
     return model_target(path, "/infer")
@@ -220,16 +238,18 @@ def model_target(path: str, suffix: str) -> tuple[str, str] | None:
     return None
 
 
-def read_head(path: str, headers: Sequence[tuple[bytes, bytes]]) -> Head | None:
+def read_head(entrance: Entrance, path: str, headers: Sequence[tuple[bytes, bytes]]) -> Head | None:
     """The head of a request for `path` (unquoted), with header names in lower case.
 
     None if it is no infer request; raises `InvalidRequest`.
     """
     target = infer_target(path)
-    return None if target is None else head_of(path, target, headers)
+    return None if target is None else head_of(entrance, path, target, headers)
 
 
-def head_of(path: str, target: tuple[str, str], headers: Sequence[tuple[bytes, bytes]]) -> Head:
+def head_of(
+    entrance: Entrance, path: str, target: tuple[str, str], headers: Sequence[tuple[bytes, bytes]]
+) -> Head:
     """The head of a request to a model and version; raises `InvalidRequest`."""
     values = {name: value.decode("latin-1") for name, value in headers}
     length: int | None = None
@@ -239,6 +259,7 @@ def head_of(path: str, target: tuple[str, str], headers: Sequence[tuple[bytes, b
             raise InvalidRequest(f"Content-Length must be a number of bytes, got {text[:40]!r}")
         length = int(text)
     return Head(
+        entrance,
         path,
         *target,
         length,
@@ -246,6 +267,14 @@ def head_of(path: str, target: tuple[str, str], headers: Sequence[tuple[bytes, b
         values.get(b"content-encoding"),
         values.get(b"accept-encoding"),
     )
+
+
+def _text(value: bytes) -> str:
+    """A header's value: UTF-8 where it can be."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 def unquoted(raw_path: bytes) -> str:

@@ -55,10 +55,8 @@ class _Request(Exchange):
     body: memoryview | None = None  # what is being gathered, `filled` bytes of it there
     filled = 0
 
-    def __init__(
-        self, connection: "FastProtocol", engine: Entrance, limit: int, head: Head
-    ) -> None:
-        super().__init__(engine, limit, head)
+    def __init__(self, connection: "FastProtocol", limit: int, head: Head) -> None:
+        super().__init__(limit, head)
         self.connection = connection
         if connection.access_log:
             self.begun = perf_counter()
@@ -206,7 +204,7 @@ class FastProtocol(BoundedProtocol):
                     else:
                         super().data_received(data[position:])
                     break
-                request = _Request(self, self._engine, self._limit, head)
+                request = _Request(self, self._limit, head)
                 self._requests.append(request)
                 start = end + 4
                 length = head.length or 0

@@ -203,11 +203,11 @@ class GenerateRoute(PostRoute):
         assert found is not None, "a route that does not match. This is a bug."
         target, streams = found
         try:
-            head = head_of(scope["path"], target, scope["headers"])
+            head = head_of(self.entrance(scope), scope["path"], target, scope["headers"])
         except InvalidRequest as error:
             await send_answer(send, Answer(400, JSON + CLOSE, [error_body(str(error))]))
             return
-        exchange = GenerateExchange(self._engine, self._limit, head)
+        exchange = GenerateExchange(self._limit, head)
         responses = Responses(exchange.encode)
         try:
             if await self._submit(exchange, responses, receive, send):

@@ -1,9 +1,13 @@
 """Heads of infer requests, parsed once and then known by their bytes."""
 
+from typing import Any
+
 import httptools
 
-from headrace.transports.http.exchange import Head, read_head, unquoted
+from headrace.engine.doors import Entrance
+from headrace.transports.http.exchange import Head, header_entrance, opens, read_head, unquoted
 from headrace.transports.http.protocol import without_upgrade
+from headrace.wire.header_rules import HeaderPattern, Key
 
 _KNOWN_HEADS = 1024
 _KNOWN_HEAD_SIZE = 4096
@@ -12,20 +16,45 @@ _KNOWN_HEAD_SIZE = 4096
 class Heads:
     """Heads by their bytes; None for those that are not for the fast path."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, engine: Entrance, pattern: HeaderPattern | None = None, key: Key | None = None
+    ) -> None:
+        """`pattern` picks headers for models; without `key`, heads are for the plain route."""
         self._known: dict[bytes, Head | None] = {}
+        self._engine = engine
+        self._pattern = pattern
+        self._key = key
 
     def read(self, raw: bytes) -> Head | None:
         """What `raw`, up to and with its empty line, says."""
         try:
             return self._known[raw]
         except KeyError:
-            head = parse_head(raw)
+            head = self._parse(raw)
         if len(raw) <= _KNOWN_HEAD_SIZE:
             if len(self._known) >= _KNOWN_HEADS:
                 self._known.clear()
             self._known[raw] = head
         return head
+
+    def _parse(self, raw: bytes) -> Head | None:
+        """The head of an infer request for the fast path, else None."""
+        reader = _HeadReader()
+        parser = httptools.HttpRequestParser(reader)
+        try:
+            parser.feed_data(without_upgrade(raw))
+            path = unquoted(httptools.parse_url(reader.url).path)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade, UnicodeDecodeError):
+            return None
+        headers = [(name.lower(), value) for name, value in reader.headers]
+        if not _is_plain(reader, parser, [name for name, _ in headers]):
+            return None
+        if self._key is not None and not opens(self._key, headers):
+            return None
+        entrance = self._engine
+        if self._pattern is not None:
+            entrance = header_entrance(entrance, self._pattern, reader.headers)
+        return read_head(entrance, path, headers)
 
 
 class _HeadReader:
@@ -45,7 +74,7 @@ class _HeadReader:
         self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value))
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self.complete = True
@@ -54,17 +83,9 @@ class _HeadReader:
         self.body = True
 
 
-def parse_head(raw: bytes) -> Head | None:
-    """The head of an infer request for the fast path, else None."""
-    reader = _HeadReader()
-    parser = httptools.HttpRequestParser(reader)
-    try:
-        parser.feed_data(without_upgrade(raw))
-        path = unquoted(httptools.parse_url(reader.url).path)
-    except (httptools.HttpParserError, httptools.HttpParserUpgrade, UnicodeDecodeError):
-        return None
-    names = [name for name, _ in reader.headers]
-    plain = (
+def _is_plain(reader: _HeadReader, parser: Any, names: list[bytes]) -> bool:
+    """Whether a head means the same whenever it comes."""
+    return (
         reader.complete
         and reader.messages == 1
         and not reader.body
@@ -74,4 +95,3 @@ def parse_head(raw: bytes) -> Head | None:
         and names.count(b"content-length") == 1
         and not {b"transfer-encoding", b"expect", b"upgrade"}.intersection(names)
     )
-    return read_head(path, reader.headers) if plain else None

@@ -22,9 +22,12 @@ from headrace.transports.http.exchange import (
     Answer,
     Exchange,
     Head,
+    header_entrance,
     infer_target,
     read_head,
 )
+from headrace.transports.http.protocol import NAMES
+from headrace.wire.header_rules import HeaderPattern
 from headrace.wire.http_infer import error_body
 from headrace.wire.status import STATUS
 
@@ -38,8 +41,16 @@ class Disconnected(Exception):
 class PostRoute(BaseRoute):
     """A route for POST that reads bodies itself; a subclass says for which paths."""
 
-    def __init__(self, engine: Entrance, max_request_bytes: int, body_timeout_secs: int) -> None:
+    def __init__(
+        self,
+        engine: Entrance,
+        max_request_bytes: int,
+        body_timeout_secs: int,
+        pattern: HeaderPattern | None = None,
+    ) -> None:
+        """`pattern` picks the headers that models are told."""
         self._engine = engine
+        self._pattern = pattern
         self._limit = max_request_bytes
         self._body_timeout = body_timeout_secs
 
@@ -55,6 +66,12 @@ class PostRoute(BaseRoute):
             await send_answer(send, Answer(405, JSON, [error_body("Method Not Allowed")]))
             return
         await self.post(scope, receive, send)
+
+    def entrance(self, scope: Scope) -> Entrance:
+        """Where a request goes."""
+        if self._pattern is None:
+            return self._engine
+        return header_entrance(self._engine, self._pattern, scope.get(NAMES) or scope["headers"])
 
     def claims(self, path: str) -> bool:
         """Whether a path is for this route."""
@@ -75,11 +92,12 @@ class InferRoute(PostRoute):
     async def post(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Never raises."""
         try:
-            head = cast(Head, read_head(scope["path"], scope["headers"]))
+            entrance = self.entrance(scope)
+            head = cast(Head, read_head(entrance, scope["path"], scope["headers"]))
         except InvalidRequest as error:
             await send_answer(send, Answer(400, JSON + CLOSE, [error_body(str(error))]))
             return
-        exchange = Exchange(self._engine, self._limit, head)
+        exchange = Exchange(self._limit, head)
         try:
             answer = await self._answer(exchange, receive)
             scope["inference"] = exchange.fields()

@@ -4,7 +4,7 @@ uvicorn's parser collects a head of any size, and waits for the rest of a reques
 """
 
 import re
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -15,6 +15,7 @@ from headrace.wire.http_infer import error_body
 _UPGRADE = re.compile(rb"(?im)^(?:upgrade|http2-settings)[ \t]*:[^\r\n]*\r\n")
 _END = b"\r\n\r\n"
 _SLOWEST = 1024  # bytes a second below which a request is given up in the end
+NAMES = "headrace.headers"  # in a scope: headers with their names as they came, if they are wanted
 HEAD_LIMIT = 64 << 10  # bytes of a request line and headers that are still incomplete
 _REASONS = {
     400: b"Bad Request",
@@ -27,12 +28,14 @@ _REASONS = {
 class BoundedProtocol(HttpToolsProtocol):
     """One connection. Its server calls `check_time` now and then."""
 
-    def __init__(self, patience_secs: float, **given: Any) -> None:
+    def __init__(self, patience_secs: float, keep_names: bool = False, **given: Any) -> None:
         """`patience_secs`: how long the next part of an unfinished request may be awaited.
 
-        `given` is what uvicorn gives its protocol class.
+        `keep_names` has the application see headers as they came, too, under `NAMES`. `given` is
+        what uvicorn gives its protocol class.
         """
         super().__init__(**given)
+        self._take_header = self._keep_header if keep_names else super().on_header
         self._patience = patience_secs
         self._touched = self.loop.time()  # when anything last came or was answered
         self._begun = self._touched  # when the request that is being read began
@@ -111,6 +114,11 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._head_size > HEAD_LIMIT:
                 raise ValueError("too many trailers")  # the parser turns it into a refusal
             return
+        self._take_header(name, value)
+
+    def _keep_header(self, name: bytes, value: bytes) -> None:
+        scope: dict[str, Any] = cast(dict[str, Any], self.scope)
+        scope.setdefault(NAMES, []).append((name, value))
         super().on_header(name, value)
 
     def data_received(self, data: bytes) -> None:

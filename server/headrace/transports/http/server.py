@@ -17,6 +17,7 @@ from headrace.engine.doors import Entrance
 from headrace.transports.http.fast import FastProtocol
 from headrace.transports.http.heads import Heads
 from headrace.transports.http.protocol import BoundedProtocol
+from headrace.wire.header_rules import Category, HeaderPattern, HeaderRules, Key
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +38,24 @@ _TESTED_UVICORN = ((0, 34), (0, 54))  # the first and the last version
 
 @dataclass(frozen=True, slots=True)
 class FastPath:
-    """What answering infer requests in front of the application needs."""
+    """What answering infer requests in front of the application needs.
+
+    `pattern` picks the headers that models are told; `key` is what inference asks for.
+    """
 
     engine: Entrance
     max_request_bytes: int
     access_log: bool
+    pattern: HeaderPattern | None = None
+    key: Key | None = None
+
+    @classmethod
+    def by_rules(
+        cls, engine: Entrance, max_request_bytes: int, access_log: bool, rules: HeaderRules
+    ) -> "FastPath":
+        """With what rules for headers say."""
+        key = rules.keys().get(Category.INFERENCE)
+        return cls(engine, max_request_bytes, access_log, rules.pattern(), key)
 
 
 class HttpServer:
@@ -54,10 +68,14 @@ class HttpServer:
         keep_alive_secs: int,
         patience_secs: int,
         fast_path: FastPath | None = None,
+        keep_names: bool = False,
     ) -> None:
-        """`patience_secs`: how long the next part of an unfinished request may be awaited."""
+        """`patience_secs`: how long the next part of an unfinished request may be awaited.
+
+        `keep_names` has the application see the names of headers as they came.
+        """
         protocol: Any = functools.partial(
-            _protocol(fast_path), patience_secs=patience_secs
+            _protocol(fast_path), patience_secs=patience_secs, keep_names=keep_names
         )  # uvicorn calls it like the class that it asks for
         config = uvicorn.Config(
             app,
@@ -143,7 +161,7 @@ def _protocol(fast_path: FastPath | None) -> _Factory:
     return functools.partial(
         FastProtocol,
         engine=fast_path.engine,
-        heads=Heads(),
+        heads=Heads(fast_path.engine, fast_path.pattern, fast_path.key),
         max_request_bytes=fast_path.max_request_bytes,
         access_log=fast_path.access_log,
     )

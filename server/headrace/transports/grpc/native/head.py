@@ -23,6 +23,7 @@ RESPONSE_HEAD: Fields = [
     (b"content-type", b"application/grpc"),
     (b"grpc-accept-encoding", ACCEPTED),
 ]
+_NOT_SENT = (b"te", b"content-type")  # by clients' applications, but by what carries them
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _MAX_LENGTH_DIGITS = 18
@@ -66,7 +67,7 @@ def read_head(headers: Headers) -> CallHead:
     fields = dict(headers)
     head = CallHead(fields[b":path"].decode("latin-1"))
     for name, value in headers:
-        if not name.startswith((b":", b"grpc-")) and not name.endswith(b"-bin"):
+        if not (name.startswith((b":", b"grpc-")) or name.endswith(b"-bin") or name in _NOT_SENT):
             text = value.decode("latin-1")
             key = name.decode("latin-1")
             known = head.metadata.get(key)

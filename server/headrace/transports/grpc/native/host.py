@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 from headrace.engine.admission import Admission
 from headrace.transports.grpc.access import UNAVAILABLE, UNIMPLEMENTED
 from headrace.transports.grpc.call import Handlers
+from headrace.transports.grpc.categories import without_key
 from headrace.transports.grpc.native.head import CallHead, read_head, refusal
 from headrace.transports.grpc.native.rpc import DirectRpc, RefusedRpc, Rpc
 from headrace.transports.grpc.native.sessions import SessionRpc
 from headrace.transports.grpc.native.tasks import BidiStreamRpc, ServerStreamRpc, TaskRpc
 from headrace.wire.http2.budget import Limits
 from headrace.wire.http2.request_headers import Headers
+from headrace.wire.status import STATUS
 
 if TYPE_CHECKING:
     from headrace.transports.grpc.native.link import Link
@@ -43,6 +45,7 @@ class Host:
         self.links: set[Link] = set()  # connections
         self.on_empty: Callable[[], object] | None = None  # called when the last one has closed
         self._dirty: list[Callable[[], None]] = []
+        self._keys = handlers.keys
         self._procedures: dict[str, tuple[type[Rpc], object]] = {}
         for kind, table in (
             (DirectRpc, handlers.direct),
@@ -63,6 +66,11 @@ class Host:
             head.kind = RefusedRpc
         elif head.handler is None:
             head.refusal = refusal(UNIMPLEMENTED, f"unknown method {head.path[:200]}")
+        elif (key := self._keys.get(head.path)) is not None:
+            error = without_key(key, head.metadata)
+            if error is not None:
+                head.kind = RefusedRpc
+                head.refusal = refusal(STATUS[type(error)].grpc, str(error))
         return head
 
     def overflown(self, link: "Link", number: int, path: str) -> Rpc:

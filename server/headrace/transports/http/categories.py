@@ -1,0 +1,126 @@
+"""Which category of the protocol's operations each route belongs to, and what that asks for.
+
+Routes are named by their paths; what a part in braces is called does not matter. A route that is
+not here is not served at all, so that none can be forgotten.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi.routing import APIRoute
+from starlette.routing import BaseRoute, Match
+from starlette.types import Receive, Scope, Send
+
+from headrace.core.errors import Restricted
+from headrace.engine.doors import Entrance
+from headrace.transports.http.exchange import JSON, Answer, opens
+from headrace.transports.http.generate import GenerateRoute
+from headrace.transports.http.infer import InferRoute, PostRoute, send_answer
+from headrace.wire.header_rules import Category, HeaderRules, Key, named
+from headrace.wire.http_infer import error_body
+from headrace.wire.status import STATUS
+
+_C = Category
+_OF_MODEL = {
+    "": _C.METADATA,
+    "/ready": _C.HEALTH,
+    "/config": _C.MODEL_CONFIG,
+    "/stats": _C.STATISTICS,
+    "/infer": _C.INFERENCE,
+    "/generate": _C.INFERENCE,
+    "/generate_stream": _C.INFERENCE,
+    "/trace/setting": _C.TRACE,
+}
+# None is open to all: what describes the protocol, and says nothing of models.
+CATEGORIES: dict[str, Category | None] = {
+    "/docs": None,
+    "/v2": _C.METADATA,
+    "/v2/": _C.METADATA,
+    "/v2/health/live": _C.HEALTH,
+    "/v2/health/ready": _C.HEALTH,
+    "/v2/models/stats": _C.STATISTICS,
+    "/v2/repository/index": _C.MODEL_REPOSITORY,
+    "/v2/repository/{}/index": _C.MODEL_REPOSITORY,
+    "/v2/repository/models/{}/load": _C.MODEL_REPOSITORY,
+    "/v2/repository/models/{}/unload": _C.MODEL_REPOSITORY,
+    "/v2/repository/{}/models/{}/load": _C.MODEL_REPOSITORY,
+    "/v2/repository/{}/models/{}/unload": _C.MODEL_REPOSITORY,
+    "/v2/trace/setting": _C.TRACE,
+    "/v2/logging": _C.LOGGING,
+    **{f"/v2/models/{{}}{end}": category for end, category in _OF_MODEL.items()},
+    **{f"/v2/models/{{}}/versions/{{}}{end}": category for end, category in _OF_MODEL.items()},
+    **{
+        f"/v2/{kind}sharedmemory{rest}": _C.SHARED_MEMORY
+        for kind in ("system", "cuda")
+        for rest in (
+            "/status", "/region/{}/status", "/region/{}/register", "/unregister",
+            "/region/{}/unregister",
+        )
+    },
+}  # fmt: skip
+_PART = re.compile(r"\{[^}]*\}")
+
+
+def category_of(path: str) -> Category | None:
+    """The category of a route; raises `LookupError` if it has none."""
+    return named(CATEGORIES, _PART.sub("{}", path), "transports/http/categories.py")
+
+
+def restricted_routes(keys: Mapping[Category, Key]) -> type[APIRoute]:
+    """The class of an application's routes; one without a category raises `LookupError`."""
+
+    class RestrictedRoute(APIRoute):
+        """Answers whoever has the key of its category."""
+
+        def __init__(self, path: str, *args: Any, **options: Any) -> None:
+            super().__init__(path, *args, **options)
+            category = category_of(path)
+            self._key = None if category is None else keys.get(category)
+
+        async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+            """Starlette's routing interface; raises `Restricted`."""
+            if self._key is not None and not opens(self._key, scope["headers"]):
+                raise _error(self._key)
+            await super().handle(scope, receive, send)
+
+    return RestrictedRoute
+
+
+class RestrictedInference(BaseRoute):
+    """One of the bare routes, for whoever has the key of inference."""
+
+    def __init__(self, route: PostRoute, key: Key) -> None:
+        self._route = route
+        self._key = key
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Starlette's routing interface."""
+        return self._route.matches(scope)
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Starlette's routing interface. Never raises."""
+        if opens(self._key, scope["headers"]):
+            await self._route.handle(scope, receive, send)
+            return
+        error = _error(self._key)
+        body = error_body(str(error))
+        await send_answer(send, Answer(STATUS[Restricted].http, JSON, [body]))
+
+
+def inference_routes(
+    engine: Entrance,
+    max_request_bytes: int,
+    body_timeout_secs: int,
+    rules: HeaderRules,
+    generate: Entrance | None = None,
+) -> list[BaseRoute]:
+    """The bare routes, restricted if inference is; `generate` is another way to the engine."""
+    key, pattern = rules.keys().get(Category.INFERENCE), rules.pattern()
+    given = max_request_bytes, body_timeout_secs, pattern
+    routes = (InferRoute(engine, *given), GenerateRoute(generate or engine, *given))
+    return list(routes) if key is None else [RestrictedInference(r, key) for r in routes]
+
+
+def _error(key: Key) -> Restricted:
+    return Restricted(f"This API is restricted, expecting header '{key.header}'")

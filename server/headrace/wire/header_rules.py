@@ -1,0 +1,153 @@
+"""What the headers of requests decide: who may ask for what, and what of them models are told.
+
+A restriction has a group of the protocol's operations ask for a header with a certain value. A
+pattern picks headers by their names; each becomes a parameter of the inference request. For gRPC,
+headers are the metadata of a call.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from hmac import compare_digest
+
+from headrace.core.errors import InvalidRequest
+
+GRPC_PREFIX = "triton-grpc-protocol-"
+_CASE_MATTERS = "(?-i)"
+_RESERVED = frozenset(
+    {
+        "sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers",
+        "binary_data_output",
+    }
+)  # fmt: skip
+_LONGEST = 256  # characters of a name that can match: patterns may take long on longer ones
+_KNOWN = 1024  # names
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+
+class Category(StrEnum):
+    """The groups of operations that can be restricted, by Triton's names for them."""
+
+    HEALTH = "health"
+    METADATA = "metadata"
+    INFERENCE = "inference"
+    SHARED_MEMORY = "shared-memory"
+    MODEL_CONFIG = "model-config"
+    MODEL_REPOSITORY = "model-repository"
+    STATISTICS = "statistics"
+    TRACE = "trace"
+    LOGGING = "logging"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A header and the value that it must have; `header` is in lower case."""
+
+    header: str
+    value: str
+
+    def opens(self, given: Sequence[bytes]) -> bool:
+        """Whether the values of that header, in a request, are this one and no other.
+
+        Takes as long for a value that is nearly right as for any other of its length.
+        """
+        return len(given) == 1 and compare_digest(given[0], self.value.encode())
+
+
+class HeaderPattern:
+    """Picks headers by their names, and remembers which names it has picked."""
+
+    def __init__(self, text: str) -> None:
+        """`text` may match any part of a name, in any case unless it begins with `(?-i)`.
+
+        Raises `ValueError` if it is no regular expression.
+        """
+        flags = re.IGNORECASE
+        if text.startswith(_CASE_MATTERS):
+            text = text.removeprefix(_CASE_MATTERS)
+            flags = re.NOFLAG
+        try:
+            self._search = re.compile(text, flags).search
+        except (re.error, OverflowError, RecursionError) as error:
+            raise ValueError(f"not a regular expression: {error}") from None
+        self._picked: dict[str, bool] = {}
+
+    def parameters(self, headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+        """The headers to be handed on; values of the same name are joined by commas.
+
+        Raises `InvalidRequest` if a name among them means something else as a parameter.
+        """
+        picked = self._picked
+        found: dict[str, str] = {}
+        for name, value in headers:
+            matches = picked.get(name)
+            if matches is None:
+                matches = self._look_at(name)
+            if matches:
+                if name.lower() in _RESERVED or name.lower().startswith("triton_"):
+                    raise InvalidRequest(
+                        f"Header '{name}' is reserved for Triton usage and cannot be forwarded."
+                    )
+                found[name] = f"{found[name]}, {value}" if name in found else value
+        return found
+
+    def _look_at(self, name: str) -> bool:
+        matches = len(name) <= _LONGEST and self._search(name) is not None
+        if len(self._picked) >= _KNOWN:
+            self._picked.clear()
+        if len(name) <= _LONGEST:
+            self._picked[name] = matches
+        return matches
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderRules:
+    """The rules of one door as its settings have them; "" forwards nothing.
+
+    `restricted` are texts `CATEGORIES:HEADER=VALUE`, with commas between the categories.
+    """
+
+    forward: str = ""
+    restricted: Sequence[str] = ()
+
+    def pattern(self) -> HeaderPattern | None:
+        """What to forward, None for nothing; raises `ValueError`."""
+        return HeaderPattern(self.forward) if self.forward else None
+
+    def keys(self, prefix: str = "") -> dict[Category, Key]:
+        """What restricted categories ask for; raises `ValueError`. `prefix` is of the headers."""
+        keys: dict[Category, Key] = {}
+        for rule in self.restricted:
+            names, colon, rest = rule.partition(":")
+            header, equals, value = rest.partition("=")
+            if not (colon and equals and value) or not _HEADER_NAME.fullmatch(header):
+                raise ValueError("expected CATEGORIES:HEADER=VALUE, with commas between categories")
+            for name in names.split(","):
+                category = _category(name.strip())
+                if category in keys:
+                    raise ValueError(f"{category} is restricted twice")
+                keys[category] = Key(prefix + header.lower(), value)
+        return keys
+
+
+NO_RULES = HeaderRules()
+
+
+def named(mapping: Mapping[str, Category | None], name: str, where: str) -> Category | None:
+    """The category of a route or procedure, None for one that is open to all.
+
+    Raises `LookupError` if there is none in the table: that must not be served.
+    """
+    try:
+        return mapping[name]
+    except KeyError:
+        raise LookupError(f"{name} has no category in {where}. This is a bug.") from None
+
+
+def _category(name: str) -> Category:
+    try:
+        return Category(name)
+    except ValueError:
+        known = ", ".join(Category)
+        raise ValueError(f"unknown category {name!r}, expected some of {known}") from None
