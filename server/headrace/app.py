@@ -29,6 +29,7 @@ from headrace.doors import FrontDoors, bind, grpc_handlers, tls_files, url_host
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from headrace.engine.log_control import LogControl
+from headrace.engine.memory import MemoryWatch
 from headrace.engine.opening import Backend, LoadOptions
 from headrace.engine.reloading import Reloader
 from headrace.execution.artefact_backend import artefact_backends
@@ -119,6 +120,7 @@ class Application:
         self._grpc: GrpcServer | None = None
         self._front_ends: FrontDoors | None = None
         self._reloader: Reloader | None = None
+        self._memory = MemoryWatch(self._engine.versions, settings.metrics_interval_ms / 1000)
         self._stop = asyncio.Event()
         self.stuck = False  # whether threads still run or load models when it has ended
 
@@ -166,6 +168,7 @@ class Application:
         seconds = monotonic() - begun
         if self._reloader is not None:
             self._reloader.start()
+        self._memory.start()
         # Where both go to one terminal, once is enough.
         level = logging.DEBUG if self._logs_beside_output() else logging.INFO
         log.log(level, "%s after %.2f s", state, seconds)
@@ -229,9 +232,11 @@ class Application:
             port = await self._open_grpc()
             print(f"gRPC     {url_host(settings.grpc_address)}:{port}")
         if settings.allow_metrics:
+            interval = settings.metrics_interval_ms / 1000
+            machine = Machine(interval_secs=interval) if settings.allow_cpu_metrics else None
             source = registry(
                 ServerCollector(
-                    engine.server_series, engine.version_series, Machine(), engine.model_metrics
+                    engine.server_series, engine.version_series, machine, engine.model_metrics
                 )
             )
             listener = bind(settings.metrics_address, settings.metrics_port, "metrics")
@@ -276,6 +281,7 @@ class Application:
         self._engine.begin_shutdown()
         if self._reloader is not None:
             self._reloader.stop()
+        self._memory.stop()
         self._engine.stop_loading()
         if settings.shutdown_delay_secs and noticed:
             await asyncio.sleep(settings.shutdown_delay_secs)

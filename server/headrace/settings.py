@@ -142,6 +142,10 @@ class Settings:
     allow_metrics: bool = setting(True, "Answer Prometheus scrapes")
     metrics_address: str = setting("127.0.0.1", "Address to listen on for metrics")
     metrics_port: int = setting(8002, "Port for metrics; 0 picks a free one")
+    metrics_interval_ms: int = setting(
+        2000, "How often the machine's CPU and the memory of models are looked at", least=1
+    )
+    allow_cpu_metrics: bool = setting(True, "Have the machine's CPU and memory among the metrics")
     # Limits
     max_request_bytes: int = setting(
         64 << 20,

@@ -23,8 +23,6 @@ WITHOUT_EFFECT = {
     "--model-load-gpu-limit": _NO_GPU,
     "--enable-peer-access": _NO_GPU,
     "--allow-gpu-metrics": "there are no metrics of GPUs",
-    "--allow-cpu-metrics": "metrics of the CPU are always among the others",
-    "--metrics-interval-ms": "metrics are read when they are asked for",
 }
 
 # By option, what to do instead, where there is something.

@@ -24,6 +24,7 @@ class Recorder:
 
     inputs: Sequence[TensorInfo] = ()
     outputs: Sequence[TensorInfo] = ()
+    file_bytes = 0
 
     def __init__(self, limit: float = float("inf")) -> None:
         self.shapes: list[tuple[int, ...]] = []

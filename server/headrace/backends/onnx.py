@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -42,10 +43,14 @@ class OnnxModel:
     """One ONNX Runtime session. Used by one thread at a time."""
 
     def __init__(
-        self, session: ort.InferenceSession, options: ort.RunOptions | None = None
+        self,
+        session: ort.InferenceSession,
+        options: ort.RunOptions | None = None,
+        file_bytes: int = 0,
     ) -> None:
         """Raises `LoadFailed` for a combination of datatypes that cannot be run."""
         self._session: ort.InferenceSession | None = session
+        self.file_bytes = file_bytes
         self._options = options
         self.inputs = [_info(node) for node in session.get_inputs()]
         self.inputs += [_info(node, True) for node in session.get_overridable_initializers()]
@@ -124,7 +129,7 @@ class OnnxBackend:
         """Load one instance; raises `LoadFailed` or `InvalidOption`."""
         file = _model_file(spec.path)
         try:
-            check_external_files(file, spec.root)
+            files = [file, *check_external_files(file, spec.root)]
         except OSError as error:
             raise LoadFailed(f"{_shown(file, spec)} cannot be read: {error.strerror}") from error
         providers = execution_providers(spec)
@@ -150,7 +155,7 @@ class OnnxBackend:
                     " or a library that it needs is missing or too old",
                 )
         try:
-            return OnnxModel(session, each_run)
+            return OnnxModel(session, each_run, _size(files))
         except UnicodeDecodeError as error:
             raise LoadFailed(f"{file.name} holds a name that is not UTF-8") from error
 
@@ -165,6 +170,15 @@ def _model_file(path: Path) -> Path:
     if not path.is_file():
         raise LoadFailed(f"there is no model file {path.parent.name}/{path.name}")
     return path
+
+
+def _size(files: Sequence[Path]) -> int:
+    """The bytes of those files that are there."""
+    total = 0
+    for file in files:
+        with suppress(OSError):
+            total += file.stat().st_size
+    return total
 
 
 def _shown(file: Path, spec: LoadSpec) -> str:

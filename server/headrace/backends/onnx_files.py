@@ -90,18 +90,20 @@ def external_files(model_file: Path) -> set[str]:
         return locations
 
 
-def check_external_files(model_file: Path, root: Path) -> None:
-    """Raise `LoadFailed` if a tensor of `model_file` lies in a file that must not be read.
+def check_external_files(model_file: Path, root: Path) -> list[Path]:
+    """The files that tensors of `model_file` lie in.
 
-    It must lie within the model's directory `root`, and there in that of the model file, or of the
-    file that it links to.
+    Raises `LoadFailed` if one of them must not be read. Each must lie within the model's directory
+    `root`, and there in that of the model file, or of the file that it links to.
     """
-    for location in sorted(external_files(model_file)):
+    locations = sorted(external_files(model_file))
+    for location in locations:
         if not _may_be_read(location, model_file, root):
             raise LoadFailed(
                 f"{model_file.name} keeps a tensor in the file {location!r}, which is outside of"
                 " the directory of the model file; external data must lie beside the model"
             )
+    return [model_file.parent / location for location in locations]
 
 
 def _may_be_read(location: str, model_file: Path, root: Path) -> bool:

@@ -3,7 +3,7 @@
 Both transports answer from these: gRPC sends the message, HTTP its JSON form.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from headrace.core.signature import Signature, TensorSpec
 from headrace.engine.version import ModelVersion
@@ -77,11 +77,17 @@ def _statistics(version: ModelVersion) -> pb.ModelStatistics:
             )
             for rows, batch in sorted(counters.batches.items())
         ],
+        memory_usage=_memory(version),
         response_stats={
             str(ordinal): _response(responses)
             for ordinal, responses in sorted(counters.responses.ordinals.items())
         },
     )
+
+
+def _memory(version: ModelVersion) -> Iterator[pb.MemoryUsage]:
+    if version.memory_bytes:
+        yield pb.MemoryUsage(type="CPU", id=0, byte_size=version.memory_bytes)
 
 
 def _response(counters: ResponseCounters) -> pb.InferResponseStatistics:

@@ -225,6 +225,7 @@ class Engine:
                 v.load_seconds,
                 dict(v.config.metric_tags),
                 v.workers,
+                v.memory_bytes,
             )
             for v in self.versions()
             if v.ready

@@ -16,6 +16,7 @@ from time import monotonic
 from headrace.core.errors import Contradiction, InvalidConfig, InvalidOption
 from headrace.core.model_spec import LoadSpec
 from headrace.core.signature import Signature
+from headrace.engine.footprint import Footprint
 from headrace.engine.measuring import measure
 from headrace.engine.opening import LoadOptions, Opened
 from headrace.execution.choice import AutoChoice, InstanceKind
@@ -42,11 +43,12 @@ _GRACE_SECS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class LoadedInstance:
-    """One loaded copy and where it will run."""
+    """One loaded copy, where it will run, and the bytes of memory that it takes."""
 
     name: str
     model: LoadedModel
     kind: InstanceKind | AutoChoice
+    memory: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,24 +137,26 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
             wanted == InstanceKind.INLINE or (wanted == "auto" and _is_small(first_spec.path))
         )
         first_threads = 1 if single else threads
-        model = _load(opened, replace(first_spec, threads=first_threads))
-        loaded.append(LoadedInstance(placements[0].name, model, InstanceKind.INLINE))
-        config = complete(opened, model, options)
-        signature = reading.signature(config)
-        scheduling = reading.scheduling_policy(config)
-        labels, problems = read_labels(opened.source.path, config)
-        refuse(opened.file, problems)
-        samples = read_samples(opened.file, config, signature, opened.source.path)
-        warnings = tuple(_model_warnings(opened, model, config))
-        _begin(opened, model, config)
-        kind = _choose(wanted, model, signature)
-        if first_threads != threads and _kind_of(kind) is not InstanceKind.INLINE:
-            # Too heavy for the event loop after all: it gets all the cores that it may use.
-            loaded.pop().model.close()
-            model = _load(opened, first_spec)
-            first_threads = threads
-        loaded[:] = [LoadedInstance(placements[0].name, model, kind)]
-        _warm_up(model, signature, version, samples)
+        with Footprint(options.meter, _here(opened, wanted)) as footprint:
+            model = _load(opened, replace(first_spec, threads=first_threads))
+            loaded.append(LoadedInstance(placements[0].name, model, InstanceKind.INLINE))
+            config = complete(opened, model, options)
+            signature = reading.signature(config)
+            scheduling = reading.scheduling_policy(config)
+            labels, problems = read_labels(opened.source.path, config)
+            refuse(opened.file, problems)
+            samples = read_samples(opened.file, config, signature, opened.source.path)
+            warnings = tuple(_model_warnings(opened, model, config))
+            _begin(opened, model, config)
+            kind = _choose(wanted, model, signature)
+            if first_threads != threads and _kind_of(kind) is not InstanceKind.INLINE:
+                # Too heavy for the event loop after all: it gets all the cores that it may use.
+                loaded.pop().model.close()
+                model = _load(opened, first_spec)
+                first_threads = threads
+            loaded[:] = [LoadedInstance(placements[0].name, model, kind)]
+            _warm_up(model, signature, version, samples)
+            loaded[:] = [replace(loaded[0], memory=footprint.of(model))]
         for placement in placements[1:]:
             spec = _spec(opened.source, config, version, placement, first_threads)
             loaded.append(_load_copy(opened, spec, config, placement, samples, options))
@@ -201,16 +205,22 @@ def _load_copy(
 ) -> LoadedInstance:
     """Load an instance of a model whose whole configuration is known."""
     environments, deadline = options.environments, _deadline(options)
-    copy = _load(opened, replace(spec, environments=environments, deadline=deadline))
-    signature = reading.signature(config)
-    try:
-        _begin(opened, copy, config)
-        kind = _choose(reading.execution(config), copy, signature)
-        _warm_up(copy, signature, spec.version, samples)
-    except BaseException:
-        copy.close()
-        raise
-    return LoadedInstance(placement.name, copy, kind)
+    signature, wanted = reading.signature(config), reading.execution(config)
+    with Footprint(options.meter, _here(opened, wanted)) as footprint:
+        copy = _load(opened, replace(spec, environments=environments, deadline=deadline))
+        try:
+            _begin(opened, copy, config)
+            kind = _choose(wanted, copy, signature)
+            _warm_up(copy, signature, spec.version, samples)
+        except BaseException:
+            copy.close()
+            raise
+        return LoadedInstance(placement.name, copy, kind, footprint.of(copy))
+
+
+def _here(opened: Opened, wanted: str) -> bool:
+    """Whether instances are loaded into this process."""
+    return not opened.backend.isolated or wanted in IN_PROCESS
 
 
 def _deadline(options: LoadOptions) -> float:

@@ -14,6 +14,7 @@ from headrace.execution.choice import InstanceKind
 from headrace.execution.in_process import IN_PROCESS
 from headrace.execution.python_backend import PARAMETERS, PythonBackend
 from headrace.execution.runner import LoadedModel
+from headrace.observability.memory import GrowthMeter
 from headrace.observability.responses import FIRST_RESPONSE
 from headrace.repository import completion, reading, validation
 from headrace.repository.config import ConfigFile, Problem, read_config, refuse
@@ -49,7 +50,7 @@ class LoadOptions:
     """What the operator decides about loading; `threads` is how many models load at once.
 
     One that fails is tried `retries` times more; one that takes longer than `limit_secs`, unless
-    they are 0, has failed.
+    they are 0, has failed. `meter` measures those that are loaded into this process.
     """
 
     cores: int
@@ -61,6 +62,7 @@ class LoadOptions:
     threads: int = 4
     retries: int = 0
     limit_secs: float = 0.0
+    meter: GrowthMeter = field(default_factory=GrowthMeter)
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,6 +129,7 @@ class ModelVersion:
         self._local: list[LocalInstance] = []
         self._removed: list[LocalInstance] = []
         self._workers: WorkerSet | None = None
+        self._memory: dict[str, int] = {}
         self._leaves = False  # `unload` was called
         self._given_up = False  # no worker comes back for now
 
@@ -151,6 +152,22 @@ class ModelVersion:
     def workers(self) -> WorkerSeries | None:
         """Its workers as a scrape sees them; None if it has none."""
         return self._workers.series() if self._workers else None
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that its instances take, as it was last looked at; 0 if that is not known.
+
+        See `headrace.observability.memory` for how far that is right.
+        """
+        return sum(self._memory.values())
+
+    def worker_pids(self) -> dict[str, int]:
+        """The process of each instance that has one which runs."""
+        return {w.name: w.pid for w in self._workers or () if w.running}
+
+    def note_memory(self, found: Mapping[str, int]) -> None:
+        """Know the bytes of instances from now on, of those that are still there."""
+        self._memory |= {name: size for name, size in found.items() if name in self._memory}
 
     @property
     def alone(self) -> bool:
@@ -252,6 +269,7 @@ class ModelVersion:
         self._removed = [instance for instance in self._removed if not instance.released]
         for name in change.removed:
             self._workers.remove(name)
+            self._memory.pop(name, None)
             if instance := next((i for i in self._local if i.name == name), None):
                 self._local.remove(instance)
                 self._removed.append(instance)
@@ -266,6 +284,7 @@ class ModelVersion:
     ) -> None:
         """Put loaded instances behind the scheduler."""
         for item in instances:
+            self._memory[item.name] = item.memory
             if isinstance(item.model, LoadedWorker):
                 workers.add(item.name, item.model)
                 continue
@@ -301,6 +320,7 @@ class ModelVersion:
         self._removed.clear()
         if workers is not None:
             await workers.closed()
+        self._memory.clear()
         if self._host is not None:
             self._host.close()
         self._batcher = self._submit = self._config = self._signature = None

@@ -66,6 +66,7 @@ class LoadedInProcess:
     def __init__(self, spec: LoadSpec, loader: str) -> None:
         """Raises `LoadFailed` or `InvalidOption`."""
         self.inputs = self.outputs = ()
+        self.file_bytes = 0
         self._spec = spec
         self._model: Any = None
         for name in sorted(WORKER_PARAMETERS):

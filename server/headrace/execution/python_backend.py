@@ -66,6 +66,7 @@ class LoadedWorker:
     ) -> None:
         """`told` is what its loader is told besides. Raises `LoadFailed` or `InvalidOption`."""
         self.inputs = self.outputs = ()
+        self.file_bytes = 0
         self._loader = loader
         self._told = dict(told or {})
         self._spec = spec

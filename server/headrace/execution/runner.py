@@ -20,6 +20,10 @@ class LoadedModel(Protocol):
     def outputs(self) -> Sequence[TensorInfo]:
         """What the model can give."""
 
+    @property
+    def file_bytes(self) -> int:
+        """Size of the files whose content is in this process now; 0 if that is not known."""
+
     def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Sequence[Array]:
         """Run the model once; arrays in the order of `outputs`. May raise anything."""
 

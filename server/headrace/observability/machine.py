@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 
-_INTERVAL_SECS = 1.0
 _IDLE = slice(3, 5)  # of the times in /proc/stat: idle, and waiting for a disk
 _TIMES = slice(0, 8)  # the last two, of guests, are part of the first two
 
@@ -13,13 +12,19 @@ _TIMES = slice(0, 8)  # the last two, of guests, are part of the first two
 class Machine:
     """The whole machine's CPU and memory, not this process's share of them.
 
-    The share of CPU time in use is that between two looks at /proc/stat, at least a second apart
+    The share of CPU time in use is that between two looks at /proc/stat, at least an interval apart
     whoever asks, so that a second scraper does not change what the first one sees to a share of
     the time since the other came.
     """
 
-    def __init__(self, proc: Path = Path("/proc"), clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self,
+        proc: Path = Path("/proc"),
+        clock: Callable[[], float] = monotonic,
+        interval_secs: float = 1.0,
+    ) -> None:
         self._proc = proc
+        self._interval = interval_secs
         self._clock = clock
         self._busy = self._total = 0
         self._share: float | None = None
@@ -29,7 +34,7 @@ class Machine:
     def cpu_share(self) -> float | None:
         """Between 0 and 1; None where nothing tells."""
         now = self._clock()
-        if now - self._looked_at >= _INTERVAL_SECS:
+        if now - self._looked_at >= self._interval:
             self._looked_at = now
             self._look()
         return self._share

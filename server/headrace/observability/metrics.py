@@ -35,7 +35,7 @@ _BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 class VersionSeries:
     """One model version as a scrape sees it. `tags` are the configuration's `metric_tags`.
 
-    `workers` is None where the model runs in this process.
+    `workers` is None where the model runs in this process. `memory_bytes` is 0 if it is not known.
     """
 
     model: str
@@ -45,6 +45,7 @@ class VersionSeries:
     load_seconds: float
     tags: Mapping[str, str] = field(default_factory=dict)
     workers: WorkerSeries | None = None
+    memory_bytes: int = 0
 
 
 class LoadCounts(NamedTuple):
@@ -75,9 +76,10 @@ class ServerCollector(Collector):
         self,
         server: Callable[[], ServerSeries],
         versions: Callable[[], Iterable[VersionSeries]],
-        machine: Machine,
+        machine: Machine | None,
         model_metrics: ModelMetrics,
     ) -> None:
+        """Without a `machine`, nothing is told of it."""
         self._server = server
         self._versions = versions
         self._machine = machine
@@ -93,7 +95,8 @@ class ServerCollector(Collector):
             [(_labels(series), series.workers) for series in versions if series.workers]
         )
         yield from _server(self._server())
-        yield from _machine(self._machine)
+        if self._machine is not None:
+            yield from _machine(self._machine)
         yield from self._model_metrics.collect()
 
 
@@ -171,11 +174,15 @@ def _gauges(versions: list[VersionSeries]) -> Iterator[Metric]:
         "nv_inference_pending_request_count", "Accepted requests not yet started", "gauge"
     )
     load = Metric("nv_model_load_duration_secs", "Seconds that loading took", "gauge")
+    memory = Metric(
+        "headrace_model_memory_bytes", "Memory that a version's instances take", "gauge"
+    )
     for series in versions:
         pending.add_sample(pending.name, _labels(series), series.pending)
         load.add_sample(load.name, _labels(series), series.load_seconds)
-    yield pending
-    yield load
+        if series.memory_bytes:
+            memory.add_sample(memory.name, _labels(series), series.memory_bytes)
+    yield from (pending, load, memory)
 
 
 def _histograms(versions: list[VersionSeries]) -> Iterator[Metric]:

@@ -1,0 +1,73 @@
+"""How much memory each version takes, looked at again and again.
+
+Worker processes come and go, and grow. A thread of its own reads what Linux tells of them, because
+that takes the longer the larger they are; versions are told on the event loop. However many there
+are, no more than a hundredth of a core is spent on it.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from time import monotonic
+from typing import Protocol
+
+from headrace.observability.memory import memory_of
+
+_SHARE = 0.01  # of a core
+
+
+class Watched(Protocol):
+    """A version whose workers are looked at."""
+
+    def worker_pids(self) -> Mapping[str, int]:
+        """The process of each instance that has one which runs."""
+
+    def note_memory(self, found: Mapping[str, int]) -> None:
+        """Know the bytes of instances from now on."""
+
+
+class MemoryWatch:
+    """Has versions know what their workers take. Made, started and stopped on the event loop."""
+
+    def __init__(
+        self,
+        versions: Callable[[], Iterable[Watched]],
+        interval_secs: float,
+        look: Callable[[int], int] = memory_of,
+    ) -> None:
+        """`look` gives the bytes of a process; it is called on a thread."""
+        self._versions = versions
+        self._interval = interval_secs
+        self._look = look
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._task = asyncio.get_running_loop().create_task(self._watch())
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _watch(self) -> None:
+        while True:
+            taken = await self.once()
+            await asyncio.sleep(max(self._interval, taken / _SHARE))
+
+    async def once(self) -> float:
+        """Look at every worker; the seconds that it took."""
+        asked = [(version, version.worker_pids()) for version in self._versions()]
+        asked = [(version, pids) for version, pids in asked if pids]
+        if not asked:
+            return 0.0
+
+        def read() -> tuple[list[dict[str, int]], float]:
+            begun = monotonic()
+            found = [{name: self._look(pid) for name, pid in pids.items()} for _, pids in asked]
+            return found, monotonic() - begun
+
+        found, taken = await asyncio.to_thread(read)
+        for (version, _), sizes in zip(asked, found, strict=True):
+            version.note_memory({name: size for name, size in sizes.items() if size})
+        return taken

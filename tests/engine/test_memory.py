@@ -1,0 +1,50 @@
+"""Versions come to know what their workers take."""
+
+import asyncio
+from collections.abc import Mapping
+
+from headrace.engine.memory import MemoryWatch
+
+
+class Version:
+    """A version with workers."""
+
+    def __init__(self, pids: dict[str, int]) -> None:
+        self.pids = pids
+        self.known: list[dict[str, int]] = []
+        self.told = asyncio.Event()
+
+    def worker_pids(self) -> dict[str, int]:
+        """The processes."""
+        return self.pids
+
+    def note_memory(self, found: Mapping[str, int]) -> None:
+        """Remember."""
+        self.known.append(dict(found))
+        self.told.set()
+
+
+def test_every_worker_of_every_version() -> None:
+    async def work() -> None:
+        two, none, gone = Version({"a": 7, "b": 8}), Version({}), Version({"c": 0})
+        watch = MemoryWatch(lambda: [two, none, gone], 60.0, lambda pid: pid * 100)
+        assert await watch.once() >= 0
+        assert two.known == [{"a": 700, "b": 800}]
+        assert (none.known, gone.known) == ([], [{}])
+
+    asyncio.run(work())
+
+
+def test_again_and_again_until_it_is_stopped() -> None:
+    async def work() -> None:
+        version = Version({"a": 7})
+        watch = MemoryWatch(lambda: [version], 0.001, lambda pid: pid)
+        watch.start()
+        for _ in range(3):
+            await version.told.wait()
+            version.told.clear()
+        watch.stop()
+        watch.stop()
+        assert version.known == [{"a": 7}] * 3
+
+    asyncio.run(work())
