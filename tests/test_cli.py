@@ -346,7 +346,7 @@ def test_serving_the_rest(bad: Path) -> None:
 @pytest.mark.parametrize(
     ("word", "says"),
     [
-        ("--model-control-mode=explicit", "is an option of Triton's that headrace does not offer"),
+        ("--cache-config=local,size=1", "is an option of Triton's that headrace does not offer"),
         ("--strict-model-config=false", "--disable-auto-complete-config does what"),
     ],
 )

@@ -27,6 +27,7 @@ from headrace.backends.onnx import OnnxBackend
 from headrace.core.errors import RepositoryError
 from headrace.doors import FrontDoors, bind, grpc_handlers, tls_files, url_host
 from headrace.engine.admission import Admission
+from headrace.engine.control import ControlMode, ControlOptions
 from headrace.engine.engine import Engine
 from headrace.engine.log_control import LogControl
 from headrace.engine.memory import MemoryWatch
@@ -38,6 +39,7 @@ from headrace.execution.python_backend import PythonBackend
 from headrace.observability.logs import configure_logging
 from headrace.observability.machine import Machine
 from headrace.observability.metrics import ServerCollector, registry, render
+from headrace.repository.catalogue import Catalogue, at_start
 from headrace.repository.layout import ModelSource, nothing_in, scan, single_file
 from headrace.settings import Settings
 from headrace.start_table import print_models
@@ -78,13 +80,16 @@ def run(settings: Settings) -> int:
 
 
 def find_sources(
-    repositories: Sequence[Path], files: Sequence[Path], config_name: str = ""
+    repositories: Sequence[Path],
+    files: Sequence[Path],
+    config_name: str = "",
+    namespacing: bool = False,
 ) -> tuple[list[ModelSource], list[str]]:
     """The models of repositories and single files, and what looks wrong with the repositories.
 
     Raises `RepositoryError` for a repository or file that is not there.
     """
-    sources = scan(repositories, config_name)
+    sources = scan(repositories, config_name, namespacing)
     parents = {source.path.parent for source in sources}
     empty = [repository for repository in repositories if repository not in parents]
     return sources + [single_file(path) for path in files], [nothing_in(path) for path in empty]
@@ -107,6 +112,15 @@ class Application:
             settings.model_load_retry_count,
             settings.model_load_timeout_secs,
         )
+        self._control = ControlOptions(
+            ControlMode(settings.model_control_mode),
+            Catalogue(
+                tuple(map(Path, settings.model_repository)),
+                tuple(map(Path, settings.model_file)),
+                settings.model_config_name,
+                settings.model_namespacing,
+            ),
+        )
         self._engine = Engine(
             settings.id,
             __version__,
@@ -115,6 +129,7 @@ class Application:
             self._admission,
             settings.strict_readiness,
             logs,
+            self._control,
         )
         self._http: list[HttpServer] = []
         self._grpc: GrpcServer | None = None
@@ -136,10 +151,13 @@ class Application:
                 [Path(p) for p in settings.model_repository],
                 [Path(p) for p in settings.model_file],
                 settings.model_config_name,
+                settings.model_namespacing,
             )
+            if self._control.mode is ControlMode.EXPLICIT:
+                sources = at_start(sources, settings.load_model)
             for warning in warnings:
                 log.warning(warning)
-            if settings.reload:
+            if settings.reload and self._control.mode is not ControlMode.EXPLICIT:
                 self._reloader = Reloader(self._engine, sources, loop)
             await self._open_doors()
         except (RepositoryError, OSError) as error:

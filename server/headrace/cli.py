@@ -100,7 +100,8 @@ def _parser() -> CommandParser:
                 *flags, dest=option.field, action="append", metavar="TEXT", help=text
             )
         elif option.kind is list:
-            metavar = "FILE" if option.field == "model_file" else "DIR"
+            metavars = {"model_file": "FILE", "load_model": "MODEL"}
+            metavar = metavars.get(option.field, "DIR")
             serve.add_argument(
                 *flags, dest=option.field, nargs="+", action="extend", metavar=metavar, help=text
             )

@@ -37,6 +37,23 @@ class Settings:
         "Model files (`.onnx`, `.py`, or a library's) to serve without a repository;"
         " on the command line also without the option",
     )
+    model_control_mode: str = setting(
+        "none",
+        "Who decides which models are served: `none` loads all at start-up and changes nothing,"
+        " `poll` follows the repositories, `explicit` has clients load and unload",
+        choices=("none", "poll", "explicit"),
+    )
+    load_model: list[str] = setting(  # noqa: RUF009
+        [],
+        "Models to load at start-up with `--model-control-mode explicit`, which loads no others;"
+        " `*` for all",
+        between=",",
+    )
+    model_namespacing: bool = setting(
+        False,
+        "Serve models of one name from several repositories, each as `NAME@REPOSITORY`;"
+        " without it such a name is unavailable",
+    )
     reload: bool = setting(
         True, "Load model files that are served without a repository again when they change"
     )
@@ -208,6 +225,14 @@ class Settings:
         """Raise `SettingsError` for what no single setting shows to be wrong."""
         if not self.model_repository and not self.model_file:
             raise SettingsError("give --model-repository DIR, or a model file")
+        if self.load_model and self.model_control_mode != "explicit":
+            raise SettingsError(
+                "Use of '--load-model' requires setting '--model-control-mode=explicit' as well."
+            )
+        if "*" in self.load_model and len(self.load_model) > 1:
+            raise SettingsError(
+                "Wildcard model name '*' must be the ONLY startup model if specified at all."
+            )
         if not (self.allow_http or self.allow_grpc):
             raise SettingsError(
                 "--allow-http and --allow-grpc are both false: nothing could be asked"

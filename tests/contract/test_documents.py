@@ -14,6 +14,7 @@ def test_server_metadata(caller: Client) -> None:
     assert list(metadata.extensions) == [
         "classification",
         "model_repository",
+        "model_repository(unload_dependents)",
         "schedule_policy",
         "model_configuration",
         "binary_tensor_data",

@@ -130,11 +130,17 @@ class Client(ABC):
         """The models of the repositories."""
 
     @abstractmethod
-    def load(self, name: str, repository: str = "") -> None:
-        """Ask for a model to be loaded."""
+    def load(
+        self,
+        name: str,
+        repository: str = "",
+        config: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Ask for a model to be loaded, with what the request brings along."""
 
     @abstractmethod
-    def unload(self, name: str, repository: str = "") -> None:
+    def unload(self, name: str, repository: str = "", dependents: bool = False) -> None:
         """Ask for a model to be unloaded."""
 
     def infer(

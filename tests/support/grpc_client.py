@@ -1,6 +1,6 @@
 """The client over gRPC, on grpcio and the project's own messages."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -72,12 +72,24 @@ class GrpcClient(Client):
         request = pb.RepositoryIndexRequest(ready=ready)
         return self.call("RepositoryIndex", request, pb.RepositoryIndexResponse)
 
-    def load(self, name: str, repository: str = "") -> None:
+    def load(
+        self,
+        name: str,
+        repository: str = "",
+        config: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
         request = pb.RepositoryModelLoadRequest(model_name=name, repository_name=repository)
+        if config is not None:
+            request.parameters["config"].string_param = config
+        for path, content in (files or {}).items():
+            request.parameters[f"file:{path}"].bytes_param = content
         self.call("RepositoryModelLoad", request, pb.RepositoryModelLoadResponse)
 
-    def unload(self, name: str, repository: str = "") -> None:
+    def unload(self, name: str, repository: str = "", dependents: bool = False) -> None:
         request = pb.RepositoryModelUnloadRequest(model_name=name, repository_name=repository)
+        if dependents:
+            request.parameters["unload_dependents"].bool_param = True
         self.call("RepositoryModelUnload", request, pb.RepositoryModelUnloadResponse)
 
     def send_infer(

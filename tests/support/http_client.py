@@ -1,8 +1,10 @@
 """The client over HTTP, with tensors as JSON or in binary form."""
 
 import json
-from collections.abc import Sequence
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import httpx
 import numpy as np
@@ -71,11 +73,21 @@ class HttpClient(Client):
         models = _json(self._http.post("/v2/repository/index", json=body))
         return ParseDict({"models": models}, pb.RepositoryIndexResponse())
 
-    def load(self, name: str, repository: str = "") -> None:
-        self._control(name, "load", repository)
+    def load(
+        self,
+        name: str,
+        repository: str = "",
+        config: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
+        parameters: dict[str, Parameter] = {} if config is None else {"config": config}
+        for path, content in (files or {}).items():
+            parameters[f"file:{path}"] = b64encode(content).decode()
+        self._control(name, "load", repository, parameters)
 
-    def unload(self, name: str, repository: str = "") -> None:
-        self._control(name, "unload", repository)
+    def unload(self, name: str, repository: str = "", dependents: bool = False) -> None:
+        parameters: dict[str, Parameter] = {"unload_dependents": True} if dependents else {}
+        self._control(name, "unload", repository, parameters)
 
     def send_infer(
         self,
@@ -121,9 +133,17 @@ class HttpClient(Client):
     def _document(self, path: str, message: M) -> M:
         return ParseDict(_json(self._http.get(path)), message)
 
-    def _control(self, name: str, action: str, repository: str) -> None:
-        prefix = f"/v2/repository/{repository}" if repository else "/v2/repository"
-        _json(self._http.post(f"{prefix}/models/{name}/{action}"))
+    def _control(
+        self, name: str, action: str, repository: str, parameters: Mapping[str, Parameter]
+    ) -> None:
+        prefix = f"/v2/repository/{quote(repository)}" if repository else "/v2/repository"
+        body = {"json": {"parameters": parameters}} if parameters else {}
+        quoted = quote(name, safe="").replace(".", "%2E")  # httpx would go one up for two of them
+        path = f"{prefix}/models/{quoted}/{action}"
+        response = self._http.post(path, **body, timeout=120)  # type: ignore[arg-type]
+        if response.status_code != 200:
+            _json(response)
+        assert response.content == b""
 
 
 def read_answer(response: httpx.Response) -> Answer:

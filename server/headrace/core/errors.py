@@ -1,7 +1,8 @@
 """What can go wrong, as one tree. The transports know a leaf's status from `headrace.wire.status`.
 
 ServerError ─┬─ InvalidRequest       the client broke the protocol or the model's signature
-             │   └─ PayloadTooLarge  a body, a decompressed body or a message is over the limit
+             │   ├─ PayloadTooLarge  a body, a decompressed body or a message is over the limit
+             │   └─ ModelLoadFailed  a model could not be loaded as was asked
              ├─ NotFound             no such model, version or route
              ├─ Unavailable          not now; the same request may succeed later
              │   ├─ ModelNotReady    the version is known, but it does not serve at present
@@ -42,6 +43,10 @@ class InvalidRequest(ServerError):
 
 class PayloadTooLarge(InvalidRequest):
     """The request is larger than the server accepts."""
+
+
+class ModelLoadFailed(InvalidRequest):
+    """A model could not be loaded as was asked; what served before goes on."""
 
 
 class NotFound(ServerError):

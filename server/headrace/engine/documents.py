@@ -16,6 +16,7 @@ from headrace.wire.pb import grpc_service_pb2 as pb
 EXTENSIONS = (
     "classification",
     "model_repository",
+    "model_repository(unload_dependents)",
     "schedule_policy",
     "model_configuration",
     "binary_tensor_data",

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from headrace.core.errors import InvalidRequest, NotFound, Unavailable
 from headrace.engine import documents
 from headrace.engine.admission import Admission
+from headrace.engine.control import Control, ControlOptions
 from headrace.engine.lifecycle import Lifecycle
 from headrace.engine.log_control import LogControl
 from headrace.engine.model import Model
@@ -20,7 +21,8 @@ from headrace.engine.version import ModelVersion, State
 from headrace.observability.logs import LogSettings
 from headrace.observability.metrics import LoadCounts, ServerSeries, VersionSeries
 from headrace.observability.model_metrics import ModelMetrics
-from headrace.repository.layout import ModelSource
+from headrace.repository.catalogue import ambiguous
+from headrace.repository.layout import ModelSource, namespaced
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 
@@ -42,6 +44,7 @@ class Engine:
         admission: Admission,
         strict_readiness: bool = True,
         logs: LogControl | None = None,
+        control: ControlOptions | None = None,
     ) -> None:
         self.name = name
         self.version = version
@@ -54,6 +57,9 @@ class Engine:
         # A version that is loaded may be newer than what was found before.
         self._lifecycle = Lifecycle(
             self._models, backends, options, self._found.clear, self._host_for_version
+        )
+        self.control = Control(
+            self._models, self._lifecycle, self.index, control or ControlOptions()
         )
         self._initialised = False
         self._shutting_down = False
@@ -78,7 +84,12 @@ class Engine:
         if model is None:
             if not self._initialised:
                 raise Unavailable("Server not ready")
-            raise NotFound(f"Request for unknown model: '{name}' is not found")
+            alike = namespaced(name, self._models)
+            raise NotFound(
+                ambiguous(name, alike)
+                if alike
+                else f"Request for unknown model: '{name}' is not found"
+            )
         if not version:
             newest = model.newest()
             if newest is None:
@@ -282,6 +293,7 @@ class Engine:
 
     def stop_loading(self) -> None:
         """Load nothing more; what is being loaded now will never serve."""
+        self.control.stop()
         self._lifecycle.stop()
 
     async def unload_all(self) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias
 
-from headrace.core.errors import RepositoryError
+from headrace.core.errors import LoadFailed, RepositoryError
 from headrace.engine.loading import LoadedVersion
 from headrace.engine.model import Model
 from headrace.engine.model_host import ModelHost
@@ -33,7 +33,7 @@ from headrace.repository.layout import ModelSource
 log = logging.getLogger(__name__)
 
 Result: TypeAlias = LoadedVersion | Change
-_EXITING = "the server is shutting down"
+EXITING = "the server is shutting down"
 _UNLOADED = "it was unloaded before it was loaded"
 _LONG_DRAIN_SECS = 30.0  # from which on the log says that a version that goes still runs
 
@@ -120,7 +120,7 @@ class Lifecycle:
         await asyncio.gather(*(v.unload() for v in versions), *self._leaving.values())
 
     async def _work_off(self, model: Model) -> str:
-        problem = _EXITING
+        problem = EXITING
         try:
             while (source := model.wanted) is not None and not self._stopped:
                 model.wanted = None
@@ -141,21 +141,25 @@ class Lifecycle:
         """Load once; why it did not work out. It is of no account if it is outdated by then."""
         try:
             opened = await self._threads.run(
-                partial(open_model, source, self._backends, self._options)
+                partial(open_model, source, self._backends, self._options),
+                self._options.limit_secs,
             )
         except Stopped:
-            return _EXITING
+            return EXITING
+        except TookTooLong:
+            return self._refuse(model, LoadFailed(self._too_long()))
         except Exception as error:  # one model's failure must not keep others from loading
             return self._refuse(model, error)
         if self._is_outdated(model):
-            return _EXITING
+            return EXITING
+        model.unreadable = False
         for warning in opened.warnings:
             log.warning(warning)
         model.expect(opened.versions)
         loads = [self._update(model.versions[number], opened) for number in opened.versions]
         results = dict(zip(opened.versions, await asyncio.gather(*loads), strict=True))
         if self._is_outdated(model):
-            problem = _EXITING
+            problem = EXITING
         elif any(isinstance(r, str) for r in results.values()) and model.ready_versions():
             problem = self._abandon(model, results)
         else:
@@ -175,7 +179,7 @@ class Lifecycle:
             except Stopped:
                 break
             except TookTooLong:
-                reason = f"loading has taken longer than {limit:g} s (--model-load-timeout-secs)"
+                reason = self._too_long()
                 log.error(
                     "failed to load %s: %s; what cannot be stopped goes on by itself", what, reason
                 )
@@ -186,7 +190,11 @@ class Lifecycle:
                 return reason
             log.info("%s is loaded once more, %d times at most", what, left)
             left -= 1
-        return _EXITING
+        return EXITING
+
+    def _too_long(self) -> str:
+        seconds = self._options.limit_secs
+        return f"loading has taken longer than {seconds:g} s (--model-load-timeout-secs)"
 
     def _refuse(self, model: Model, error: Exception) -> str:
         """The whole model could not be read."""
@@ -194,6 +202,7 @@ class Lifecycle:
         if self._is_outdated(model):
             return reason
         model.failed_loads += 1
+        model.unreadable = True
         if not model.versions:
             model.reason = reason
         model.expect(model.versions)  # what was unloaded may have still something to finish

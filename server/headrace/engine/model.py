@@ -12,7 +12,8 @@ class Model:
 
     `source` is what its versions were loaded from. `loading` is there while something is being
     loaded, and `wanted` is what is to be loaded after that. `unloaded` is whether that was the last
-    that was asked of it. `loads` and `failed_loads` count.
+    that was asked of it, `unreadable` whether its last load has failed before any version was
+    looked at. `loads` and `failed_loads` count.
     """
 
     def __init__(self, source: ModelSource) -> None:
@@ -23,6 +24,7 @@ class Model:
         self.wanted: ModelSource | None = None
         self.loading: asyncio.Task[str] | None = None
         self.unloaded = False
+        self.unreadable = False
         self.loads = 0
         self.failed_loads = 0
         self._descending: list[ModelVersion] = []

@@ -4,14 +4,13 @@ What they ask for is part of a request that was admitted, so it is not admitted 
 while the server finishes what it has.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from headrace.core.errors import InvalidRequest, NotFound, ServerError, Unavailable, Unsupported
+from headrace.core.errors import InvalidRequest, NotFound, ServerError, Unsupported
 from headrace.core.requests import InferRequest, Sink, Ticket
 from headrace.observability.model_metrics import ModelMetrics
-
-CONTROL_DISABLED = "explicit model load / unload is not allowed if polling is enabled"
 
 
 class Found(Protocol):
@@ -27,8 +26,22 @@ class Found(Protocol):
         """Check and queue a request; raises `ServerError`."""
 
 
+class Control(Protocol):
+    """Which models are served."""
+
+    async def load(self, name: str) -> None:
+        """Have one served; raises `ServerError`."""
+
+    async def unload(self, name: str, unload_dependents: bool = False) -> None:
+        """Have one served no more; raises `ServerError`."""
+
+
 class Models(Protocol):
     """All models of the server."""
+
+    @property
+    def control(self) -> Control:
+        """Which of them are served."""
 
     def find(self, name: str, version: str = "") -> Found:
         """What serves requests for a model; raises `ServerError`."""
@@ -45,6 +58,7 @@ class ModelHost:
         self._owner = owner
         self._models = models
         self._metrics = metrics
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def submit(self, request: InferRequest, decoupled: bool, inside: bool, sink: Sink) -> Ticket:
         """Have a model run; raises `ServerError`."""
@@ -65,10 +79,28 @@ class ModelHost:
         self, document: Mapping[str, Any], answer: Callable[[object, ServerError | None], None]
     ) -> None:
         """Do what else a model may ask for; raises what nonsense raises."""
+        if document["op"] in ("load", "unload"):
+            task = asyncio.get_running_loop().create_task(self._change(document, answer))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            return
         try:
             answer(self._do(document), None)
         except ServerError as error:
             answer(None, error)
+
+    async def _change(
+        self, document: Mapping[str, Any], answer: Callable[[object, ServerError | None], None]
+    ) -> None:
+        name, error = str(document["model"]), None
+        try:
+            if document["op"] == "load":
+                await self._models.control.load(name)
+            else:
+                await self._models.control.unload(name, bool(document["dependents"]))
+        except ServerError as raised:
+            error = raised
+        answer(None, error)
 
     def _do(self, document: Mapping[str, Any]) -> object:
         operation = document["op"]
@@ -79,8 +111,6 @@ class ModelHost:
             if value is None:
                 raise NotFound(f"there is no metric {document['family']!r} with these labels")
             return value
-        if operation in ("load", "unload"):
-            raise Unavailable(CONTROL_DISABLED)
         raise InvalidRequest(f"there is no operation {operation!r}")
 
     def metric(self, document: Mapping[str, Any]) -> None:

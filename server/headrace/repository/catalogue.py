@@ -20,6 +20,7 @@ from headrace.repository.layout import (
 
 log = logging.getLogger(__name__)
 
+NO_SUCH = "no model of this name lies in a model repository"
 DUPLICATE = "model appears in two or more repositories"
 
 
@@ -81,6 +82,25 @@ class Catalogue:
             return self._places([repository])
         except RepositoryError:
             return {}
+
+
+def at_start(sources: Sequence[ModelSource], names: Sequence[str]) -> list[ModelSource]:
+    """Those of the models that are to be loaded at first, `*` for all; what is not there has a
+    `problem`.
+    """
+    if list(names) == ["*"]:
+        return list(sources)
+    known = {source.name for source in sources}
+    wanted = [source for source in sources if source.name in names]
+    for name in dict.fromkeys(names):
+        if name not in known:
+            alike = namespaced(name, known)
+            wanted.append(
+                ModelSource(
+                    name, Path(), None, (), problem=ambiguous(name, alike) if alike else NO_SUCH
+                )
+            )
+    return wanted
 
 
 def ambiguous(name: str, names: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ from headrace.core.errors import (
     Cancelled,
     ExecutionFailed,
     InvalidRequest,
+    ModelLoadFailed,
     ModelNotReady,
     NotFound,
     Overloaded,
@@ -43,6 +44,7 @@ class Status:
 STATUS: dict[type[ServerError], Status] = {
     InvalidRequest: Status(400, 3),  # INVALID_ARGUMENT
     PayloadTooLarge: Status(413, 8),  # RESOURCE_EXHAUSTED
+    ModelLoadFailed: Status(400, 3),
     NotFound: Status(404, 5),  # NOT_FOUND
     Unavailable: Status(503, 14),  # UNAVAILABLE
     ModelNotReady: Status(503, 14),

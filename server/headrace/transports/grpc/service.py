@@ -1,12 +1,9 @@
 """The procedures of `GRPCInferenceService`, from message bytes to message bytes."""
 
-from google.protobuf.message import Message
-
 from headrace.core.errors import (
     ExecutionFailed,
     PayloadTooLarge,
     ServerError,
-    Unavailable,
     Unsupported,
 )
 from headrace.core.requests import InferResponse, Ticket
@@ -14,9 +11,9 @@ from headrace.core.tensors import Buffer
 from headrace.engine.doors import GRPC_NOT_DECOUPLED, Entrance
 from headrace.engine.engine import Engine
 from headrace.engine.forwarding import forwarding
-from headrace.engine.model_host import CONTROL_DISABLED
 from headrace.transports.grpc.call import Direct, Reply, Unary
 from headrace.transports.grpc.log_settings import log_settings_handler
+from headrace.transports.grpc.repository import repository_handlers
 from headrace.transports.grpc.unary import answers
 from headrace.wire.compression import too_large
 from headrace.wire.grpc_messages import InferReader, InferWriter
@@ -139,11 +136,6 @@ def infer_handlers(
 def document_handlers(engine: Engine) -> dict[str, Unary]:
     """The other unary procedures, by full path."""
 
-    def index(message: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
-        if message.repository_name:
-            raise Unsupported("'repository_name' specification is not supported")
-        return engine.index(message.ready)
-
     table: dict[str, Unary] = {
         "ServerLive": answers(
             pb.ServerLiveRequest, lambda _: pb.ServerLiveResponse(live=engine.live)
@@ -166,10 +158,8 @@ def document_handlers(engine: Engine) -> dict[str, Unary]:
         "ModelStatistics": answers(
             pb.ModelStatisticsRequest, lambda m: engine.model_statistics(m.name, m.version)
         ),
-        "RepositoryIndex": answers(pb.RepositoryIndexRequest, index),
-        "RepositoryModelLoad": answers(pb.RepositoryModelLoadRequest, _refuse_control),
-        "RepositoryModelUnload": answers(pb.RepositoryModelUnloadRequest, _refuse_control),
         "LogSettings": log_settings_handler(engine.logs),
+        **repository_handlers(engine),
     }
     return {f"/{SERVICE}/{name}": handler for name, handler in table.items()}
 
@@ -179,11 +169,3 @@ def check_size(data: Buffer, limit: int) -> int:
     if len(data) > limit:
         raise PayloadTooLarge(too_large("request message", limit, len(data)))
     return len(data)
-
-
-def _refuse_control(
-    message: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest,
-) -> Message:
-    if message.repository_name:
-        raise Unsupported("'repository_name' specification is not supported")
-    raise Unavailable(CONTROL_DISABLED)

@@ -9,15 +9,15 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from headrace import __version__
-from headrace.core.errors import InvalidRequest, ServerError, Unavailable, Unsupported
+from headrace.core.errors import ServerError
 from headrace.engine.engine import Engine
-from headrace.engine.model_host import CONTROL_DISABLED
 from headrace.transports.http import openapi
 from headrace.transports.http.access import AccessLog
 from headrace.transports.http.categories import inference_routes, restricted_routes
 from headrace.transports.http.docs_page import render_docs
-from headrace.transports.http.json_bodies import json_answer, json_body
+from headrace.transports.http.json_bodies import json_answer
 from headrace.transports.http.log_routes import add_log_routes
+from headrace.transports.http.repository_routes import add_repository_routes
 from headrace.wire.documents import to_json
 from headrace.wire.header_rules import NO_RULES, HeaderRules
 from headrace.wire.http_infer import error_body
@@ -52,7 +52,7 @@ def create_app(
     app.router.routes[:0] = inference_routes(engine, max_request_bytes, body_timeout_secs, rules)
     _health(app, engine)
     _metadata(app, engine)
-    _repository(app, engine)
+    add_repository_routes(app, engine, max_request_bytes)
     add_log_routes(app, engine.logs)
     _errors(app)
     openapi.describe_inference(app)
@@ -140,31 +140,6 @@ def _add_document(
     )  # fmt: skip
     async def of_version(name: Name, version: Version) -> Response:
         return json_answer(document(name, version))
-
-
-def _repository(app: FastAPI, engine: Engine) -> None:
-    @app.post("/v2/repository/index", tags=["repository"], summary="All models and their states")
-    @app.post("/v2/repository/{repository}/index", include_in_schema=False)
-    async def index(request: Request) -> Response:
-        body = await json_body(request)
-        ready = body.get("ready", False)
-        if type(ready) is not bool:
-            raise InvalidRequest("Invalid value for 'ready': expected a boolean")
-        models = to_json(engine.index(ready))["models"]
-        # A model that was never loaded has a name and nothing else.
-        return json_answer(
-            [{key: value for key, value in model.items() if value} for model in models]
-        )
-
-    @app.post("/v2/repository/models/{name}/load", include_in_schema=False)
-    @app.post("/v2/repository/models/{name}/unload", include_in_schema=False)
-    async def control(name: str) -> Response:
-        raise Unavailable(CONTROL_DISABLED)
-
-    @app.post("/v2/repository/{repository}/models/{name}/load", include_in_schema=False)
-    @app.post("/v2/repository/{repository}/models/{name}/unload", include_in_schema=False)
-    async def control_named(repository: str, name: str) -> Response:
-        raise Unsupported("'repository_name' specification is not supported")
 
 
 def _errors(app: FastAPI) -> None:

@@ -1,11 +1,13 @@
 """The bodies of control requests and of their answers: JSON objects of moderate size."""
 
+from collections.abc import Callable
 from typing import Any
 
 import orjson
 from fastapi import Request, Response
 
-from headrace.core.errors import InvalidRequest
+from headrace.core.errors import InvalidRequest, PayloadTooLarge
+from headrace.wire.compression import too_large
 
 _CONTROL_LIMIT = 1 << 20  # bytes of a control request's body
 
@@ -17,10 +19,29 @@ async def json_body(request: Request) -> dict[str, Any]:
         pieces += piece
         if len(pieces) > _CONTROL_LIMIT:
             raise InvalidRequest(f"the request body exceeds {_CONTROL_LIMIT} bytes")
-    if not pieces.strip():
+    return parse_object(pieces)
+
+
+async def read_body(request: Request, limit: int, hold: Callable[[int], None]) -> bytes:
+    """A body of up to `limit` bytes; raises `PayloadTooLarge`.
+
+    `hold` is called with the size of each piece, before it is kept, and may raise.
+    """
+    body = bytearray()
+    async for piece in request.stream():
+        if len(body) + len(piece) > limit:
+            raise PayloadTooLarge(too_large("request body", limit))
+        hold(len(piece))
+        body += piece
+    return bytes(body)
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The JSON object in a body, an empty one for an empty body; raises `InvalidRequest`."""
+    if not body.strip():
         return {}
     try:
-        document = orjson.loads(pieces)
+        document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"failed to parse the request JSON buffer: {error}") from None
     if type(document) is not dict:

@@ -1,0 +1,228 @@
+"""Which models are served, as clients decide it: the index, load and unload.
+
+Only in explicit mode may clients load and unload; otherwise the operator has decided, or the files
+do. Whatever reads the repositories runs on threads. Requests for one model take effect in the order
+in which they came, whatever each takes to prepare; one that was begun goes on when its client has
+gone.
+
+Owned by the event-loop thread.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from headrace.core.errors import (
+    InvalidRequest,
+    ModelLoadFailed,
+    NotFound,
+    RepositoryError,
+    Unavailable,
+)
+from headrace.core.load_parameters import LoadParameters
+from headrace.engine.lifecycle import EXITING, Lifecycle
+from headrace.engine.model import Model
+from headrace.engine.threads import Stopped, Threads
+from headrace.engine.version import State
+from headrace.repository.catalogue import NO_SUCH, Catalogue
+from headrace.repository.fingerprint import Fingerprint, fingerprint
+from headrace.repository.layout import ModelSource
+from headrace.wire.pb import grpc_service_pb2 as pb
+
+T = TypeVar("T")
+
+DISABLED = "explicit model load / unload is not allowed if polling is enabled"
+_READERS = 4  # threads that read repositories for requests
+
+
+class ControlMode(StrEnum):
+    """Who decides which models are served."""
+
+    NONE = "none"
+    POLL = "poll"
+    EXPLICIT = "explicit"
+
+
+@dataclass(frozen=True, slots=True)
+class ControlOptions:
+    """What the operator decides; `catalogue` is what may be loaded by name."""
+
+    mode: ControlMode = ControlMode.NONE
+    catalogue: Catalogue = field(default_factory=Catalogue)
+
+
+NO_PARAMETERS = LoadParameters()
+
+
+class Control:
+    """What a door may call to see and to change which models are served."""
+
+    def __init__(
+        self,
+        models: Mapping[str, Model],
+        lifecycle: Lifecycle,
+        index: Callable[[bool], pb.RepositoryIndexResponse],
+        options: ControlOptions,
+    ) -> None:
+        """`index` tells of the models that were ever to be loaded."""
+        self._models = models
+        self._lifecycle = lifecycle
+        self._index = index
+        self._options = options
+        self._threads = Threads(_READERS, "control")
+        self._names: asyncio.Task[Mapping[str, str]] | None = None
+        self._turns: dict[str, asyncio.Lock] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()  # which nobody may wait for any more
+        self._handed: dict[str, Fingerprint] = {}  # the state of what is being loaded
+
+    async def index(self, ready_only: bool = False) -> pb.RepositoryIndexResponse:
+        """Every model version with its state; what could be loaded and never was, by name."""
+        if self._options.mode is not ControlMode.EXPLICIT or ready_only:
+            return self._index(ready_only)
+        found = dict(await self._all_names())
+        response = self._index(False)
+        for model in response.models:
+            found.pop(model.name, None)
+        for name, reason in found.items():
+            state = State.UNAVAILABLE.value if reason else ""
+            response.models.add(name=name, state=state, reason=reason)
+        response.models.sort(key=lambda model: (model.name, int(model.version or 0)))
+        return response
+
+    async def load(self, name: str, parameters: LoadParameters = NO_PARAMETERS) -> None:
+        """Load a model, or load it again if its files have changed; it serves then.
+
+        Raises `ModelLoadFailed` with the reason, `NotFound` if there is none of this name,
+        `InvalidRequest` for what can be no name, and `Unavailable` unless clients decide.
+        """
+        self.check(name)
+        await self._see_through(self._load(name))
+
+    async def unload(self, name: str, unload_dependents: bool = False) -> None:
+        """Have a model take no more requests; what it has accepted it finishes afterwards.
+
+        A name that is not known is no error. `unload_dependents` asks for the models, too, that
+        were loaded for this one alone: there are none, since no model is made of others. Raises as
+        `load` does.
+        """
+        self.check(name)
+        await self._see_through(self._unload(name))
+
+    def stop(self) -> None:
+        """Begin nothing more."""
+        self._threads.stop()
+
+    def check(self, name: str) -> None:
+        """Raise what a load or unload of this name is refused with at once."""
+        if self._options.mode is not ControlMode.EXPLICIT:
+            raise Unavailable(DISABLED)
+        if not name.strip():
+            raise InvalidRequest("Model name cannot be empty. Please enter a valid name to deploy.")
+        if ".." in name or "/" in name or "\0" in name:
+            raise InvalidRequest(
+                f"failed to load '{name[:80]}', model name must not contain path traversal"
+                " characters"
+            )
+
+    async def _load(self, name: str) -> None:
+        async with self._turn(name):
+            source, state = await self._read(name)
+            model = self._models.get(name)
+            under_way = model is not None and model.loading is not None and not model.unloaded
+            if model is not None and under_way and self._handed.get(name) == state:
+                assert model.loading is not None
+                loading: asyncio.Future[str] = asyncio.shield(model.loading)
+            else:
+                self._handed[name] = state
+                loading = self._lifecycle.load(source)
+        problem = await loading
+        if self._models[name].loading is None:
+            self._handed.pop(name, None)
+        if problem:
+            raise self._failure(self._models[name], problem)
+
+    async def _unload(self, name: str) -> None:
+        async with self._turn(name):
+            self._lifecycle.unload(name)
+
+    async def _read(self, name: str) -> tuple[ModelSource, Fingerprint]:
+        """What lies under a name, and its state."""
+        catalogue = self._options.catalogue
+
+        def read() -> tuple[ModelSource, Fingerprint] | None:
+            source = catalogue.read(name)
+            return None if source is None else (source, fingerprint(source))
+
+        try:
+            found = await self._aside(read)
+        except RepositoryError as error:
+            raise ModelLoadFailed(_not_polled(name, error.public)) from error
+        if found is None:
+            raise NotFound(_not_polled(name, NO_SUCH))
+        if found[0].problem:
+            raise ModelLoadFailed(_not_polled(name, found[0].problem))
+        return found
+
+    def _failure(self, model: Model, problem: str) -> Exception:
+        """The error for a load that did not work out."""
+        if problem == EXITING:
+            return Unavailable(problem)
+        if model.unreadable:
+            return ModelLoadFailed(_not_polled(model.name, problem))
+        failed = "; ".join(
+            f"version {v.name} is at UNAVAILABLE state: {v.reason}"
+            for v in model.versions.values()
+            if v.state is State.UNAVAILABLE
+        )
+        return ModelLoadFailed(f"load failed for model '{model.name}': {failed or problem}")
+
+    async def _all_names(self) -> Mapping[str, str]:
+        """The names of the catalogue; whoever asks while it is read gets what comes of that."""
+        if self._names is None:
+            task = self._names = self._keep(self._aside(self._options.catalogue.names))
+
+            def done(_: object) -> None:
+                self._names = None
+
+            task.add_done_callback(done)
+        return await asyncio.shield(self._names)
+
+    async def _aside(self, work: Callable[[], T]) -> T:
+        try:
+            return await self._threads.run(work)
+        except Stopped:
+            raise Unavailable(EXITING) from None
+
+    async def _see_through(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do it to the end, even if whoever waits for it goes."""
+        return await asyncio.shield(self._keep(work))
+
+    def _keep(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # told to whoever waits, if anybody does
+
+    @asynccontextmanager
+    async def _turn(self, name: str) -> AsyncIterator[None]:
+        """One request after the other for each model."""
+        turn = self._turns.setdefault(name, asyncio.Lock())
+        try:
+            async with turn:
+                yield
+        finally:
+            if not turn.locked() and self._turns.get(name) is turn:
+                del self._turns[name]
+
+
+def _not_polled(name: str, reason: str) -> str:
+    lines = "; ".join(reason.splitlines())
+    return f"failed to load '{name}', failed to poll from model repository: {lines}"

@@ -1,0 +1,75 @@
+"""The routes of the model repository: index, load and unload."""
+
+import asyncio
+from functools import partial
+
+from fastapi import FastAPI, Request, Response
+
+from headrace.core.errors import InvalidRequest, Unsupported
+from headrace.core.load_parameters import LoadParameters
+from headrace.engine.engine import Engine
+from headrace.transports.http.json_bodies import json_answer, json_body, parse_object, read_body
+from headrace.wire.documents import to_json
+from headrace.wire.load_parameters import load_parameters_of_json, unload_dependents_of_json
+
+_LARGE = 64 << 10  # bytes of a body, from which on it is parsed on a thread
+_DONE = partial(Response, media_type="application/json")
+
+
+def add_repository_routes(app: FastAPI, engine: Engine, max_request_bytes: int) -> None:
+    """Let `app` tell which models there are, and load and unload them."""
+
+    @app.post("/v2/repository/index", tags=["repository"], summary="All models and their states")
+    @app.post("/v2/repository/{repository}/index", include_in_schema=False)
+    async def index(request: Request) -> Response:
+        ready = (await json_body(request)).get("ready", False)
+        if type(ready) is not bool:
+            raise InvalidRequest("Invalid value for 'ready': expected a boolean")
+        models = to_json(await engine.control.index(ready))["models"]
+        # A model that was never loaded has a name and nothing else.
+        return json_answer(
+            [{key: value for key, value in model.items() if value} for model in models]
+        )
+
+    # Also for names that are none, which are refused for that.
+    @app.post("/v2/repository/models/{name:path}/load", tags=["repository"], summary="Load a model")
+    async def load(request: Request, name: str) -> Response:
+        engine.control.check(name)  # before its body is taken
+        await engine.control.load(name, await _parameters(request))
+        return _DONE()
+
+    @app.post(
+        "/v2/repository/models/{name:path}/unload", tags=["repository"], summary="Unload a model"
+    )
+    async def unload(request: Request, name: str) -> Response:
+        engine.control.check(name)
+        dependents = unload_dependents_of_json(await json_body(request))
+        await engine.control.unload(name, dependents)
+        return _DONE()
+
+    @app.post("/v2/repository/{repository}/models/{name}/load", include_in_schema=False)
+    @app.post("/v2/repository/{repository}/models/{name}/unload", include_in_schema=False)
+    async def named_repository(repository: str, name: str) -> Response:
+        raise Unsupported("'repository_name' specification is not supported")
+
+    async def _parameters(request: Request) -> LoadParameters:
+        """What a load request brings along, which counts as a request's bytes while it is read."""
+        held = 0
+
+        def hold(nbytes: int) -> None:
+            nonlocal held
+            engine.admission.grow(nbytes)
+            held += nbytes
+
+        engine.admission.enter(0)
+        try:
+            body = await read_body(request, max_request_bytes, hold)
+            if len(body) < _LARGE:
+                return _read(body)
+            return await asyncio.to_thread(_read, body)
+        finally:
+            engine.admission.leave(held)
+
+
+def _read(body: bytes) -> LoadParameters:
+    return load_parameters_of_json(parse_object(body))

@@ -1,0 +1,255 @@
+"""Models that are loaded and unloaded by request (`--model-control-mode explicit`)."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from headrace.core.errors import InvalidRequest, NotFound, Unavailable, Unsupported
+from headrace.wire.pb import grpc_service_pb2 as pb
+from tests.contract import graphs
+from tests.contract.conftest import CARRIERS, CLIENTS
+from tests.models.onnx_graphs import write_model
+from tests.support.client import Client
+from tests.support.grpc_client import GrpcClient
+from tests.support.server_process import ServerProcess
+
+CONFIG = "max_batch_size: 4"
+
+
+class World:
+    """A server whose clients decide what it serves, its repositories, and a client."""
+
+    def __init__(self, root: Path, server: ServerProcess, client: Client, transport: str) -> None:
+        self.root = root
+        self.server = server
+        self.client = client
+        self.transport = transport
+
+    def write(self, name: str, number: float, version: int = 1, config: str = CONFIG) -> None:
+        """Have a model that adds a number lie in the first repository."""
+        write_model(self.root / "one", name, graphs.add_constant(number), config, version=version)
+
+    def ask(self, name: str, version: str = "") -> float:
+        """What a model makes of 0."""
+        answer = self.client.infer(name, {"INPUT0": np.zeros((1, 1), np.float32)}, version=version)
+        return float(answer["OUTPUT0"][0, 0])
+
+    def index(self, name: str) -> list[tuple[str, str, str]]:
+        """What the index says of a model."""
+        return [
+            (m.version, m.state, m.reason) for m in self.client.index().models if m.name == name
+        ]
+
+
+SLOWLY = [pytest.param(name, marks=pytest.mark.slow) for name in ("reference",)]
+
+
+@pytest.fixture(scope="module", params=["default", "frontends", *SLOWLY])
+def explicit(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Path, ServerProcess]]:
+    root = tmp_path_factory.mktemp("explicit")
+    for name in ("first", "second"):
+        write_model(root / "one", name, graphs.add_constant(1), CONFIG)
+    for repository in ("one", "two"):
+        write_model(root / repository, "twice", graphs.add_constant(1), CONFIG)
+    options = (*CARRIERS[request.param], "--model-control-mode=explicit", "--load-model=first")
+    with ServerProcess(root / "one", root / "two", options=options) as server:
+        yield root, server
+        assert server.stop() == 0
+        assert "bug " not in server.log
+
+
+@pytest.fixture(params=["http", "grpc"])
+def world(request: pytest.FixtureRequest, explicit: tuple[Path, ServerProcess]) -> Iterator[World]:
+    root, server = explicit
+    with CLIENTS[request.param](server) as client:
+        yield World(root, server, client, request.param)
+
+
+def test_only_what_was_asked_for_is_loaded(world: World) -> None:
+    assert world.index("first") == [("1", "READY", "")]
+    assert world.index("twice") == [
+        ("", "UNAVAILABLE", "model appears in two or more repositories")
+    ]
+    assert world.client.ready()
+    name = f"untouched_{world.transport}"
+    world.write(name, 1)
+    assert world.index(name) == [("", "", "")]
+    assert name not in [m.name for m in world.client.index(ready=True).models]
+    with pytest.raises(NotFound, match="is not found"):
+        world.ask(name)
+
+
+def test_load_and_unload(world: World) -> None:
+    name = f"come_and_go_{world.transport}"
+    world.write(name, 5)
+    world.client.load(name)
+    assert world.ask(name) == 5
+    assert world.index(name) == [("1", "READY", "")]
+    world.client.load(name)  # nothing has changed
+    world.client.unload(name, dependents=True)
+    assert not world.client.model_ready(name)
+    with pytest.raises(NotFound, match="has no available versions"):
+        world.ask(name)
+    with pytest.raises(Unavailable, match="is not at ready state"):
+        world.ask(name, "1")
+    assert world.client.ready()
+    world.client.load(name)
+    assert world.ask(name) == 5
+    world.client.unload(name)
+    world.client.unload("nobody knows it")
+
+
+def test_a_changed_model_is_loaded_again_by_request_only(world: World) -> None:
+    name = f"changes_{world.transport}"
+    world.write(name, 1)
+    world.client.load(name)
+    world.write(name, 2)
+    assert world.ask(name) == 1
+    world.client.load(name)
+    assert world.ask(name) == 2
+    world.write(name, 3, version=2)
+    world.client.load(name)
+    assert world.ask(name) == 3
+    world.write(name, 4, config="max_batch_size: -1")
+    with pytest.raises(InvalidRequest, match=r"failed to poll from model repository: .*max_batch"):
+        world.client.load(name)
+    assert world.ask(name) == 3
+    ((version, state, reason),) = world.index(name)
+    assert (version, state) == ("2", "READY")
+    assert reason.startswith("a change could not be loaded: ")
+    world.client.unload(name)
+
+
+def test_a_model_that_cannot_be_loaded(world: World) -> None:
+    name = f"broken_{world.transport}"
+    write_model(world.root / "one", name, b"no model at all", CONFIG)
+    with pytest.raises(
+        InvalidRequest,
+        match=f"load failed for model '{name}': version 1 is at UNAVAILABLE state: ",
+    ):
+        world.client.load(name)
+    ((version, state, _),) = world.index(name)
+    assert (version, state) == ("1", "UNAVAILABLE")
+    assert not world.client.ready()
+    world.client.unload(name)
+    assert world.client.ready()
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "text"),
+    [
+        ("nowhere", NotFound, "failed to load 'nowhere', failed to poll from model repository"),
+        ("twice", InvalidRequest, "model appears in two or more repositories"),
+        (" ", InvalidRequest, "Model name cannot be empty. Please enter a valid name to deploy."),
+        ("..", InvalidRequest, "model name must not contain path traversal characters"),
+        ("../one/first", InvalidRequest, "must not contain path traversal characters"),
+        ("/etc/passwd", InvalidRequest, "must not contain path traversal characters"),
+        ("a\0b", InvalidRequest, "must not contain path traversal characters"),
+    ],
+)
+def test_names_that_cannot_be_loaded(
+    world: World, name: str, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        world.client.load(name)
+
+
+def test_an_empty_name(world: World) -> None:
+    for ask in (world.client.load, world.client.unload):
+        with pytest.raises(InvalidRequest, match="Model name cannot be empty"):
+            ask("")
+
+
+def test_a_repository_cannot_be_named(world: World) -> None:
+    for ask in (world.client.load, world.client.unload):
+        with pytest.raises(Unsupported, match="'repository_name' specification is not supported"):
+            ask("first", "one")
+
+
+@pytest.mark.parametrize(
+    ("action", "body", "text"),
+    [
+        ("load", b"{", "failed to parse the request JSON buffer"),
+        ("load", b"[]", "the request must be a JSON object"),
+        ("load", b'{"parameters": 1}', "Invalid value for 'parameters': expected an object"),
+        ("load", b'{"parameters": {"color": "red"}}', "unrecognized load parameter 'color'"),
+        ("load", b'{"parameters": {"config": {}}}', "'config', expected a string"),
+        ("load", b'{"parameters": {"file:1/x": "%"}}', "'file:1/x', expected base64"),
+        ("unload", b'{"parameters": []}', "Invalid value for 'parameters': expected an object"),
+        (
+            "unload",
+            b'{"parameters": {"unload_dependents": 1}}',
+            "Invalid value for 'unload_dependents': expected a boolean",
+        ),
+    ],
+)
+def test_bodies_that_are_wrong(
+    explicit: tuple[Path, ServerProcess], action: str, body: bytes, text: str
+) -> None:
+    url = f"{explicit[1].url}/v2/repository/models/first/{action}"
+    response = httpx.post(url, content=body)
+    assert response.status_code == 400
+    assert response.headers["content-type"] == "application/json"
+    assert text in json.loads(response.content)["error"]
+
+
+def test_unknown_members_and_other_parameters_of_unload_are_ignored(
+    explicit: tuple[Path, ServerProcess],
+) -> None:
+    url = f"{explicit[1].url}/v2/repository/models/nobody/unload"
+    body = {"color": "red", "parameters": {"color": 1, "unload_dependents": True}}
+    assert httpx.post(url, json=body).status_code == 200
+
+
+def test_parameters_of_the_wrong_type_over_grpc(explicit: tuple[Path, ServerProcess]) -> None:
+    with GrpcClient(explicit[1].grpc) as client:
+        for name, kind, text in (
+            ("config", "bytes_param", "'config' parameter, expected string_param"),
+            ("file:1/x", "string_param", "'file:1/x' parameter, expected bytes_param"),
+            ("color", "string_param", "unrecognized load parameter 'color'"),
+        ):
+            request = pb.RepositoryModelLoadRequest(model_name="first")
+            value = b"x" if kind == "bytes_param" else "x"
+            setattr(request.parameters[name], kind, value)
+            with pytest.raises(InvalidRequest, match=text):
+                client.call("RepositoryModelLoad", request, pb.RepositoryModelLoadResponse)
+        unload = pb.RepositoryModelUnloadRequest(model_name="first")
+        unload.parameters["unload_dependents"].string_param = "true"
+        with pytest.raises(InvalidRequest, match="expected bool_param"):
+            client.call("RepositoryModelUnload", unload, pb.RepositoryModelUnloadResponse)
+
+
+def test_explicit_mode_with_nothing_loaded_is_ready(tmp_path: Path) -> None:
+    write_model(tmp_path, "first", graphs.add_constant(1), CONFIG)
+    with ServerProcess(tmp_path, options=("--model-control-mode=explicit",)) as server:
+        assert httpx.get(f"{server.url}/v2/health/ready").status_code == 200
+        assert httpx.post(f"{server.url}/v2/repository/index").json() == [{"name": "first"}]
+
+
+def test_models_of_one_name_in_namespaces(tmp_path: Path) -> None:
+    for number, repository in enumerate(("one", "two", "sub/two"), start=1):
+        write_model(tmp_path / repository, "same", graphs.add_constant(number), 'name: "same"')
+    write_model(tmp_path / "two", "other", graphs.add_constant(9), CONFIG)
+    repositories = [tmp_path / "one", tmp_path / "two", tmp_path / "sub/two"]
+    options = ("--model-control-mode=explicit", "--load-model=*", "--model-namespacing=true")
+    with (
+        ServerProcess(*repositories, options=options) as server,
+        CLIENTS["http"](server) as client,
+    ):
+        world = World(tmp_path, server, client, "http")
+        names = ["same@one", "same@two", "same@two-2"]
+        assert [m.name for m in client.index().models] == ["other", *names]
+        assert [world.ask(name) for name in [*names, "other"]] == [1, 2, 3, 9]
+        client.unload("same@two")
+        client.load("same@two")
+        ambiguous = "There are 3 identifiers of model 'same' in global map, model namespace must be"
+        with pytest.raises(NotFound, match=ambiguous):
+            world.ask("same")
+        with pytest.raises(InvalidRequest, match=ambiguous):
+            client.load("same")
