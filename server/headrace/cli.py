@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from headrace import __version__
 from headrace.commands.environment_options import add_environments
+from headrace.commands.infer_options import add_infer
 from headrace.commands.models import add_models
 from headrace.commands.parser import EXIT_INTERRUPTED, EXIT_USAGE, CommandParser
 from headrace.options import SettingsError, Value
@@ -117,6 +118,7 @@ def _parser() -> CommandParser:
             name, dest="without_effect", nargs="?", action=_Named, help=argparse.SUPPRESS
         )
     serve.set_defaults(run=_serve)
+    add_infer(commands)
     add_models(commands)
     add_environments(commands)
     return parser

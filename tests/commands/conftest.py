@@ -11,7 +11,7 @@ import pytest
 
 from headrace.cli import main
 from headrace.options import ENV_PREFIX
-from tests.support.server_process import ServerProcess, onnx_examples
+from tests.support.server_process import EXAMPLES, ServerProcess, onnx_examples
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,10 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server with the examples that need no worker. It must not have met a bug in the end."""
-    with ServerProcess(onnx_examples(tmp_path_factory.mktemp("examples"))) as process:
+    """A server with small examples, and one that streams. It must not have met a bug in the end."""
+    folder = onnx_examples(tmp_path_factory.mktemp("examples"))
+    (folder / "storyteller").symlink_to(EXAMPLES / "storyteller", target_is_directory=True)
+    with ServerProcess(folder) as process:
         yield process
         assert process.stop() == 0
         assert "bug " not in process.log

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.cli import main
 from headrace.settings import OPTIONS
 from tests.support.server_process import ServerProcess
 
@@ -20,6 +22,10 @@ PAGES = sorted(
     for pattern in ("*.md", "docs/**/*.md", "deploy/**/*.md", "model_repository/**/*.md")
     for page in ROOT.glob(pattern)
 )
+COMMANDS = (
+    "serve", "infer", "models list", "models load", "models unload", "models config",
+    "models stats", "models check", "environments prune",
+)  # fmt: skip
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -60,6 +66,19 @@ def test_the_client_program_classifies_the_digit(server: ServerProcess) -> None:
     assert answer.stdout.strip() == "[[3]]"
 
 
+def test_the_command_line_gives_what_is_said(server: ServerProcess) -> None:
+    asked = 0
+    for (kind, command), (_, said) in pairwise(BLOCK.findall(README)):
+        if kind != "sh" or not command.startswith(".venv/bin/headrace infer "):
+            continue
+        asked += 1
+        words = [sys.executable, "-m", "headrace", *shlex.split(command)[1:], f"--url={server.url}"]
+        ran = subprocess.run(words, capture_output=True, check=True, text=True)
+        took = re.compile(r"[\d.]+ [mµ]s$", re.MULTILINE)
+        assert took.sub("", ran.stdout) == took.sub("", said)
+    assert asked == 1
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_files(page: Path) -> None:
     text = re.sub(
@@ -70,11 +89,15 @@ def test_links_lead_to_files(page: Path) -> None:
             assert (page.parent / target).exists(), target
 
 
-def test_the_options_that_pages_name_exist() -> None:
+def test_the_options_that_pages_name_exist(capsys: pytest.CaptureFixture[str]) -> None:
     pages = [page for page in PAGES if page.name not in ("benchmarks.md", "CONTRIBUTING.md")]
     named = set(re.findall(r"`(--[a-z-]+)[`=]", "".join(p.read_text("utf-8") for p in pages)))
     known = {f"--{name}" for option in OPTIONS for name in (option.name, *option.aliases)}
-    assert named - known <= {"--config-file"}
+    for words in COMMANDS:
+        with pytest.raises(SystemExit):
+            main([*words.split(), "--help"])
+    known |= set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    assert named <= known
 
 
 def test_the_tests_that_pages_name_exist() -> None:

@@ -12,7 +12,7 @@ from headrace.client.errors import BadAnswer, ClientError, NotReached, Refused
 from headrace.core.tensors import Buffer
 
 _PORTS = {"http": 80, "https": 443}
-_LONGEST_LINE = 64 << 20  # bytes of an event
+_PIECE = 1 << 16  # bytes
 _SHOWN = 200  # characters of an error that is no JSON
 
 
@@ -58,7 +58,7 @@ class Answer:
         """The body as JSON; raises `BadAnswer`."""
         try:
             return json.loads(self.body)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise BadAnswer(f"the answer is no JSON: {_shown(self.body)}") from None
 
 
@@ -104,9 +104,10 @@ class Connection:
         if response.status != 200:
             raise _refusal(response.status, self._read(response))
         with self._speaking():
-            while line := response.readline(_LONGEST_LINE):  # read as it comes
+            for line in _lines(response):
                 if line.startswith(b"data:"):
                     yield line[5:].strip().decode("utf-8", "replace")
+        self._kept = True
 
     def close(self) -> None:
         """Close the connection; the next request opens another."""
@@ -172,10 +173,21 @@ class Connection:
         return BadAnswer(f"what answers at {address} does not speak HTTP")
 
 
+def _lines(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    """Lines as they come; not by `readline`, which takes a connection that breaks for the end."""
+    rest = b""
+    while piece := response.read1(_PIECE):
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from lines
+    if response.length:
+        raise http.client.IncompleteRead(rest, response.length)
+    yield rest
+
+
 def _refusal(status: int, body: bytes) -> Refused:
     try:
         text = str(json.loads(body)["error"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         text = f"HTTP status {status} {http.client.responses.get(status, '')}".rstrip()
         text += f": {_shown(body)}" if body.strip() else ""
     return Refused(status, text)

@@ -78,7 +78,8 @@ def decode(answer: Answer) -> Reply:
         size = int(answer.headers.get(JSON_SIZE, len(answer.body)))
         document = json.loads(answer.body[:size])
         return reply_of(document, memoryview(answer.body)[size:])
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, ServerError) as error:
+    except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError,
+            ServerError) as error:  # fmt: skip
         raise BadAnswer(f"the answer is no inference response: {error}") from error
 
 
@@ -105,29 +106,34 @@ def reply_of(document: Mapping[str, Any], tail: memoryview) -> Reply:
 
 def elements(data: Any, datatype: Datatype) -> Array:
     """JSON values, nested or not, as an array; raises `ValueError` for what does not fit."""
-    if datatype is Datatype.BYTES:
-        found = np.array(data, object)
-        texts = [_text(item) for item in found.ravel().tolist()]
-        return object_array(texts, found.shape)
     try:
-        given = np.array(data)
-    except ValueError:
+        given = np.array(data, object if datatype is Datatype.BYTES else None)
+    except (ValueError, OverflowError):
         raise ValueError("the arrays in it differ in length") from None
+    return cast(given, datatype)
+
+
+def cast(given: Array, datatype: Datatype) -> Array:
+    """The same values in the form of `datatype`; raises `ValueError` where they do not fit it."""
+    if datatype is Datatype.BYTES:
+        texts = [_text(item) for item in given.ravel().tolist()]
+        return object_array(texts, given.shape)
     wanted = NUMPY[datatype]
-    if given.size == 0:
+    if given.size == 0 or given.dtype == wanted:
         return given.astype(wanted)
     if given.dtype.kind not in "biuf":
         raise ValueError(f"expected numbers for {datatype}")
     if datatype is Datatype.BOOL:
         if not np.isin(given, (0, 1)).all():
-            raise ValueError("expected true, false, 1 or 0")
+            raise ValueError("expected true, false, 1 or 0 for BOOL")
     elif wanted.kind in "iu":
         limits = np.iinfo(wanted)
         if given.dtype.kind == "f" and not (given == np.floor(given)).all():
             raise ValueError(f"expected whole numbers for {datatype}")
         if given.min() < limits.min or given.max() > limits.max:
             raise ValueError(f"expected numbers from {limits.min} to {limits.max} for {datatype}")
-    return given.astype(wanted)
+    with np.errstate(over="ignore"):  # too large for a float is infinite
+        return given.astype(wanted)
 
 
 def _text(item: object) -> bytes:
@@ -135,7 +141,7 @@ def _text(item: object) -> bytes:
         return item
     if not isinstance(item, str):
         raise ValueError(f"expected texts for BYTES, got {json.dumps(item, default=str)}")
-    return item.encode()
+    return item.encode("utf-8", "surrogateescape")
 
 
 def _raw(tensor: Tensor) -> Buffer:

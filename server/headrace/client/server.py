@@ -76,7 +76,7 @@ class Server:
         for text in self._connection.events(_path(model, version, "/generate_stream"), body):
             try:
                 response = json.loads(text)
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise BadAnswer(f"an event is no JSON: {text}") from None
             if not isinstance(response, dict):
                 raise BadAnswer(f"an event is no JSON object: {text}")

@@ -24,6 +24,25 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(prog, allow_abbrev=False, **options)
         self.set_defaults(parser=self)
 
+    def parse_known_args(  # type: ignore[override]  # the namespace is always argparse's own
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """As argparse, but arguments that need not be there may also follow options.
+
+        argparse takes it that they are not there as soon as an option comes.
+        """
+        found, rest = super().parse_known_args(args, namespace)
+        arguments = [action for action in self._actions if not action.option_strings]
+        while arguments and rest and not (rest[0].startswith("-") and len(rest[0]) > 1):
+            last = arguments[-1]
+            if last.nargs == argparse.OPTIONAL and getattr(found, last.dest) is None:
+                setattr(found, last.dest, rest.pop(0))
+            elif last.nargs in (argparse.ZERO_OR_MORE, argparse.ONE_OR_MORE):
+                setattr(found, last.dest, [*getattr(found, last.dest), rest.pop(0)])
+            else:
+                break
+        return found, rest
+
     def error(self, message: str) -> NoReturn:
         """End because of the command line."""
         self.exit(EXIT_USAGE, f"{self.prog}: {message}\nSee '{self.prog} --help'.\n")
