@@ -29,6 +29,7 @@ from headrace.doors import FrontDoors, bind, grpc_handlers, tls_files, url_host
 from headrace.engine.admission import Admission
 from headrace.engine.control import ControlMode, ControlOptions
 from headrace.engine.engine import Engine
+from headrace.engine.following import Follower
 from headrace.engine.log_control import LogControl
 from headrace.engine.memory import MemoryWatch
 from headrace.engine.opening import Backend, LoadOptions
@@ -136,6 +137,7 @@ class Application:
         self._front_ends: FrontDoors | None = None
         self._reloader: Reloader | None = None
         self._memory = MemoryWatch(self._engine.versions, settings.metrics_interval_ms / 1000)
+        self._follower: Follower | None = None
         self._stop = asyncio.Event()
         self.stuck = False  # whether threads still run or load models when it has ended
 
@@ -159,6 +161,11 @@ class Application:
                 log.warning(warning)
             if settings.reload and self._control.mode is not ControlMode.EXPLICIT:
                 self._reloader = Reloader(self._engine, sources, loop)
+            if self._control.mode is ControlMode.POLL:
+                self._follower = Follower(
+                    self._engine, self._control.catalogue, sources, settings.repository_poll_secs,
+                    loop,
+                )  # fmt: skip
             await self._open_doors()
         except (RepositoryError, OSError) as error:
             print(f"headrace serve: {error}", file=sys.stderr)
@@ -187,6 +194,8 @@ class Application:
         if self._reloader is not None:
             self._reloader.start()
         self._memory.start()
+        if self._follower is not None:
+            self._follower.start()
         # Where both go to one terminal, once is enough.
         level = logging.DEBUG if self._logs_beside_output() else logging.INFO
         log.log(level, "%s after %.2f s", state, seconds)
@@ -300,6 +309,8 @@ class Application:
         if self._reloader is not None:
             self._reloader.stop()
         self._memory.stop()
+        if self._follower is not None:
+            self._follower.stop()
         self._engine.stop_loading()
         if settings.shutdown_delay_secs and noticed:
             await asyncio.sleep(settings.shutdown_delay_secs)
@@ -326,6 +337,8 @@ class Application:
                 "%d requests were still under way after %d s", left, settings.exit_timeout_secs
             )
         unfinished.cancel()
+        if self._follower is not None:
+            await self._follower.stopped()
         await self._close_doors(max(deadline - monotonic(), 0.1))
         if left or (loaded and not await self._unload(deadline)):
             self.stuck = True

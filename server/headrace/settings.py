@@ -57,6 +57,12 @@ class Settings:
     reload: bool = setting(
         True, "Load model files that are served without a repository again when they change"
     )
+    repository_poll_secs: int = setting(
+        15,
+        "In the mode `poll`, how often repositories are looked at where the file system tells of"
+        " no changes by itself",
+        least=1,
+    )
     model_config_name: str = setting(
         "", "Read `configs/<name>.pbtxt` of a model instead of its `config.pbtxt`, where it has one"
     )

@@ -28,7 +28,7 @@ WITHOUT_EFFECT = {
 # By option, what to do instead, where there is something.
 NOT_OFFERED = dict.fromkeys(
     (
-        "--repository-poll-secs", "--reuse-http-port", "--reuse-grpc-port",
+        "--reuse-http-port", "--reuse-grpc-port",
         "--grpc-infer-response-compression-level", "--grpc-keepalive-time",
         "--grpc-keepalive-timeout", "--grpc-keepalive-permit-without-calls",
         "--grpc-http2-max-pings-without-data", "--grpc-http2-max-ping-strikes",

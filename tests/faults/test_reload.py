@@ -8,46 +8,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
 
-import numpy as np
 import psutil
 import pytest
 
 from headrace.core.errors import ServerError
-from tests.models.onnx_graphs import constant
 from tests.support.client import Client
 from tests.support.grpc_client import GrpcClient
 from tests.support.http_client import HttpClient
 from tests.support.http_socket import HttpSocket
 from tests.support.scrape import Scraper, until
 from tests.support.server_process import ServerProcess
+from tests.support.swapping import SOURCE, Held, ask, content, resident
 
-# It answers with what it and the file beside it hold, so that a mixture of two states would show.
-SOURCE = """
-    import numpy as np
-    import triton_python_backend_utils as pb_utils
-    {more}
-
-    NUMBER = {number}
-
-
-    class TritonPythonModel:
-        @staticmethod
-        def auto_complete_config(config):
-            config.set_max_batch_size(8)
-            config.add_input({{"name": "X", "data_type": "TYPE_FP32", "dims": [1]}})
-            config.add_output({{"name": "A", "data_type": "TYPE_FP32", "dims": [1]}})
-            config.add_output({{"name": "B", "data_type": "TYPE_FP32", "dims": [1]}})
-            return config
-
-        def execute(self, requests):
-            return [self.answer(request.inputs()[0].as_numpy()) for request in requests]
-
-        def answer(self, x):
-            filled = np.full_like(x, NUMBER)
-            return pb_utils.InferenceResponse(
-                [pb_utils.Tensor("A", filled), pb_utils.Tensor("B", filled)]
-            )
-"""
 NAMES = ("code", "graph")
 _GROWTH = 24 << 20  # bytes, over a hundred swaps of both models
 _CALLERS: tuple[Callable[[ServerProcess], Client], ...] = (
@@ -55,13 +27,6 @@ _CALLERS: tuple[Callable[[ServerProcess], Client], ...] = (
     lambda server: HttpClient(server.url, binary=True),
     lambda server: GrpcClient(server.grpc),
 )
-
-
-def content(name: str, number: int) -> bytes:
-    """The file of a model that answers with a number."""
-    if name == "graph":
-        return constant(number)
-    return dedent(SOURCE).format(number=number, more="").encode()
 
 
 class Served:
@@ -91,14 +56,6 @@ class Served:
             [found] = [model for model in client.index().models if model.name == name]
         assert found.state == "READY"
         return found.reason
-
-
-def ask(client: Client, name: str) -> int:
-    """The one number that all of a model's answer consists of."""
-    answer = client.infer(name, {"X": np.zeros((3, 1), np.float32)})
-    numbers = {float(element) for output in ("A", "B") for element in answer[output].ravel()}
-    [number] = numbers
-    return int(number)
 
 
 def start(folder: Path, *options: str) -> ServerProcess:
@@ -187,31 +144,6 @@ def test_a_hundred_swaps_leave_nothing_behind(served: Served) -> None:
     swap_under_load(served, 100)
     assert resident(served.server.pid) - memory < _GROWTH
     until(lambda: Held.of(served.server.pid) == before, f"what was held before: {before}", 60)
-
-
-def resident(pid: int) -> int:
-    """Bytes of memory that a process has."""
-    return int(psutil.Process(pid).memory_info().rss)
-
-
-class Held(tuple[int, int, int, int]):
-    """How many files, unnamed files, threads and processes a server has."""
-
-    @classmethod
-    def of(cls, pid: int) -> "Held":
-        """What it has now."""
-        process = psutil.Process(pid)
-        children = process.children(recursive=True)
-        links = []
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            try:
-                links.append(os.readlink(f"/proc/{pid}/fd/{name}"))
-            except FileNotFoundError:
-                continue  # closed meanwhile
-        # Connections come and go with the callers, and with whoever asks.
-        lasting = [link for link in links if not link.startswith("socket:")]
-        unnamed = sum("memfd:" in link for link in links)
-        return cls((len(lasting), unnamed, process.num_threads(), len(children)))
 
 
 BROKEN = {

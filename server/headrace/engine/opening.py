@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from headrace.core.errors import InvalidConfig
+from headrace.core.errors import InvalidConfig, LoadFailed
 from headrace.core.model_spec import EnvironmentOptions, LoadSpec
 from headrace.execution.choice import InstanceKind
 from headrace.execution.in_process import IN_PROCESS
@@ -17,6 +17,7 @@ from headrace.execution.runner import LoadedModel
 from headrace.observability.memory import GrowthMeter
 from headrace.observability.responses import FIRST_RESPONSE
 from headrace.repository import completion, reading, validation
+from headrace.repository.catalogue import DUPLICATE
 from headrace.repository.config import ConfigFile, Problem, read_config, refuse
 from headrace.repository.effects import misspelt, without_effect
 from headrace.repository.fingerprint import fingerprint
@@ -89,6 +90,8 @@ def open_model(
     source: ModelSource, backends: Mapping[str, Backend], options: LoadOptions
 ) -> Opened:
     """Read and check the configuration of a model; raises `RepositoryError`."""
+    if source.duplicate or source.problem:
+        raise LoadFailed(DUPLICATE if source.duplicate else source.problem)
     state = fingerprint(source)  # first, so that what changes from here on is told
     file = read_config(source.config_path, source.name)
     refuse(file, validation.problems(file.config, source.written_name))

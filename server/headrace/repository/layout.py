@@ -61,13 +61,20 @@ def model_places(repositories: Sequence[Path], namespacing: bool = False) -> dic
     With `namespacing`, models whose name occurs in several repositories are called `name@space`,
     where the space is the directory name of the repository, with a number if that occurs twice.
     """
+    return name_models([(path, model_directories(path)) for path in repositories], namespacing)
+
+
+def name_models(
+    listings: Sequence[tuple[Path, Iterable[Path]]], namespacing: bool = False
+) -> dict[str, list[Path]]:
+    """The names of model directories that were found, by repository; see `model_places`."""
     found: dict[str, list[Path]] = {}
-    for repository in repositories:
-        for path in _model_directories(repository):
+    for _, paths in listings:
+        for path in paths:
             found.setdefault(path.name, []).append(path)
     if not namespacing:
         return found
-    spaces = _spaces(repositories)
+    spaces = _spaces([repository for repository, _ in listings])
     named: dict[str, list[Path]] = {}
     for name, paths in found.items():
         for path in paths:
@@ -135,7 +142,8 @@ def read_model_directory(path: Path, config_name: str = "") -> ModelSource:
     )
 
 
-def _model_directories(repository: Path) -> Iterable[Path]:
+def model_directories(repository: Path) -> Sequence[Path]:
+    """The directories of a repository that are models; raises `LoadFailed` if it is none."""
     try:
         entries = sorted(repository.iterdir())
         found = [

@@ -1,0 +1,201 @@
+"""Repositories that change while they are served: no request is lost, none gets a mixture.
+
+And none is answered by a state of its model that had been replaced before the request was sent.
+"""
+
+import shutil
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from time import sleep
+
+import pytest
+
+from headrace.core.errors import NotFound, ServerError
+from tests.support.client import Client
+from tests.support.grpc_client import GrpcClient
+from tests.support.http_client import HttpClient
+from tests.support.scrape import Scraper, until
+from tests.support.server_process import ServerProcess
+from tests.support.swapping import ask, content
+
+BROKEN = {
+    "code": (b"def f(:\n", "SyntaxError: invalid syntax"),
+    "graph": (b"nothing", "is not a valid ONNX model"),
+}
+FILES = {"code": "model.py", "graph": "model.onnx"}
+NAMES = tuple(FILES)
+_POLL_SECS = 1
+
+
+class Callers:
+    """Threads that ask models again and again, over each transport.
+
+    `serving` is the number that each model is known to answer with, and `failures` what should not
+    have been: an error, a mixture, or an answer from before what was serving when it was asked for.
+    """
+
+    def __init__(self, server: ServerProcess, serving: dict[str, int], count: int) -> None:
+        self.serving = serving
+        self.failures: list[str] = []
+        self.answers = 0
+        self._server = server
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._call, args=(n,)) for n in range(count)]
+
+    def __enter__(self) -> "Callers":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _call(self, number: int) -> None:
+        makers = (
+            lambda: HttpClient(self._server.url, binary=bool(number // 2 % 2)),
+            lambda: GrpcClient(self._server.grpc),
+        )
+        newest = dict.fromkeys(self.serving, 0)
+        with makers[number % 2]() as client:
+            while not self._over.is_set():
+                for name in newest:
+                    least = max(self.serving[name], newest[name])
+                    try:
+                        newest[name] = ask(client, name)
+                    except (ServerError, ValueError, OSError) as error:
+                        self.failures.append(f"{name}: {error!r}")
+                        continue
+                    self.answers += 1
+                    if newest[name] < least:
+                        self.failures.append(f"{name}: {newest[name]} after {least}")
+                sleep(0.01)  # so that the server gets to something else
+
+
+class Repository:
+    """A served repository with models of both kinds; `serving` are the numbers they answer with."""
+
+    def __init__(self, root: Path, names: Sequence[str] = NAMES) -> None:
+        self.root = root
+        self.serving = dict.fromkeys(names, 1)
+        for name in names:
+            self.write(name, content(name, 1))
+
+    def file(self, name: str, version: int = 1) -> Path:
+        return self.root / name / str(version) / FILES[name.rstrip("0123456789")]
+
+    def write(self, name: str, data: bytes, version: int = 1) -> None:
+        """Have a file hold something else, without anything in between."""
+        file = self.file(name, version)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        other = file.with_name(".new")
+        other.write_bytes(data)
+        other.replace(file)
+
+    def publish(self, name: str, number: int, version: int) -> None:
+        """Add a version as a whole."""
+        staged = self.root / ".staged"
+        staged.mkdir()
+        (staged / FILES[name]).write_bytes(content(name, number))
+        staged.rename(self.root / name / str(version))
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    return Repository(tmp_path / "repository")
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest, repository: Repository) -> Iterator[ServerProcess]:
+    """A server that follows the repository."""
+    options = ["--model-control-mode=poll", f"--repository-poll-secs={_POLL_SECS}"]
+    options += getattr(request, "param", [])
+    with ServerProcess(repository.root, options=options) as server:
+        yield server
+        assert server.stop() == 0
+        assert "bug " not in server.log, server.log
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[Client]:
+    with HttpClient(server.url, binary=True) as client:
+        yield client
+
+
+def index(client: Client, name: str) -> dict[str, tuple[str, str]]:
+    """State and reason of each version of a model."""
+    return {m.version: (m.state, m.reason) for m in client.index().models if m.name == name}
+
+
+def until_answer(client: Client, name: str, number: int) -> None:
+    until(lambda: ask(client, name) == number, f"{name} to be {number}", 60)
+
+
+def until_reason(client: Client, name: str, version: str, told: str) -> None:
+    until(lambda: told in index(client, name)[version][1], f"the reason of {name}")
+
+
+def until_logged(server: ServerProcess, told: str) -> None:
+    until(lambda: told in server.log, told)
+
+
+def test_a_repository_that_changes_in_every_way(
+    server: ServerProcess, repository: Repository, client: Client
+) -> None:
+    """Versions, files, configurations and models come, change, break and go while callers ask."""
+    serving = repository.serving
+
+    def expect(number: int) -> None:
+        for name in NAMES:
+            until_answer(client, name, number)
+            serving[name] = number
+
+    with Callers(server, serving, 6) as callers:
+        for name in NAMES:  # a file in place of another
+            repository.write(name, content(name, 2))
+        expect(2)
+        for name in NAMES:  # a version beside another
+            repository.publish(name, 3, version=2)
+        expect(3)
+        until(lambda: list(index(client, "code")) == ["2"], "version 1 to be known no more")
+        for name in NAMES:  # something broken
+            repository.write(name, BROKEN[name][0], version=2)
+        for name in NAMES:
+            told = BROKEN[name][1]
+            until_reason(client, name, "2", told)
+            assert index(client, name)["2"][0] == "READY"
+            assert told in server.log
+        with Scraper(server.metrics) as metrics:
+            for name in NAMES:
+                labels = {"model": name, "outcome": "failure"}
+                assert metrics.now().value("headrace_model_loads_total", **labels) >= 1
+        for name in NAMES:  # the version that is broken goes, and the one before is another one
+            shutil.rmtree(repository.file(name, 2).parent)
+            repository.write(name, content(name, 4))
+        expect(4)
+        for name in NAMES:  # more instances, without loading those that are there
+            config = f'instance_group {{ name: "{name}" count: 3 }}'
+            (repository.root / name / "config.pbtxt").write_text(config)
+        for name in NAMES:
+            told = f"{name} version 1 goes on with 3 instances"
+            until_logged(server, told)
+            assert client.model_config(name).instance_group[0].count == 3
+        shutil.copytree(repository.root / "code", repository.root / "code2")  # a new model
+        until(lambda: client.model_ready("code2"), "the new model")
+        away = repository.root.rename(repository.root.with_name("away"))  # it is not there
+        until_logged(server, "cannot be read")
+        away.rename(repository.root)
+        until_logged(server, "is back")
+        shutil.rmtree(repository.root / "code2")
+        until(lambda: not client.model_ready("code2"), "the model to go")
+        with pytest.raises(NotFound):
+            ask(client, "code2")
+        for name in NAMES:  # fewer
+            (repository.root / name / "config.pbtxt").unlink()
+        for name in NAMES:
+            told = f"{name} version 1 goes on with 1 instances"
+            until_logged(server, told)
+    assert callers.failures == []
+    assert callers.answers > 0

@@ -1,0 +1,81 @@
+"""Models that answer with a number, so that it shows which state of them has answered.
+
+And what a server holds, so that it shows whether swapping them leaves anything behind.
+"""
+
+import os
+from textwrap import dedent
+
+import numpy as np
+import psutil
+
+from tests.models.onnx_graphs import constant
+from tests.support.client import Client
+
+# It answers with what it and the file beside it hold, so that a mixture of two states would show.
+SOURCE = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+    {more}
+
+    NUMBER = {number}
+
+
+    class TritonPythonModel:
+        @staticmethod
+        def auto_complete_config(config):
+            config.set_max_batch_size(8)
+            config.add_input({{"name": "X", "data_type": "TYPE_FP32", "dims": [1]}})
+            config.add_output({{"name": "A", "data_type": "TYPE_FP32", "dims": [1]}})
+            config.add_output({{"name": "B", "data_type": "TYPE_FP32", "dims": [1]}})
+            return config
+
+        def execute(self, requests):
+            return [self.answer(request.inputs()[0].as_numpy()) for request in requests]
+
+        def answer(self, x):
+            filled = np.full_like(x, NUMBER)
+            return pb_utils.InferenceResponse(
+                [pb_utils.Tensor("A", filled), pb_utils.Tensor("B", filled)]
+            )
+"""
+
+
+def content(name: str, number: int) -> bytes:
+    """The file of a model that answers with a number."""
+    if name.startswith("graph"):
+        return constant(number)
+    return dedent(SOURCE).format(number=number, more="").encode()
+
+
+def ask(client: Client, name: str) -> int:
+    """The one number that all of a model's answer consists of."""
+    answer = client.infer(name, {"X": np.zeros((3, 1), np.float32)})
+    numbers = {float(element) for output in ("A", "B") for element in answer[output].ravel()}
+    [number] = numbers
+    return int(number)
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process has."""
+    return int(psutil.Process(pid).memory_info().rss)
+
+
+class Held(tuple[int, int, int, int]):
+    """How many files, unnamed files, threads and processes a server has."""
+
+    @classmethod
+    def of(cls, pid: int) -> "Held":
+        """What it has now."""
+        process = psutil.Process(pid)
+        children = process.children(recursive=True)
+        links = []
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            try:
+                links.append(os.readlink(f"/proc/{pid}/fd/{name}"))
+            except FileNotFoundError:
+                continue  # closed meanwhile
+        # Connections come and go with the callers, and with whoever asks.
+        lasting = [link for link in links if not link.startswith("socket:")]
+        unnamed = sum("memfd:" in link for link in links)
+        return cls((len(lasting), unnamed, process.num_threads(), len(children)))
