@@ -129,6 +129,7 @@ def test_unknown_options(
         ("--http-port=65536", "--http-port must be at most 65535, got 65536"),
         ("--max-request-bytes=0", "--max-request-bytes must be at least 1, got 0"),
         ("--allow-grpc=maybe", "--allow-grpc must be true or false, got 'maybe'"),
+        ("--metrics-config=latencies=true", "--metrics-config: expected NAME=VALUE with one of"),
         ("--log-format=xml", "--log-format must be one of default, ISO8601, json, got 'xml'"),
     ],
 )

@@ -37,9 +37,11 @@ from headrace.engine.reloading import Reloader
 from headrace.execution.artefact_backend import artefact_backends
 from headrace.execution.cores import core_limit
 from headrace.execution.python_backend import PythonBackend
+from headrace.observability.latencies import SummarisedStatistics
 from headrace.observability.logs import configure_logging
 from headrace.observability.machine import Machine
 from headrace.observability.metrics import ServerCollector, registry, render
+from headrace.observability.statistics import VersionStatistics
 from headrace.repository.catalogue import Catalogue, at_start
 from headrace.repository.layout import ModelSource, nothing_in, scan, single_file
 from headrace.settings import Settings
@@ -131,6 +133,7 @@ class Application:
             settings.strict_readiness,
             logs,
             self._control,
+            SummarisedStatistics if settings.metrics.summaries else VersionStatistics,
         )
         self._http: list[HttpServer] = []
         self._grpc: GrpcServer | None = None
@@ -263,7 +266,11 @@ class Application:
             machine = Machine(interval_secs=interval) if settings.allow_cpu_metrics else None
             source = registry(
                 ServerCollector(
-                    engine.server_series, engine.version_series, machine, engine.model_metrics
+                    engine.server_series,
+                    engine.version_series,
+                    machine,
+                    engine.model_metrics,
+                    settings.metrics,
                 )
             )
             listener = bind(settings.metrics_address, settings.metrics_port, "metrics")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from headrace.core.model_spec import EnvironmentOptions
 from headrace.observability.logs import FORMATS, LogSettings
+from headrace.observability.metrics_options import MetricsOptions
 from headrace.options import ENV_PREFIX, Option, SettingsError, Value, setting
 from headrace.wire.header_rules import Category, HeaderRules
 
@@ -168,6 +169,12 @@ class Settings:
     metrics_interval_ms: int = setting(
         2000, "How often the machine's CPU and the memory of models are looked at", least=1
     )
+    metrics_config: list[str] = setting(  # noqa: RUF009
+        [],
+        "Which metrics of latencies there are: `counter_latencies` (true), `histogram_latencies`"
+        " (false) or `summary_latencies` (false) `=true` or `=false`, `summary_quantiles=0.5,0.99`",
+        between=";",
+    )
     allow_cpu_metrics: bool = setting(True, "Have the machine's CPU and memory among the metrics")
     # Limits
     max_request_bytes: int = setting(
@@ -227,6 +234,11 @@ class Settings:
         """What metadata of calls decide."""
         return HeaderRules(self.grpc_header_forward_pattern, self.grpc_restricted_protocol)
 
+    @property
+    def metrics(self) -> MetricsOptions:
+        """Which metrics of latencies there are; raises `ValueError`."""
+        return MetricsOptions.of(self.metrics_config)
+
     def check(self) -> None:
         """Raise `SettingsError` for what no single setting shows to be wrong."""
         if not self.model_repository and not self.model_file:
@@ -243,6 +255,10 @@ class Settings:
             raise SettingsError(
                 "--allow-http and --allow-grpc are both false: nothing could be asked"
             )
+        try:
+            _ = self.metrics
+        except ValueError as error:
+            raise SettingsError(f"--metrics-config: {error}") from None
         for rules, forward, restricted in (
             (self.http_rules, "--http-header-forward-pattern", "--http-restricted-api"),
             (self.grpc_rules, "--grpc-header-forward-pattern", "--grpc-restricted-protocol"),

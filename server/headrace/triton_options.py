@@ -34,7 +34,7 @@ NOT_OFFERED = dict.fromkeys(
         "--grpc-http2-max-pings-without-data", "--grpc-http2-max-ping-strikes",
         "--grpc-http2-min-recv-ping-interval-without-data", "--grpc-max-connection-age",
         "--grpc-max-connection-age-grace", 
-        "--metrics-config", "--trace-config", "--trace-file",
+        "--trace-config", "--trace-file",
         "--trace-level", "--trace-rate", "--trace-count", "--trace-log-frequency", "--cache-config",
         "--cache-directory", "--response-cache-byte-size", "--rate-limit", "--rate-limit-resource",
         "--backend-directory", "--repoagent-directory", "--allow-client-shm", "--allow-sagemaker",

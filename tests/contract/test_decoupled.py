@@ -43,7 +43,8 @@ def streaming(
     root = tmp_path_factory.mktemp("decoupled")
     write_python_model(root, "teller", TELLER, TELLER_CONFIG)
     write_python_model(root, "flood", FLOOD, FLOOD_CONFIG)
-    with ServerProcess(root, options=CARRIERS[request.param]) as process:
+    latencies = ("--metrics-config=histogram_latencies=true",)
+    with ServerProcess(root, options=CARRIERS[request.param] + latencies) as process:
         yield process
         assert process.stop() == 0
         assert "bug " not in process.log, process.log
@@ -264,6 +265,8 @@ def test_responses_are_counted_by_their_ordinals(
     assert [grown(n, "fail") for n in range(3)] == [(0, False), (1, True), (0, False)]
     assert [grown(n, "empty_response")[0] for n in range(4)] == [0, 1, 0, 1]
     assert after.inference_stats.success.count - before.inference_stats.success.count == 3
+    first = idle.now().value("nv_inference_first_response_histogram_ms_count", model="teller")
+    assert first == after.response_stats["0"].success.count
 
 
 def test_doors_with_one_answer_refuse(streaming: ServerProcess, streaming_grpc: GrpcClient) -> None:

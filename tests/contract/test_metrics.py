@@ -1,5 +1,7 @@
 """The metrics port."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -126,3 +128,27 @@ def test_what_the_port_does_not_answer(
 
 def test_metrics_are_not_on_the_other_ports(server: ServerProcess) -> None:
     assert ask(server.http, "GET", "/metrics").status == 404
+
+
+def test_metrics_of_latencies_that_were_asked_for(small_repository: Path) -> None:
+    options = (
+        "--metrics-config=counter_latencies=false",
+        "--metrics-config=summary_latencies=true",
+        "--metrics-config=summary_quantiles=0.5:0.05,0.99",
+    )
+    with ServerProcess(small_repository, options=options) as process:
+        with GrpcClient(process.grpc) as client:
+            client.infer("identity", {"INPUT0": np.zeros((3, 2), np.float32)})
+        with Scraper(process.metrics) as metrics:
+            now = metrics.now()
+        assert process.stop() == 0
+    of_identity = {"model": "identity", "version": "1"}
+    for kind in ("request", "queue", "compute_input", "compute_infer", "compute_output"):
+        name = f"nv_inference_{kind}_summary_us"
+        assert now.value(f"{name}_count", **of_identity) == 1
+        for quantile in ("0.5", "0.99"):
+            value = now.value(name, quantile=quantile, **of_identity)
+            assert value == pytest.approx(now.value(f"{name}_sum", **of_identity), abs=1)
+    assert "nv_inference_request_duration_us" not in now.text
+    assert now.value("nv_inference_request_success", **of_identity) == 1
+    assert "# TYPE nv_inference_queue_summary_us summary" in now.text

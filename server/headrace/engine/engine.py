@@ -6,7 +6,7 @@ event-loop thread; how models are loaded and replaced is in `headrace.engine.lif
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from headrace.core.errors import InvalidRequest, NotFound, Unavailable
 from headrace.engine import documents
@@ -21,6 +21,7 @@ from headrace.engine.version import ModelVersion, State
 from headrace.observability.logs import LogSettings
 from headrace.observability.metrics import LoadCounts, ServerSeries, VersionSeries
 from headrace.observability.model_metrics import ModelMetrics
+from headrace.observability.statistics import VersionStatistics
 from headrace.repository.catalogue import ambiguous
 from headrace.repository.layout import ModelSource, namespaced
 from headrace.wire.pb import grpc_service_pb2 as pb
@@ -45,18 +46,26 @@ class Engine:
         strict_readiness: bool = True,
         logs: LogControl | None = None,
         control: ControlOptions | None = None,
+        statistics: Callable[[], VersionStatistics] = VersionStatistics,
     ) -> None:
+        """`statistics` makes the counters of a version."""
         self.name = name
         self.version = version
         self.admission = admission
         self.logs = logs or LogControl(LogSettings())
         self._strict_readiness = strict_readiness
         self._models: dict[str, Model] = {}
+        self._statistics = statistics
         self._found: dict[tuple[str, str], ModelVersion] = {}  # answers of `find` that may stand
         self.model_metrics = ModelMetrics()
         # A version that is loaded may be newer than what was found before.
         self._lifecycle = Lifecycle(
-            self._models, backends, options, self._found.clear, self._host_for_version
+            self._models,
+            backends,
+            options,
+            self._found.clear,
+            self._host_for_version,
+            statistics,
         )
         self.control = Control(
             self._models, self._lifecycle, self.index, control or ControlOptions()
@@ -251,7 +260,7 @@ class Engine:
         """
         for source in sources:
             earlier = self._models.get(source.name)
-            self._models[source.name] = model = Model(source)
+            self._models[source.name] = model = Model(source, self._statistics)
             model.reason = source.problem
             if source.duplicate or earlier is not None:
                 model.reason = "model appears in two or more repositories"

@@ -28,6 +28,7 @@ from headrace.engine.opening import Backend, LoadOptions, Opened, open_model
 from headrace.engine.threads import Stopped, Threads, TookTooLong
 from headrace.engine.updating import Change, update
 from headrace.engine.version import ModelVersion, State
+from headrace.observability.statistics import VersionStatistics
 from headrace.repository.layout import ModelSource
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class Lifecycle:
     """Loads and frees the models of an engine.
 
     `changed` is called when other versions may be found than before, `host` makes what a version
-    reaches of the server.
+    reaches of the server, and `statistics` its counters.
     """
 
     def __init__(
@@ -52,12 +53,14 @@ class Lifecycle:
         options: LoadOptions,
         changed: Callable[[], None],
         host: Callable[[ModelVersion], ModelHost],
+        statistics: Callable[[], VersionStatistics] = VersionStatistics,
     ) -> None:
         self._models = models
         self._backends = backends
         self._options = options
         self._changed = changed
         self._host = host
+        self._statistics = statistics
         self._threads = Threads(options.threads, "load")
         self._leaving: dict[ModelVersion, asyncio.Task[None]] = {}
         self._stopped = False
@@ -81,7 +84,7 @@ class Lifecycle:
         """
         model = self._models.get(source.name)
         if model is None:
-            model = self._models[source.name] = Model(source)
+            model = self._models[source.name] = Model(source, self._statistics)
         model.wanted = source
         model.unloaded = False
         if model.loading is None:

@@ -1,9 +1,10 @@
 """A model under one name, with its versions. Owned by the event-loop thread."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from headrace.engine.version import ModelVersion
+from headrace.observability.statistics import VersionStatistics
 from headrace.repository.layout import ModelSource
 
 
@@ -16,9 +17,15 @@ class Model:
     looked at. `loads` and `failed_loads` count.
     """
 
-    def __init__(self, source: ModelSource) -> None:
+    def __init__(
+        self,
+        source: ModelSource,
+        statistics: Callable[[], VersionStatistics] = VersionStatistics,
+    ) -> None:
+        """`statistics` makes the counters of a version."""
         self.name = source.name
         self.source = source
+        self._statistics = statistics
         self.versions: dict[int, ModelVersion] = {}
         self.reason = ""
         self.wanted: ModelSource | None = None
@@ -34,7 +41,8 @@ class Model:
         for number in numbers:
             known = self.versions.get(number)
             if known is None or not known.ready:
-                self.put(ModelVersion(self.name, number, known.statistics if known else None))
+                statistics = known.statistics if known else self._statistics()
+                self.put(ModelVersion(self.name, number, statistics))
 
     def put(self, version: ModelVersion) -> None:
         """Have a version stand under its number, in place of any other."""

@@ -19,7 +19,9 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from headrace.observability.latencies import first_response_family, summary_families
 from headrace.observability.machine import Machine
+from headrace.observability.metrics_options import MetricsOptions
 from headrace.observability.model_metrics import ModelMetrics
 from headrace.observability.statistics import LATENCY_BOUNDS, Histogram, VersionStatistics
 from headrace.observability.workers import WorkerSeries, worker_families
@@ -78,8 +80,10 @@ class ServerCollector(Collector):
         versions: Callable[[], Iterable[VersionSeries]],
         machine: Machine | None,
         model_metrics: ModelMetrics,
+        options: MetricsOptions | None = None,
     ) -> None:
         """Without a `machine`, nothing is told of it."""
+        self._options = options or MetricsOptions()
         self._server = server
         self._versions = versions
         self._machine = machine
@@ -88,9 +92,14 @@ class ServerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """All families, also those without a sample yet."""
         versions = list(self._versions())
-        yield from _counters(versions)
+        labelled = [(_labels(series), series.statistics) for series in versions]
+        yield from _counters(versions, self._options.counters)
         yield from _gauges(versions)
         yield from _histograms(versions)
+        if self._options.histograms:
+            yield first_response_family(labelled)
+        if self._options.summaries:
+            yield from summary_families(labelled, self._options.quantiles)
         yield from worker_families(
             [(_labels(series), series.workers) for series in versions if series.workers]
         )
@@ -155,8 +164,10 @@ _COUNTERS: tuple[tuple[str, str, Callable[[VersionStatistics], int]], ...] = (
 )
 
 
-def _counters(versions: list[VersionSeries]) -> Iterator[Metric]:
+def _counters(versions: list[VersionSeries], latencies: bool) -> Iterator[Metric]:
     for name, documentation, value in _COUNTERS:
+        if name.endswith("_us") and not latencies:
+            continue
         family = Metric(name, documentation, "counter")
         for series in versions:
             family.add_sample(name, _labels(series), value(series.statistics))
