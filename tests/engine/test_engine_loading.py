@@ -22,6 +22,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.opening import LoadOptions
 from headrace.engine.version import ModelVersion, State
 from headrace.repository.layout import ModelSource, read_model_directory
+from headrace.repository.manifest import write_manifest
 
 FP32 = Datatype.FP32
 LOAD_OPTIONS = LoadOptions(cores=1)
@@ -659,3 +660,24 @@ def test_an_instance_that_cannot_be_added_changes_nothing(tmp_path: Path) -> Non
         assert world.backend.loaded[1].closed
 
     run(tmp_path, test, "thread")
+
+
+def test_a_model_with_a_manifest_is_taken_when_it_is_complete(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        old = world.engine.find("m")
+        write_manifest(world.root)
+        assert await world.engine.load(world.source()) == ""
+        # What it holds is known from now on, and so it does not matter which files hold it.
+        known = world.engine.find("m")
+        assert known is not old
+        assert await world.replace("1") == ""
+        assert world.engine.find("m") is known
+        problem = await world.replace("2")
+        assert problem.endswith("1/model.constant does not hold what it is to hold")
+        assert world.index() == [("1", "READY", f"a change could not be loaded: {problem}")]
+        write_manifest(world.root)
+        assert await world.engine.load(world.source()) == ""
+        assert await world.ask() == 2
+        assert world.backend.begun == ["1", "1", "2"]
+
+    run(tmp_path, test)

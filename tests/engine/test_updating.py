@@ -28,7 +28,7 @@ def model(tmp_path: Path) -> Path:
 def origin(model: Path, text: str = CONFIG, version: int = 1) -> Origin:
     file = parse_config(text, "m/config.pbtxt")
     source = read_model_directory(model)
-    return origins(fingerprint(source), file, file.config, source.versions)[version]
+    return origins(fingerprint(source), file, file.config, source.versions, {})[version]
 
 
 def test_the_same_is_kept(model: Path) -> None:

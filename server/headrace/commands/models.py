@@ -16,10 +16,11 @@ def add_models(commands: Commands) -> None:
     """Declare `headrace models` and its actions."""
     models = commands.add_parser(
         "models", help="look at models, load and unload them",
-        description="Models on disk (check) and in a running server (all others).",
+        description="Models on disk (check, manifest) and in a running server (all others).",
     )  # fmt: skip
     actions = models.add_subparsers(dest="action", required=True, metavar="ACTION")
     _add_check(actions)
+    _add_manifest(actions)
     _add_list(actions)
     _add_control(actions)
     _add_documents(actions)
@@ -134,6 +135,27 @@ def _add_check(actions: Commands) -> None:
     check.add_argument("--json", action="store_true", help="print one JSON document")
     add_environment_options(check)
     check.set_defaults(run=_check)
+
+
+def _add_manifest(actions: Commands) -> None:
+    manifest = actions.add_parser(
+        "manifest", help="write down what a model's files hold",
+        description="Write the digests of all files of a model's directory, or of a version's, into"
+        " headrace-manifest.json there. A server loads such a model only when every file has its"
+        " digest, so that it never loads one that is copied half.",
+    )  # fmt: skip
+    manifest.add_argument("paths", nargs="+", metavar="DIR", help="directories of models")
+    manifest.add_argument(
+        "--check", action="store_true", help="write nothing: compare the files with it"
+    )
+    add_json(manifest)
+    manifest.set_defaults(run=_manifest)
+
+
+def _manifest(options: argparse.Namespace) -> int:
+    from headrace.commands.manifest import write_manifests
+
+    return write_manifests([Path(p) for p in options.paths], options.check, options.json)
 
 
 def _check(options: argparse.Namespace) -> int:

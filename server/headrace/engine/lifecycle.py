@@ -30,6 +30,7 @@ from headrace.engine.updating import Change, update
 from headrace.engine.version import ModelVersion, State
 from headrace.observability.statistics import VersionStatistics
 from headrace.repository.layout import ModelSource
+from headrace.repository.manifest import Digests
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class Lifecycle:
         self._host = host
         self._statistics = statistics
         self._threads = Threads(options.threads, "load")
+        self._digests = Digests()
         self._leaving: dict[ModelVersion, asyncio.Task[None]] = {}
         self._stopped = False
 
@@ -144,7 +146,7 @@ class Lifecycle:
         """Load once; why it did not work out. It is of no account if it is outdated by then."""
         try:
             opened = await self._threads.run(
-                partial(open_model, source, self._backends, self._options),
+                partial(open_model, source, self._backends, self._options, self._digests),
                 self._options.limit_secs,
             )
         except Stopped:

@@ -22,6 +22,7 @@ from headrace.repository.config import ConfigFile, Problem, read_config, refuse
 from headrace.repository.effects import misspelt, without_effect
 from headrace.repository.fingerprint import fingerprint
 from headrace.repository.layout import ModelSource
+from headrace.repository.manifest import Digests
 from headrace.repository.origin import Origin, origins
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 
@@ -87,9 +88,15 @@ class Opened:
 
 
 def open_model(
-    source: ModelSource, backends: Mapping[str, Backend], options: LoadOptions
+    source: ModelSource,
+    backends: Mapping[str, Backend],
+    options: LoadOptions,
+    digests: Digests | None = None,
 ) -> Opened:
-    """Read and check the configuration of a model; raises `RepositoryError`."""
+    """Read and check the configuration of a model; raises `RepositoryError`.
+
+    `digests` know what files hold that were checked before.
+    """
     if source.duplicate or source.problem:
         raise LoadFailed(DUPLICATE if source.duplicate else source.problem)
     state = fingerprint(source)  # first, so that what changes from here on is told
@@ -111,7 +118,10 @@ def open_model(
         )
     refuse(file, _execution_problems(config, backend, options))
     warnings = tuple(_config_warnings(source, file, backend, versions))
-    made_of = origins(state, file, config, versions)
+    named: Mapping[str, str] = {}
+    if source.file is None:
+        named = (digests or Digests()).verified(source.path, versions)
+    made_of = origins(state, file, config, versions, named)
     return Opened(source, file, config, backend, made_of, warnings)
 
 

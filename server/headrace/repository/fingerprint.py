@@ -62,6 +62,12 @@ def fingerprint(source: ModelSource) -> Fingerprint:
         ) from error
 
 
+def files_below(directory: Path) -> list[str]:
+    """The files of a directory that count, by path from there; raises `OSError`."""
+    found = (_below(directory / entry, entry, frozenset()) for entry in _entries(directory))
+    return [name for part in found for name, _ in part]
+
+
 def _of_directory(source: ModelSource) -> Fingerprint:
     config = {} if source.config_path is None else {_CONFIG: stamp_of(source.config_path)}
     versions: dict[int, Stamps] = {number: {} for number in source.versions}

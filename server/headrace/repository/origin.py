@@ -12,6 +12,7 @@ from pathlib import Path
 from headrace.repository.completion import normalise
 from headrace.repository.config import ConfigFile
 from headrace.repository.fingerprint import Fingerprint
+from headrace.repository.manifest import NAME as MANIFEST
 from headrace.repository.stamps import Stamp
 from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
@@ -22,12 +23,13 @@ _IN_PLACE = ("version_policy", "instance_group")
 class Content:
     """What cannot change while a version serves.
 
-    `config` is the configuration without what can, as bytes; `set_fields` are the fields that its
-    file names, since one that is set to its default may mean something else than one that is not.
+    `files` are stamps or, where a manifest gives them, digests. `config` is the configuration
+    without what can, as bytes; `set_fields` are the fields that its file names, since one that is
+    set to its default may mean something else than one that is not.
     """
 
     directory: Path
-    files: Mapping[str, Stamp | None]
+    files: Mapping[str, Stamp | str | None]
     config: bytes
     set_fields: frozenset[str]
 
@@ -42,9 +44,16 @@ class Origin:
 
 
 def origins(
-    state: Fingerprint, file: ConfigFile, config: ModelConfig, versions: tuple[int, ...]
+    state: Fingerprint,
+    file: ConfigFile,
+    config: ModelConfig,
+    versions: tuple[int, ...],
+    digests: Mapping[str, str],
 ) -> dict[int, Origin]:
-    """The origin of each of the versions; `config` is completed as far as it is without loading."""
+    """The origin of each of the versions; `config` is completed as far as it is without loading.
+
+    `digests` tell what files hold, where that is known: then it does not matter which file it is.
+    """
     whole = normalise(config)
     groups = ModelConfig(instance_group=whole.instance_group).SerializeToString(deterministic=True)
     on_cpu = all(g.kind != ModelInstanceGroup.KIND_GPU for g in whole.instance_group)
@@ -54,6 +63,11 @@ def origins(
     fields = frozenset(path for path in file.lines if not path.startswith(_IN_PLACE))
     found = {}
     for number in versions:
-        files = {**state.shared, **state.versions[number]}
+        stamps = {**state.shared, **state.versions[number]}
+        files = {n: digests.get(n, stamp) for n, stamp in stamps.items() if not _is_manifest(n)}
         found[number] = Origin(Content(state.source.path, files, text, fields), groups, on_cpu)
     return found
+
+
+def _is_manifest(name: str) -> bool:
+    return name.rpartition("/")[2] == MANIFEST
