@@ -13,8 +13,9 @@ from headrace.core.errors import ServerError
 from tests.contract.conftest import CLIENTS
 from tests.models.onnx_graphs import identity, write_model
 from tests.models.python_models import execution, write_python_model
-from tests.models.warmup_models import RECORDER, RECORDER_CONFIG, sample
+from tests.models.warmup_models import ASKER, RECORDER, RECORDER_CONFIG, sample
 from tests.support.client import Client
+from tests.support.http_socket import ask
 from tests.support.scrape import Scraper, until
 from tests.support.server_process import ServerProcess
 
@@ -102,6 +103,34 @@ def test_a_sample_that_fails_keeps_the_model_from_being_served(
     with pytest.raises(ServerError):
         door.infer("below", {"INPUT0": np.zeros((1, 2), np.float32)})
     assert "has no effect on this server" not in warm.log
+
+
+@pytest.fixture(scope="module")
+def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, ServerProcess]]:
+    """A server that loads models when it is told to: one of them asks the other."""
+    root = tmp_path_factory.mktemp("asking")
+    write_python_model(root, "recorder", RECORDER, RECORDER_CONFIG)
+    for name, value in (("asker", "zero_data: true"), ("unlucky", 'input_data_file: "rows"')):
+        write_python_model(root, name, ASKER, RECORDER_CONFIG + sample(name, value, 2))
+        (root / name / "warmup").mkdir()
+        (root / name / "warmup" / "rows").write_bytes(np.array([[-1, 2]], "<f4").tobytes())
+    options = ("--model-control-mode=explicit", "--load-model=recorder")
+    with ServerProcess(root, options=options) as process:
+        yield root, process
+        assert process.stop() == 0
+        assert "bug " not in process.log, process.log
+
+
+def test_a_model_that_asks_another(asking: tuple[Path, ServerProcess]) -> None:
+    root, server = asking
+    loaded = ask(server.http, "POST", "/v2/repository/models/asker/load", b"{}")
+    assert loaded.status == 200, loaded.body
+    [runs] = seen(root, "recorder").values()
+    assert runs in ([[[[0, 0]], [[0, 0]]]], [[[[0, 0]]], [[[0, 0]]]])  # one batch, or two
+    refused = ask(server.http, "POST", "/v2/repository/models/unlucky/load", b"{}")
+    assert refused.status == 400
+    assert b"failed to run warmup sample 'unlucky'" in refused.body
+    assert b"below zero" in refused.body
 
 
 def test_a_worker_that_is_started_again_is_warm_first(root: Path, warm: ServerProcess) -> None:

@@ -171,7 +171,7 @@ def answer(self, request):
         (
             "return [pb_utils.InferenceRequest(model_name='other', requested_output_names=['Y'],"
             " inputs=r.inputs()).exec() for r in requests]",
-            "cannot ask the server for anything while it is warmed up",
+            "there is no server to ask while the model is warmed up",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""A Python model that tells what it was warmed up with, and samples for its configuration."""
+"""Python models that tell what they were warmed up with, and samples for configurations."""
 
 from tests.models.python_models import tensors
 
@@ -25,6 +25,27 @@ RECORDER = """
             return [
                 pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array)]) for array in given
             ]
+"""
+# Has `recorder` run whatever it gets, and says how many responses came.
+ASKER = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            assert pb_utils.is_model_ready("recorder")
+            assert not pb_utils.is_model_ready("nobody")
+            return [self.ask(request) for request in requests]
+
+        def ask(self, request):
+            asked = pb_utils.InferenceRequest(
+                model_name="recorder", requested_output_names=["OUTPUT0"], inputs=request.inputs()
+            )
+            answer = asked.exec()
+            if answer.has_error():
+                raise pb_utils.TritonModelException(answer.error().message())
+            return pb_utils.InferenceResponse(answer.output_tensors())
 """
 RECORDER_CONFIG = (
     "max_batch_size: 4\n"

@@ -17,11 +17,13 @@ model that was unloaded no version takes requests.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
 from headrace.core.errors import LoadFailed, RepositoryError
 from headrace.engine.loading import LoadedVersion
+from headrace.engine.loading_host import LoadingHost
 from headrace.engine.model import Model
 from headrace.engine.model_host import ModelHost
 from headrace.engine.opening import Backend, LoadOptions, Opened, open_model
@@ -175,7 +177,9 @@ class Lifecycle:
     async def _update(self, version: ModelVersion, opened: Opened) -> Result | str:
         """What makes a version what it is to be, or why there is nothing."""
         what = f"{opened.source.name} version {version.name}"
-        work = partial(update, version.serving, opened, version.number, self._options)
+        host = LoadingHost(self._host(version), asyncio.get_running_loop())
+        options = replace(self._options, host=host)
+        work = partial(update, version.serving, opened, version.number, options)
         limit = self._options.limit_secs
         left = self._options.retries
         while not self._is_stopped():

@@ -155,7 +155,7 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
                 model = _load(opened, first_spec)
                 first_threads = threads
             loaded[:] = [LoadedInstance(placements[0].name, model, kind)]
-            _warm_up(model, signature, version, samples)
+            _warm_up(model, signature, version, samples, options)
             loaded[:] = [replace(loaded[0], memory=footprint.of(model))]
         for placement in placements[1:]:
             spec = _spec(opened.source, config, version, placement, first_threads)
@@ -211,7 +211,7 @@ def _load_copy(
         try:
             _begin(opened, copy, config)
             kind = _choose(wanted, copy, signature)
-            _warm_up(copy, signature, spec.version, samples)
+            _warm_up(copy, signature, spec.version, samples, options)
         except BaseException:
             copy.close()
             raise
@@ -252,11 +252,15 @@ def _begin(opened: Opened, model: LoadedModel, config: ModelConfig) -> None:
 
 
 def _warm_up(
-    model: LoadedModel, signature: Signature, version: int, samples: Sequence[Sample]
+    model: LoadedModel,
+    signature: Signature,
+    version: int,
+    samples: Sequence[Sample],
+    options: LoadOptions,
 ) -> None:
     """Run the configuration's samples through an instance; raises `LoadFailed`."""
     if isinstance(model, LoadedWorker):
-        model.warm_up(signature, samples)
+        model.warm_up(signature, samples, options.host)
     elif isinstance(model, LoadedInProcess):
         warm_up(model.run, signature, str(version), samples)
     else:

@@ -12,6 +12,7 @@ from headrace.core.errors import InvalidConfig, LoadFailed
 from headrace.core.model_spec import EnvironmentOptions, LoadSpec
 from headrace.execution.choice import InstanceKind
 from headrace.execution.in_process import IN_PROCESS
+from headrace.execution.model_calls import Host
 from headrace.execution.python_backend import PARAMETERS, PythonBackend
 from headrace.execution.runner import LoadedModel
 from headrace.observability.memory import GrowthMeter
@@ -52,7 +53,8 @@ class LoadOptions:
     """What the operator decides about loading; `threads` is how many models load at once.
 
     One that fails is tried `retries` times more; one that takes longer than `limit_secs`, unless
-    they are 0, has failed. `meter` measures those that are loaded into this process.
+    they are 0, has failed. `meter` measures those that are loaded into this process. `host` is whom
+    a model may ask while it is warmed up, None for nobody.
     """
 
     cores: int
@@ -65,6 +67,7 @@ class LoadOptions:
     retries: int = 0
     limit_secs: float = 0.0
     meter: GrowthMeter = field(default_factory=GrowthMeter)
+    host: Host | None = None
 
 
 @dataclass(frozen=True, slots=True)

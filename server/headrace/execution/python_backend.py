@@ -12,6 +12,7 @@ from headrace.core.signature import Signature
 from headrace.core.tensors import Array
 from headrace.execution.environments.resolve import environment_of
 from headrace.execution.in_process import LoadedInProcess
+from headrace.execution.model_calls import Host
 from headrace.execution.python_config import start_arguments, with_completion
 from headrace.execution.warming import Sample
 from headrace.execution.worker import WorkerProcess
@@ -89,7 +90,7 @@ class LoadedWorker:
         self.process, self._completed = self._loaded(spec.auto_complete, spec.deadline)
         self._config = "{}"
         self._decoupled = False
-        self._samples: tuple[Signature, Sequence[Sample]] | None = None
+        self._samples: tuple[Signature, Sequence[Sample], Host | None] | None = None
 
     def completed(self, config: ModelConfig) -> ModelConfig:
         """A copy of `config` with what the model says of itself; raises `InvalidConfig`."""
@@ -103,9 +104,14 @@ class LoadedWorker:
         concurrency = self._concurrency if said["is_async"] else 0
         self.ways = Ways(concurrency, bool(said["asks"]), self.options.execution_limit_secs)
 
-    def warm_up(self, signature: Signature, samples: Sequence[Sample]) -> None:
-        """Run samples, also in every worker that is started later; raises `LoadFailed`."""
-        self._samples = signature, samples
+    def warm_up(
+        self, signature: Signature, samples: Sequence[Sample], host: Host | None = None
+    ) -> None:
+        """Run samples, also in every worker that is started later; raises `LoadFailed`.
+
+        `host` is whom the model may ask meanwhile.
+        """
+        self._samples = signature, samples, host
         self._warm_up(self.process)
 
     def again(self) -> WorkerProcess:
@@ -147,9 +153,9 @@ class LoadedWorker:
 
     def _warm_up(self, process: WorkerProcess) -> None:
         if self._samples is not None:
-            signature, samples = self._samples
+            signature, samples, host = self._samples
             version, concurrent = str(self._spec.version), bool(self.ways.concurrency)
-            warm_up_worker(process, signature, version, samples, concurrent)
+            warm_up_worker(process, signature, version, samples, concurrent, host)
 
 
 def _count(parameters: Mapping[str, str], name: str, default: int) -> int:

@@ -14,13 +14,14 @@ from headrace.core.errors import LoadFailed, ServerError, Unavailable, WorkerDie
 from headrace.core.requests import InferRequest, Sink, Ticket
 from headrace.core.signature import Signature
 from headrace.execution.conversation import Conversation, Slot
+from headrace.execution.model_calls import Host
 from headrace.execution.warming import Sample, Warming
 from headrace.execution.worker import WorkerProcess
 from headrace.scheduling.batch import Batch, Outcome
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import Header, Kind
 
-_NOT_NOW = "a model cannot ask the server for anything while it is warmed up"
+_NOT_NOW = "there is no server to ask while the model is warmed up"
 
 
 def warm_up_worker(
@@ -29,15 +30,18 @@ def warm_up_worker(
     version: str,
     samples: Sequence[Sample],
     concurrent: bool,
+    host: Host | None = None,
 ) -> None:
     """Run all samples, on a loading thread; `concurrent` as of `Conversation`.
+
+    `host` is whom the model may ask, from the event loop of that thread; None for nobody.
 
     Raises `LoadFailed` naming the one that fails; the process has ended then.
     """
 
     async def work() -> None:
         warming = Warming(signature, version)
-        talk = _Talk(process, signature, concurrent, warming)
+        talk = _Talk(process, signature, concurrent, warming, host or _NoHost())
         try:
             async with asyncio.timeout(process.patience):
                 await warming.work(Slot(talk, 0), samples)
@@ -61,13 +65,18 @@ class _Talk:
     """The one who talks to a worker meanwhile; see `headrace.execution.conversation.Owner`."""
 
     def __init__(
-        self, process: WorkerProcess, signature: Signature, concurrent: bool, warming: Warming
+        self,
+        process: WorkerProcess,
+        signature: Signature,
+        concurrent: bool,
+        warming: Warming,
+        host: Host,
     ) -> None:
         self._process = process
         self._signature = signature
         self._loop = asyncio.get_running_loop()
         self._conversation = Conversation(
-            process, signature, concurrent, warming.batcher.answer, self._report, _NoHost()
+            process, signature, concurrent, warming.batcher.answer, self._report, host
         )
         process.attach(self._loop, self._take, self._conversation.end)
 

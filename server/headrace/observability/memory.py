@@ -18,7 +18,9 @@ from threading import Lock
 
 from headrace.observability.machine import resident_bytes
 
-# Sessions of ONNX Runtime have been seen to take once to 1.7 times the size of their files.
+# Sessions of ONNX Runtime have been seen to take once to 1.7 times the size of their files, and at
+# least 100 KiB.
+_LEAST = 100 << 10
 _USUAL = 1.5
 _MOST = 3
 _MOST_MORE = 64 << 20
@@ -62,10 +64,10 @@ def in_process_estimate(file_bytes: int, growth: int | None) -> int:
     Without a `growth`, by the files alone. Of a model without known files growth alone tells.
     """
     if growth is None:
-        return int(file_bytes * _USUAL)
+        return int(file_bytes * _USUAL) + _LEAST if file_bytes else 0
     if not file_bytes:
         return max(growth, 0)
-    return min(max(growth, file_bytes), _MOST * file_bytes + _MOST_MORE)
+    return min(max(growth, file_bytes + _LEAST), _MOST * file_bytes + _MOST_MORE)
 
 
 @dataclass(frozen=True, slots=True)
