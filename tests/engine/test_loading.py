@@ -1,20 +1,24 @@
 """From a model's directory to something that serves, and what is said when that does not work."""
 
+import json
 import re
 from pathlib import Path
 
+import psutil
 import pytest
 
 from headrace.backends.onnx import OnnxBackend
 from headrace.core.errors import InvalidConfig, LoadFailed
-from headrace.engine.loading import LoadedVersion, load_version
+from headrace.engine.loading import LoadedVersion, load_instances, load_version
 from headrace.engine.opening import LoadOptions, Opened, open_model
 from headrace.execution.python_backend import PythonBackend
 from headrace.repository.layout import read_model_directory
+from headrace.repository.reading import Placement
 from headrace.scheduling.policy import TimeoutAction
 from tests.models import onnx_graphs
 from tests.models.python_models import IDENTITY as IDENTITY_MODEL
 from tests.models.python_models import execution, tensors, write_python_model
+from tests.models.warmup_models import RECORDER, RECORDER_CONFIG, sample
 
 OPTIONS = LoadOptions(cores=1)
 IDENTITY = onnx_graphs.identity()
@@ -98,6 +102,34 @@ def test_buckets_of_a_metric_that_can_have_none(tmp_path: Path) -> None:
     assert "has no effect: only 'nv_inference_first_response_histogram_ms'" in warning
     with pytest.raises(InvalidConfig, match=r"buckets: must be numbers from above 0, each greater"):
         opened(tmp_path, own % "histogram_options { buckets: [2, 1] }")
+
+
+def test_every_instance_is_warmed_up_also_one_that_comes_later(tmp_path: Path) -> None:
+    config = f"{RECORDER_CONFIG}{sample('s', 'zero_data: true')}instance_group {{ count: 2 }}"
+    write_python_model(tmp_path, "m", RECORDER, config)
+    source = read_model_directory(tmp_path / "m")
+    model = open_model(source, {"python": PythonBackend()}, OPTIONS)
+    version = load_version(model, 1, OPTIONS)
+    more = load_instances(model, 1, version.config, [Placement("m_0_2", None)], False, OPTIONS)
+    instances = [*version.instances, *more]
+    for instance in instances:
+        instance.model.close()
+    lines = (tmp_path / "m" / "seen").read_text().splitlines()
+    pids = [instance.model.process.pid for instance in instances]  # type: ignore[attr-defined]
+    assert [json.loads(line) for line in lines] == [[pid, [[[0, 0]]]] for pid in pids]
+    assert all(instance.memory > 1 << 20 for instance in instances)
+
+
+def test_a_failing_sample_leaves_nothing_behind(tmp_path: Path) -> None:
+    bad = sample("bad", 'input_data_file: "rows"')
+    write_python_model(tmp_path, "m", RECORDER, RECORDER_CONFIG + bad)
+    (tmp_path / "m" / "warmup").mkdir()
+    (tmp_path / "m" / "warmup" / "rows").write_bytes(b"\0\0\x80\xbf" * 2)
+    model = open_model(read_model_directory(tmp_path / "m"), {"python": PythonBackend()}, OPTIONS)
+    children = set(psutil.Process().children())
+    with pytest.raises(LoadFailed, match=r"failed to run warmup sample 'bad': .*below zero"):
+        load_version(model, 1, OPTIONS)
+    assert set(psutil.Process().children()) == children
 
 
 LABELS = 'output { name: "OUTPUT0" label_filename: "labels.txt" }'

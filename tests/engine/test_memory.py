@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Mapping
 
+import pytest
+
 from headrace.engine.memory import MemoryWatch
 
 
@@ -48,3 +50,21 @@ def test_again_and_again_until_it_is_stopped() -> None:
         assert version.known == [{"a": 7}] * 3
 
     asyncio.run(work())
+
+
+def test_what_goes_wrong_once_is_told_and_does_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        version, failures = Version({"a": 7}), [OSError("once")]
+
+        def look(pid: int) -> int:
+            if failures:
+                raise failures.pop()
+            return pid
+
+        watch = MemoryWatch(lambda: [version], 0.001, look)
+        watch.start()
+        await version.told.wait()
+        watch.stop()
+
+    asyncio.run(work())
+    assert "bug while looking at the memory of models" in caplog.text

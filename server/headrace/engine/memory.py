@@ -6,11 +6,14 @@ are, no more than a hundredth of a core is spent on it.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
 from typing import Protocol
 
 from headrace.observability.memory import memory_of
+
+log = logging.getLogger(__name__)
 
 _SHARE = 0.01  # of a core
 
@@ -52,7 +55,11 @@ class MemoryWatch:
 
     async def _watch(self) -> None:
         while True:
-            taken = await self.once()
+            taken = 0.0
+            try:
+                taken = await self.once()
+            except Exception:
+                log.exception("bug while looking at the memory of models")
             await asyncio.sleep(max(self._interval, taken / _SHARE))
 
     async def once(self) -> float:

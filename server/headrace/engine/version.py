@@ -159,7 +159,8 @@ class ModelVersion:
 
         See `headrace.observability.memory` for how far that is right.
         """
-        return sum(self._memory.values())
+        down = {worker.name for worker in self._workers or () if not worker.running}
+        return sum(size for name, size in self._memory.items() if name not in down)
 
     def worker_pids(self) -> dict[str, int]:
         """The process of each instance that has one which runs."""
