@@ -24,7 +24,7 @@ import uvloop
 
 from headrace import __version__
 from headrace.backends.onnx import OnnxBackend
-from headrace.core.errors import RepositoryError
+from headrace.core.errors import LoadFailed, RepositoryError
 from headrace.doors import FrontDoors, bind, grpc_handlers, tls_files, url_host
 from headrace.engine.admission import Admission
 from headrace.engine.control import ControlMode, ControlOptions
@@ -34,6 +34,7 @@ from headrace.engine.log_control import LogControl
 from headrace.engine.memory import MemoryWatch
 from headrace.engine.opening import Backend, LoadOptions
 from headrace.engine.reloading import Reloader
+from headrace.engine.tracing import Tracing
 from headrace.execution.artefact_backend import artefact_backends
 from headrace.execution.cores import core_limit
 from headrace.execution.python_backend import PythonBackend
@@ -43,9 +44,10 @@ from headrace.observability.machine import Machine
 from headrace.observability.metrics import ServerCollector, registry, render
 from headrace.observability.statistics import VersionStatistics
 from headrace.repository.catalogue import Catalogue, at_start
-from headrace.repository.layout import ModelSource, nothing_in, scan, single_file
+from headrace.repository.layout import ModelSource, find_sources
 from headrace.settings import Settings
 from headrace.start_table import print_models
+from headrace.trace_outputs import make_tracing
 from headrace.transports.grpc.call import Server as GrpcServer
 from headrace.transports.grpc.native.server import NativeServer
 from headrace.transports.http.app import create_app
@@ -55,6 +57,7 @@ from headrace.transports.http.server import FastPath, HttpServer
 log = logging.getLogger(__name__)
 
 _COLLECT_AFTER = 20_000  # objects made and not freed since the last collection
+_TRACES_SECS = 5  # how long the last traces may take to be written
 _UNFINISHED_SECS = 2  # how long shutdown waits for the rest of requests that are half there
 BACKENDS: Mapping[str, Backend] = {"onnxruntime": OnnxBackend(), "python": PythonBackend()}
 
@@ -71,37 +74,27 @@ def run(settings: Settings) -> int:
     except OSError as error:
         print(f"headrace serve: cannot write the log: {error}", file=sys.stderr)
         return 1
+    try:
+        tracing = make_tracing(settings.traces)
+    except LoadFailed as error:
+        print(f"headrace serve: {error}", file=sys.stderr)
+        return 1
     # Connections, workers and large tensors on their way each take descriptors.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    application = Application(settings, LogControl(settings.logs, logs.apply))
+    application = Application(settings, LogControl(settings.logs, logs.apply), tracing)
     status = uvloop.run(application.serve())
+    tracing.close(_TRACES_SECS)
     if application.stuck:
         _exit_at_once(status)
     return status
 
 
-def find_sources(
-    repositories: Sequence[Path],
-    files: Sequence[Path],
-    config_name: str = "",
-    namespacing: bool = False,
-) -> tuple[list[ModelSource], list[str]]:
-    """The models of repositories and single files, and what looks wrong with the repositories.
-
-    Raises `RepositoryError` for a repository or file that is not there.
-    """
-    sources = scan(repositories, config_name, namespacing)
-    parents = {source.path.parent for source in sources}
-    empty = [repository for repository in repositories if repository not in parents]
-    return sources + [single_file(path) for path in files], [nothing_in(path) for path in empty]
-
-
 class Application:
     """One server process."""
 
-    def __init__(self, settings: Settings, logs: LogControl) -> None:
+    def __init__(self, settings: Settings, logs: LogControl, tracing: Tracing) -> None:
         self._settings = settings
         self._admission = Admission(settings.max_admitted_requests, settings.max_admitted_bytes)
         options = LoadOptions(
@@ -134,6 +127,7 @@ class Application:
             logs,
             self._control,
             SummarisedStatistics if settings.metrics.summaries else VersionStatistics,
+            tracing,
         )
         self._http: list[HttpServer] = []
         self._grpc: GrpcServer | None = None
@@ -244,7 +238,10 @@ class Application:
             )
             listener = bind(settings.http_address, settings.http_port, "HTTP")
             fast_path = FastPath.by_rules(
-                engine, settings.max_request_bytes, settings.access_log, settings.http_rules
+                engine.entrance,
+                settings.max_request_bytes,
+                settings.access_log,
+                settings.http_rules,
             )
             server = HttpServer(
                 app,

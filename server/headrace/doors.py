@@ -28,11 +28,11 @@ def grpc_handlers(engine: Engine, max_request_bytes: int, rules: HeaderRules) ->
     services = (INFERENCE, HEALTH, *reflection_services())
     check = check_handlers(engine)
     handlers = Handlers(
-        direct=infer_handlers(engine, max_request_bytes, pattern),
+        direct=infer_handlers(engine.entrance, max_request_bytes, pattern),
         unary=document_handlers(engine) | check,
         server_stream=watch_handlers(check[CHECK], engine.admission),
         bidi_stream=reflection_handlers(services),
-        sessions=stream_handlers(engine, max_request_bytes, pattern=pattern),
+        sessions=stream_handlers(engine.entrance, max_request_bytes, pattern=pattern),
     )
     return restricted(handlers, rules.keys(GRPC_PREFIX))
 
@@ -81,7 +81,7 @@ class FrontDoors:
         app = create_app(engine, *limits, False, settings.http_rules)
         calls = EngineCalls(app, document_handlers(engine) | check_handlers(engine))
         config = self._config()
-        self._supervisor = Supervisor(engine, calls, config, self._count, self._on_change)
+        self._supervisor = Supervisor(engine.entrance, calls, config, self._count, self._on_change)
         engine.logs.listeners.append(self._supervisor.apply_logs)
         await self._supervisor.start()
         what = f"{self._count} front end{'s' if self._count > 1 else ''}"

@@ -7,6 +7,7 @@ this order. Names are Triton's wherever Triton has the option.
 """
 
 import difflib
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -16,7 +17,9 @@ from pathlib import Path
 from headrace.core.model_spec import EnvironmentOptions
 from headrace.observability.logs import FORMATS, LogSettings
 from headrace.observability.metrics_options import MetricsOptions
+from headrace.observability.trace_settings import TraceConfig
 from headrace.options import ENV_PREFIX, Option, SettingsError, Value, setting
+from headrace.trace_options import old_options, read_trace_config
 from headrace.wire.header_rules import Category, HeaderRules
 
 _CATEGORIES = ", ".join(f"`{category}`" for category in Category)
@@ -214,6 +217,23 @@ class Settings:
     log_file: str = setting("", "File to write the log to instead of standard error")
     access_log: bool = setting(False, "Write a line for every request")
 
+    # Traces
+    trace_config: list[str] = setting(  # noqa: RUF009
+        [],
+        "What of requests is traced, and where to: `level=`, `rate=`, `count=`, `mode=triton` with"
+        " `triton,file=` and `triton,log-frequency=`, or `mode=opentelemetry` with"
+        " `opentelemetry,url=`, `opentelemetry,resource=NAME=VALUE` and `opentelemetry,bsp_...=`;"
+        " once for each",
+        between="\n",
+    )
+    trace_file: str = setting("", "The same as `--trace-config triton,file=`")
+    trace_level: list[str] = setting(  # noqa: RUF009
+        [], "The same as `--trace-config level=`, also several times", between=","
+    )
+    trace_rate: int = setting(1000, "The same as `--trace-config rate=`")
+    trace_count: int = setting(-1, "The same as `--trace-config count=`", least=-1)
+    trace_log_frequency: int = setting(0, "The same as `--trace-config triton,log-frequency=`")
+
     def frontend_count(self, cores: int) -> int:
         """How many front ends to start on so many cores.
 
@@ -239,6 +259,18 @@ class Settings:
         """Which metrics of latencies there are; raises `ValueError`."""
         return MetricsOptions.of(self.metrics_config)
 
+    @property
+    def traces(self) -> TraceConfig:
+        """What is traced, and where to; raises `SettingsError`."""
+        old = old_options(
+            self.trace_file, self.trace_level, self.trace_rate, self.trace_count,
+            self.trace_log_frequency,
+        )  # fmt: skip
+        try:
+            return read_trace_config([*old, *self.trace_config], os.environ)
+        except ValueError as error:
+            raise SettingsError(f"--trace-config: {error}") from None
+
     def check(self) -> None:
         """Raise `SettingsError` for what no single setting shows to be wrong."""
         if not self.model_repository and not self.model_file:
@@ -259,6 +291,7 @@ class Settings:
             _ = self.metrics
         except ValueError as error:
             raise SettingsError(f"--metrics-config: {error}") from None
+        _ = self.traces
         for rules, forward, restricted in (
             (self.http_rules, "--http-header-forward-pattern", "--http-restricted-api"),
             (self.grpc_rules, "--grpc-header-forward-pattern", "--grpc-restricted-protocol"),

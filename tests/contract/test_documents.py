@@ -20,6 +20,7 @@ def test_server_metadata(caller: Client) -> None:
         "binary_tensor_data",
         "parameters",
         "statistics",
+        "trace",
         "logging",
     ]
 

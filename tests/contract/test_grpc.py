@@ -272,7 +272,7 @@ def test_index_of_a_named_repository(grpc_client: GrpcClient) -> None:
 # --- the transport
 
 
-@pytest.mark.parametrize("name", ["TraceSetting", "SystemSharedMemoryStatus", "Nothing"])
+@pytest.mark.parametrize("name", ["SystemSharedMemoryStatus", "Nothing"])
 def test_procedures_that_are_not_there(server: ServerProcess, name: str) -> None:
     assert _status(server, f"{SERVICE}/{name}", b"") is grpc.StatusCode.UNIMPLEMENTED
 

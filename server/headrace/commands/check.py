@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 from google.protobuf import text_format
 
-from headrace.app import backends, find_sources
+from headrace.app import backends
 from headrace.core.errors import RepositoryError
 from headrace.core.model_spec import EnvironmentOptions
 from headrace.engine.loading import LoadedInstance, load_version
@@ -18,7 +18,7 @@ from headrace.engine.opening import Backend, LoadOptions, open_model
 from headrace.execution.choice import AutoChoice
 from headrace.execution.cores import core_limit
 from headrace.observability.logs import LogSettings, configure_logging
-from headrace.repository.layout import ModelSource
+from headrace.repository.layout import ModelSource, find_sources
 from headrace.wire.documents import to_json
 
 log = logging.getLogger(__name__)

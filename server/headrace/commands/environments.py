@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from headrace.app import backends, find_sources
+from headrace.app import backends
 from headrace.core.errors import RepositoryError
 from headrace.core.model_spec import EnvironmentOptions, LoadSpec
 from headrace.engine.opening import LoadOptions, open_model
@@ -16,7 +16,7 @@ from headrace.execution.environments.cache import Entry
 from headrace.execution.environments.resolve import cache_of, environment_of
 from headrace.observability.logs import LogSettings, configure_logging
 from headrace.repository import completion, reading
-from headrace.repository.layout import ModelSource
+from headrace.repository.layout import ModelSource, find_sources
 
 _DAY = 24 * 60 * 60.0
 _SHOWN = 60  # characters of what an environment was made of

@@ -17,11 +17,14 @@ from headrace.engine.log_control import LogControl
 from headrace.engine.model import Model
 from headrace.engine.model_host import ModelHost
 from headrace.engine.opening import Backend, LoadOptions
+from headrace.engine.traced_entrance import TracedEntrance
+from headrace.engine.tracing import Tracing
 from headrace.engine.version import ModelVersion, State
 from headrace.observability.logs import LogSettings
 from headrace.observability.metrics import LoadCounts, ServerSeries, VersionSeries
 from headrace.observability.model_metrics import ModelMetrics
 from headrace.observability.statistics import VersionStatistics
+from headrace.observability.trace_settings import TraceConfig
 from headrace.repository.catalogue import ambiguous
 from headrace.repository.layout import ModelSource, namespaced
 from headrace.wire.pb import grpc_service_pb2 as pb
@@ -47,12 +50,16 @@ class Engine:
         logs: LogControl | None = None,
         control: ControlOptions | None = None,
         statistics: Callable[[], VersionStatistics] = VersionStatistics,
+        tracing: Tracing | None = None,
     ) -> None:
         """`statistics` makes the counters of a version."""
         self.name = name
         self.version = version
         self.admission = admission
         self.logs = logs or LogControl(LogSettings())
+        self.tracing = tracing or Tracing(TraceConfig())
+        self.tracing.known = self._is_known
+        self.entrance = TracedEntrance(self, admission, self.tracing)
         self._strict_readiness = strict_readiness
         self._models: dict[str, Model] = {}
         self._statistics = statistics
@@ -63,7 +70,7 @@ class Engine:
             self._models,
             backends,
             options,
-            self._found.clear,
+            self._forget_found,
             self._host_for_version,
             statistics,
         )
@@ -87,6 +94,10 @@ class Engine:
                 self._found.clear()
             found = self._found[name, version] = self._find(name, version)
         return found
+
+    def _forget_found(self) -> None:
+        self._found.clear()
+        self.entrance.forget()
 
     def _find(self, name: str, version: str) -> ModelVersion:
         model = self._models.get(name)
@@ -150,6 +161,11 @@ class Engine:
             return self.find(name, version).healthy
         except (NotFound, Unavailable):
             return False
+
+    def _is_known(self, name: str) -> bool:
+        """Whether any version of a model takes requests."""
+        model = self._models.get(name)
+        return model is not None and model.newest() is not None
 
     # --- documents
 
@@ -315,7 +331,7 @@ class Engine:
         return list(dict.fromkeys([*standing, *self._lifecycle.leaving]))
 
     def _host_for_version(self, version: ModelVersion) -> ModelHost:
-        return ModelHost(self, self.model_metrics, version)
+        return ModelHost(self, self.model_metrics, version, self.tracing)
 
 
 def parse_version(text: str) -> int:

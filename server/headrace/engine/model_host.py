@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 from headrace.core.errors import InvalidRequest, NotFound, ServerError, Unsupported
 from headrace.core.requests import InferRequest, Sink, Ticket
+from headrace.core.trace_context import TRACE_PARAMETER
+from headrace.engine.tracing import Tracing
 from headrace.observability.model_metrics import ModelMetrics
 
 
@@ -53,8 +55,15 @@ class Models(Protocol):
 class ModelHost:
     """What one version of a model reaches of the server; see `execution.model_calls.Host`."""
 
-    def __init__(self, models: Models, metrics: ModelMetrics, owner: object = None) -> None:
+    def __init__(
+        self,
+        models: Models,
+        metrics: ModelMetrics,
+        owner: object = None,
+        tracing: Tracing | None = None,
+    ) -> None:
         """`owner` is that version."""
+        self._tracing = tracing
         self._owner = owner
         self._models = models
         self._metrics = metrics
@@ -73,6 +82,8 @@ class ModelHost:
                 f"model '{request.model_name}' is decoupled: it may answer any number of times, so"
                 " it has to be executed with decoupled=True"
             )
+        if self._tracing is not None and TRACE_PARAMETER in request.parameters:
+            return self._tracing.submit_child(found, request, sink)
         return found.submit(request, sink)
 
     def control(

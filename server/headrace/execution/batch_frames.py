@@ -23,6 +23,7 @@ from headrace.core.errors import (
 from headrace.core.requests import InferRequest
 from headrace.core.signature import Signature, reshaped
 from headrace.core.tensors import Array, Tensor, raw_bytes
+from headrace.core.trace_context import TRACE_PARAMETER
 from headrace.scheduling.batch import Answer, Batch, Deferral, Outcome, Part, Pending
 from headrace.workers.elements import Buffer, decode_bytes, encode_bytes
 from headrace.workers.frames import BatchMeta, BrokenFrame, offsets, unpack_result
@@ -240,8 +241,13 @@ def _extras(pendings: Sequence[Pending]) -> bytes:
 def special_of(request: InferRequest) -> dict[str, object]:
     """What a model is told of a request beside its id and its inputs; mostly nothing."""
     special: dict[str, object] = {}
-    if request.parameters:
-        special["parameters"] = request.parameters
+    parameters = request.parameters
+    if parameters:
+        if TRACE_PARAMETER in parameters:
+            special["trace"] = parameters[TRACE_PARAMETER]
+            parameters = {n: v for n, v in parameters.items() if n != TRACE_PARAMETER}
+        if parameters:
+            special["parameters"] = parameters
     if request.outputs:
         special["outputs"] = request.outputs
     if request.priority:

@@ -11,6 +11,7 @@ from headrace.core.datatypes import BY_NAME, Datatype
 from headrace.core.errors import Cancelled, ExecutionFailed, ServerError
 from headrace.core.requests import InferRequest, InferResponse, Sink, Ticket
 from headrace.core.tensors import Tensor, raw_bytes
+from headrace.core.trace_context import TRACE_PARAMETER
 from headrace.execution.batch_frames import ERRORS, read_array
 from headrace.execution.worker import WorkerProcess
 from headrace.scheduling.batch import Batch
@@ -186,13 +187,16 @@ def _request(document: Mapping[str, Any], data: Buffer, size: int) -> InferReque
             str(name), kind, read_array(kind, tuple(shape), data, start, nbytes)
         )
     flags, version = int(document["flags"]), int(document["version"])
+    parameters = dict(document["parameters"])
+    if "trace" in document:
+        parameters[TRACE_PARAMETER] = str(document["trace"])
     return InferRequest(
         str(document["model"]),
         "" if version < 0 else str(version),
         str(document["id"]),
         inputs,
         tuple(map(str, document["outputs"])),
-        dict(document["parameters"]),
+        parameters,
         timeout=max(int(document["timeout"]), 0),
         sequence_id=document["correlation_id"],
         sequence_start=bool(flags & 1),

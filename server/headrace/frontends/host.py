@@ -34,7 +34,7 @@ from headrace.wire.timing import add_timing, wants_timing
 log = logging.getLogger(__name__)
 
 # Of `Flag`, without the cost of its operators.
-_FINAL, _REFUSE, _RAW, _ONE_ANSWER, _GENERATE = 2, 4, 8, 48, 64
+_FINAL, _REFUSE, _RAW, _ONE_ANSWER, _GENERATE, _WEB = 2, 4, 8, 48, 64, 80
 _PAUSE_BYTES = 1 << 20  # that the front end has not read, from which on models are asked to pause
 _BY_CLIENT, _BY_LINK = 1, 2  # who has them pause
 
@@ -62,6 +62,8 @@ class _Request:
     """A request of a front end under way: its sink."""
 
     __slots__ = ("host", "nbytes", "number", "ticket", "version")
+
+    door = "HTTP"
 
     def __init__(self, host: "Host", number: int, nbytes: int, version: str) -> None:
         self.host = host
@@ -127,10 +129,28 @@ class _Streamed(_Request):
             self.ticket.hold(held)
 
 
+class _RpcRequest(_Request):
+    """The same from the other door."""
+
+    __slots__ = ()
+
+    door = "GRPC"
+
+
+class _RpcStreamed(_Streamed):
+    """The same from the other door."""
+
+    __slots__ = ()
+
+    door = "GRPC"
+
+
 class _Timed:
     """Puts timings into responses on their way to `sink`."""
 
     __slots__ = ("_sink", "fail", "finish", "refuse")
+
+    door = "HTTP"
 
     def __init__(self, sink: DoorSink) -> None:
         self._sink = sink
@@ -261,13 +281,13 @@ class Host:
                 given.meta, buffer, given.start, given.stop, bool(flags & _RAW)
             )
             found = self._engine.find(request.model_name, request.model_version)
-            kind = _Request
+            kind = _Request if flags & _WEB else _RpcRequest
             if found.decoupled:
                 if flags & _ONE_ANSWER:
                     http = flags & Flag.HTTP
                     raise Unsupported(HTTP_NOT_DECOUPLED if http else GRPC_NOT_DECOUPLED)
                 self.channel.send(frame(Kind.DECOUPLED, number))
-                kind = _Streamed
+                kind = _Streamed if flags & _WEB else _RpcStreamed
             self._admission.enter(request.nbytes)
             entered = request.nbytes
             under_way = kind(self, number, entered, found.name)

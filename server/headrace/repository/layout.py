@@ -187,3 +187,19 @@ def _has_versions(path: Path) -> bool:
 
 def _has_entries(path: Path) -> bool:
     return next(path.iterdir(), None) is not None
+
+
+def find_sources(
+    repositories: Sequence[Path],
+    files: Sequence[Path],
+    config_name: str = "",
+    namespacing: bool = False,
+) -> tuple[list[ModelSource], list[str]]:
+    """The models of repositories and single files, and what looks wrong with the repositories.
+
+    Raises `RepositoryError` for a repository or file that is not there.
+    """
+    sources = scan(repositories, config_name, namespacing)
+    parents = {source.path.parent for source in sources}
+    empty = [repository for repository in repositories if repository not in parents]
+    return sources + [single_file(path) for path in files], [nothing_in(path) for path in empty]

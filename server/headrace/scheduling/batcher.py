@@ -45,6 +45,7 @@ from headrace.scheduling.policy import SchedulingPolicy
 from headrace.scheduling.quarantine import Quarantine
 from headrace.scheduling.queue import RequestQueue
 from headrace.scheduling.recorder import Recorder
+from headrace.scheduling.watching import Computed, WatchingRecorder
 
 log = logging.getLogger(__name__)
 
@@ -181,6 +182,21 @@ class Batcher:
         else:
             self._open.discard(pending)
             self._run_again(pending)
+
+    def watch(self, pending: Pending, tell: Computed) -> None:
+        """Tell when `pending` is computed, if it is and before `unwatch` is called."""
+        recorder = self._recorder
+        if not isinstance(recorder, WatchingRecorder):
+            recorder = self._recorder = WatchingRecorder(recorder)
+        recorder.watch(pending.arrived, tell)
+
+    def unwatch(self, pending: Pending, tell: Computed) -> None:
+        """Tell no more of a request."""
+        recorder = self._recorder
+        if isinstance(recorder, WatchingRecorder):
+            recorder.unwatch(pending.arrived, tell)
+            if recorder.idle:
+                self._recorder = recorder.recorder
 
     def close(self) -> None:
         """Close all instances; only when not `busy`."""

@@ -23,8 +23,9 @@ from typing import NamedTuple
 from weakref import ref
 
 from headrace.core.errors import Quarantined, WorkerDied
-from headrace.core.requests import InferRequest
+from headrace.core.requests import InferRequest, Parameter
 from headrace.core.tensors import Array, raw_bytes
+from headrace.core.trace_context import TRACE_PARAMETER
 from headrace.scheduling.batch import Answer, Batch, Deferral, NotStarted, Outcome, Pending
 
 DEATHS = 2  # from which on an input is refused, unless a model's configuration says otherwise
@@ -176,13 +177,18 @@ def _sketch(request: InferRequest) -> int:
     inputs = request.inputs
     return hash(
         (
-            tuple(sorted(request.parameters.items())),
+            tuple(_parameters(request)),
             *[
                 (name, inputs[name].array.shape, _ends(inputs[name].array))
                 for name in sorted(inputs)
             ],
         )
     )
+
+
+def _parameters(request: InferRequest) -> list[tuple[str, Parameter]]:
+    """The parameters that may matter to a model: not the trace that the request is part of."""
+    return sorted(item for item in request.parameters.items() if item[0] != TRACE_PARAMETER)
 
 
 def _ends(array: Array) -> bytes:
@@ -199,7 +205,7 @@ def _ends(array: Array) -> bytes:
 def _digest(request: InferRequest) -> bytes:
     """A hash of all that a model may have died of: tensors with names and types, and parameters."""
     inputs = request.inputs
-    result = blake2b(repr(sorted(request.parameters.items())).encode(), digest_size=16)
+    result = blake2b(repr(_parameters(request)).encode(), digest_size=16)
     for name in sorted(inputs):
         array = inputs[name].array
         result.update(f"{name!r} {inputs[name].datatype.value} {array.shape} ".encode())

@@ -30,11 +30,21 @@ class PreferredMemory:
 
 
 class InferenceTrace:
-    """The trace that a request is part of; requests are not traced."""
+    """The trace that a request is part of, if it is traced; for requests that are made for it."""
+
+    __slots__ = ("_link",)
+
+    def __init__(self, link: str = "") -> None:
+        """`link` is what the server knows it by: a number, `traceparent` and `tracestate`."""
+        self._link = link
 
     def get_context(self) -> str | None:
-        """The context to go on with, as JSON; None if there is none."""
-        return None
+        """The context to go on with, as JSON with `traceparent`; None if there is none."""
+        _, _, context = self._link.partition(" ")
+        parent, _, state = context.partition(" ")
+        if not parent:
+            return None
+        return json.dumps({"traceparent": parent} | ({"tracestate": state} if state else {}))
 
 
 class InferenceRequest:
@@ -73,6 +83,8 @@ class InferenceRequest:
             "correlation_id": correlation_id, "flags": int(flags), "timeout": int(timeout),
             "parameters": checked(parameters, "request"),
         }  # fmt: skip
+        if trace is not None and trace._link:
+            self._extras = {**self._extras, "trace": trace._link}
         self._target = model_name, int(model_version)
         self._number = 0
         self._source: Exchange | None = None
@@ -118,7 +130,7 @@ class InferenceRequest:
 
     def trace(self) -> InferenceTrace:
         """The trace that it is part of."""
-        return InferenceTrace()
+        return InferenceTrace(str(self._extras.get("trace", "")))
 
     def is_cancelled(self) -> bool:
         """Whether nobody waits for it any more."""

@@ -14,6 +14,7 @@ from headrace.engine.forwarding import forwarding
 from headrace.transports.grpc.call import Direct, Reply, Unary
 from headrace.transports.grpc.log_settings import log_settings_handler
 from headrace.transports.grpc.repository import repository_handlers
+from headrace.transports.grpc.trace_setting import trace_setting_handler
 from headrace.transports.grpc.unary import answers
 from headrace.wire.compression import too_large
 from headrace.wire.grpc_messages import InferReader, InferWriter
@@ -26,6 +27,7 @@ _DOCUMENTS = (
     "ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelConfig",
     "ModelStatistics", "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload",
     "LogSettings",
+    "TraceSetting",
 )  # fmt: skip
 # The paths of the unary procedures that tell about the engine.
 DOCUMENT_PROCEDURES = tuple(f"/{SERVICE}/{name}" for name in _DOCUMENTS)
@@ -36,6 +38,8 @@ class _Answer:
     """The sink of one ModelInfer, and the ticket that its transport holds."""
 
     __slots__ = ("named", "nbytes", "reply", "service", "ticket", "timed")
+
+    door = "GRPC"
 
     def __init__(self, service: "InferenceService", reply: Reply, nbytes: int) -> None:
         self.service = service
@@ -160,6 +164,7 @@ def document_handlers(engine: Engine) -> dict[str, Unary]:
         ),
         "LogSettings": log_settings_handler(engine.logs),
         **repository_handlers(engine),
+        "TraceSetting": trace_setting_handler(engine.tracing),
     }
     return {f"/{SERVICE}/{name}": handler for name, handler in table.items()}
 

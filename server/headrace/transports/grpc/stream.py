@@ -42,6 +42,8 @@ class _Slot:
         "ordered", "ready", "request_id", "stream", "ticket", "timed", "waiting",
     )  # fmt: skip
 
+    door = "GRPC"
+
     def __init__(self, stream: "_StreamInfer") -> None:
         self.stream = stream
         self.request_id = ""

@@ -18,6 +18,7 @@ from headrace.transports.http.docs_page import render_docs
 from headrace.transports.http.json_bodies import json_answer
 from headrace.transports.http.log_routes import add_log_routes
 from headrace.transports.http.repository_routes import add_repository_routes
+from headrace.transports.http.trace_routes import add_trace_routes
 from headrace.wire.documents import to_json
 from headrace.wire.header_rules import NO_RULES, HeaderRules
 from headrace.wire.http_infer import error_body
@@ -49,11 +50,14 @@ def create_app(
         openapi_url="/openapi.json",
     )
     app.router.route_class = restricted_routes(keys)
-    app.router.routes[:0] = inference_routes(engine, max_request_bytes, body_timeout_secs, rules)
+    app.router.routes[:0] = inference_routes(
+        engine.entrance, max_request_bytes, body_timeout_secs, rules
+    )
     _health(app, engine)
     _metadata(app, engine)
     add_repository_routes(app, engine, max_request_bytes)
     add_log_routes(app, engine.logs)
+    add_trace_routes(app, engine.tracing)
     _errors(app)
     openapi.describe_inference(app)
 

@@ -49,6 +49,7 @@ _STATUS_LINES = {
 class _Request(Exchange):
     """One request, and the sink of its response."""
 
+    door = "HTTP"
     begun = 0.0
     ticket: Ticket | None = None
     answer: Answer | None = None
@@ -74,6 +75,11 @@ class _Request(Exchange):
         self.end(self.failure(error))
 
     refuse = fail
+
+    @property
+    def begun_ns(self) -> int:
+        """When it began to come, in nanoseconds of the monotonic clock; 0 if it came at once."""
+        return int(self.connection.begun_reading * 1e9) if self.filled else 0
 
     def end(self, answer: Answer) -> None:
         """Answer as soon as all requests before this one are answered."""
@@ -118,6 +124,11 @@ class FastProtocol(BoundedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget()
         super().connection_lost(exc)
+
+    @property
+    def begun_reading(self) -> float:
+        """When the request that is being read, or was last, began to come; the loop's time."""
+        return self._begun
 
     def shutdown(self) -> None:
         if self._requests:

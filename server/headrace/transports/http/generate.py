@@ -89,6 +89,8 @@ class Responses:
     pause; after `ended` or `gone` nothing more is taken in.
     """
 
+    door = "HTTP"
+
     def __init__(
         self, encode: Callable[[InferResponse], bytes], give_up_bytes: int = GIVE_UP_BYTES
     ) -> None:

@@ -38,6 +38,14 @@ class Disconnected(Exception):
     """The client has gone; there is nobody to answer."""
 
 
+class _RouteSink(FutureSink):
+    """The sink of one request."""
+
+    __slots__ = ()
+
+    door = "HTTP"
+
+
 class PostRoute(BaseRoute):
     """A route for POST that reads bodies itself; a subclass says for which paths."""
 
@@ -118,7 +126,7 @@ class InferRoute(PostRoute):
     async def _response(self, exchange: Exchange, receive: Receive) -> InferResponse:
         exchange.open()
         body = await read_body(exchange, receive, self._body_timeout)
-        sink = FutureSink(asyncio.get_running_loop().create_future())
+        sink = _RouteSink(asyncio.get_running_loop().create_future())
         ticket = exchange.submit(body, sink)
         try:
             return await _first(sink.future, receive)

@@ -1,0 +1,122 @@
+"""Where the traces of mode `triton` are written: a file, and numbered ones beside it.
+
+As in Triton: by default all traces are in the one file; with a log frequency, every so many are in
+a numbered file of their own, `FILE.0`, `FILE.1` and so on; and what a count limits is in a numbered
+file as soon as the count is reached. Unlike there, the one file grows while the server runs, and is
+complete JSON whenever it is looked at: an addition replaces the bracket at its end in one write.
+"""
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from headrace.engine.trace_thread import Item
+from headrace.observability.trace_settings import Sampler
+from headrace.wire.trace_file import addition, encode_trace, whole_file
+
+log = logging.getLogger(__name__)
+
+_HELD_BYTES = 64 << 20  # of traces that wait for a numbered file; more are in the one file
+
+
+class _Held:
+    """Traces of one sampler that wait for their file."""
+
+    __slots__ = ("nbytes", "texts")
+
+    def __init__(self) -> None:
+        self.texts: list[bytes] = []
+        self.nbytes = 0
+
+    def add(self, text: bytes) -> None:
+        self.texts.append(text)
+        self.nbytes += len(text)
+
+
+class TraceFiles:
+    """`TraceWriter` of a file; what cannot be written is lost, and the log says why."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._size = 0  # of the one file
+        self._next = 0  # number of a file
+        self._held: dict[Sampler, _Held] = {}
+        self._failed = False
+
+    def write(self, items: Sequence[Item]) -> None:
+        """`TraceWriter.write`."""
+        now: list[bytes] = []
+        for item in items:
+            try:
+                now += self._take(item)
+            except Exception:
+                log.exception("bug while writing a trace")
+        if now:
+            self._add(now)
+
+    def close(self) -> None:
+        """`TraceWriter.close`."""
+        for sampler in list(self._held):
+            self._add(self._end(sampler))
+
+    def _take(self, item: Item) -> list[bytes]:
+        """Take an item in; what of it, and of others, belongs into the one file now."""
+        if isinstance(item, Sampler):
+            return self._end(item)
+        sampler = item.sampler
+        held = self._held.setdefault(sampler, _Held())
+        held.add(encode_trace(item))
+        frequency = sampler.settings.log_frequency
+        if item.last or (frequency and len(held.texts) >= frequency):
+            self._write_numbered(self._held.pop(sampler).texts)
+        elif not frequency and (sampler.settings.count < 0 or held.nbytes > _HELD_BYTES):
+            return self._held.pop(sampler).texts
+        return []
+
+    def _end(self, sampler: Sampler) -> list[bytes]:
+        """Nothing more comes of a sampler; what belongs into the one file."""
+        held = self._held.pop(sampler, None)
+        if held is None:
+            return []
+        if not sampler.settings.log_frequency:
+            return held.texts
+        self._write_numbered(held.texts)
+        return []
+
+    def _write_numbered(self, traces: Sequence[bytes]) -> None:
+        path = f"{self._path}.{self._next}"
+        self._next += 1
+        self._put(path, whole_file(traces), 0)
+
+    def _add(self, traces: Sequence[bytes]) -> None:
+        if not traces:
+            return
+        if not self._size:
+            data = whole_file(traces)
+            if self._put(str(self._path), data, 0):
+                self._size = len(data)
+            return
+        data = addition(traces)
+        if self._put(str(self._path), data, self._size - 1):
+            self._size += len(data) - 1
+
+    def _put(self, path: str, data: bytes, position: int) -> bool:
+        """Write into a file, a new one at position 0; whether that went well."""
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (0 if position else os.O_TRUNC)
+            descriptor = os.open(path, flags, 0o666)
+            try:
+                view = memoryview(data)
+                while view:
+                    written = os.pwrite(descriptor, view, position)
+                    view, position = view[written:], position + written
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            if not self._failed:
+                log.error("cannot write traces to %s: %s", path, error.strerror)
+            self._failed = True
+            return False
+        self._failed = False
+        return True

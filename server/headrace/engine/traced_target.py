@@ -1,0 +1,240 @@
+"""What stands before a traced model, and the sink and ticket of a traced request.
+
+Names and order of the times are Triton's: the exchange with the client (HTTP_RECV, GRPC_WAITREAD,
+..._SEND) around the request, its queue, and the computation of its batch.
+"""
+
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from headrace.core.errors import Cancelled, ServerError
+from headrace.core.requests import InferRequest, InferResponse, Sink, Ticket
+from headrace.core.signature import Signature
+from headrace.core.trace_context import (
+    TRACE_PARAMETER,
+    TraceContext,
+    TraceLink,
+    read_traceparent,
+    write_link,
+)
+from headrace.engine.doors import DoorSink, Target
+from headrace.observability.trace_settings import Sampler
+from headrace.observability.traces import BACKEND_OUTPUT, QUEUE_INPUT, Trace
+from headrace.scheduling.batch import Pending
+
+if TYPE_CHECKING:
+    from headrace.engine.tracing import Tracing
+
+_RECEIVE = {"HTTP": "HTTP_RECV", "GRPC": "GRPC_WAITREAD"}
+
+
+class Submits(Protocol):
+    """What takes requests, whether a door finds it or a model."""
+
+    def submit(self, request: InferRequest, sink: Any) -> Ticket:
+        """Check and queue a request; raises `ServerError`."""
+
+
+class TracedTarget:
+    """A target some of whose requests are traced; to a door it is that target."""
+
+    def __init__(self, target: Target, sampler: Sampler, tracing: "Tracing") -> None:
+        self.model = target.model
+        self._target: Any = target
+        self._sampler = sampler
+        self._tracing = tracing
+        self._contexts = tracing.takes_contexts
+
+    @property
+    def name(self) -> str:
+        """`Target.name`."""
+        return cast(str, self._target.name)
+
+    @property
+    def decoupled(self) -> bool:
+        """`Target.decoupled`."""
+        return cast(bool, self._target.decoupled)
+
+    @property
+    def signature(self) -> Signature | None:
+        """`Target.signature`."""
+        return cast(Signature | None, self._target.signature)
+
+    @property
+    def ready(self) -> bool:
+        """Whether it takes requests."""
+        return cast(bool, self._target.ready)
+
+    def submit(self, request: InferRequest, sink: DoorSink) -> Ticket:
+        """`Target.submit`."""
+        context = _context(request, sink) if self._contexts else None
+        if context is None:
+            if not self._sampler.pick():
+                return cast(Ticket, self._target.submit(request, sink))
+        elif not context.sampled:  # its client has decided; models may still tell others
+            request.parameters[TRACE_PARAMETER] = write_link(TraceLink(0, context))
+            return cast(Ticket, self._target.submit(request, sink))
+        door: str = getattr(sink, "door", "")
+        trace = self._tracing.begin(self._sampler, request, door, context)
+        return TracedRequest(self._tracing, trace, sink).submit(self._target, request)
+
+
+class TracedRequest:
+    """A request while it is traced: its sink and its ticket.
+
+    It ends once the responses have, and when it was computed is known, which a batch tells just
+    after its responses.
+    """
+
+    __slots__ = ("_computed", "_ended", "_pending", "_sink", "_ticket", "_trace", "_tracing")
+
+    def __init__(self, tracing: "Tracing", trace: Trace, sink: Sink) -> None:
+        self._tracing = tracing
+        self._trace = trace
+        self._sink: Any = sink
+        self._ticket: Ticket | None = None
+        self._pending: Pending | None = None
+        self._computed = False
+        self._ended = False
+
+    def submit(self, target: Submits, request: InferRequest) -> Ticket:
+        """Submit the request to `target`; raises `ServerError`."""
+        trace, sink = self._trace, self._sink
+        now = monotonic_ns()
+        trace.version = _number(getattr(target, "name", ""))
+        if trace.door:
+            receive = _RECEIVE[trace.door]
+            begun: int = getattr(sink, "begun_ns", 0) or now
+            trace.time(f"{receive}_START", min(begun, now))
+            trace.time(f"{receive}_END", now)
+        trace.time("REQUEST_START", now)
+        if trace.sampler.settings.tensors:
+            trace.keep(QUEUE_INPUT, list(request.inputs.values()))
+        model = None if trace.spans is None else trace.spans.model
+        request.parameters[TRACE_PARAMETER] = write_link(TraceLink(trace.number, model))
+        try:
+            ticket = target.submit(request, self)
+        except BaseException as error:
+            trace.error = str(error) if isinstance(error, ServerError) else "internal error"
+            self._end(monotonic_ns())
+            raise
+        self._ticket = ticket
+        pending = getattr(ticket, "pending", ticket)
+        if isinstance(pending, Pending):
+            self._pending = pending
+            trace.time("QUEUE_START", pending.arrived)
+            pending.owner.watch(pending, self._on_computed)
+        return self
+
+    # --- the sink
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        """Take a response."""
+        trace = self._trace
+        trace.version = _number(response.model_version)
+        if trace.sampler.settings.tensors:
+            trace.keep(BACKEND_OUTPUT, response.outputs)
+        begun = monotonic_ns()
+        trace.time("INFER_RESPONSE_COMPLETE", begun)
+        self._sink.respond(response, final)
+        ended = monotonic_ns()
+        if trace.door:
+            trace.time(f"{trace.door}_SEND_START", begun)
+            trace.time(f"{trace.door}_SEND_END", ended)
+        if final:
+            trace.time("REQUEST_END", begun)
+            self._complete()
+
+    def finish(self) -> None:
+        """Take the end without a further response."""
+        self._trace.time("REQUEST_END", monotonic_ns())
+        self._sink.finish()
+        self._complete()
+
+    def fail(self, error: ServerError) -> None:
+        """Take the error that ends the request."""
+        self._trace.error = str(error)
+        now = monotonic_ns()
+        self._sink.fail(error)
+        self._end(now)
+
+    def refuse(self, error: ServerError) -> None:
+        """Take an error that kept the request from being queued."""
+        self._trace.error = str(error)
+        now = monotonic_ns()
+        self._sink.refuse(error)
+        self._end(now)
+
+    def header(self, name: str) -> str:
+        """What the client sent under a name."""
+        header: Any = getattr(self._sink, "header", None)
+        return "" if header is None else str(header(name))
+
+    def routed(self, request: InferRequest, target: Target) -> None:
+        """Take what serves the request, now that it is decided."""
+        self._trace.version = _number(target.name)
+        routed: Any = getattr(self._sink, "routed", None)
+        if routed is not None:
+            routed(request, target)
+
+    # --- the ticket
+
+    def cancel(self) -> None:
+        """Drop the request."""
+        if self._ticket is not None:
+            self._ticket.cancel()
+        if not self._ended:
+            self._trace.error = str(Cancelled("the client went away"))
+            self._end(monotonic_ns())
+
+    def hold(self, held: bool) -> None:
+        """Have the model pause, or go on."""
+        if self._ticket is not None:
+            self._ticket.hold(held)
+
+    # --- its end
+
+    def _on_computed(self, started: int, gathered: int, computed: int, ended: int) -> None:
+        """The scheduler tells when it was computed."""
+        if self._computed:
+            return
+        trace = self._trace
+        trace.time("COMPUTE_START", started)
+        trace.time("COMPUTE_INPUT_END", gathered)
+        trace.time("COMPUTE_OUTPUT_START", computed)
+        trace.time("COMPUTE_END", ended)
+        self._computed = True
+        if self._ended:
+            self._hand_on()
+
+    def _complete(self) -> None:
+        """All responses have been passed on."""
+        self._ended = True
+        if self._computed or self._pending is None:
+            self._hand_on()
+
+    def _end(self, now: int) -> None:
+        """It has ended otherwise than with its last response."""
+        if not self._ended:
+            self._trace.time("REQUEST_END", now)
+            self._ended = True
+            self._hand_on()
+
+    def _hand_on(self) -> None:
+        if self._pending is not None:
+            self._pending.owner.unwatch(self._pending, self._on_computed)
+            self._pending = None
+        self._tracing.end(self._trace)
+
+
+def _context(request: InferRequest, sink: Sink) -> TraceContext | None:
+    """What the request's client says of its own trace."""
+    header: Any = getattr(sink, "header", None)
+    if header is None:
+        return None
+    text: str = header("traceparent")
+    return read_traceparent(text, header("tracestate")) if text else None
+
+
+def _number(version: str) -> int:
+    return int(version) if version.isascii() and version.isdigit() else -1

@@ -1,0 +1,158 @@
+"""Tracing: which requests are traced, and the settings that say so.
+
+A model that is traced is found by doors as another target, which stands before the one that serves
+it; others are found as they are, so that they cost nothing. When settings change, or a count is
+reached, what was found is found anew. Owned by the event-loop thread; what becomes of finished
+traces is another thread's affair (`headrace.engine.trace_thread`).
+
+Invariant: `_live` has the traces under way, which what models ask for may become part of.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic_ns, time_ns
+
+from headrace.core.errors import InvalidRequest
+from headrace.core.requests import InferRequest, Sink, Ticket
+from headrace.core.trace_context import TRACE_PARAMETER, TraceContext, read_link
+from headrace.engine.doors import Target
+from headrace.engine.span_ids import child_span, new_context
+from headrace.engine.trace_thread import TraceThread
+from headrace.engine.traced_target import Submits, TracedRequest, TracedTarget
+from headrace.observability.trace_settings import (
+    Mode,
+    Sampler,
+    SettingsTable,
+    TraceConfig,
+    read_changes,
+)
+from headrace.observability.traces import SpanIds, Trace
+
+
+class Tracing:
+    """The settings in force, and the traces under way."""
+
+    def __init__(self, config: TraceConfig, thread: TraceThread | None = None) -> None:
+        """`thread` takes the traces; without one there are none."""
+        self._config = config
+        self._table = SettingsTable(config)
+        self._thread = thread
+        self._numbers = itertools.count(1)
+        self._live: dict[int, Trace] = {}
+        self.changed: Callable[[], object] | None = None  # what was found before may be outdated
+        self.known: Callable[[str], bool] | None = None  # whether there is such a model
+
+    # --- settings
+
+    def document(self, model: str = "") -> dict[str, list[str]]:
+        """The settings of a model, or of the server, by the names that clients know.
+
+        Raises `InvalidRequest` for a model that there is not.
+        """
+        self._check(model)
+        settings = self._table.sampler(model).now()
+        document = {
+            "trace_level": settings.levels,
+            "trace_rate": [str(settings.rate)],
+            "trace_count": [str(settings.count)],
+        }
+        if self._config.mode is Mode.TRITON:
+            document["log_frequency"] = [str(settings.log_frequency)]
+        document["trace_mode"] = [self._config.mode.value]
+        return document | self._config.options
+
+    def change(self, model: str, document: Mapping[str, Sequence[object] | None]) -> None:
+        """Change settings of a model, or of the server for ""; an empty list, or None, unsets.
+
+        Raises `InvalidRequest`, and `Unsupported` for what is fixed.
+        """
+        self._check(model)
+        changes = read_changes(document)
+        if not changes:
+            return
+        for sampler in self._table.change(model, changes):
+            if not sampler.open:
+                self._ended(sampler)
+        self._forget_found()
+
+    def _check(self, model: str) -> None:
+        if model and self.known is not None and not self.known(model):
+            raise InvalidRequest(f"Request for unknown model : {model}")
+
+    def _forget_found(self) -> None:
+        if self.changed is not None:
+            self.changed()
+
+    # --- requests
+
+    def dress(self, target: Target) -> Target:
+        """What doors are to find instead of `target`: the same, unless it is traced."""
+        sampler = self._table.sampler(target.model)
+        if not self._traces(sampler):
+            return target
+        return TracedTarget(target, sampler, self)
+
+    def _traces(self, sampler: Sampler) -> bool:
+        settings = sampler.settings
+        if self._thread is None or settings.off or self._config.problem(settings):
+            return False
+        return self._config.mode is Mode.OPENTELEMETRY or not sampler.spent
+
+    @property
+    def takes_contexts(self) -> bool:
+        """Whether clients' traces are gone on with."""
+        return self._config.mode is Mode.OPENTELEMETRY
+
+    def begin(
+        self, sampler: Sampler, request: InferRequest, door: str, context: TraceContext | None
+    ) -> Trace:
+        """The trace of a request that was picked; `context` is its client's."""
+        trace = self._trace(sampler, request, door, 0)
+        if self.takes_contexts:
+            root = new_context(context)
+            trace.spans = SpanIds(root.trace_id, root.span_id, child_span(root), context)
+        elif sampler.spent:
+            self._forget_found()
+        return trace
+
+    def submit_child(self, target: Submits, request: InferRequest, sink: Sink) -> Ticket:
+        """Submit what a model asks for as part of a trace; raises `ServerError`.
+
+        If there is no such trace under way, it is submitted as it is.
+        """
+        parent = self._live.get(read_link(request.parameters[TRACE_PARAMETER]).number)
+        if parent is None:
+            return target.submit(request, sink)
+        trace = self._trace(parent.sampler, request, "", parent.number)
+        if parent.spans is not None:
+            above = parent.spans.model
+            trace.spans = SpanIds(above.trace_id, 0, child_span(above), above)
+        return TracedRequest(self, trace, sink).submit(target, request)
+
+    def _trace(self, sampler: Sampler, request: InferRequest, door: str, parent: int) -> Trace:
+        sampler.open += 1
+        number = next(self._numbers)
+        offset = time_ns() - monotonic_ns()
+        trace = Trace(number, parent, sampler, door, request.model_name, request.id, offset)
+        self._live[number] = trace
+        return trace
+
+    def end(self, trace: Trace) -> None:
+        """A trace has all that it will have."""
+        self._live.pop(trace.number, None)
+        sampler = trace.sampler
+        sampler.open -= 1
+        trace.last = sampler.spent and not sampler.open
+        if self._thread is not None:
+            self._thread.put(trace)
+        if sampler.retired and not sampler.open:
+            self._ended(sampler)
+
+    def _ended(self, sampler: Sampler) -> None:
+        if self._thread is not None:
+            self._thread.put(sampler)
+
+    def close(self, seconds: float) -> None:
+        """Have everything written, within so much time. Blocks; no request is under way."""
+        if self._thread is not None:
+            self._thread.close(seconds)

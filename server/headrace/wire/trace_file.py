@@ -1,0 +1,76 @@
+"""Traces as objects of Triton's JSON trace file, and the bytes that keep such a file an array.
+
+Every object has the number of its trace: one with the model, one for each time, and one for each
+tensor, whose elements are a text with commas between them.
+"""
+
+from collections.abc import Sequence
+from operator import itemgetter
+
+import orjson
+
+from headrace.core.datatypes import Datatype
+from headrace.core.tensors import Array, Tensor
+from headrace.observability.traces import Trace
+
+EMPTY, END = b"[", b"]"
+
+
+def encode_trace(trace: Trace) -> bytes:
+    """The objects of a trace, with commas between them."""
+    head: dict[str, object] = {
+        "id": trace.number, "model_name": trace.model, "model_version": trace.version
+    }  # fmt: skip
+    if trace.request_id:
+        head["request_id"] = _text(trace.request_id)
+    if trace.parent:
+        head["parent_id"] = trace.parent
+    objects = [head]
+    if trace.sampler.settings.timestamps:
+        objects += [
+            {"id": trace.number, "timestamps": [{"name": name, "ns": ns}]}
+            for name, ns in sorted(trace.times, key=itemgetter(1))
+        ]
+    objects += [_tensor(trace.number, activity, tensor) for activity, tensor in trace.tensors]
+    return b",".join(map(orjson.dumps, objects))
+
+
+def whole_file(traces: Sequence[bytes]) -> bytes:
+    """A file with these traces."""
+    return EMPTY + b",\n".join(traces) + END
+
+
+def addition(traces: Sequence[bytes]) -> bytes:
+    """What takes the place of the last byte of a file that has traces already."""
+    return b"".join(b",\n" + trace for trace in traces) + END
+
+
+def _tensor(number: int, activity: str, tensor: Tensor) -> dict[str, object]:
+    shape = ",".join(map(str, tensor.array.shape))
+    return {
+        "id": number,
+        "activity": activity,
+        "tensor": {
+            "name": tensor.name, "data": _elements(tensor.datatype, tensor.array),
+            "shape": shape, "dtype": tensor.datatype.value,
+        },
+    }  # fmt: skip
+
+
+def _elements(datatype: Datatype, array: Array) -> str:
+    flat = array.ravel()
+    if datatype is Datatype.BYTES:
+        return ",".join(f'"{_printable(element)}"' for element in flat.tolist())
+    if datatype is Datatype.BOOL:
+        flat = flat.astype("uint8")
+    elif datatype is Datatype.BF16:
+        flat = flat.astype("float32")
+    return ",".join(flat.astype(str).tolist())
+
+
+def _printable(element: object) -> str:
+    return element.decode(errors="replace") if isinstance(element, bytes) else str(element)
+
+
+def _text(text: str) -> str:
+    return text.encode(errors="replace").decode()

@@ -1,0 +1,278 @@
+"""Trace settings over both protocols, and the traces in a file that they bring about."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.core.datatypes import Datatype
+from headrace.core.errors import InvalidRequest, ServerError, Unsupported
+from headrace.wire.pb import grpc_service_pb2 as pb
+from tests.contract.conftest import CARRIERS, CLIENTS
+from tests.contract.test_grpc_stream import Stream
+from tests.models.onnx_graphs import add_sub, identity, write_model
+from tests.support.client import Input, error_by_http
+from tests.support.grpc_client import GrpcClient, infer_message
+from tests.support.http_socket import HttpSocket, ask
+from tests.support.http_socket import request as request_bytes
+from tests.support.server_process import ServerProcess
+from tests.support.traces import Traced, read_traces
+
+DEFAULTS: dict[str, Any] = {
+    "trace_level": ["OFF"], "trace_rate": "1000", "trace_count": "-1", "log_frequency": "0",
+    "trace_mode": "triton", "trace_file": "",
+}  # fmt: skip
+Settings = Callable[..., dict[str, Any]]
+EVERY = ("--trace-config", "level=TIMESTAMPS", "--trace-config", "rate=1")
+
+
+def http_settings(server: ServerProcess, model: str = "", **changes: Any) -> dict[str, Any]:
+    path = f"/v2/models/{model}/trace/setting" if model else "/v2/trace/setting"
+    body = json.dumps(changes).encode() if changes else b""
+    answer = ask(server.http, "POST" if changes else "GET", path, body)
+    if answer.status != 200:
+        raise error_by_http(answer.status, answer.error)
+    return answer.document
+
+
+def grpc_settings(server: ServerProcess, model: str = "", **changes: Any) -> dict[str, Any]:
+    request = pb.TraceSettingRequest(model_name=model)
+    for name, value in changes.items():
+        values = [] if value is None else value if isinstance(value, list) else [value]
+        request.settings[name].value.extend(values)
+    with GrpcClient(server.grpc) as client:
+        response = client.call("TraceSetting", request, pb.TraceSettingResponse)
+    return {
+        name: list(setting.value) if name == "trace_level" else ",".join(setting.value)
+        for name, setting in response.settings.items()
+    }
+
+
+SETTINGS = {"http": http_settings, "grpc": grpc_settings}
+both = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two models."""
+    root = tmp_path_factory.mktemp("models")
+    write_model(root, "simple", add_sub(Datatype.INT32, 4), "max_batch_size: 8")
+    write_model(root, "identity", identity(Datatype.FP32, ["rows", 3]), "max_batch_size: 8")
+    return root
+
+
+@both
+def test_settings_of_a_server_that_traces_nothing(
+    server: ServerProcess, settings: Settings
+) -> None:
+    assert settings(server) == settings(server, "simple") == DEFAULTS
+    assert settings(server, trace_rate="5") == DEFAULTS | {"trace_rate": "5"}
+    assert settings(server, "simple", log_frequency="3", trace_count="9") == DEFAULTS | {
+        "trace_rate": "5", "log_frequency": "3", "trace_count": "9"
+    }  # fmt: skip
+    assert settings(server, trace_rate=None) == DEFAULTS
+    assert settings(server, "simple", log_frequency=None, trace_count=None) == DEFAULTS
+
+
+@both
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"trace_file": "x"}, Unsupported, "trace file location can not be updated through net"),
+        ({"trace_level": ["OFF", "TENSORS"]}, InvalidRequest, "Expect only one trace level 'OFF'"),
+        ({"trace_rate": "x"}, InvalidRequest, "Unable to parse 'trace_rate', got: x"),
+        ({"trace_count": "10000000000"}, InvalidRequest, "'trace_count', value is out of range"),
+        ({"trace_nothing": "1"}, InvalidRequest, "unknown trace setting 'trace_nothing'"),
+        ({"trace_level": ["TENSORS"]}, InvalidRequest, "trace setting :trace file name is not"),
+    ],
+)
+def test_what_cannot_be_set(
+    server: ServerProcess,
+    settings: Settings,
+    change: dict[str, Any],
+    error: type[ServerError],
+    text: str,
+) -> None:
+    with pytest.raises(error, match=text):
+        settings(server, "simple", **({"log_frequency": "3"} | change))
+    assert settings(server, "simple") == DEFAULTS
+
+
+@both
+def test_models_that_there_are_not(server: ServerProcess, settings: Settings) -> None:
+    for changes in ({}, {"trace_rate": "1"}):
+        with pytest.raises(InvalidRequest, match="Request for unknown model : nope"):
+            settings(server, "nope", **changes)
+
+
+@pytest.mark.parametrize(
+    "body", [b"{", b"[]", b'{"trace_level": "OFF"}', b'{"trace_rate": 5}', b'{"trace_rate": ["5"]}']
+)
+def test_bodies_that_are_no_settings(server: ServerProcess, body: bytes) -> None:
+    assert ask(server.http, "POST", "/v2/trace/setting", body).status == 400
+
+
+def test_a_version_has_no_settings(server: ServerProcess) -> None:
+    path = "/v2/models/simple/versions/1/trace/setting"
+    assert {ask(server.http, method, path).status for method in ("GET", "POST")} == {404}
+
+
+# --- traces in a file
+
+
+@pytest.fixture(scope="module", params=CARRIERS)
+def traced(
+    request: pytest.FixtureRequest, small: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[Traced]]:
+    """What a server has traced of requests of every kind: by the id of each, which is its kind."""
+    file = tmp_path_factory.mktemp("traces") / "trace.json"
+    options = ("--trace-config", f"triton,file={file}", *EVERY, *CARRIERS[request.param])
+    with ServerProcess(small, options=options) as server:
+        _ask_in_every_way(server)
+        assert server.stop() == 0
+        assert "bug " not in server.log
+    found: dict[str, list[Traced]] = {}
+    for trace in read_traces(file):
+        found.setdefault(trace.head.get("request_id", ""), []).append(trace)
+    return found
+
+
+def _ask_in_every_way(server: ServerProcess) -> None:
+    values = np.arange(3, dtype=np.float32).reshape(1, 3)
+    for kind, make in CLIENTS.items():
+        with make(server) as client:
+            client.infer("identity", {"INPUT0": values}, id=kind)
+            large = np.zeros((8, 3), np.float32)
+            client.infer("identity", {"INPUT0": large}, id=f"{kind} large")
+            with pytest.raises(InvalidRequest):
+                client.infer("identity", {"INPUT0": values[0]}, id=f"{kind} wrong")
+    flat = {"id": "generate", "INPUT0": [1, 2, 3]}
+    assert ask(
+        server.http, "POST", "/v2/models/identity/generate", json.dumps(flat).encode()
+    ).document
+    tensor = {"name": "INPUT0", "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]}
+    body = json.dumps({"id": "chunked", "inputs": [tensor]}).encode()
+    with HttpSocket(server.http) as connection:
+        connection.send(
+            b"POST /v2/models/identity/infer HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n"
+            b"\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+        )
+        assert connection.receive().status == 200
+    pieces = json.dumps({"id": "pieces", "inputs": [tensor]}).encode()
+    with HttpSocket(server.http) as connection:
+        connection.send(request_bytes("POST", "/v2/models/identity/infer", pieces)[:-9])
+        assert ask(server.http, "GET", "/v2/health/live").status == 200  # it has the first piece
+        connection.send(pieces[-9:])
+        assert connection.receive().status == 200
+    with GrpcClient(server.grpc) as client:
+        stream = Stream(client)
+        for _ in range(2):
+            stream.send(infer_message("identity", [Input("INPUT0", values)], id="stream"))
+        stream.half_close()
+        assert len(stream.rest()) == 2
+
+
+def test_every_door_is_traced(traced: dict[str, list[Traced]]) -> None:
+    doors = {kind: [trace.door for trace in found] for kind, found in traced.items()}
+    assert doors.pop("stream") == ["GRPC", "GRPC"]
+    assert doors == {
+        kind: ["GRPC" if kind.startswith("grpc") else "HTTP"]
+        for kind in doors
+    }  # fmt: skip
+    assert {"http", "http-binary large", "grpc wrong", "generate"} <= set(doors)
+
+
+def test_a_trace_tells_where_the_time_went(traced: dict[str, list[Traced]]) -> None:
+    good = [t for kind, found in traced.items() if "wrong" not in kind for t in found]
+    for trace in good:
+        assert trace.head["model_name"] == "identity"
+        assert trace.head["model_version"] == 1
+        spans = trace.spans()
+        assert spans["request"] >= spans["queue"] + spans["compute"]
+        assert spans["exchange"] >= spans["receive"] + spans["request"] + spans["send"]
+        assert "INFER_RESPONSE_COMPLETE" in trace.times
+
+
+def test_a_request_that_fails_is_traced(traced: dict[str, list[Traced]]) -> None:
+    [trace] = traced["http wrong"]
+    assert {"HTTP_RECV_START", "REQUEST_START", "REQUEST_END"} <= set(trace.times)
+    assert "COMPUTE_START" not in trace.times
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where traces go."""
+    return tmp_path
+
+
+@pytest.fixture
+def tracing(small: Path, folder: Path) -> Iterator[ServerProcess]:
+    """A server that traces every request to `folder`/t."""
+    options = ("--trace-config", f"triton,file={folder / 't'}", *EVERY)
+    with ServerProcess(small, options=options) as process:
+        yield process
+
+
+def infer(server: ServerProcess, model: str = "identity", times: int = 1) -> None:
+    name, shape = ("INPUT0", (1, 3)) if model == "identity" else ("INPUT0", (1, 4))
+    values = np.ones(shape, np.float32 if model == "identity" else np.int32)
+    inputs = {name: values} | ({} if model == "identity" else {"INPUT1": values})
+    with GrpcClient(server.grpc) as client:
+        for _ in range(times):
+            client.infer(model, inputs)
+
+
+def test_settings_take_effect_at_once(tracing: ServerProcess, folder: Path) -> None:
+    infer(tracing, times=2)
+    http_settings(tracing, "identity", trace_level=["OFF"])
+    infer(tracing, times=3)
+    infer(tracing, "simple")
+    assert http_settings(tracing, trace_count="2")["trace_count"] == "2"
+    infer(tracing, "simple", times=5)
+    assert http_settings(tracing, "simple")["trace_count"] == "0"
+    grpc_settings(tracing, "identity", trace_level=["TENSORS"], log_frequency="2", trace_count="-1")
+    infer(tracing, times=3)
+    assert tracing.stop() == 0
+    assert sorted(path.name for path in folder.iterdir()) == ["t", "t.0", "t.1", "t.2"]
+    models = {
+        path.name: [trace.head["model_name"] for trace in read_traces(path)]
+        for path in folder.iterdir()
+    }
+    assert models == {
+        "t": ["identity"] * 2 + ["simple"], "t.0": ["simple"] * 2, "t.1": ["identity"] * 2,
+        "t.2": ["identity"],
+    }  # fmt: skip
+    [first, _] = read_traces(folder / "t.1")
+    assert first.times == {}
+    data = {"data": "1.0,1.0,1.0", "shape": "1,3", "dtype": "FP32"}
+    assert first.tensors == [
+        ("TENSOR_QUEUE_INPUT", {"name": "INPUT0"} | data),
+        ("TENSOR_BACKEND_OUTPUT", {"name": "OUTPUT0"} | data),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--trace-rate=3", "--trace-level=TIMESTAMPS", "--trace-level", "TENSORS"),
+         {"trace_rate": "3", "trace_level": ["TIMESTAMPS", "TENSORS"]}),
+        (("--trace-config=triton,log-frequency=4", "--trace-config=count=6", *EVERY),
+         {"log_frequency": "4", "trace_count": "6", "trace_level": ["TIMESTAMPS"],
+          "trace_rate": "1"}),
+    ],
+)  # fmt: skip
+def test_settings_of_the_command_line(
+    small: Path, options: tuple[str, ...], expected: dict[str, Any], tmp_path: Path
+) -> None:
+    file = f"--trace-file={tmp_path / 't'}"
+    with ServerProcess(small, options=(file, *options)) as server:
+        assert http_settings(server) == DEFAULTS | {"trace_file": file[13:]} | expected
+
+
+def test_tracing_to_nowhere_is_said(small: Path) -> None:
+    with ServerProcess(small, options=EVERY) as server:
+        infer(server)
+        assert "nothing is traced: --trace-config triton,file=PATH says where to" in server.log
