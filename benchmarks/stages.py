@@ -28,6 +28,7 @@ from headrace.scheduling.batch import Batch, Outcome, Pending
 from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy
 from headrace.wire import grpc_infer, http_infer
+from headrace.wire.http_response import ResponseForm
 
 ROWS = (1, 16, 64)
 _ROUNDS = 7
@@ -113,7 +114,7 @@ def _single_stages(model: OnnxModel) -> dict[str, Work]:
     bodies = {name: _body(name) for name in PROTOCOLS}
     request = _request()
     response = _response(model, request)
-    plain, binary = http_infer.ResponseForm(), http_infer.ResponseForm(binary=True)
+    plain, binary = ResponseForm(), ResponseForm(binary=True)
     head = _message("http-binary").partition(b"\r\n\r\n")[0].lower() + b"\r\n"
     json_size = int(header(head, b"inference-header-content-length") or 0)
 
@@ -128,8 +129,8 @@ def _single_stages(model: OnnxModel) -> dict[str, Work]:
         "decode HTTP binary": partial(decode, bodies["http-binary"], json_size),
         "decode gRPC": decode_grpc,
         "check": partial(_SIGNATURE.check, request),
-        "encode HTTP JSON": partial(http_infer.encode_infer, response, plain),
-        "encode HTTP binary": partial(http_infer.encode_infer, response, binary),
+        "encode HTTP JSON": partial(plain.encode, response),
+        "encode HTTP binary": partial(binary.encode, response),
         "encode gRPC": lambda: grpc_infer.encode_infer(response).SerializeToString(),
     }
 

@@ -33,6 +33,7 @@ from headrace.engine.following import Follower
 from headrace.engine.log_control import LogControl
 from headrace.engine.memory import MemoryWatch
 from headrace.engine.opening import Backend, LoadOptions
+from headrace.engine.regions import Regions
 from headrace.engine.reloading import Reloader
 from headrace.engine.tracing import Tracing
 from headrace.execution.artefact_backend import artefact_backends
@@ -128,7 +129,11 @@ class Application:
             self._control,
             SummarisedStatistics if settings.metrics.summaries else VersionStatistics,
             tracing,
-        )
+            Regions(
+                self._admission, settings.max_request_bytes, settings.allow_client_shm,
+                settings.client_shm_prefix,
+            ),
+        )  # fmt: skip
         self._http: list[HttpServer] = []
         self._grpc: GrpcServer | None = None
         self._front_ends: FrontDoors | None = None

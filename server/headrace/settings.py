@@ -179,10 +179,20 @@ class Settings:
         between=";",
     )
     allow_cpu_metrics: bool = setting(True, "Have the machine's CPU and memory among the metrics")
+    # Shared memory
+    allow_client_shm: bool = setting(
+        False,
+        "Let clients register shared memory of this machine, and have tensors in it;"
+        " whoever reaches the server can then read and write what its user can of `/dev/shm`",
+    )
+    client_shm_prefix: str = setting(
+        "", "Of `/dev/shm`, let clients register only keys that begin so"
+    )
     # Limits
     max_request_bytes: int = setting(
         64 << 20,
-        "Largest request, over HTTP also once it is decompressed, and largest gRPC message",
+        "Largest request, over HTTP also once it is decompressed, with the inputs that it has in"
+        " shared memory, and largest gRPC message",
         "http-max-input-size",
         least=1,
     )

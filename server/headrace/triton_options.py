@@ -36,7 +36,7 @@ NOT_OFFERED = dict.fromkeys(
         "--grpc-max-connection-age-grace", 
         "--cache-config",
         "--cache-directory", "--response-cache-byte-size", "--rate-limit", "--rate-limit-resource",
-        "--backend-directory", "--repoagent-directory", "--allow-client-shm", "--allow-sagemaker",
+        "--backend-directory", "--repoagent-directory", "--allow-sagemaker",
         "--sagemaker-port", "--allow-vertex-ai",
     ),
     "",

@@ -46,7 +46,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session", params=CARRIERS)
 def server(request: pytest.FixtureRequest, repository: Path) -> Iterator[ServerProcess]:
     """The suite's server, by each way to carry requests. It must not have met a bug in the end."""
-    with ServerProcess(repository, options=CARRIERS[request.param]) as process:
+    options = ("--allow-client-shm", *CARRIERS[request.param])
+    with ServerProcess(repository, options=options) as process:
         yield process
         assert process.stop() == 0
         assert "bug " not in process.log

@@ -17,6 +17,8 @@ def test_server_metadata(caller: Client) -> None:
         "model_repository(unload_dependents)",
         "schedule_policy",
         "model_configuration",
+        "system_shared_memory",
+        "cuda_shared_memory",
         "binary_tensor_data",
         "parameters",
         "statistics",

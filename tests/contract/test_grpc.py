@@ -172,17 +172,6 @@ def test_surplus_raw_contents_are_ignored(grpc_client: GrpcClient) -> None:
     assert _infer(grpc_client, message)["OUTPUT0"].tolist() == [list(range(0, 32, 2))]
 
 
-def test_shared_memory_is_refused(grpc_client: GrpcClient) -> None:
-    message = _simple()
-    message.inputs[0].parameters["shared_memory_region"].string_param = "r"
-    with pytest.raises(Unsupported, match="shared memory"):
-        _infer(grpc_client, message)
-    message = _simple()
-    message.outputs.add(name="OUTPUT0").parameters["shared_memory_region"].string_param = "r"
-    with pytest.raises(Unsupported, match="shared memory"):
-        _infer(grpc_client, message)
-
-
 # --- parameters
 
 
@@ -272,7 +261,7 @@ def test_index_of_a_named_repository(grpc_client: GrpcClient) -> None:
 # --- the transport
 
 
-@pytest.mark.parametrize("name", ["SystemSharedMemoryStatus", "Nothing"])
+@pytest.mark.parametrize("name", ["Nothing", "infer"])
 def test_procedures_that_are_not_there(server: ServerProcess, name: str) -> None:
     assert _status(server, f"{SERVICE}/{name}", b"") is grpc.StatusCode.UNIMPLEMENTED
 

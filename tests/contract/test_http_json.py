@@ -234,18 +234,6 @@ def test_names_that_are_no_text(server: ServerProcess, name: str) -> None:
         assert answer.error != "internal error"
 
 
-def test_shared_memory_is_refused(server: ServerProcess) -> None:
-    region = {"shared_memory_region": "r", "shared_memory_byte_size": 4}
-    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "parameters": region}
-    answer = _post(server, "identity_FP32", {"inputs": [tensor]})
-    assert answer.status == 501
-    assert "shared memory" in answer.error
-    wanted = [{"name": "OUTPUT0", "parameters": region}]
-    answer = _post(server, "identity_FP32", _request([1], [1, 1], outputs=wanted))
-    assert answer.status == 501
-    assert "shared memory" in answer.error
-
-
 def test_content_type_of_the_request_does_not_matter(server: ServerProcess) -> None:
     for content_type in ("application/json", "text/plain", "application/octet-stream"):
         answer = _post(server, "row_sum", _request([1, 2], [1, 2]), Content_Type=content_type)

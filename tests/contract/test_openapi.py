@@ -35,6 +35,16 @@ ROUTES = {
     ("post", "/v2/models/{name}/versions/{version}/generate_stream"),
     ("post", "/v2/models/{name}/versions/{version}/infer"),
     ("post", "/v2/repository/index"),
+    ("get", "/v2/systemsharedmemory/status"),
+    ("get", "/v2/systemsharedmemory/region/{region}/status"),
+    ("post", "/v2/systemsharedmemory/region/{region}/register"),
+    ("post", "/v2/systemsharedmemory/region/{region}/unregister"),
+    ("post", "/v2/systemsharedmemory/unregister"),
+    ("get", "/v2/cudasharedmemory/status"),
+    ("get", "/v2/cudasharedmemory/region/{region}/status"),
+    ("post", "/v2/cudasharedmemory/region/{region}/register"),
+    ("post", "/v2/cudasharedmemory/region/{region}/unregister"),
+    ("post", "/v2/cudasharedmemory/unregister"),
 }
 
 
@@ -51,11 +61,15 @@ def test_every_route_is_described(document: dict[str, dict[str, dict[str, object
 
 def test_every_route_that_is_described_is_there(server: ServerProcess) -> None:
     for method, path in ROUTES:
-        target = path.format(name="row_sum", version="1")
+        target = path.format(name="row_sum", version="1", region="r")
         answer = ask(server.http, method.upper(), target)
+        expected = 200
         # Without a body the inference routes have nothing to run.
-        inference = target.endswith(("/infer", "/generate", "/generate_stream"))
-        assert answer.status == (400 if inference else 200), path
+        if target.endswith(("/infer", "/generate", "/generate_stream", "/register")):
+            expected = 400
+        elif target.endswith("/r/status"):  # there is no such region
+            expected = 404
+        assert answer.status == expected, path
 
 
 def test_operations_are_complete(document: dict[str, dict[str, dict[str, object]]]) -> None:

@@ -32,6 +32,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def served(request: pytest.FixtureRequest, repository: Path) -> Iterator[Served]:
     """The server; nothing that a test does to it may outlast the test."""
-    with ServerProcess(EXAMPLES, repository, options=grpc_transport(request)) as server:
+    options = ("--allow-client-shm", *grpc_transport(request))
+    with ServerProcess(EXAMPLES, repository, options=options) as server:
         yield Served(server.http, server.grpc, server.metrics, cost_of_a_second(server.http))
         assert server.stop() == 0

@@ -87,6 +87,13 @@ def test_streaming(program: str, served: Served) -> None:
     measure(program, "-m", "simple", "-i", "grpc", "-u", served.grpc, "--streaming", *_SHORT)
 
 
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_shared_memory(program: str, served: Served, protocol: str) -> None:
+    address = served.http if protocol == "http" else served.grpc
+    options = ("--shared-memory", "system", "--output-shared-memory-size", "64")
+    measure(program, "-m", "simple", "-i", protocol, "-u", address, *options, *_SHORT)
+
+
 @pytest.mark.slow
 def test_strings(program: str, served: Served) -> None:
     options = ("--string-data", "7", "-u", served.grpc)

@@ -1,5 +1,7 @@
 """tritonclient over HTTP and gRPC, synchronous and asynchronous, used as its examples use it."""
 
+import base64
+import uuid
 from collections.abc import Iterator
 from queue import Queue
 from typing import Any
@@ -7,7 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tritonclient.utils import InferenceServerException
+from tritonclient.utils import (
+    InferenceServerException,
+    serialize_byte_tensor,
+    serialized_byte_size,
+    shared_memory,
+)
 
 from tests.interop.conftest import Served
 from tests.interop.triton import FAMILIES, Client
@@ -525,12 +532,6 @@ def test_a_deadline_of_a_call(grpc: Client, served: Served) -> None:
     [
         ("load_model", ("simple",), 503, "UNAVAILABLE"),
         ("unload_model", ("simple",), 503, "UNAVAILABLE"),
-        ("get_system_shared_memory_status", (), 404, "UNIMPLEMENTED"),
-        ("register_system_shared_memory", ("r", "/k", 8), 404, "UNIMPLEMENTED"),
-        ("unregister_system_shared_memory", ("r",), 404, "UNIMPLEMENTED"),
-        ("get_cuda_shared_memory_status", (), 404, "UNIMPLEMENTED"),
-        ("register_cuda_shared_memory", ("r", b"aGFuZGxl", 0, 8), 404, "UNIMPLEMENTED"),
-        ("unregister_cuda_shared_memory", ("r",), 404, "UNIMPLEMENTED"),
         ("get_trace_settings", (), 404, "UNIMPLEMENTED"),
         ("get_trace_settings", ("simple",), 404, "UNIMPLEMENTED"),
         ("update_trace_settings", ("simple", {"trace_rate": "1"}), 404, "UNIMPLEMENTED"),
@@ -547,9 +548,109 @@ def test_what_the_server_does_not_offer_is_refused(
     assert caught.value.message()
 
 
-def test_tensors_in_shared_memory_are_refused(client: Client) -> None:
+# --- shared memory, by the client's own tools
+
+
+@pytest.fixture
+def shared(client: Client) -> Iterator[Any]:
+    """A region `r` of 4 KiB; what a test registers is gone after it."""
+    handle = shared_memory.create_shared_memory_region("r", f"/headrace-{uuid.uuid4().hex}", 4096)
+    yield handle
+    client.call("unregister_system_shared_memory")
+    shared_memory.destroy_shared_memory_region(handle)
+
+
+def region_names(client: Client, kind: str = "system") -> list[str]:
+    """The names of the regions that the server has."""
+    answer = client.call(f"get_{kind}_shared_memory_status", **as_json(client))
+    regions = answer if client.over_http else answer.get("regions", {}).values()
+    return sorted(region["name"] for region in regions)
+
+
+def test_shared_memory_for_inputs_and_outputs(client: Client, shared: Any) -> None:
+    first, second = counting(2), counting(2, first=100)
+    shared_memory.set_shared_memory_region(shared, [first, second])
+    client.call("register_system_shared_memory", "r", shared._shm_key, 4096)
+    assert region_names(client) == ["r"]
+    inputs = [client.types.InferInput(f"INPUT{n}", [2, 16], "INT32") for n in range(2)]
+    outputs = [client.types.InferRequestedOutput(f"OUTPUT{n}") for n in range(2)]
+    inputs[0].set_shared_memory("r", 128)
+    inputs[1].set_shared_memory("r", 128, offset=128)
+    outputs[0].set_shared_memory("r", 128, offset=1024)
+    answer = client.call("infer", "simple", inputs, outputs=outputs)
+    assert np.array_equal(answer.as_numpy("OUTPUT1"), first - second)
+    found = shared_memory.get_contents_as_numpy(shared, np.int32, [2, 16], offset=1024)
+    assert np.array_equal(found, first + second)
+    assert answer.get_output("OUTPUT0") is not None
+    outputs[1].set_shared_memory("r", 128, offset=2048)
+    client.call("infer", "simple", inputs, outputs=outputs)
+    found = shared_memory.get_contents_as_numpy(shared, np.int32, [2, 16], offset=2048)
+    assert np.array_equal(found, first - second)
+
+
+def test_shared_memory_for_strings(client: Client, shared: Any) -> None:
+    words = np.array([b"one", b"", "z\u00fcrich".encode()], object)
+    packed = serialize_byte_tensor(words)
+    shared_memory.set_shared_memory_region(shared, [packed])
+    size = serialized_byte_size(packed)
+    client.call("register_system_shared_memory", "r", shared._shm_key, 4096)
+    tensor = client.types.InferInput("INPUT0", [1, 3], "BYTES")
+    tensor.set_shared_memory("r", size)
+    wanted = client.types.InferRequestedOutput("OUTPUT0")
+    wanted.set_shared_memory("r", size, offset=1000)
+    client.call("infer", "simple_identity", [tensor], outputs=[wanted])
+    found = shared_memory.get_contents_as_numpy(shared, np.object_, [1, 3], offset=1000)
+    assert found.ravel().tolist() == words.tolist()
+
+
+def test_shared_memory_over_a_stream(served: Served) -> None:
+    with Client("grpc.aio", served.grpc) as client:
+        handle = shared_memory.create_shared_memory_region("r", f"/headrace-{uuid.uuid4().hex}", 64)
+        shared_memory.set_shared_memory_region(handle, [counting(1)])
+        client.call("register_system_shared_memory", "s", handle._shm_key, 64)
+        inputs = [client.types.InferInput(f"INPUT{n}", [1, 16], "INT32") for n in range(2)]
+        for tensor in inputs:
+            tensor.set_shared_memory("s", 64)
+        [(answer, error)] = client.stream([{"model_name": "simple", "inputs": inputs}])
+        assert error is None
+        assert np.array_equal(answer.as_numpy("OUTPUT0"), 2 * counting(1))
+        client.call("unregister_system_shared_memory", "s")
+        shared_memory.destroy_shared_memory_region(handle)
+
+
+def test_shared_memory_that_is_not_there(client: Client, shared: Any) -> None:
+    for call, http_status, grpc_status, part in (
+        (("register_system_shared_memory", "r", "/nothing-of-this-name", 8), 400,
+         "INVALID_ARGUMENT", "Unable to open shared memory region: '/nothing-of-this-name'"),
+        (("register_system_shared_memory", "r", shared._shm_key, 4097), 400, "INVALID_ARGUMENT",
+         "failed to register shared memory region 'r': invalid args"),
+        (("get_system_shared_memory_status", "r"), 404, "NOT_FOUND",
+         "Unable to find system shared memory region: 'r'"),
+    ):  # fmt: skip
+        with pytest.raises(InferenceServerException, match=part) as caught:
+            client.call(*call)
+        assert caught.value.status() == status(http_status, grpc_status, client)
+    client.call("register_system_shared_memory", "r", shared._shm_key, 4096)
+    with pytest.raises(InferenceServerException, match="'r' already in manager") as caught:
+        client.call("register_system_shared_memory", "r", shared._shm_key, 4096)
+    assert caught.value.status() == status(400, "ALREADY_EXISTS", client)
     tensor = client.types.InferInput("INPUT0", [1, 16], "INT32")
-    tensor.set_shared_memory("region", 64)
-    with pytest.raises(InferenceServerException) as caught:
-        client.call("infer", "simple", [tensor, client.sum_and_difference()[1]])
-    assert caught.value.status() == status(501, "UNIMPLEMENTED", client)
+    for region, offset, http_status, grpc_status, part in (
+        ("nothing", 0, 404, "NOT_FOUND", "Unable to find shared memory region: 'nothing'"),
+        ("r", 4096, 400, "INVALID_ARGUMENT", "Invalid offset for shared memory region"),
+        ("r", 4095, 400, "INVALID_ARGUMENT", "Invalid offset . byte size for shared memory reg"),
+    ):
+        tensor.set_shared_memory(region, 64, offset=offset)
+        with pytest.raises(InferenceServerException, match=part) as caught:
+            client.call("infer", "simple", [tensor, client.sum_and_difference()[1]])
+        assert caught.value.status() == status(http_status, grpc_status, client)
+
+
+def test_cuda_shared_memory_without_a_gpu(client: Client) -> None:
+    assert region_names(client, "cuda") == []
+    handle = base64.b64encode(bytes(64))  # as the client's tools give it
+    with pytest.raises(InferenceServerException, match="GPUs not supported") as caught:
+        client.call("register_cuda_shared_memory", "c", handle, 0, 8)
+    assert caught.value.status() == status(400, "INVALID_ARGUMENT", client)
+    client.call("unregister_cuda_shared_memory", "c")
+    client.call("unregister_cuda_shared_memory")

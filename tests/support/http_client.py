@@ -156,7 +156,7 @@ def read_answer(response: httpx.Response) -> Answer:
     for item in document["outputs"]:
         binary_size = item.get("parameters", {}).get("binary_data_size")
         if binary_size is None:
-            arrays[item["name"]] = _from_json(item["data"], item["datatype"], item["shape"])
+            arrays[item["name"]] = from_json(item["data"], item["datatype"], item["shape"])
         else:
             raw, tail = tail[:binary_size], tail[binary_size:]
             arrays[item["name"]] = from_raw(raw, item["datatype"], item["shape"])
@@ -172,7 +172,8 @@ def read_answer(response: httpx.Response) -> Answer:
     )
 
 
-def _from_json(data: list[Any], datatype: str, shape: Sequence[int]) -> Array:
+def from_json(data: list[Any], datatype: str, shape: Sequence[int]) -> Array:
+    """A tensor's `data` as an array."""
     if datatype == "BYTES":
         return strings([element.encode() for element in data], shape)
     return np.array(data, NUMPY[Datatype(datatype)]).reshape(shape)

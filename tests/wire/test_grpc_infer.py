@@ -2,7 +2,6 @@
 
 import contextlib
 import tracemalloc
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.datatypes import Datatype
-from headrace.core.errors import InvalidRequest, ServerError, Unsupported
+from headrace.core.errors import InvalidRequest, ServerError
 from headrace.core.requests import (
     MAX_TENSORS,
     InferRequest,
     InferResponse,
     Parameter,
+    SharedInput,
+    SharedRequest,
+    Stretch,
     Timing,
 )
 from headrace.core.tensors import Tensor
@@ -270,21 +272,92 @@ def test_classification_counts_that_are_none(choice: dict[str, Any]) -> None:
         over_the_wire(given)
 
 
-def shared_input(given: pb.ModelInferRequest) -> None:
-    given.inputs.add(name="x", datatype="FP32").parameters[
-        "shared_memory_region"
-    ].string_param = "r"
+def put_in_region(item: Any, offset: int = 0, size: int = 8, **more: Any) -> Any:
+    """Say that a tensor is in shared memory."""
+    item.parameters["shared_memory_region"].string_param = "r"
+    item.parameters["shared_memory_offset"].int64_param = offset
+    item.parameters["shared_memory_byte_size"].int64_param = size
+    for name, choice in more.items():
+        item.parameters[name].CopyFrom(pb.InferParameter(**choice))
+    return item
 
 
-def shared_output(given: pb.ModelInferRequest) -> None:
-    given.outputs.add(name="y").parameters["shared_memory_region"].string_param = "r"
+def test_tensors_in_shared_memory() -> None:
+    given = message(id="7")
+    put_in_region(given.inputs.add(name="a", datatype="FP32", shape=[2]), 16)
+    given.inputs.add(name="b", datatype="INT8", shape=[1])
+    put_in_region(given.inputs.add(name="c", datatype="BYTES", shape=[1]), 0, 99)
+    given.inputs.add(name="d", datatype="INT8", shape=[1])
+    given.raw_input_contents.extend([b"\1", b"\2"])  # those in shared memory have none
+    put_in_region(given.outputs.add(name="y"), 8, 0)
+    given.outputs.add(name="z").parameters["classification"].int64_param = 2
+    request = over_the_wire(given)
+    assert isinstance(request, SharedRequest)
+    assert {name: tensor.array.tolist() for name, tensor in request.inputs.items()} == {
+        "b": [1], "d": [2]
+    }  # fmt: skip
+    assert request.shared_inputs == {
+        "a": SharedInput(Datatype.FP32, (2,), Stretch("r", 16, 8)),
+        "c": SharedInput(Datatype.BYTES, (1,), Stretch("r", 0, 99)),
+    }
+    assert (request.outputs, request.classes) == (("y", "z"), {"z": 2})
+    assert request.shared_outputs == {"y": Stretch("r", 8, 0)}
 
 
-@pytest.mark.parametrize("change", [shared_input, shared_output])
-def test_shared_memory_is_not_offered(change: Callable[[pb.ModelInferRequest], None]) -> None:
+def test_typed_contents_beside_shared_memory() -> None:
     given = message()
-    change(given)
-    with pytest.raises(Unsupported, match="shared memory is not supported"):
+    put_in_region(given.inputs.add(name="a", datatype="FP32", shape=[2]))
+    given.inputs.add(
+        name="b", datatype="FP32", shape=[1], contents=pb.InferTensorContents(fp32_contents=[3])
+    )
+    request = over_the_wire(given)
+    assert isinstance(request, SharedRequest)
+    assert list(request.inputs) == ["b"]
+    assert list(request.shared_inputs) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("name", "choice", "part"),
+    [
+        ("shared_memory_region", {"int64_param": 1}, "of input 'x' must be a region's name"),
+        ("shared_memory_offset", {"string_param": "0"}, "must be a non-negative integer"),
+        ("shared_memory_offset", {"uint64_param": 0}, "invalid value type for 'shared_memory_off"),
+        ("shared_memory_byte_size", {"bool_param": True}, "must be a non-negative integer"),
+        ("shared_memory_byte_size", {"int64_param": -8}, "Invalid offset + byte size for shared"),
+        ("shared_memory_byte_size", {"int64_param": 12}, "input byte size mismatch for input 'x'"),
+        ("shared_memory_offset", {"int64_param": -1}, "Invalid offset for shared memory region"),
+        ("shared_memory_offset", {"int64_param": 2**63 - 8}, "Invalid offset + byte size"),
+    ],
+)
+def test_inputs_in_no_place(name: str, choice: dict[str, Any], part: str) -> None:
+    given = message()
+    item = put_in_region(given.inputs.add(name="x", datatype="FP32", shape=[2]))
+    item.parameters[name].CopyFrom(pb.InferParameter(**choice))
+    with pytest.raises(InvalidRequest) as raised:
+        over_the_wire(given)
+    assert part in str(raised.value)
+
+
+def test_contents_of_an_input_in_shared_memory() -> None:
+    given = message()
+    contents = pb.InferTensorContents(fp32_contents=[1, 2])
+    put_in_region(given.inputs.add(name="x", datatype="FP32", shape=[2], contents=contents))
+    with pytest.raises(InvalidRequest, match="unexpected 'content' provided when using shared"):
+        over_the_wire(given)
+
+
+def test_two_inputs_of_a_name_in_shared_memory() -> None:
+    given = message()
+    for _ in range(2):
+        put_in_region(given.inputs.add(name="x", datatype="FP32", shape=[2]))
+    with pytest.raises(InvalidRequest, match="input 'x' already exists in request"):
+        over_the_wire(given)
+
+
+def test_classes_in_shared_memory() -> None:
+    given = message()
+    put_in_region(given.outputs.add(name="y"), classification={"int64_param": 2})
+    with pytest.raises(InvalidRequest, match="'classification' can not be had in shared memory"):
         over_the_wire(given)
 
 
@@ -411,7 +484,15 @@ choices = st.one_of(
     st.fixed_dictionaries({"double_param": st.floats()}),
 ).map(lambda choice: pb.InferParameter(**choice))
 keys = text | st.sampled_from(
-    ["priority", "timeout", "sequence_id", "classification", "shared_memory_region"]
+    [
+        "priority",
+        "timeout",
+        "sequence_id",
+        "classification",
+        "shared_memory_region",
+        "shared_memory_offset",
+        "shared_memory_byte_size",
+    ]
 )
 parameters = st.dictionaries(keys, choices, max_size=2)
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest, ServerError
-from headrace.core.requests import InferRequest, InferResponse, Timing
-from headrace.core.tensors import Tensor, raw_bytes
+from headrace.core.requests import InferRequest, InferResponse, SharedRequest, Timing
+from headrace.core.tensors import Tensor, elsewhere, raw_bytes
 from headrace.wire.grpc_infer import decode_infer, encode_infer, parse_infer
 from headrace.wire.grpc_messages import (
     InferReader,
@@ -219,6 +219,40 @@ def test_shapes_are_told_apart() -> None:
         answer = response(Tensor("y", datatype, array))
         data = b"".join(writer.pieces(answer))
         assert pb.ModelInferResponse.FromString(data) == encode_infer(answer)
+
+
+def test_outputs_without_data() -> None:
+    """Which are not taken for others of the same name, datatype and shape, nor those for them."""
+    writer = InferWriter()
+    there = [elsewhere("x", Datatype.FP32, (2,)), elsewhere("y", Datatype.BYTES, (1,))]
+    text = Tensor("y", Datatype.BYTES, np.array([b"abc"], object))
+    for outputs, raw in (
+        ([floats(1, 2)], [floats(1, 2).array.tobytes()]),
+        (there[:1], [b""]),
+        ([floats(1, 2)], [floats(1, 2).array.tobytes()]),
+        ([*there, floats(3, name="z")], [b"", b"", floats(3).array.tobytes()]),
+        ([floats(1, 2), text, floats(3, name="z")], None),
+        ([*there, floats(3, name="z")], [b"", b"", floats(3).array.tobytes()]),
+    ):
+        found = pb.ModelInferResponse.FromString(b"".join(writer.pieces(response(*outputs))))
+        assert [(o.name, list(o.shape)) for o in found.outputs] == [
+            (tensor.name, list(tensor.array.shape)) for tensor in outputs
+        ]
+        assert [o.datatype for o in found.outputs] == [t.datatype.value for t in outputs]
+        if raw is not None:
+            assert list(found.raw_output_contents) == raw
+
+
+def test_requests_with_shared_memory_are_not_taken_for_others() -> None:
+    """Their heads are the same as those of others but for it, which have tensors in its place."""
+    reader = InferReader()
+    plain = message(floats(1, 2))
+    shared = message(floats(1, 2))
+    shared.outputs.add(name="y").parameters["shared_memory_region"].string_param = "r"
+    shared.outputs[0].parameters["shared_memory_byte_size"].int64_param = 8
+    for _ in range(2):
+        for sent, kind in ((plain, InferRequest), (shared, SharedRequest)):
+            assert type(by_reader(reader, sent.SerializeToString())) is kind
 
 
 def test_large_outputs_are_pointed_at() -> None:

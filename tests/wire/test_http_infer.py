@@ -12,18 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.datatypes import NUMPY, Datatype
-from headrace.core.errors import InvalidRequest, ServerError, Unsupported
-from headrace.core.requests import MAX_TENSORS, InferRequest, InferResponse, Timing
-from headrace.core.signature import Signature, TensorSpec
-from headrace.core.tensors import Tensor
-from headrace.wire.http_infer import (
-    ResponseForm,
-    decode_infer,
-    decode_raw,
-    encode_infer,
-    error_body,
-    parse_json_size,
+from headrace.core.errors import InvalidRequest, ServerError
+from headrace.core.requests import (
+    MAX_TENSORS,
+    InferRequest,
+    InferResponse,
+    SharedInput,
+    SharedRequest,
+    Stretch,
+    Timing,
 )
+from headrace.core.signature import Signature, TensorSpec
+from headrace.core.tensors import Tensor, elsewhere
+from headrace.wire.http_infer import decode_infer, decode_raw, error_body, parse_json_size
+from headrace.wire.http_response import ResponseForm, SharedForm
 from tests.wire.strategies import (
     IN_JSON,
     PROPERTY,
@@ -193,22 +195,127 @@ def test_requests_that_break_the_protocol(request_: Any, part: str) -> None:
     assert part in str(raised.value)
 
 
+def in_region(offset: Any = 0, size: Any = 8, region: Any = "r", **more: Any) -> Json:
+    """The parameters of a tensor in shared memory."""
+    return {
+        "shared_memory_region": region,
+        "shared_memory_offset": offset,
+        "shared_memory_byte_size": size,
+    } | more
+
+
+def test_inputs_in_shared_memory() -> None:
+    given = document(
+        an_input(name="here"),
+        an_input(data=None, parameters=in_region(16)),
+        an_input(name="s", data=None, datatype="BYTES", shape=[1, 2], parameters=in_region(0, 99)),
+        binary(8, name="raw"),
+        parameters={"priority": 2},
+    )
+    request, form = decode(given, bytes(8))
+    assert isinstance(request, SharedRequest)
+    assert (request.id, request.priority, request.classes) == ("", 2, {})
+    assert list(request.inputs) == ["here", "raw"]
+    assert request.shared_inputs == {
+        "x": SharedInput(Datatype.FP32, (2,), Stretch("r", 16, 8)),
+        "s": SharedInput(Datatype.BYTES, (1, 2), Stretch("r", 0, 99)),
+    }
+    assert request.shared_outputs == {}
+    assert form == ResponseForm()
+
+
+def test_outputs_in_shared_memory() -> None:
+    wanted = [
+        {"name": "y", "parameters": in_region(None, 0)},
+        {"name": "z", "parameters": {"classification": 3}},
+        {"name": "b", "parameters": {"binary_data": True}},
+    ]
+    request, form = decode(document(outputs=wanted, parameters={"mine": 1}))
+    assert isinstance(request, SharedRequest)
+    assert list(request.inputs) == ["x"]
+    assert request.outputs == ("y", "z", "b")
+    assert request.classes == {"z": 3}
+    assert request.parameters == {"mine": 1}
+    assert request.shared_outputs == {"y": Stretch("r", 0, 0)}
+    assert form == SharedForm(False, {"y": False, "z": False, "b": True}, frozenset("y"))
+
+
+def test_inputs_and_outputs_in_shared_memory() -> None:
+    given = an_input(data=None, parameters=in_region())
+    request, _ = decode(document(given, outputs=[{"name": "y", "parameters": in_region(8)}]))
+    assert isinstance(request, SharedRequest)
+    assert request.inputs == {}
+    assert list(request.shared_inputs) == ["x"]
+    assert list(request.shared_outputs) == ["y"]
+    request, form = decode(document(given, outputs=[{"name": "y"}]))
+    assert isinstance(request, SharedRequest)
+    assert (request.outputs, request.classes) == (("y",), {})
+    assert type(form) is ResponseForm
+
+
 @pytest.mark.parametrize(
-    ("request_", "part"),
+    ("parameters", "part"),
     [
+        (in_region(region=7), "'shared_memory_region' of input 'x' must be a region's name"),
+        (in_region(region=""), "'shared_memory_region' of input 'x' must be a region's name"),
+        (in_region(size=None), "has a 'shared_memory_region' and no 'shared_memory_byte_size'"),
+        (in_region(size="8"), "'shared_memory_byte_size' of input 'x' must be a non-negative int"),
+        (in_region(size=True), "'shared_memory_byte_size' of input 'x' must be a non-negative int"),
+        (in_region(offset=1.0), "'shared_memory_offset' of input 'x' must be a non-negative int"),
+        (in_region(-1), "Invalid offset for shared memory region: 'r'. Input 'x' asks for -1"),
+        (in_region(2**63), "Invalid offset for shared memory region: 'r'."),
+        (in_region(size=-8), "Invalid offset + byte size for shared memory region: 'r'."),
+        (in_region(2**63 - 8, 8), "Invalid offset + byte size for shared memory region: 'r'."),
+        (in_region(size=12), "input byte size mismatch for input 'x', FP32 of shape [2]. Expected"),
+        (in_region(binary_data_size=8), "Input must set only one of the following fields"),
+    ],
+)
+def test_inputs_in_no_place(parameters: Json, part: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        decode(document(an_input(data=None, parameters=parameters)), bytes(8))
+    assert part in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("item", "part"),
+    [
+        (an_input(parameters=in_region()), "Input must set only one of the following fields"),
         (
-            document(an_input(data=None, parameters={"shared_memory_region": "r"})),
-            "input 'x': shared memory is not supported",
+            an_input(data=None, datatype="BYTES", parameters=in_region(size=7)),
+            "expected 2 string elements for inference input 'x', got fewer: 7 bytes",
         ),
         (
-            document(outputs=[{"name": "y", "parameters": {"shared_memory_region": "r"}}]),
-            "output 'y': shared memory is not supported",
+            an_input(data=None, shape=[2**40, 2**40], parameters=in_region()),
+            "causes total element count to exceed",
         ),
     ],
 )
-def test_what_this_server_does_not_offer(request_: Json, part: str) -> None:
-    with pytest.raises(Unsupported, match=part):
-        decode(request_)
+def test_inputs_that_do_not_fit_their_place(item: Json, part: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        decode(document(item))
+    assert part in str(raised.value)
+
+
+def test_two_inputs_of_a_name_in_shared_memory() -> None:
+    shared = an_input(data=None, parameters=in_region())
+    for pair in ((shared, shared), (shared, an_input()), (an_input(), shared)):
+        with pytest.raises(InvalidRequest, match="input 'x' already exists in request"):
+            decode(document(*pair))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "part"),
+    [
+        (in_region(binary_data=True), "output 'y': 'binary_data' can not be true with"),
+        (in_region(classification=2), "output 'y': 'classification' can not be had in shared"),
+        (in_region(size=None), "output 'y' has a 'shared_memory_region' and no"),
+        (in_region(-1), "Invalid offset for shared memory region: 'r'. Output 'y' asks for -1"),
+    ],
+)
+def test_outputs_in_no_place(parameters: Json, part: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        decode(document(outputs=[{"name": "y", "parameters": parameters}]))
+    assert part in str(raised.value)
 
 
 def test_classification() -> None:
@@ -472,14 +579,13 @@ def test_raw_bodies_that_do_not_fit(signature: Signature, body: bytes, part: str
 
 
 def test_a_json_response() -> None:
-    buffers, json_size = encode_infer(
+    buffers, json_size = ResponseForm().encode(
         response(
             fp32(1, 0.5),
             Tensor("b", Datatype.BOOL, np.array([[True], [False]])),
             id="42",
             parameters={"final": True, "score": 0.5, "n": 2**63, "s": "é"},
-        ),
-        ResponseForm(),
+        )
     )
     assert json_size is None
     assert b"".join(buffers).decode() == (
@@ -491,12 +597,12 @@ def test_a_json_response() -> None:
 
 
 def test_a_response_has_no_member_without_need() -> None:
-    buffers, _ = encode_infer(response(), ResponseForm())
+    buffers, _ = ResponseForm().encode(response())
     assert buffers == [b'{"model_name":"m","model_version":"1","outputs":[]}']
 
 
 def test_nan_in_a_response() -> None:
-    buffers, _ = encode_infer(response(fp32(NAN, 1)), ResponseForm())
+    buffers, _ = ResponseForm().encode(response(fp32(NAN, 1)))
     assert bytes(buffers[0]).endswith(b'"data":[NaN,1.0]}]}')
 
 
@@ -508,7 +614,7 @@ def test_a_binary_response() -> None:
         Tensor("s", Datatype.BYTES, object_array([b"\xff", b""], [2])),
     ]
     form = ResponseForm(binary=True, named={"json": False})
-    buffers, json_size = encode_infer(response(*outputs), form)
+    buffers, json_size = form.encode(response(*outputs))
     assert json_size == len(buffers[0])
     assert buffers[1:] == [np.array([1, 2], "<f4").tobytes(), b"\1\0\0\0\xff\0\0\0\0"]
     assert orjson.loads(bytes(buffers[0]))["outputs"] == [
@@ -544,11 +650,36 @@ def test_a_binary_response() -> None:
     ],
 )
 def test_which_outputs_are_binary(form: ResponseForm, is_binary: bool) -> None:
-    assert (encode_infer(response(fp32(1)), form)[1] is not None) is is_binary
+    assert (form.encode(response(fp32(1)))[1] is not None) is is_binary
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_outputs_without_data(binary: bool) -> None:
+    form = SharedForm(
+        named={"y": binary, "there": False, "s": False}, shared=frozenset(("there", "s"))
+    )
+    outputs = [
+        elsewhere("there", Datatype.FP16, (2, 3)),
+        fp32(1, 2),
+        elsewhere("s", Datatype.BYTES, (1,)),
+    ]
+    buffers, json_size = form.encode(response(*outputs))
+    assert json_size == (len(buffers[0]) if binary else None)
+    assert len(buffers) == 1 + binary
+    first, *others = orjson.loads(bytes(buffers[0]))["outputs"]
+    assert first["name"] == "y"
+    assert others == [
+        {"name": "there", "datatype": "FP16", "shape": [2, 3]},
+        {"name": "s", "datatype": "BYTES", "shape": [1]},
+    ]
+    buffers, json_size = form.encode(response(outputs[0]))
+    assert json_size is None
+    assert orjson.loads(bytes(buffers[0]))["outputs"] == others[:1]
+    assert orjson.loads(bytes(form.encode(response())[0][0]))["outputs"] == []
 
 
 def test_only_empty_binary_outputs_need_no_header() -> None:
-    buffers, json_size = encode_infer(response(fp32()), ResponseForm(binary=True))
+    buffers, json_size = ResponseForm(binary=True).encode(response(fp32()))
     assert json_size is None
     assert b'"binary_data_size":0' in b"".join(buffers)
 
@@ -563,8 +694,8 @@ def test_only_empty_binary_outputs_need_no_header() -> None:
 )
 def test_outputs_that_have_no_json_form(tensor: Tensor) -> None:
     with pytest.raises(InvalidRequest, match="use the binary data format for"):
-        encode_infer(response(tensor), ResponseForm())
-    assert encode_infer(response(tensor), ResponseForm(binary=True))[1] is not None
+        ResponseForm().encode(response(tensor))
+    assert ResponseForm(binary=True).encode(response(tensor))[1] is not None
 
 
 @pytest.mark.parametrize(
@@ -591,7 +722,7 @@ def as_request(buffers: Sequence[bytes | memoryview]) -> tuple[bytes, int]:
 @PROPERTY
 @given(tensors(IN_JSON, utf8=True), tensors(IN_JSON, utf8=True, name="y"))
 def test_json_comes_back(one: Tensor, other: Tensor) -> None:
-    buffers, json_size = encode_infer(response(one, other), ResponseForm())
+    buffers, json_size = ResponseForm().encode(response(one, other))
     assert json_size is None
     request, _ = decode_infer("m", "", as_request(buffers)[0], None)
     assert list(request.inputs) == ["x", "y"]
@@ -602,7 +733,7 @@ def test_json_comes_back(one: Tensor, other: Tensor) -> None:
 @PROPERTY
 @given(tensors(), tensors(name="y"))
 def test_binary_comes_back(one: Tensor, other: Tensor) -> None:
-    buffers, _ = encode_infer(response(one, other), ResponseForm(binary=True))
+    buffers, _ = ResponseForm(binary=True).encode(response(one, other))
     request, _ = decode_infer("m", "", *as_request(buffers))
     assert list(request.inputs) == ["x", "y"]
     assert_same(request.inputs["x"], one)
@@ -617,21 +748,21 @@ def assert_served_or_refused(body: bytes, json_size: int | None) -> None:
         return
     request, _ = result
     echo = response(*request.inputs.values(), id=request.id, parameters=request.parameters)
-    assert encode_infer(echo, ResponseForm(binary=True))
-    assert isinstance(outcome(encode_infer, echo, ResponseForm()), tuple | InvalidRequest)
+    assert ResponseForm(binary=True).encode(echo)
+    assert isinstance(outcome(ResponseForm().encode, echo), tuple | InvalidRequest)
 
 
 @PROPERTY
 @given(tensors(IN_JSON, utf8=True), st.data())
 def test_a_damaged_json_body(tensor: Tensor, data: st.DataObject) -> None:
-    body, _ = as_request(encode_infer(response(tensor), ResponseForm())[0])
+    body, _ = as_request(ResponseForm().encode(response(tensor))[0])
     assert_served_or_refused(data.draw(mutations(body)), None)
 
 
 @PROPERTY
 @given(tensors(), st.data())
 def test_a_damaged_binary_body(tensor: Tensor, data: st.DataObject) -> None:
-    buffers, _ = encode_infer(response(tensor), ResponseForm(binary=True))
+    buffers, _ = ResponseForm(binary=True).encode(response(tensor))
     body = data.draw(mutations(as_request(buffers)[0]))
     assert_served_or_refused(body, data.draw(st.integers(0, len(body))))
     assert_served_or_refused(body, min(len(body), as_request(buffers)[1]))
@@ -640,7 +771,7 @@ def test_a_damaged_binary_body(tensor: Tensor, data: st.DataObject) -> None:
 @pytest.mark.parametrize("tensor", [fp32(1, 2), fp32(NAN), fp32()])
 @pytest.mark.parametrize("form", [ResponseForm(), ResponseForm(binary=True)])
 def test_a_body_is_refused_wherever_it_was_cut(tensor: Tensor, form: ResponseForm) -> None:
-    body, json_size = as_request(encode_infer(response(tensor), form)[0])
+    body, json_size = as_request(form.encode(response(tensor))[0])
     for size in range(len(body)):
         with pytest.raises(InvalidRequest):
             decode_infer("m", "", body[:size], min(size, json_size))
@@ -667,7 +798,9 @@ parameters = st.fixed_dictionaries(
         "binary_data": st.booleans() | scalars,
         "binary_data_output": st.booleans() | scalars,
         "classification": st.integers(0, 1) | anything,
-        "shared_memory_region": anything,
+        "shared_memory_region": st.just("r") | anything,
+        "shared_memory_offset": sizes,
+        "shared_memory_byte_size": sizes,
         "sequence_id": st.integers() | anything,
         "priority": st.integers() | anything,
         "mine": anything,

@@ -1,7 +1,7 @@
 """Requests, responses and errors through frames: what goes in comes out."""
 
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
-from headrace.core.requests import InferRequest, InferResponse, RawRequest, Timing
-from headrace.core.tensors import Tensor
+from headrace.core.requests import (
+    InferRequest,
+    InferResponse,
+    RawRequest,
+    SharedInput,
+    SharedRequest,
+    Stretch,
+    Timing,
+)
+from headrace.core.tensors import Tensor, elsewhere
 from headrace.wire.http_infer import body_of, pass_raw
 from headrace.wire.link_frames import BrokenLink
 from headrace.wire.link_infer import (
@@ -96,6 +104,67 @@ def test_responses(given: list[InferResponse]) -> None:
         assert without_tensors(found, "outputs") == without_tensors(response, "outputs")
         for one, other in zip(found.outputs, response.outputs, strict=True):
             assert_same(one, other)
+
+
+stretches = st.builds(Stretch, texts, st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1))
+shared_inputs = st.builds(
+    SharedInput,
+    st.sampled_from(Datatype),
+    st.lists(st.integers(0, 9), max_size=3).map(tuple),
+    stretches,
+)
+
+
+@PROPERTY
+@given(
+    requests,
+    st.dictionaries(texts, st.integers(1, 9), max_size=2),
+    st.dictionaries(texts, shared_inputs, max_size=3),
+    st.dictionaries(texts, stretches, max_size=3),
+)
+def test_requests_with_shared_memory(
+    given: InferRequest,
+    classes: dict[str, int],
+    inputs: dict[str, SharedInput],
+    outputs: dict[str, Stretch],
+) -> None:
+    writer, reader = RequestWriter(), RequestReader()
+    members = {field.name: getattr(given, field.name) for field in fields(given)}
+    request = SharedRequest(
+        **members | {"classes": classes}, shared_inputs=inputs, shared_outputs=outputs
+    )
+    for _ in range(2):
+        meta, pieces = writer.parts(request)
+        rest = b"".join(pieces)
+        found = reader.read(meta, rest, 0, len(rest), False)
+        assert type(found) is SharedRequest
+        assert without_tensors(found, "inputs") == without_tensors(request, "inputs")
+        for name, tensor in request.inputs.items():
+            assert_same(found.inputs[name], tensor)
+    plain, pieces = writer.parts(replace(given, classes=None))
+    rest = b"".join(pieces)
+    assert type(reader.read(plain, rest, 0, len(rest), False)) is InferRequest
+
+
+@PROPERTY
+@given(
+    st.lists(st.sampled_from(Datatype), min_size=1, max_size=3),
+    st.lists(st.integers(1, 3), max_size=3).map(tuple),
+)
+def test_responses_without_data(datatypes: list[Datatype], shape: tuple[int, ...]) -> None:
+    outputs = [elsewhere(f"y{n}", datatype, shape) for n, datatype in enumerate(datatypes)]
+    outputs.append(Tensor("z", Datatype.INT8, np.ones(1, np.int8)))
+    writer, reader = ResponseWriter(), ResponseReader()
+    for _ in range(2):
+        meta, pieces = writer.parts(InferResponse("m", "1", "", outputs, Timing(1, 2, 3)))
+        rest = b"".join(pieces)
+        found = reader.read(meta, rest, 0, len(rest))
+        for one, other in zip(found.outputs, outputs, strict=True):
+            assert (one.name, one.datatype) == (other.name, other.datatype)
+            assert (one.array.shape, one.array.tobytes()) == (
+                other.array.shape,
+                other.array.tobytes(),
+            )
 
 
 def test_what_was_read_can_be_changed() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from headrace.core.datatypes import NUMPY, Datatype
-from headrace.core.tensors import Array, Tensor
+from headrace.core.tensors import Array, Tensor, elsewhere
 from headrace.observability.trace_settings import Sampler, TraceSettings
 from headrace.observability.traces import BACKEND_OUTPUT, QUEUE_INPUT, Trace
 from headrace.wire.trace_file import addition, encode_trace, whole_file
@@ -67,6 +67,15 @@ def test_tensors_are_texts(datatype: Datatype, values: list[Any], text: str) -> 
     assert given == {"id": 7, "activity": "TENSOR_QUEUE_INPUT", "tensor": tensor}
     assert made["activity"] == "TENSOR_BACKEND_OUTPUT"
     assert (made["tensor"]["data"], made["tensor"]["shape"]) == ("", "1,0")
+
+
+@pytest.mark.parametrize("datatype", Datatype)
+def test_tensors_that_went_into_shared_memory(datatype: Datatype) -> None:
+    trace = a_trace()
+    trace.keep(BACKEND_OUTPUT, [elsewhere("y", datatype, (1, 3))])
+    assert objects(trace)[-1]["tensor"] == {
+        "name": "y", "data": "", "shape": "1,3", "dtype": datatype.value
+    }  # fmt: skip
 
 
 def test_an_addition_takes_the_place_of_the_end() -> None:

@@ -1,6 +1,6 @@
 """The protocol's tensor element types, and their names in numpy and in a model's configuration."""
 
-from enum import StrEnum
+from enum import Enum, StrEnum
 
 import ml_dtypes
 import numpy as np
@@ -28,6 +28,29 @@ class Datatype(StrEnum):
     def config_number(self) -> int:
         """The number of this type in the configuration's `DataType` enum."""
         return CONFIG_NUMBERS[self]
+
+
+class Elsewhere(Enum):
+    """The datatypes of tensors whose data are not here but in a client's shared memory.
+
+    They have the same names, but are equal to no `Datatype`: what keeps something for tensors of
+    one datatype and shape does not take these for those.
+    """
+
+    BOOL = "BOOL"
+    UINT8 = "UINT8"
+    UINT16 = "UINT16"
+    UINT32 = "UINT32"
+    UINT64 = "UINT64"
+    INT8 = "INT8"
+    INT16 = "INT16"
+    INT32 = "INT32"
+    INT64 = "INT64"
+    FP16 = "FP16"
+    FP32 = "FP32"
+    FP64 = "FP64"
+    BYTES = "BYTES"
+    BF16 = "BF16"
 
 
 CONFIG_NUMBERS: dict[Datatype, int] = {datatype: n for n, datatype in enumerate(Datatype, start=1)}

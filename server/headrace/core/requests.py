@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from headrace.core.datatypes import Datatype
 from headrace.core.errors import ServerError
 from headrace.core.tensors import Tensor
 
@@ -45,6 +46,37 @@ class RawRequest(InferRequest):
     """
 
     __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """`byte_size` bytes of a shared memory region, from `offset` in it on."""
+
+    region: str
+    offset: int
+    byte_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedInput:
+    """An input whose data are in shared memory."""
+
+    datatype: Datatype
+    shape: tuple[int, ...]
+    place: Stretch
+
+
+@dataclass(slots=True)
+class SharedRequest(InferRequest):
+    """A request with tensors in shared memory: inputs that are not among `inputs`, and outputs.
+
+    Its `classes` are never None, so that one look tells requests of which something is asked that
+    is not a model's to do.
+    """
+
+    classes: Mapping[str, int] | None = field(default_factory=dict)
+    shared_inputs: Mapping[str, SharedInput] = field(default_factory=dict)
+    shared_outputs: Mapping[str, Stretch] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

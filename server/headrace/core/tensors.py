@@ -3,11 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from headrace.core.datatypes import ITEM_SIZES, NUMPY, Datatype
+from headrace.core.datatypes import ITEM_SIZES, NUMPY, Datatype, Elsewhere
 from headrace.core.errors import InvalidRequest
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -68,6 +68,12 @@ def element_count(name: str, shape: Sequence[int]) -> int:
             f" maximum size of {_MAX_ELEMENTS}"
         )
     return count
+
+
+def elsewhere(name: str, datatype: Datatype, shape: Sequence[int]) -> Tensor:
+    """A tensor whose data are in shared memory: its array has the shape, and no bytes at all."""
+    # Whatever writes tensors writes the name of the datatype, and the bytes of the array.
+    return Tensor(name, cast(Datatype, Elsewhere(datatype.value)), np.empty(shape, "V0"))
 
 
 def raw_bytes(array: Array) -> Buffer:

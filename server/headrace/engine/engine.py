@@ -17,6 +17,7 @@ from headrace.engine.log_control import LogControl
 from headrace.engine.model import Model
 from headrace.engine.model_host import ModelHost
 from headrace.engine.opening import Backend, LoadOptions
+from headrace.engine.regions import Regions
 from headrace.engine.traced_entrance import TracedEntrance
 from headrace.engine.tracing import Tracing
 from headrace.engine.version import ModelVersion, State
@@ -51,8 +52,9 @@ class Engine:
         control: ControlOptions | None = None,
         statistics: Callable[[], VersionStatistics] = VersionStatistics,
         tracing: Tracing | None = None,
+        regions: Regions | None = None,
     ) -> None:
-        """`statistics` makes the counters of a version."""
+        """`statistics` makes the counters of a version; without `regions` no memory is shared."""
         self.name = name
         self.version = version
         self.admission = admission
@@ -60,6 +62,7 @@ class Engine:
         self.tracing = tracing or Tracing(TraceConfig())
         self.tracing.known = self._is_known
         self.entrance = TracedEntrance(self, admission, self.tracing)
+        self.regions = regions or Regions(admission, 0)
         self._strict_readiness = strict_readiness
         self._models: dict[str, Model] = {}
         self._statistics = statistics
@@ -72,6 +75,7 @@ class Engine:
             options,
             self._forget_found,
             self._host_for_version,
+            self.regions,
             statistics,
         )
         self.control = Control(

@@ -27,6 +27,7 @@ from headrace.engine.loading_host import LoadingHost
 from headrace.engine.model import Model
 from headrace.engine.model_host import ModelHost
 from headrace.engine.opening import Backend, LoadOptions, Opened, open_model
+from headrace.engine.regions import Regions
 from headrace.engine.threads import Stopped, Threads, TookTooLong
 from headrace.engine.updating import Change, update
 from headrace.engine.version import ModelVersion, State
@@ -46,7 +47,7 @@ class Lifecycle:
     """Loads and frees the models of an engine.
 
     `changed` is called when other versions may be found than before, `host` makes what a version
-    reaches of the server, and `statistics` its counters.
+    reaches of the server, and `statistics` its counters; `regions` are the clients' shared memory.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Lifecycle:
         options: LoadOptions,
         changed: Callable[[], None],
         host: Callable[[ModelVersion], ModelHost],
+        regions: Regions,
         statistics: Callable[[], VersionStatistics] = VersionStatistics,
     ) -> None:
         self._models = models
@@ -66,6 +68,7 @@ class Lifecycle:
         self._statistics = statistics
         self._threads = Threads(options.threads, "load")
         self._digests = Digests()
+        self._regions = regions
         self._leaving: dict[ModelVersion, asyncio.Task[None]] = {}
         self._stopped = False
 
@@ -263,7 +266,8 @@ class Lifecycle:
         # Counters go on: to whoever watches them, it is the same model and version.
         version = ModelVersion(model.name, number, old.statistics)
         try:
-            version.serve(loaded, asyncio.get_running_loop(), self._host(version))
+            loop = asyncio.get_running_loop()
+            version.serve(loaded, loop, self._host(version), self._regions)
         except Exception as error:  # a bug, which must not keep others from loading
             return _reason(f"{model.name} version {number}", error)
         for warning in loaded.warnings:

@@ -11,7 +11,9 @@ from headrace.core.signature import Signature
 from headrace.engine.clock import LoopClock
 from headrace.engine.loading import LoadedInstance, LoadedVersion
 from headrace.engine.model_host import ModelHost
+from headrace.engine.regions import Regions
 from headrace.engine.response_counting import ResponseCounting
+from headrace.engine.special_requests import SpecialRequests, with_id
 from headrace.engine.updating import Change, Serving
 from headrace.execution.choice import InstanceKind
 from headrace.execution.local import LocalInstance
@@ -25,7 +27,6 @@ from headrace.repository.reading import first_response_bounds
 from headrace.scheduling.batch import Pending
 from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.quarantine import Quarantine
-from headrace.wire.classification import classify_outputs
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 log = logging.getLogger(__name__)
@@ -65,38 +66,6 @@ class FutureSink:
     refuse = fail
 
 
-class _ClassifyingSink:
-    """Turns outputs into their highest classes on their way to `sink`."""
-
-    __slots__ = ("_batches", "_classes", "_labels", "_sink")
-
-    def __init__(
-        self,
-        sink: Sink,
-        classes: Mapping[str, int],
-        labels: Mapping[str, Sequence[str]],
-        batches: bool,
-    ) -> None:
-        self._sink = sink
-        self._classes = classes
-        self._labels = labels
-        self._batches = batches
-
-    def respond(self, response: InferResponse, final: bool) -> None:
-        try:
-            classify_outputs(response, self._classes, self._labels, self._batches)
-        except ServerError as error:
-            self._sink.fail(error)
-            return
-        self._sink.respond(response, final)
-
-    def finish(self) -> None:
-        self._sink.finish()
-
-    def fail(self, error: ServerError) -> None:
-        self._sink.fail(error)
-
-
 class ModelVersion:
     """A version from when it is known. Owned by the event-loop thread.
 
@@ -124,8 +93,8 @@ class ModelVersion:
         self._submit: Callable[[InferRequest, Sink, int], Ticket] | None = None
         self._config: ModelConfig | None = None
         self._signature: Signature | None = None
-        self._labels: Mapping[str, Sequence[str]] = {}
         self._host: ModelHost | None = None
+        self._special: SpecialRequests
         self._local: list[LocalInstance] = []
         self._removed: list[LocalInstance] = []
         self._workers: WorkerSet | None = None
@@ -201,12 +170,20 @@ class ModelVersion:
             raise self.not_ready()
         if self._given_up:
             raise waiting_error(self._signature)
+        if request.classes is not None:
+            return self._special.submit(request, sink)
         try:
             rows = self._signature.check(request)
         except InvalidRequest as error:
-            raise InvalidRequest(f"[request id: {request.id or '<id_unknown>'}] {error}") from None
-        if request.classes is not None:
-            sink = _ClassifyingSink(sink, request.classes, self._labels, self._signature.batches)
+            raise with_id(request, error) from None
+        return self._submit(request, sink, rows)
+
+    def _submit_checked(self, request: InferRequest, sink: Sink, rows: int) -> Ticket:
+        """Queue a request that has been checked, perhaps a while ago; raises `ServerError`."""
+        if self._submit is None or self._signature is None:
+            raise self.not_ready()
+        if self._given_up:
+            raise waiting_error(self._signature)
         return self._submit(request, sink, rows)
 
     async def infer(self, request: InferRequest) -> InferResponse:
@@ -220,9 +197,16 @@ class ModelVersion:
             raise
 
     def serve(
-        self, loaded: LoadedVersion, loop: asyncio.AbstractEventLoop, host: ModelHost
+        self,
+        loaded: LoadedVersion,
+        loop: asyncio.AbstractEventLoop,
+        host: ModelHost,
+        regions: Regions,
     ) -> None:
-        """Take requests from now on. `host` is what the model reaches of the server."""
+        """Take requests from now on. `host` is what the model reaches of the server.
+
+        `regions` are where requests have tensors in shared memory.
+        """
         self._host = host
         batcher = Batcher(
             loaded.signature,
@@ -238,7 +222,9 @@ class ModelVersion:
         self._workers = workers
         self._batcher = batcher
         self._config = loaded.config
-        self._labels = loaded.labels
+        self._special = SpecialRequests(
+            loaded.signature, loaded.labels, regions, batcher, self._submit_checked
+        )
         self._signature = loaded.signature
         self.decoupled = loaded.config.model_transaction_policy.decoupled
         self._submit = batcher.submit

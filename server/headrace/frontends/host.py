@@ -91,8 +91,9 @@ class _Request:
         self.host.send_error(self.number, error, self.version, 0)
 
     def refuse(self, error: ServerError) -> None:
-        """Nothing in this process refuses late."""
-        self.fail(error)
+        """Send the error that the request was refused with."""
+        self.host.leave(self)
+        self.host.send_error(self.number, error, self.version, _REFUSE)
 
     def cancel(self) -> None:
         """Nobody wants an answer any more."""

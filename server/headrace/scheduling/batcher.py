@@ -81,6 +81,7 @@ class Batcher:
         self._timer: Timer | None = None
         self._timer_at = 0
         self._on_drained: list[Callable[[], None]] = []
+        self._expected = 0
 
     @property
     def waiting(self) -> int:
@@ -89,8 +90,9 @@ class Batcher:
 
     @property
     def busy(self) -> bool:
-        """Whether any request is queued or under way."""
-        return bool(self._queue.waiting or self._retries or self._open) or self._instances.busy
+        """Whether any request is queued or under way, or about to come."""
+        waiting = self._queue.waiting or self._retries or self._open or self._expected
+        return bool(waiting) or self._instances.busy
 
     def add_instance(self, instance: Instance) -> None:
         """Let `instance` take part from now on."""
@@ -132,6 +134,11 @@ class Batcher:
         if pending.deadline is not None:
             self._arm(pending.deadline)
         return pending
+
+    def expect(self, count: int) -> None:
+        """So many requests more, or less, are about to be submitted: it is not drained before."""
+        self._expected += count
+        self._check_drained()
 
     def cancel(self, pending: Pending) -> None:
         """End `pending` without an answer."""

@@ -1,13 +1,21 @@
 """`ModelInferRequest` messages to requests, and responses to `ModelInferResponse` messages."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from headrace.core.datatypes import BY_NAME, ITEM_SIZES, Datatype
-from headrace.core.errors import InvalidRequest, Unsupported
-from headrace.core.requests import MAX_TENSORS, InferRequest, InferResponse, Parameter
+from headrace.core.errors import InvalidRequest
+from headrace.core.requests import (
+    MAX_TENSORS,
+    InferRequest,
+    InferResponse,
+    Parameter,
+    SharedInput,
+    SharedRequest,
+    Stretch,
+)
 from headrace.core.signature import quoted
 from headrace.core.tensors import Buffer, Tensor, element_count
 from headrace.wire.bytes_tensor import decode_bytes_tensor, encode_bytes_tensor
@@ -15,6 +23,7 @@ from headrace.wire.classification import check_class_count
 from headrace.wire.elements import tensor_from_values
 from headrace.wire.parameters import split_parameters
 from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.wire.shared_memory import REGION, shared_input, shared_output
 
 # Two bytes make an empty input, which takes a hundred times as much memory once it is parsed.
 MAX_FIELDS = 4 * MAX_TENSORS
@@ -101,11 +110,12 @@ def decode_infer(
     if len(message.inputs) > MAX_TENSORS:
         raise InvalidRequest(f"a request may have {MAX_TENSORS} inputs, got {len(message.inputs)}")
     tensors: dict[str, Tensor] = {}
+    shared: dict[str, SharedInput] = {}
     if raw is None:
         raw = message.raw_input_contents
-    for index, item in enumerate(message.inputs):
+    for item in message.inputs:
         name = item.name
-        if name in tensors:
+        if name in tensors or name in shared:
             raise InvalidRequest(f"input '{name}' already exists in request")
         datatype = BY_NAME.get(item.datatype)
         if datatype is None:
@@ -113,8 +123,14 @@ def decode_infer(
                 f"input '{name}' has the unknown datatype '{item.datatype}',"
                 f" expected one of {quoted(BY_NAME)}"
             )
-        if "shared_memory_region" in item.parameters:
-            raise Unsupported(f"input '{name}': shared memory is not supported by this server")
+        if REGION in item.parameters:
+            if item.HasField("contents"):
+                raise InvalidRequest(
+                    "unexpected 'content' provided when using shared memory for input tensor"
+                    f" '{name}' for model '{message.model_name}'"
+                )
+            shared[name] = shared_input(name, datatype, item.shape, _values(item.parameters))
+            continue
         if not raw:
             tensors[name] = _from_contents(item, datatype, message.model_name)
             continue
@@ -123,27 +139,26 @@ def decode_infer(
                 f"contents field must not be specified when using raw_input_contents for '{name}'"
                 f" for model '{message.model_name}'"
             )
+        index = len(tensors)  # those in shared memory have no entry
         if index >= len(raw):
             raise InvalidRequest(
                 f"unable to find data for input tensor '{name}' for model '{message.model_name}'"
-                f" in request. Expected {len(message.inputs)} entries in raw_input_contents,"
-                f" got {len(raw)}"
+                " in request. Expected an entry in raw_input_contents for each input that is not in"
+                f" shared memory, of {len(message.inputs)} inputs, got {len(raw)}"
             )
         if datatype is Datatype.BYTES:
             tensors[name] = decode_bytes_tensor(name, list(item.shape), raw[index])
         else:
             tensors[name] = Tensor.from_bytes(name, datatype, list(item.shape), raw[index])
-    outputs, classes = _outputs(message)
+    outputs, classes, places = _outputs(message)
+    names = message.model_name, message.model_version, message.id
+    if shared or places:
+        return SharedRequest(
+            *names, tensors, outputs, custom, classes=classes, nbytes=nbytes, **reserved,
+            shared_inputs=shared, shared_outputs=places,
+        )  # fmt: skip
     return InferRequest(
-        message.model_name,
-        message.model_version,
-        message.id,
-        tensors,
-        outputs,
-        custom,
-        classes=classes or None,
-        nbytes=nbytes,
-        **reserved,
+        *names, tensors, outputs, custom, classes=classes or None, nbytes=nbytes, **reserved
     )
 
 
@@ -228,9 +243,12 @@ def _from_contents(
     return tensor_from_values(name, datatype, shape, values)
 
 
-def _outputs(message: pb.ModelInferRequest) -> tuple[tuple[str, ...], dict[str, int]]:
-    """The names of the wanted outputs, and the class counts of those that ask for classes."""
+def _outputs(
+    message: pb.ModelInferRequest,
+) -> tuple[tuple[str, ...], dict[str, int], dict[str, Stretch]]:
+    """The wanted outputs, the class counts of some, and the places of those for shared memory."""
     classes: dict[str, int] = {}
+    shared: dict[str, Stretch] = {}
     if len(message.outputs) > MAX_TENSORS:
         raise InvalidRequest(
             f"a request may name {MAX_TENSORS} outputs, got {len(message.outputs)}"
@@ -239,12 +257,14 @@ def _outputs(message: pb.ModelInferRequest) -> tuple[tuple[str, ...], dict[str, 
     for item in message.outputs:
         if item.name in names:
             raise InvalidRequest(f"output '{item.name}' already exists in request")
-        if "shared_memory_region" in item.parameters:
-            raise Unsupported(
-                f"output '{item.name}': shared memory is not supported by this server"
-            )
-        if "classification" in item.parameters:
+        if REGION in item.parameters:
+            shared[item.name] = shared_output(item.name, _values(item.parameters))
+        elif "classification" in item.parameters:
             count = _value("classification", item.parameters["classification"])
             classes[item.name] = check_class_count(item.name, count)
         names[item.name] = None
-    return tuple(names), classes
+    return tuple(names), classes, shared
+
+
+def _values(parameters: Mapping[str, pb.InferParameter]) -> dict[str, Any]:
+    return {name: _value(name, parameter) for name, parameter in parameters.items()}

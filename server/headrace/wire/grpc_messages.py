@@ -210,7 +210,8 @@ class InferReader:
         raw = [view[start:stop] for start, stop in fields.raw]
         request = decode_infer(message, nbytes, raw)
         request.id = id
-        if len(fields.head) <= _REMEMBERED_SIZE and len(raw) == len(message.inputs):
+        plain = type(request) is InferRequest and len(raw) == len(message.inputs)
+        if plain and len(fields.head) <= _REMEMBERED_SIZE:
             if len(self._templates) >= _REMEMBERED:
                 self._templates.clear()
                 self._layouts.clear()

@@ -1,55 +1,48 @@
-"""The body of an HTTP inference request to an `InferRequest`, and an `InferResponse` to a body.
+"""The body of an HTTP inference request to an `InferRequest`.
 
 Layout of a body with binary tensors: JSON of `Inference-Header-Content-Length` bytes, then the
 bytes of each binary tensor in the order in which the JSON names them. Without that header the whole
 body is JSON; with the value 0 the whole body is the data of the model's only input.
 
-Strategy for speed: orjson reads the JSON at once; binary tensors become views into the body; arrays
-are written by orjson and put into the answer as ready fragments.
+Strategy for speed: orjson reads the JSON at once; binary tensors become views into the body.
 """
 
 import gc
 import json
 import re
-from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import orjson
 
 from headrace.core.datatypes import BY_NAME, ITEM_SIZES, Datatype
-from headrace.core.errors import InvalidRequest, Unsupported
+from headrace.core.errors import InvalidRequest
 from headrace.core.requests import (
     MAX_TENSORS,
     InferRequest,
-    InferResponse,
     Parameter,
     RawRequest,
+    SharedRequest,
+    Stretch,
 )
 from headrace.core.signature import Signature, quoted
-from headrace.core.tensors import Buffer, Tensor, brackets, raw_bytes
-from headrace.wire.bytes_tensor import decode_bytes_tensor, encode_bytes_tensor, object_array
+from headrace.core.tensors import Buffer, Tensor, brackets, elsewhere
+from headrace.wire.bytes_tensor import decode_bytes_tensor, object_array
 from headrace.wire.classification import check_class_count
-from headrace.wire.elements import json_elements, json_name, tensor_from_flat, tensor_from_json
+from headrace.wire.elements import json_name, tensor_from_flat, tensor_from_json
+from headrace.wire.http_response import ResponseForm, SharedForm
 from headrace.wire.parameters import split_parameters
+from headrace.wire.shared_memory import REGION, shared_input, shared_output
 
 MAX_CONTAINERS = 4_000_000  # arrays and objects in the JSON of one request
 _LONG = 64 << 10  # bytes or elements above which it pays to look before decoding
 _TRANSPORT = frozenset({"binary_data_output"})
 _INT = frozenset({int})
+_SHARED = "shared_inputs"  # of `SharedRequest`, among the arguments for the request
 _JSON_SIZE = re.compile(r"-?[0-9]{1,10}")
 # A string need not end, and what it has matched it does not give back: so a body is read once,
 # whatever it holds.
 _STRING_OR_INF = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|Inf\b', re.DOTALL)
-
-
-@dataclass(slots=True)
-class ResponseForm:
-    """Which outputs are to be binary: `named` ones as each asked, all others by `binary`."""
-
-    binary: bool = False
-    named: dict[str, bool] = field(default_factory=dict)
 
 
 def decode_infer(
@@ -62,8 +55,7 @@ def decode_infer(
     """Decode a body whose first `json_size` bytes are JSON, all of it for None.
 
     Inputs with much data that do not fit `signature`, if there is one, are refused before their
-    data is decoded; the check as a whole comes later. Raises `InvalidRequest`, and `Unsupported`
-    for what this server does not offer.
+    data is decoded; the check as a whole comes later. Raises `InvalidRequest`.
     """
     size = len(body)
     quick = False
@@ -102,7 +94,7 @@ def decode_infer(
     for item in inputs:
         flat = tensor_from_flat(item) if quick and type(item) is dict else None
         if flat is None:
-            tensor, position = _input(item, tail, position, signature)
+            tensor, position = _input(item, tail, position, signature, reserved)
         else:
             tensor = flat
         if tensor.name in tensors:
@@ -113,11 +105,24 @@ def decode_infer(
             f"unexpected additional input data for model '{model}':"
             f" {len(tail)} bytes follow the JSON, the inputs use {position}"
         )
-    request = InferRequest(model, version, request_id, tensors, (), custom, nbytes=size, **reserved)
+    kind = InferRequest
+    if reserved and _SHARED in reserved:
+        kind = SharedRequest
+        tensors = {n: tensor for n, tensor in tensors.items() if n not in reserved[_SHARED]}
+    request = kind(model, version, request_id, tensors, (), custom, nbytes=size, **reserved)
     if document.get("outputs") is not None:
-        classes = _outputs(_member(document, "outputs", list, None), form)
-        request.outputs = tuple(form.named)
-        request.classes = classes or None
+        classes, shared = _outputs(_member(document, "outputs", list, None), form)
+        outputs = tuple(form.named)
+        if shared:
+            request = SharedRequest(
+                model, version, request_id, tensors, outputs, custom, classes=classes, nbytes=size,
+                shared_outputs=shared, **reserved,
+            )  # fmt: skip
+            form = SharedForm(form.binary, form.named, frozenset(shared))
+        else:
+            request.outputs = outputs
+            if classes:
+                request.classes = classes
     return request, form
 
 
@@ -170,56 +175,6 @@ def pass_raw(model: str, version: str, body: Buffer) -> tuple[InferRequest, Resp
 def body_of(request: RawRequest) -> Buffer:
     """The body that `pass_raw` was given."""
     return request.inputs[""].array.data
-
-
-def encode_infer(response: InferResponse, form: ResponseForm) -> tuple[list[Buffer], int | None]:
-    """The body as a list of buffers, and the size of the JSON in front if binary tensors follow it.
-
-    Raises `InvalidRequest` where an output has no JSON form.
-    """
-    parts = [b"{"]
-    if response.id:
-        parts += (b'"id":', orjson.dumps(response.id), b",")
-    parts.append(_model_text(response.model_name, response.model_version))
-    if response.parameters:
-        parts += (b'"parameters":', orjson.dumps(response.parameters), b",")
-    parts.append(b'"outputs":[')
-    buffers: list[Buffer] = [b""]
-    for tensor in response.outputs:
-        array = tensor.array
-        if form.named.get(tensor.name, form.binary):
-            bytes_tensor = tensor.datatype is Datatype.BYTES
-            raw = encode_bytes_tensor(array) if bytes_tensor else raw_bytes(array)
-            parts += (
-                _tensor_text(tensor.name, tensor.datatype, array.shape),
-                b'"parameters":{"binary_data_size":%d}},' % len(raw),
-            )
-            if raw:
-                buffers.append(raw)
-        else:
-            parts += (
-                _tensor_text(tensor.name, tensor.datatype, array.shape),
-                b'"data":',
-                json_elements(tensor),
-                b"},",
-            )
-    if response.outputs:
-        parts[-1] = parts[-1][:-1]  # no comma behind the last
-    parts.append(b"]}")
-    buffers[0] = text = b"".join(parts)
-    return buffers, len(text) if len(buffers) > 1 else None
-
-
-@lru_cache(1024)
-def _model_text(model: str, version: str) -> bytes:
-    """The members of a response that name its model."""
-    return orjson.dumps({"model_name": model, "model_version": version})[1:-1] + b","
-
-
-@lru_cache(4096)
-def _tensor_text(name: str, datatype: Datatype, shape: tuple[int, ...]) -> bytes:
-    """The beginning of an output, up to its data or parameters."""
-    return orjson.dumps({"name": name, "datatype": datatype, "shape": shape})[:-1] + b","
 
 
 def parse_json_size(header: str | None, body_size: int) -> int | None:
@@ -303,9 +258,16 @@ def _member(document: dict[str, Any], name: str, kind: type, default: Any) -> An
 
 
 def _input(
-    item: Any, tail: memoryview, position: int, signature: Signature | None
+    item: Any,
+    tail: memoryview,
+    position: int,
+    signature: Signature | None,
+    reserved: dict[str, Any],
 ) -> tuple[Tensor, int]:
-    """One tensor, and where the binary data of the next one begins."""
+    """One tensor, and where the binary data of the next one begins.
+
+    Of one in shared memory the place is put into `reserved`.
+    """
     if type(item) is not dict:
         raise InvalidRequest(
             f"Unable to parse 'inputs': expected an object, got {json_name(type(item))}"
@@ -327,7 +289,7 @@ def _input(
     if item.get("parameters") is not None:
         parameters = _member(item, "parameters", dict, None)
         binary_size = parameters.get("binary_data_size")
-        region = parameters.get("shared_memory_region")
+        region = parameters.get(REGION)
     if (("data" in item) + (binary_size is not None) + (region is not None)) != 1:
         raise InvalidRequest(
             "Input must set only one of the following fields: 'data', 'binary_data_size' in"
@@ -335,7 +297,10 @@ def _input(
             f" Input '{name}' sets none or several"
         )
     if region is not None:
-        raise Unsupported(f"input '{name}': shared memory is not supported by this server")
+        shared = reserved.setdefault(_SHARED, {})
+        if name not in shared:  # the caller complains of a second one
+            shared[name] = shared_input(name, datatype, shape, parameters)
+        return elsewhere(name, datatype, shape), position
     if binary_size is None:
         data = _member(item, "data", list, None)
         if len(data) > _LONG and signature is not None:
@@ -356,9 +321,16 @@ def _input(
     return Tensor.from_bytes(name, datatype, shape, raw), end
 
 
-def _outputs(items: list[Any], form: ResponseForm) -> dict[str, int]:
-    """Put how each named output is to be sent into `form`; the class counts of those that ask."""
+def _outputs(
+    items: list[Any], form: ResponseForm
+) -> tuple[dict[str, int], dict[str, Stretch] | None]:
+    """Put how each named output is to be sent into `form`.
+
+    Gives the class counts of those that ask for classes, and the places of those that are to be
+    put into shared memory, if there are any.
+    """
     classes: dict[str, int] = {}
+    shared: dict[str, Stretch] | None = None
     if len(items) > MAX_TENSORS:
         raise InvalidRequest(f"a request may name {MAX_TENSORS} outputs, got {len(items)}")
     for item in items:
@@ -370,8 +342,6 @@ def _outputs(items: list[Any], form: ResponseForm) -> dict[str, int]:
         if name in form.named:
             raise InvalidRequest(f"output '{name}' already exists in request")
         parameters = _member(item, "parameters", dict, {})
-        if "shared_memory_region" in parameters:
-            raise Unsupported(f"output '{name}': shared memory is not supported by this server")
         if (count := parameters.get("classification", 0)) != 0:
             classes[name] = check_class_count(name, count)
         binary = parameters.get("binary_data", False)
@@ -380,4 +350,12 @@ def _outputs(items: list[Any], form: ResponseForm) -> dict[str, int]:
                 f"'binary_data' of output '{name}' must be a boolean, got {json_name(type(binary))}"
             )
         form.named[name] = binary
-    return classes
+        if parameters and parameters.get(REGION) is not None:
+            if binary:
+                raise InvalidRequest(
+                    f"output '{name}': 'binary_data' can not be true with '{REGION}'"
+                )
+            if shared is None:
+                shared = {}
+            shared[name] = shared_output(name, parameters)
+    return classes, shared

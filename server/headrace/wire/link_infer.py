@@ -6,6 +6,7 @@ and the request's id, and ends with the bytes of the tensors, one after the othe
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from struct import Struct
 from typing import Any, TypeVar
 
@@ -19,9 +20,12 @@ from headrace.core.requests import (
     InferResponse,
     Parameter,
     RawRequest,
+    SharedInput,
+    SharedRequest,
+    Stretch,
     Timing,
 )
-from headrace.core.tensors import Array, Buffer, Tensor, element_count, raw_bytes
+from headrace.core.tensors import Array, Buffer, Tensor, element_count, elsewhere, raw_bytes
 from headrace.wire.bytes_tensor import decode_bytes_tensor, encode_bytes_tensor
 from headrace.wire.link_frames import BrokenLink
 from headrace.wire.status import STATUS
@@ -67,7 +71,7 @@ class RequestWriter:
             request.priority, request.timeout, request.sequence_id, request.sequence_start,
             request.sequence_end,
         )  # fmt: skip
-        if request.parameters or request.classes or reserved != _PLAIN:
+        if request.parameters or request.classes is not None or reserved != _PLAIN:
             return _request_meta(request, layout, reserved), pieces
         key = (request.model_name, request.model_version, request.outputs, layout)
         meta = self._known.get(key)
@@ -140,12 +144,13 @@ def _add_tensors(pieces: list[Buffer], tensors: Any) -> tuple[tuple[Any, ...], .
 
 
 def _request_meta(request: InferRequest, layout: Any, reserved: Sequence[object]) -> bytes:
-    return orjson.dumps(
-        [
-            request.model_name, request.model_version, layout, list(request.outputs),
-            _spelled(request.parameters), reserved, dict(request.classes or {}),
-        ]
-    )  # fmt: skip
+    document = [
+        request.model_name, request.model_version, layout, list(request.outputs),
+        _spelled(request.parameters), reserved, dict(request.classes or {}),
+    ]  # fmt: skip
+    if isinstance(request, SharedRequest):
+        document += ({**request.shared_inputs}, {**request.shared_outputs})
+    return orjson.dumps(document)  # which writes dataclasses as objects
 
 
 def _spelled(parameters: dict[str, Parameter]) -> dict[str, object]:
@@ -192,9 +197,9 @@ class RequestReader:
             position += id_size
             id = _text(buffer, position - id_size, position, stop)
         inputs = {t.name: t for t in _tensors(template.layout, buffer, position, stop)}
-        model, version, outputs, reserved, classes = template.common
+        kind, model, version, outputs, reserved, classes = template.common
         priority, timeout, sequence_id, sequence_start, sequence_end = reserved
-        return (RawRequest if raw else InferRequest)(
+        return (RawRequest if raw else kind)(
             model, version, id, inputs, outputs, dict(template.parameters), priority, timeout,
             sequence_id, sequence_start, sequence_end, classes, nbytes,
         )  # fmt: skip
@@ -242,17 +247,42 @@ def _read_meta(meta: bytes, read: Callable[[Any], _Template]) -> _Template:
 
 
 def _request_template(document: Any) -> _Template:
-    model, version, layout, outputs, parameters, reserved, classes = document
+    model, version, layout, outputs, parameters, reserved, classes, *shared = document
     priority, timeout, sequence_id, sequence_start, sequence_end = reserved
     if type(sequence_id) not in (int, str):
         raise TypeError("a sequence's id must be a number or a text")
+    counts = {_is(str, name): _is(int, count) for name, count in classes.items()}
     common = (
-        _is(str, model), _is(str, version), tuple([_is(str, name) for name in outputs]),
+        _shared_kind(*shared) if shared else InferRequest, _is(str, model), _is(str, version),
+        tuple([_is(str, name) for name in outputs]),
         (_is(int, priority), _is(int, timeout), sequence_id, _is(bool, sequence_start),
          _is(bool, sequence_end)),
-        {_is(str, name): _is(int, count) for name, count in classes.items()} or None,
+        counts if shared else counts or None,
     )  # fmt: skip
     return _Template(common, _layout(layout), _unspelled(parameters))
+
+
+def _shared_kind(inputs: Any, outputs: Any) -> Callable[..., InferRequest]:
+    """What makes requests with these tensors in shared memory."""
+    return partial(
+        SharedRequest,
+        shared_inputs={
+            _is(str, name): SharedInput(
+                BY_NAME[given["datatype"]],
+                tuple([_is(int, d) for d in given["shape"]]),
+                _stretch(given["place"]),
+            )
+            for name, given in inputs.items()
+        },
+        shared_outputs={_is(str, name): _stretch(given) for name, given in outputs.items()},
+    )
+
+
+def _stretch(given: Any) -> Stretch:
+    offset, byte_size = _is(int, given["offset"]), _is(int, given["byte_size"])
+    if offset < 0 or byte_size < 0:
+        raise ValueError("a stretch of a region that begins or ends before it")
+    return Stretch(_is(str, given["region"]), offset, byte_size)
 
 
 def _response_template(document: Any) -> _Template:
@@ -274,6 +304,10 @@ def _layout(document: Any) -> Layout:
         dtype = NUMPY[datatype]
         dims = tuple([_is(int, d) for d in shape])
         count = element_count(name, dims)
+        if count and size == 0:  # its data went into shared memory; see `elsewhere`
+            tensor = elsewhere(_is(str, name), datatype, dims)
+            layout.append((tensor.name, tensor.datatype, tensor.array.dtype, dims, 0))
+            continue
         if datatype is not Datatype.BYTES and _is(int, size) != count * dtype.itemsize:
             raise ValueError(f"{size} bytes for {kind} of shape {dims}")
         if _is(int, size) < 0:

@@ -58,6 +58,8 @@ def _tensor(number: int, activity: str, tensor: Tensor) -> dict[str, object]:
 
 
 def _elements(datatype: Datatype, array: Array) -> str:
+    if not array.nbytes:  # it has no elements, or they went into a client's shared memory
+        return ""
     flat = array.ravel()
     if datatype is Datatype.BYTES:
         return ",".join(f'"{_printable(element)}"' for element in flat.tolist())

@@ -14,6 +14,7 @@ from headrace.engine.forwarding import forwarding
 from headrace.transports.grpc.call import Direct, Reply, Unary
 from headrace.transports.grpc.log_settings import log_settings_handler
 from headrace.transports.grpc.repository import repository_handlers
+from headrace.transports.grpc.shared_memory import shared_memory_handlers
 from headrace.transports.grpc.trace_setting import trace_setting_handler
 from headrace.transports.grpc.unary import answers
 from headrace.wire.compression import too_large
@@ -26,8 +27,9 @@ SERVICE = "inference.GRPCInferenceService"
 _DOCUMENTS = (
     "ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelConfig",
     "ModelStatistics", "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload",
-    "LogSettings",
-    "TraceSetting",
+    "LogSettings", "TraceSetting", "SystemSharedMemoryStatus", "SystemSharedMemoryRegister",
+    "SystemSharedMemoryUnregister", "CudaSharedMemoryStatus", "CudaSharedMemoryRegister",
+    "CudaSharedMemoryUnregister",
 )  # fmt: skip
 # The paths of the unary procedures that tell about the engine.
 DOCUMENT_PROCEDURES = tuple(f"/{SERVICE}/{name}" for name in _DOCUMENTS)
@@ -165,6 +167,7 @@ def document_handlers(engine: Engine) -> dict[str, Unary]:
         "LogSettings": log_settings_handler(engine.logs),
         **repository_handlers(engine),
         "TraceSetting": trace_setting_handler(engine.tracing),
+        **shared_memory_handlers(engine.regions),
     }
     return {f"/{SERVICE}/{name}": handler for name, handler in table.items()}
 

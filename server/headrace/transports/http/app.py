@@ -18,6 +18,7 @@ from headrace.transports.http.docs_page import render_docs
 from headrace.transports.http.json_bodies import json_answer
 from headrace.transports.http.log_routes import add_log_routes
 from headrace.transports.http.repository_routes import add_repository_routes
+from headrace.transports.http.shared_memory_routes import add_shared_memory_routes
 from headrace.transports.http.trace_routes import add_trace_routes
 from headrace.wire.documents import to_json
 from headrace.wire.header_rules import NO_RULES, HeaderRules
@@ -58,6 +59,7 @@ def create_app(
     add_repository_routes(app, engine, max_request_bytes)
     add_log_routes(app, engine.logs)
     add_trace_routes(app, engine.tracing)
+    add_shared_memory_routes(app, engine.regions)
     _errors(app)
     openapi.describe_inference(app)
 

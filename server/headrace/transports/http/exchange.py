@@ -23,14 +23,13 @@ from headrace.engine.forwarding import forwarding
 from headrace.wire.compression import choose_encoding, compress, decompress, too_large
 from headrace.wire.header_rules import HeaderPattern, Key
 from headrace.wire.http_infer import (
-    ResponseForm,
     decode_infer,
     decode_raw,
-    encode_infer,
     error_body,
     parse_json_size,
     pass_raw,
 )
+from headrace.wire.http_response import ResponseForm
 from headrace.wire.status import INTERNAL, INTERNAL_TEXT, STATUS
 from headrace.wire.timing import add_timing, server_timing, wants_timing
 
@@ -198,7 +197,7 @@ class Exchange:
         assert form is not None, "an answer to what was not submitted. This is a bug."
         if self._timed:
             add_timing(response)
-        buffers, json_size = encode_infer(response, form)
+        buffers, json_size = form.encode(response)
         lines = JSON if json_size is None else _BINARY % json_size
         lines += b"server-timing: %b\r\n" % server_timing(response.timing)
         if accept is not None and (encoding := choose_encoding(accept)) != "identity":

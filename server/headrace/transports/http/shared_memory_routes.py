@@ -1,0 +1,130 @@
+"""HTTP routes of system and CUDA shared memory."""
+
+import base64
+import binascii
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Path, Request, Response
+
+from headrace.core.errors import InvalidRequest
+from headrace.engine.regions import Regions
+from headrace.transports.http.json_bodies import json_answer, json_body
+from headrace.wire.documents import to_json
+from headrace.wire.elements import json_name
+
+_Region = Annotated[str, Path(description="Name of a region")]
+_SYSTEM: dict[str, Any] = {
+    "type": "object",
+    "required": ["key", "byte_size"],
+    "properties": {
+        "key": {"type": "string", "description": "Name of the POSIX shared memory object"},
+        "offset": {"type": "integer", "minimum": 0, "default": 0},
+        "byte_size": {"type": "integer", "minimum": 1},
+    },
+}
+_CUDA: dict[str, Any] = {
+    "type": "object",
+    "required": ["raw_handle", "device_id", "byte_size"],
+    "properties": {
+        "raw_handle": {
+            "type": "object",
+            "required": ["b64"],
+            "properties": {
+                "b64": {"type": "string", "description": "A cudaIpcMemHandle_t in base64"}
+            },
+        },
+        "device_id": {"type": "integer", "minimum": 0},
+        "byte_size": {"type": "integer", "minimum": 1},
+    },
+}
+_KINDS = (
+    ("systemsharedmemory", "system shared memory", False),
+    ("cudasharedmemory", "CUDA shared memory", True),
+)
+
+
+def add_shared_memory_routes(app: FastAPI, regions: Regions) -> None:
+    """Let `app` tell and change which regions there are."""
+    for path, words, cuda in _KINDS:
+        _add_status(app, regions, path, words, cuda)
+        _add_unregister(app, regions, path, words, cuda)
+
+    @app.post(
+        "/v2/systemsharedmemory/region/{region}/register", tags=["shared memory"],
+        summary="Register system shared memory",
+        operation_id="register_systemsharedmemory", openapi_extra=_body(_SYSTEM),
+    )  # fmt: skip
+    async def register_system(request: Request, region: _Region) -> Response:
+        body = await json_body(request)
+        key = _member(body, "key", str)
+        offset = 0 if body.get("offset") is None else _member(body, "offset", int)
+        await regions.register_system(region, key, offset, _member(body, "byte_size", int))
+        return Response()
+
+    @app.post(
+        "/v2/cudasharedmemory/region/{region}/register", tags=["shared memory"],
+        summary="Register CUDA shared memory",
+        operation_id="register_cudasharedmemory", openapi_extra=_body(_CUDA),
+    )  # fmt: skip
+    async def register_cuda(request: Request, region: _Region) -> Response:
+        body = await json_body(request)
+        text = _member(_member(body, "raw_handle", dict), "b64", str)
+        try:
+            handle = base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError):
+            raise InvalidRequest("'raw_handle' must have 'b64', a text in base64") from None
+        size = _member(body, "byte_size", int)
+        await regions.register_cuda(region, handle, _member(body, "device_id", int), size)
+        return Response()
+
+
+def _add_status(app: FastAPI, regions: Regions, path: str, words: str, cuda: bool) -> None:
+    def answer(name: str) -> Response:
+        message = regions.cuda_status(name) if cuda else regions.system_status(name)
+        found: dict[str, Any] = to_json(message)["regions"]
+        return json_answer([found[n] for n in sorted(found)])
+
+    @app.get(
+        f"/v2/{path}/status", tags=["shared memory"], summary=f"All regions of {words}",
+        operation_id=f"status_{path}",
+    )  # fmt: skip
+    async def status() -> Response:
+        return answer("")
+
+    @app.get(
+        f"/v2/{path}/region/{{region}}/status", tags=["shared memory"],
+        summary=f"A region of {words}", operation_id=f"status_{path}_region",
+    )  # fmt: skip
+    async def region_status(region: _Region) -> Response:
+        return answer(region)
+
+
+def _add_unregister(app: FastAPI, regions: Regions, path: str, words: str, cuda: bool) -> None:
+    @app.post(
+        f"/v2/{path}/unregister", tags=["shared memory"], summary=f"Forget all {words}",
+        operation_id=f"unregister_{path}",
+    )  # fmt: skip
+    async def unregister_all() -> Response:
+        regions.unregister("", cuda)
+        return Response()
+
+    @app.post(
+        f"/v2/{path}/region/{{region}}/unregister", tags=["shared memory"],
+        summary=f"Forget a region of {words}", operation_id=f"unregister_{path}_region",
+    )  # fmt: skip
+    async def unregister(region: _Region) -> Response:
+        regions.unregister(region, cuda)
+        return Response()
+
+
+def _body(schema: dict[str, Any]) -> dict[str, Any]:
+    content = {"application/json": {"schema": schema}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _member(body: dict[str, Any], name: str, kind: type) -> Any:
+    value = body.get(name)
+    if type(value) is not kind:
+        expected, got = json_name(kind), json_name(type(value))
+        raise InvalidRequest(f"'{name}' of a region must be {expected}, got {got}")
+    return value

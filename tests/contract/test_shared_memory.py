@@ -1,0 +1,617 @@
+"""System and CUDA shared memory, over both protocols and all that carries them."""
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headrace.core.datatypes import NUMPY, Datatype
+from headrace.core.errors import (
+    AlreadyExists,
+    ExecutionFailed,
+    InvalidRequest,
+    NotFound,
+    PayloadTooLarge,
+    ServerError,
+    Unsupported,
+)
+from headrace.core.tensors import Array
+from headrace.wire.pb import grpc_service_pb2 as pb
+from tests.support.client import strings, to_raw
+from tests.support.grpc_client import GrpcClient
+from tests.support.http_socket import ask
+from tests.support.memory_client import (
+    GrpcMemory,
+    HttpMemory,
+    Inputs,
+    MemoryClient,
+    Place,
+    StreamMemory,
+    memory_message,
+)
+from tests.support.server_process import ServerProcess
+from tests.support.shared_memory import SharedFile
+
+SIZE = 4 << 20
+LONG = 2 << 20  # bytes that are copied on another thread
+OFF = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
+
+CLIENTS: dict[str, Callable[[ServerProcess, GrpcClient], MemoryClient]] = {
+    "http": lambda server, _: HttpMemory(server.http),
+    "grpc": lambda _, client: GrpcMemory(client),
+    "stream": lambda _, client: StreamMemory(client),
+}
+CONTROL = ("http", "grpc")  # a stream is for inference alone
+
+
+@pytest.fixture(params=CLIENTS)
+def memory(
+    request: pytest.FixtureRequest, server: ServerProcess, grpc_client: GrpcClient
+) -> Iterator[MemoryClient]:
+    """Every way to infer; no region is left."""
+    client = CLIENTS[request.param](server, grpc_client)
+    yield client
+    client.unregister()
+    assert client.status() == []
+
+
+@pytest.fixture(params=CONTROL)
+def control(
+    request: pytest.FixtureRequest, server: ServerProcess, grpc_client: GrpcClient
+) -> Iterator[MemoryClient]:
+    """Both ways to control."""
+    client = CLIENTS[request.param](server, grpc_client)
+    yield client
+    client.unregister()
+
+
+@pytest.fixture
+def streaming(grpc_client: GrpcClient) -> Iterator[StreamMemory]:
+    """Streams alone."""
+    client = StreamMemory(grpc_client)
+    yield client
+    client.unregister()
+
+
+@pytest.fixture
+def shared() -> Iterator[SharedFile]:
+    with SharedFile(SIZE) as file:
+        yield file
+
+
+@pytest.fixture
+def file(memory: MemoryClient, shared: SharedFile) -> SharedFile:
+    """Shared memory that is registered as `r`."""
+    memory.register("r", shared.key, 0, SIZE)
+    return shared
+
+
+# --- control
+
+
+def test_register_status_unregister(control: MemoryClient, shared: SharedFile) -> None:
+    assert control.status() == control.status(kind="cuda") == []
+    control.register("b", shared.key, 8, 100)
+    control.register("a", shared.key[1:], 0, SIZE)
+    a = {"name": "a", "key": shared.key[1:], "offset": 0, "byte_size": SIZE}
+    b = {"name": "b", "key": shared.key, "offset": 8, "byte_size": 100}
+    assert control.status() == [a, b]
+    assert control.status("b") == [b]
+    control.unregister("b")
+    control.unregister("b")  # what is not there need not be unregistered
+    assert control.status() == [a]
+    control.unregister("a", kind="cuda")
+    assert control.status() == [a]
+    control.unregister()
+    assert control.status() == []
+
+
+def test_one_set_of_regions_for_both_protocols(
+    server: ServerProcess, grpc_client: GrpcClient, shared: SharedFile
+) -> None:
+    http, grpc = HttpMemory(server.http), GrpcMemory(grpc_client)
+    http.register("r", shared.key, 0, SIZE)
+    for _ in range(4):  # whichever front end answers
+        assert [region["name"] for region in grpc.status()] == ["r"]
+    grpc.unregister("r")
+    for _ in range(4):
+        assert http.status() == []
+
+
+def test_registrations_that_are_refused(control: MemoryClient, shared: SharedFile) -> None:
+    control.register("r", shared.key, 0, SIZE)
+    with pytest.raises(
+        AlreadyExists if isinstance(control, GrpcMemory) else InvalidRequest,
+        match="shared memory region 'r' already in manager",
+    ):
+        control.register("r", shared.key, 0, SIZE)
+    for key in ("/nothing-of-this-name", "../etc/passwd", "/../../etc/passwd", "", "/", "."):
+        with pytest.raises(InvalidRequest, match=f"Unable to open shared memory region: '{key}'$"):
+            control.register("other", key, 0, 8)
+    for offset, size in ((0, SIZE + 1), (1, SIZE), (2**63, 1), (2**64 - 1, 2), (0, 0)):
+        with pytest.raises(InvalidRequest, match="memory region 'other': invalid args"):
+            control.register("other", shared.key, offset, size)
+    with pytest.raises(InvalidRequest, match="reserved"):
+        control.register("other", "/triton_python_backend_shm_region_1", 0, 8)
+    with pytest.raises(NotFound, match="Unable to find system shared memory region: 'other'"):
+        control.status("other")
+
+
+@pytest.mark.parametrize(
+    ("body", "part"),
+    [
+        ({"byte_size": 8}, "'key' of a region must be a string, got null"),
+        ({"key": "k"}, "'byte_size' of a region must be an integer, got null"),
+        ({"key": 7, "byte_size": 8}, "'key' of a region must be a string, got an integer"),
+        ({"key": "k", "byte_size": True}, "'byte_size' of a region must be an integer"),
+        ({"key": "k", "byte_size": 8.0}, "'byte_size' of a region must be an integer"),
+        ({"key": "k", "byte_size": 2**70}, "'byte_size' of a region must be an integer"),
+        ({"key": "k", "byte_size": -8}, "failed to register shared memory region 'r': invalid"),
+        ({"key": "k", "byte_size": 8, "offset": -1}, "failed to register shared memory region"),
+        ({"key": "k", "byte_size": 8, "offset": "0"}, "'offset' of a region must be an integer"),
+        ([], "the request must be a JSON object"),
+    ],
+)
+def test_bodies_that_are_no_registration(server: ServerProcess, body: object, part: str) -> None:
+    path = "/v2/systemsharedmemory/region/r/register"
+    answer = ask(server.http, "POST", path, json.dumps(body).encode())
+    assert answer.status == 400
+    assert part in answer.error
+
+
+def test_cuda_without_a_gpu(control: MemoryClient) -> None:
+    assert control.status(kind="cuda") == []
+    control.unregister(kind="cuda")
+    control.unregister("c", kind="cuda")
+    with pytest.raises(InvalidRequest) as raised:
+        control.register_cuda("c", bytes(64), 0, 8)
+    assert str(raised.value) == (
+        "failed to register CUDA shared memory region: 'c', GPUs not supported"
+    )
+    with pytest.raises(NotFound, match="Unable to find cuda shared memory region: 'c'"):
+        control.status("c", kind="cuda")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {}, {"raw_handle": "x", "device_id": 0, "byte_size": 8},
+        {"raw_handle": {"b64": "!"}, "device_id": 0, "byte_size": 8},
+        {"raw_handle": {"b64": ""}, "device_id": 0, "byte_size": -1},
+        {"raw_handle": {"b64": ""}, "device_id": None, "byte_size": 8},
+    ],
+)  # fmt: skip
+def test_bodies_that_are_no_cuda_registration(server: ServerProcess, body: object) -> None:
+    path = "/v2/cudasharedmemory/region/r/register"
+    assert ask(server.http, "POST", path, json.dumps(body).encode()).status == 400
+
+
+def attempts(client: MemoryClient, key: str) -> list[Callable[[], object]]:
+    """All that needs shared memory."""
+    return [
+        lambda: client.register("r", key, 0, SIZE),
+        lambda: client.register_cuda("r", bytes(64), 0, 8),
+        lambda: client.unregister(),
+        lambda: client.unregister("r", kind="cuda"),
+        lambda: client.infer("identity", {"INPUT0": Place("r")}),
+        lambda: client.infer("identity", ones(16), {"OUTPUT0": Place("r")}),
+    ]
+
+
+def test_it_is_off_by_default(narrow: ServerProcess, shared: SharedFile) -> None:
+    with GrpcClient(narrow.grpc) as client:
+        for off in (HttpMemory(narrow.http), GrpcMemory(client)):
+            assert off.status() == off.status(kind="cuda") == []
+            for attempt in attempts(off, shared.key):
+                with pytest.raises(Unsupported) as raised:
+                    attempt()
+                assert str(raised.value) == OFF
+
+
+# --- inference
+
+
+def ones(length: int) -> dict[str, Array | Place]:
+    return {"INPUT0": np.ones((1, length), np.float32)}
+
+
+@pytest.mark.parametrize("datatype", Datatype)
+def test_every_datatype(memory: MemoryClient, file: SharedFile, datatype: Datatype) -> None:
+    array: Array
+    if datatype is Datatype.BYTES:
+        array = strings([b"", b"abc", bytes(300), "\u00fc".encode()], (2, 2))
+    else:
+        array = np.zeros((2, 2), NUMPY[datatype])
+        array[1] = 1
+    raw = to_raw(array, datatype)
+    file.put(raw, 64)
+    source = Place("r", 64, len(raw), datatype, (2, 2))
+    model = f"identity_{datatype}"
+    given: dict[str, Array | Place] = {"INPUT0": source}
+    if datatype not in (Datatype.FP16, Datatype.BF16):  # which JSON does not have
+        [found] = memory.infer(model, given).values()
+        assert found is not None
+        assert found.tolist() == array.tolist()
+    result = memory.infer(model, given, {"OUTPUT0": Place("r", 8000, len(raw))})
+    assert result == {"OUTPUT0": None}
+    assert file.get(len(raw), 8000) == raw
+
+
+@pytest.mark.parametrize("nbytes", [64, LONG])
+def test_short_and_long(memory: MemoryClient, file: SharedFile, nbytes: int) -> None:
+    array = np.arange(nbytes // 4, dtype=np.float32).reshape(1, -1)
+    file.put(array.tobytes())
+    source = Place("r", 0, nbytes, shape=array.shape)
+    [found] = memory.infer("identity_FP32", {"INPUT0": source}, {"OUTPUT0": None}).values()
+    assert found is not None
+    assert np.array_equal(found, array)
+    for tensor in (source, array):
+        file.put(bytes(nbytes), SIZE - nbytes)
+        target = {"OUTPUT0": Place("r", SIZE - nbytes, nbytes)}
+        assert memory.infer("identity_FP32", {"INPUT0": tensor}, target) == {"OUTPUT0": None}
+        assert file.get(nbytes, SIZE - nbytes) == array.tobytes()
+
+
+def test_some_here_and_some_there(memory: MemoryClient, file: SharedFile) -> None:
+    first, second = np.arange(16, dtype=np.int32)[None], np.full((1, 16), 3, np.int32)
+    file.put(first.tobytes(), 100)
+    place = Place("r", 100, 64, Datatype.INT32)
+    target = Place("r", 1000, 64)
+    here: Inputs = {"INPUT0": first, "INPUT1": second}
+    there: Inputs = {"INPUT0": place, "INPUT1": second}
+    for inputs in (here, there):
+        for names in (("OUTPUT0", "OUTPUT1"), ("OUTPUT1", "OUTPUT0")):
+            file.put(bytes(64), 1000)
+            result = memory.infer("simple", inputs, {names[0]: target, names[1]: None})
+            sums = {"OUTPUT0": first + second, "OUTPUT1": first - second}
+            assert result[names[0]] is None
+            found = result[names[1]]
+            assert found is not None
+            assert np.array_equal(found, sums[names[1]])
+            assert file.get(64, 1000) == sums[names[0]].tobytes()
+
+
+def test_two_regions_of_one_file(memory: MemoryClient, file: SharedFile) -> None:
+    memory.register("part", file.key, 256, 64)
+    file.put(np.full(16, 7, np.float32).tobytes(), 256)
+    result = memory.infer("identity_FP32", {"INPUT0": Place("part")}, {"OUTPUT0": Place("r")})
+    assert result == {"OUTPUT0": None}
+    assert file.get(64) == file.get(64, 256)
+
+
+def test_room_that_is_not_filled(memory: MemoryClient, file: SharedFile) -> None:
+    file.put(b"\xff" * 128)
+    memory.infer("identity_FP32", ones(16), {"OUTPUT0": Place("r", 0, 128)})
+    assert file.get(128) == np.ones(16, np.float32).tobytes() + b"\xff" * 64
+
+
+def test_no_elements(memory: MemoryClient, file: SharedFile) -> None:
+    empty = Place("r", 0, 0, shape=(1, 0))
+    assert memory.infer("identity_FP32", {"INPUT0": empty}, {"OUTPUT0": empty}) == {"OUTPUT0": None}
+
+
+@pytest.mark.parametrize(
+    ("place", "error", "part"),
+    [
+        (Place("no"), NotFound, "Unable to find shared memory region: 'no'"),
+        (Place("r", SIZE), InvalidRequest, "Invalid offset for shared memory region: 'r'"),
+        (Place("r", -1), InvalidRequest, "Invalid offset for shared memory region: 'r'"),
+        (Place("r", SIZE - 63), InvalidRequest, "Invalid offset + byte size for shared memory re"),
+        (Place("r", 2**63 - 1), InvalidRequest, "Invalid offset + byte size for shared memory re"),
+    ],
+)
+def test_places_that_are_none(
+    memory: MemoryClient, file: SharedFile, place: Place, error: type[ServerError], part: str
+) -> None:
+    kind = ServerError if isinstance(memory, StreamMemory) else error  # there it is a text
+    for inputs, outputs in (({"INPUT0": place}, None), (ones(16), {"OUTPUT0": place})):
+        with pytest.raises(kind) as raised:
+            memory.infer("identity_FP32", inputs, outputs)
+        assert part in str(raised.value)
+
+
+def test_inputs_of_another_size(memory: MemoryClient, file: SharedFile) -> None:
+    with pytest.raises(ServerError, match="input byte size mismatch for input 'INPUT0'"):
+        memory.infer("identity_FP32", {"INPUT0": Place("r", 0, 128)})
+    bad = Place("r", 0, 64, Datatype.BYTES, (1, 1))
+    file.put(b"\xff" * 64)
+    with pytest.raises(ServerError, match="incomplete string data for inference input 'INPUT0'"):
+        memory.infer("identity_BYTES", {"INPUT0": bad})
+
+
+def test_what_the_model_does_not_take_is_refused_first(
+    memory: MemoryClient, file: SharedFile
+) -> None:
+    place = Place("r", 0, SIZE, shape=(SIZE // 4, 1))
+    with pytest.raises(ServerError, match="batch-size must be <= 8"):
+        memory.infer("identity_FP32", {"INPUT0": place})
+    with pytest.raises(ServerError, match="data-type is 'INT32', but model"):
+        memory.infer("identity_FP32", {"INPUT0": Place("r", 0, 64, Datatype.INT32)})
+    with pytest.raises(ServerError, match="unexpected inference output 'no'"):
+        memory.infer("identity_FP32", ones(16), {"no": Place("r")})
+
+
+def test_an_output_without_room(memory: MemoryClient, file: SharedFile) -> None:
+    kind = ServerError if isinstance(memory, StreamMemory) else ExecutionFailed
+    with pytest.raises(kind) as raised:
+        memory.infer("identity_FP32", ones(16), {"OUTPUT0": Place("r", 0, 63)})
+    assert str(raised.value) == (
+        "shared memory size specified with the request for output 'OUTPUT0' (63 bytes)"
+        " should be at least 64 bytes to hold the results"
+    )
+
+
+def test_more_than_a_request_may_have(control: MemoryClient) -> None:
+    size = 65 << 20
+    with SharedFile(size) as file:  # which takes no memory, as nothing is in it
+        control.register("large", file.key, 0, size)
+        place = Place("large", 0, size, shape=(1, size // 4))
+        with pytest.raises(PayloadTooLarge, match="Use --max-request-bytes to increase the limit"):
+            control.infer("identity_FP32", {"INPUT0": place})
+
+
+def test_a_file_that_becomes_shorter(memory: MemoryClient, file: SharedFile) -> None:
+    """Where it was mapped, this would be the end of the server."""
+    file.resize(10)
+    for nbytes in (64, LONG):
+        place = Place("r", 0, nbytes, shape=(1, nbytes // 4))
+        with pytest.raises(ServerError, match="'r' does not have the bytes any more"):
+            memory.infer("identity_FP32", {"INPUT0": place})
+        with pytest.raises(ServerError, match="'r' did not take an output"):
+            memory.infer("identity_FP32", ones(nbytes // 4), {"OUTPUT0": place})
+    file.resize(SIZE)
+    assert memory.infer("identity_FP32", ones(16), {"OUTPUT0": Place("r")}) == {"OUTPUT0": None}
+
+
+def test_a_bad_region_hurts_nobody_else(
+    memory: MemoryClient, file: SharedFile, pool: ThreadPoolExecutor
+) -> None:
+    """Requests that would run together, some of which have no good place."""
+
+    def ask_one(number: int) -> bool:
+        file.put(np.full(16, number, np.float32).tobytes(), 64 * number)
+        source = Place("no" if number % 4 == 3 else "r", 64 * number)
+        room = 60 if number % 4 == 2 else 64
+        try:
+            memory.infer(
+                "identity_FP32",
+                {"INPUT0": source},
+                {"OUTPUT0": Place("r", 4096 + 64 * number, room)},
+            )
+        except ServerError:
+            return False
+        return file.get(64, 4096 + 64 * number) == file.get(64, 64 * number)
+
+    good = list(pool.map(ask_one, range(48)))
+    assert good == [number % 4 < 2 for number in range(48)]
+
+
+def test_files_that_change_all_the_time(
+    memory: MemoryClient, file: SharedFile, pool: ThreadPoolExecutor
+) -> None:
+    """Shorter, longer, and with lengths that change: each request has an answer or an error."""
+    array = strings([b"abc"] * 4, (1, 4))
+    raw = to_raw(array, "BYTES")
+    source = Place("r", 0, len(raw), Datatype.BYTES, (1, 4))
+    long = Place("r", 0, LONG, shape=(1, LONG // 4))
+
+    def change(number: int) -> None:
+        for turn in range(60):
+            file.resize((0, 10, len(raw), SIZE)[(turn + number) % 4])
+            file.put(raw if turn % 2 else b"\xff\xff\xff\xff" * 4)
+
+    def ask_some(number: int) -> int:
+        errors = 0
+        for _ in range(10):
+            try:
+                if number % 2:
+                    memory.infer("identity_FP32", {"INPUT0": long}, {"OUTPUT0": long})
+                else:
+                    memory.infer("identity_BYTES", {"INPUT0": source})
+            except ServerError:
+                errors += 1
+        return errors
+
+    changes = [pool.submit(change, number) for number in range(2)]
+    errors = sum(pool.map(ask_some, range(8)))
+    for done in changes:
+        done.result()
+    assert 0 <= errors <= 80
+    file.resize(SIZE)
+    file.put(raw)
+    [found] = memory.infer("identity_BYTES", {"INPUT0": source}).values()
+    assert found is not None
+    assert found.tolist() == array.tolist()
+
+
+def test_unregistered_while_requests_use_it(
+    memory: MemoryClient, shared: SharedFile, pool: ThreadPoolExecutor
+) -> None:
+    """Each has its answer, or learns that there is no such region."""
+    place = Place("r", 0, LONG, shape=(1, LONG // 4))
+
+    def ask_some(_: int) -> list[str]:
+        found = []
+        for _ in range(6):
+            try:
+                memory.infer("identity_FP32", {"INPUT0": place}, {"OUTPUT0": place})
+                found.append("")
+            except ServerError as error:
+                found.append(str(error))
+        return found
+
+    def register_again() -> None:
+        for _ in range(20):
+            memory.register("r", shared.key, 0, SIZE)
+            memory.unregister("r")
+        memory.register("r", shared.key, 0, SIZE)
+
+    registering = pool.submit(register_again)
+    answers = {text for texts in pool.map(ask_some, range(4)) for text in texts}
+    registering.result()
+    assert answers <= {"", "Unable to find shared memory region: 'r'"}
+    assert memory.infer("identity_FP32", {"INPUT0": place}, {"OUTPUT0": place})
+
+
+def test_classes_beside_shared_memory(server: ServerProcess, shared: SharedFile) -> None:
+    memory = HttpMemory(server.http)
+    memory.register("r", shared.key, 0, SIZE)
+    document = {
+        "inputs": [
+            {"name": f"INPUT{n}", "datatype": "INT32", "shape": [1, 16], "data": list(range(16))}
+            for n in range(2)
+        ],
+        "outputs": [
+            {"name": "OUTPUT0", "parameters": {"classification": 1}},
+            {"name": "OUTPUT1", "parameters": Place("r").parameters},
+        ],
+    }
+    answer = ask(server.http, "POST", "/v2/models/simple/infer", json.dumps(document).encode())
+    assert answer.document["outputs"] == [
+        {"name": "OUTPUT0", "datatype": "BYTES", "shape": [1, 1], "data": ["30:15"]},
+        {"name": "OUTPUT1", "datatype": "INT32", "shape": [1, 16]},
+    ]
+    assert shared.get(64) == bytes(64)
+    memory.unregister()
+
+
+def test_a_decoupled_model(streaming: StreamMemory, shared: SharedFile) -> None:
+    streaming.register("r", shared.key, 0, SIZE)
+    shared.put(np.full(8, 4, np.float32).tobytes())
+    source, target = Place("r", 0, 32, shape=(8, 1)), Place("r", 64, 32)
+    message = memory_message("decoupled", {"INPUT0": source}, {"OUTPUT0": target})
+    answers = list(streaming.client.stream([message, message]))
+    assert [a.error_message for a in answers] == ["", ""]
+    for answer in answers:
+        assert answer.infer_response.parameters["triton_final_response"].bool_param
+        assert list(answer.infer_response.raw_output_contents) == [b""]
+    assert np.frombuffer(shared.get(32, 64), np.float32).tolist() == [5] * 8
+
+
+def test_errors_of_a_stream_are_messages(streaming: StreamMemory, shared: SharedFile) -> None:
+    """Also the late ones; the stream goes on."""
+    streaming.register("r", shared.key, 0, SIZE)
+    shared.resize(0)
+    long = Place("r", 0, LONG, shape=(1, LONG // 4))
+    late = memory_message("identity_FP32", {"INPUT0": long})
+    early = memory_message("identity_FP32", {"INPUT0": Place("no")})
+    good = memory_message("identity_FP32", ones(4))
+    first, second, third = streaming.client.stream([late, early, good])
+    assert "does not have the bytes any more" in first.error_message
+    assert not first.infer_response.parameters  # it was refused, not executed
+    assert "Unable to find shared memory region" in second.error_message
+    assert list(third.infer_response.raw_output_contents) == [np.ones(4, np.float32).tobytes()]
+
+
+# --- anything
+
+names = st.sampled_from(["r", "r2", "\u00fc b", "n" * 256]) | st.text(min_size=1, max_size=5)
+numbers = st.integers(0, 2 * SIZE) | st.sampled_from([2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1])
+keys = st.sampled_from(["", "/", "..", "/../etc/passwd", "a\0b", "k" * 300]) | st.text(max_size=5)
+ANY = settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@ANY
+@given(names, keys | st.none(), numbers, numbers)
+def test_any_registration(
+    control: MemoryClient, shared: SharedFile, name: str, key: str | None, offset: int, size: int
+) -> None:
+    """It is refused as a client's error, or it is a region within the file."""
+    try:
+        control.register(name, shared.key if key is None else key, offset, size)
+    except (InvalidRequest, NotFound):
+        return
+    assert key is None
+    assert offset + size <= SIZE
+    [region] = control.status()
+    assert region == {"name": name, "key": shared.key, "offset": offset, "byte_size": size}
+    control.unregister()
+
+
+scalars = st.none() | st.booleans() | st.floats() | st.integers(-5, 2**64 - 1) | st.text(max_size=3)
+documents = st.dictionaries(
+    st.sampled_from(["key", "offset", "byte_size", "raw_handle", "device_id"]),
+    scalars | st.lists(scalars, max_size=1) | st.fixed_dictionaries({"b64": scalars}),
+)
+
+
+@ANY
+@given(documents | scalars, st.sampled_from(["system", "cuda"]))
+def test_any_body(server: ServerProcess, document: Any, kind: str) -> None:
+    path = f"/v2/{kind}sharedmemory/region/r/register"
+    assert ask(server.http, "POST", path, json.dumps(document).encode()).status == 400
+
+
+places = st.fixed_dictionaries(
+    {},
+    optional={
+        "shared_memory_region": st.just("r") | scalars,
+        "shared_memory_offset": st.integers(0, SIZE) | scalars,
+        "shared_memory_byte_size": st.just(64) | scalars,
+    },
+)
+
+
+@ANY
+@given(places, places)
+def test_any_place(
+    server: ServerProcess, shared: SharedFile, source: dict[str, Any], target: dict[str, Any]
+) -> None:
+    memory = HttpMemory(server.http)
+    memory.register("r", shared.key, 0, SIZE)
+    try:
+        tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 16], "parameters": source}
+        document = {"inputs": [tensor], "outputs": [{"name": "OUTPUT0", "parameters": target}]}
+        body = json.dumps(document).encode()
+        answer = ask(server.http, "POST", "/v2/models/identity_FP32/infer", body)
+        assert answer.status in (200, 400, 404) or "should be at least 64 bytes" in answer.error
+        if answer.status == 200 and "data" not in json.loads(answer.body)["outputs"][0]:
+            start = target.get("shared_memory_offset") or 0
+            assert 0 <= start <= SIZE - 64
+    finally:
+        memory.unregister()
+
+
+parameters = st.dictionaries(
+    st.sampled_from(list(Place("r").parameters)),
+    st.one_of(
+        st.integers(-(2**63), 2**63 - 1).map(lambda n: pb.InferParameter(int64_param=n)),
+        st.sampled_from(["r", "", "no"]).map(lambda s: pb.InferParameter(string_param=s)),
+        st.booleans().map(lambda b: pb.InferParameter(bool_param=b)),
+        st.just(pb.InferParameter()),
+    ),
+)
+
+
+@ANY
+@given(parameters, parameters)
+def test_any_parameters(
+    grpc_client: GrpcClient,
+    shared: SharedFile,
+    source: dict[str, pb.InferParameter],
+    target: dict[str, pb.InferParameter],
+) -> None:
+    memory = GrpcMemory(grpc_client)
+    memory.register("r", shared.key, 0, SIZE)
+    try:
+        message = memory_message("identity_FP32", {"INPUT0": Place("r")}, {"OUTPUT0": Place("r")})
+        for item, changed in ((message.inputs[0], source), (message.outputs[0], target)):
+            for name, value in changed.items():
+                item.parameters[name].CopyFrom(value)
+        outcome = ""
+        try:
+            grpc_client.call("ModelInfer", message, pb.ModelInferResponse)
+        except (InvalidRequest, NotFound):
+            pass
+        except ServerError as error:
+            outcome = str(error)
+        assert not outcome or "should be at least 64 bytes" in outcome
+    finally:
+        memory.unregister()

@@ -1,0 +1,384 @@
+"""Which regions there are, what may become one, and who uses them; on real shared memory."""
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headrace.core.errors import (
+    AlreadyExists,
+    ExecutionFailed,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    ServerError,
+    Unsupported,
+)
+from headrace.core.requests import Stretch
+from headrace.engine.admission import Admission
+from headrace.engine.cuda import Cuda, CudaError
+from headrace.engine.regions import Regions
+from tests.support.shared_memory import SharedFile
+
+SIZE = 4096
+
+
+def regions_of(prefix: str = "", allowed: bool = True, cuda: Cuda | None = None) -> Regions:
+    return Regions(Admission(0, 0), 1 << 20, allowed, prefix, lambda: cuda)
+
+
+def register(regions: Regions, name: str, key: str, offset: int = 0, byte_size: int = SIZE) -> None:
+    asyncio.run(regions.register_system(name, key, offset, byte_size))
+
+
+@pytest.fixture
+def shared() -> Iterator[SharedFile]:
+    with SharedFile(SIZE) as file:
+        yield file
+
+
+def open_files(path: Path) -> int:
+    """How often this process has a file open."""
+    count = 0
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # that of the listing itself
+            count += os.readlink(link).removesuffix(" (deleted)") == str(path)
+    return count
+
+
+def closed(regions: Regions) -> None:
+    """Wait until what was to be closed is."""
+    regions.threads.shutdown()
+
+
+def test_a_region(shared: SharedFile) -> None:
+    regions = regions_of()
+    shared.put(b"0123456789")
+    register(regions, "r", shared.key, 2, 6)
+    status = regions.system_status("r").regions["r"]
+    assert (status.name, status.key, status.offset, status.byte_size) == ("r", shared.key, 2, 6)
+    assert regions.system_status() == regions.system_status("r")
+    region = regions.take(Stretch("r", 1, 5))
+    data = bytearray(5)
+    region.read(memoryview(data), 1)
+    assert data == b"34567"
+    region.write(memoryview(b"ab"), 4)
+    assert shared.get(10) == b"012345ab89"
+
+
+def test_a_key_with_or_without_its_slash(shared: SharedFile) -> None:
+    regions = regions_of()
+    register(regions, "a", shared.key)
+    register(regions, "b", shared.key[1:])
+    assert {r.key for r in regions.system_status().regions.values()} == {
+        shared.key, shared.key[1:]
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "", "/", ".", "..", "/.", "/..", "//etc/passwd", "../../etc/passwd", "/../etc/passwd",
+        "a/b", "a\0b", "/" + "k" * 256, "/" + "\u00fc" * 128, "/headrace-test-nothing", "\ud800",
+    ],
+)  # fmt: skip
+def test_keys_that_are_none(key: str) -> None:
+    regions = regions_of()
+    with pytest.raises(InvalidRequest) as raised:
+        register(regions, "r", key)
+    assert str(raised.value).startswith(f"Unable to open shared memory region: '{key[:300]}'")
+    assert not regions.system_status().regions
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["/triton_python_backend_shm_region_1", "triton_python_backend_shm_region_", "/sem.mutex"],
+)
+def test_reserved_keys(key: str) -> None:
+    with pytest.raises(InvalidRequest, match="keys that begin so are reserved"):
+        register(regions_of(), "r", key)
+
+
+def test_only_keys_with_the_prefix() -> None:
+    regions = regions_of(prefix="ours-")
+    with SharedFile(SIZE, "ours-") as ours, SharedFile(SIZE, "theirs-") as theirs:
+        register(regions, "a", ours.key)
+        with pytest.raises(InvalidRequest, match="Unable to open"):
+            register(regions, "b", theirs.key)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path, _: path.mkdir(),
+        lambda path, _: os.mkfifo(path),
+        lambda path, target: path.symlink_to(target),
+        lambda path, _: path.symlink_to("/etc/passwd"),
+        lambda path, _: path.touch(0o400),  # root may write it, and finds it too short
+    ],
+    ids=["directory", "fifo", "link", "link out", "read-only"],
+)
+def test_what_is_no_shared_memory(shared: SharedFile, make: Callable[[Path, Path], None]) -> None:
+    path = shared.path.with_suffix(".other")
+    make(path, shared.path)
+    try:
+        with pytest.raises(InvalidRequest):
+            register(regions_of(), "r", path.name)
+        assert open_files(path) == 0
+    finally:
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
+        else:
+            path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("offset", "byte_size"),
+    [
+        (0, 0), (0, -1), (-1, 8), (0, SIZE + 1), (1, SIZE), (SIZE, 1), (2**63, 1), (0, 2**63),
+        (2**63 - 1, 2**63 - 1), (2**64 - 1, 2), (1, 2**64 - 1), (-(2**63), 8),
+    ],
+)  # fmt: skip
+def test_sizes_beyond_the_file(shared: SharedFile, offset: int, byte_size: int) -> None:
+    with pytest.raises(InvalidRequest, match="failed to register shared memory region 'r': inval"):
+        register(regions_of(), "r", shared.key, offset, byte_size)
+    assert open_files(shared.path) == 1  # which is our own
+
+
+def test_names(shared: SharedFile) -> None:
+    regions = regions_of()
+    register(regions, "r", shared.key)
+    with pytest.raises(AlreadyExists, match="shared memory region 'r' already in manager"):
+        register(regions, "r", shared.key)
+    for name in ("", "n" * 256):
+        with pytest.raises(InvalidRequest, match="name must have 1 to 255 bytes"):
+            register(regions, name, shared.key)
+
+
+def test_two_of_a_name_at_once(shared: SharedFile) -> None:
+    regions = regions_of()
+
+    async def both() -> list[BaseException | None]:
+        coroutines = [regions.register_system("r", shared.key, 0, SIZE) for _ in range(2)]
+        return await asyncio.gather(*coroutines, return_exceptions=True)
+
+    first, second = asyncio.run(both())
+    assert first is None
+    assert isinstance(second, AlreadyExists)
+
+
+def test_there_is_an_end_to_regions(shared: SharedFile) -> None:
+    regions = regions_of()
+
+    async def many() -> None:
+        for number in range(1024):
+            await regions.register_system(str(number), shared.key, 0, SIZE)
+
+    asyncio.run(many())
+    with pytest.raises(Overloaded, match="1024 shared memory regions"):
+        register(regions, "more", shared.key)
+    regions.unregister("", cuda=False)
+    closed(regions)
+    assert open_files(shared.path) == 1
+
+
+@pytest.mark.parametrize(
+    ("place", "error", "part"),
+    [
+        (Stretch("x", 0, 1), NotFound, "Unable to find shared memory region: 'x'"),
+        (Stretch("r", 100, 0), InvalidRequest, "Invalid offset for shared memory region"),
+        (Stretch("r", 2**63, 1), InvalidRequest, "Invalid offset for shared memory region"),
+        (Stretch("r", 99, 2), InvalidRequest, "Invalid offset \\+ byte size for shared memory"),
+        (Stretch("r", 1, 2**63), InvalidRequest, "Invalid offset \\+ byte size for shared memory"),
+    ],
+)
+def test_stretches_outside(
+    shared: SharedFile, place: Stretch, error: type[ServerError], part: str
+) -> None:
+    regions = regions_of()
+    register(regions, "r", shared.key, 0, 100)
+    with pytest.raises(error, match=part):
+        regions.take(place)
+    regions.take(Stretch("r", 99, 1))
+    regions.take(Stretch("r", 0, 100))
+
+
+def test_unregister(shared: SharedFile) -> None:
+    regions = regions_of()
+    for name in "abc":
+        register(regions, name, shared.key)
+    regions.unregister("a", cuda=False)
+    regions.unregister("a", cuda=False)  # which is not there any more
+    regions.unregister("b", cuda=True)  # which is not of that kind
+    assert set(regions.system_status().regions) == {"b", "c"}
+    regions.unregister("", cuda=True)
+    assert set(regions.system_status().regions) == {"b", "c"}
+    with pytest.raises(NotFound, match="Unable to find system shared memory region: 'a'"):
+        regions.system_status("a")
+    regions.unregister("", cuda=False)
+    assert not regions.system_status().regions
+    closed(regions)
+    assert open_files(shared.path) == 1
+
+
+def test_a_region_in_use_stays_until_it_is_not(shared: SharedFile) -> None:
+    regions = regions_of()
+    register(regions, "r", shared.key)
+    shared.put(b"still here")
+    region = regions.take(Stretch("r", 0, SIZE))
+    regions.unregister("r", cuda=False)
+    register(regions, "r", shared.key)  # the name is free
+    data = bytearray(10)
+    region.read(memoryview(data), 0)
+    assert data == b"still here"
+    regions.release(region)
+    closed(regions)
+    assert open_files(shared.path) == 2  # our own, and that of the second
+
+
+def test_a_file_that_becomes_shorter(shared: SharedFile) -> None:
+    regions = regions_of()
+    register(regions, "r", shared.key)
+    region = regions.take(Stretch("r", 0, SIZE))
+    shared.resize(100)
+    with pytest.raises(InvalidRequest, match="'r' does not have the bytes any more"):
+        region.read(memoryview(bytearray(200)), 0)
+    with pytest.raises(ExecutionFailed, match="'r' did not take an output"):
+        region.write(memoryview(bytes(200)), 0)
+    assert shared.path.stat().st_size == 100
+    region.write(memoryview(b"fits"), 96)
+    assert shared.get(4, 96) == b"fits"
+
+
+def test_it_is_off_by_default(shared: SharedFile) -> None:
+    regions = regions_of(allowed=False)
+    assert not regions.system_status().regions
+    assert not regions.cuda_status().regions
+    with pytest.raises(NotFound):
+        regions.system_status("r")
+    for attempt in (
+        lambda: register(regions, "r", shared.key),
+        lambda: asyncio.run(regions.register_cuda("r", bytes(64), 0, 8)),
+        lambda: regions.unregister("", cuda=False),
+        lambda: regions.take(Stretch("r", 0, 1)),
+    ):
+        with pytest.raises(Unsupported, match="Start the server with '--allow-client-shm=true'"):
+            attempt()
+
+
+# --- any registration
+
+names = st.text(max_size=8) | st.sampled_from(["r", "", "n" * 300])
+numbers = st.one_of(
+    st.integers(-2, SIZE + 2),
+    st.integers(),
+    st.sampled_from([2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63), 10**40]),
+)
+keys = st.one_of(
+    st.text(st.characters(categories=None), max_size=300),
+    st.lists(st.sampled_from(["/", ".", "..", "a", "\0", "dev", "shm", "etc", "passwd"])).map(
+        "".join
+    ),
+    st.just("<the file>"),
+)
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(names, keys, numbers, numbers)
+def test_any_registration(
+    shared: SharedFile, name: str, key: str, offset: int, byte_size: int
+) -> None:
+    regions = regions_of()
+    if key == "<the file>":
+        key = shared.key
+    try:
+        register(regions, name, key, offset, byte_size)
+    except ServerError:
+        assert not regions.system_status().regions
+        return
+    assert key.lstrip("/") == shared.path.name
+    assert 0 <= offset < offset + byte_size <= SIZE
+    regions.unregister(name, cuda=False)
+    closed(regions)
+
+
+# --- memory of GPUs
+
+
+class FakeCuda:
+    """One GPU whose memory is a list of buffers, with their numbers as handles."""
+
+    devices = 1
+
+    def __init__(self, *sizes: int) -> None:
+        self.buffers = [bytearray(size) for size in sizes]
+        self.closed: list[int] = []
+
+    def open(self, device: int, handle: bytes, byte_size: int) -> int:
+        number = int.from_bytes(handle, "little")
+        if number >= len(self.buffers) or byte_size > len(self.buffers[number]):
+            raise CudaError("no such memory")
+        return number << 32
+
+    def close(self, device: int, address: int) -> None:
+        self.closed.append(address >> 32)
+
+    def to_host(self, device: int, address: int, into: memoryview) -> None:
+        start = address & 0xFFFFFFFF
+        into[:] = self.buffers[address >> 32][start : start + len(into)]
+
+    def to_device(self, device: int, address: int, data: memoryview) -> None:
+        start = address & 0xFFFFFFFF
+        self.buffers[address >> 32][start : start + len(data)] = data
+
+
+def handle(number: int) -> bytes:
+    return number.to_bytes(64, "little")
+
+
+def test_cuda_without_a_gpu() -> None:
+    regions = regions_of()
+    with pytest.raises(InvalidRequest) as raised:
+        asyncio.run(regions.register_cuda("c", handle(0), 0, 8))
+    assert str(raised.value) == (
+        "failed to register CUDA shared memory region: 'c', GPUs not supported"
+    )
+    assert not regions.cuda_status().regions
+
+
+def test_cuda_with_a_gpu() -> None:
+    cuda = FakeCuda(16, 16)
+    regions = regions_of(cuda=cuda)
+    asyncio.run(regions.register_cuda("c", handle(1), 0, 16))
+    status = regions.cuda_status("c").regions["c"]
+    assert (status.name, status.device_id, status.byte_size) == ("c", 0, 16)
+    assert not regions.system_status().regions
+    region = regions.take(Stretch("c", 4, 8))
+    region.write(memoryview(b"abcd"), 4)
+    assert cuda.buffers[1][4:8] == b"abcd"
+    data = bytearray(2)
+    region.read(memoryview(data), 5)
+    assert data == b"bc"
+    regions.unregister("c", cuda=True)
+    regions.release(region)
+    closed(regions)
+    assert cuda.closed == [1]
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "size"),
+    [
+        (handle(7), 0, 8), (handle(0), 1, 8), (handle(0), -1, 8), (handle(0), 0, 17),
+        (handle(0), 0, 0), (b"short", 0, 8), (handle(0), 2**63, 8), (handle(0), 0, 2**64),
+    ],
+)  # fmt: skip
+def test_cuda_registrations_that_are_wrong(given: bytes, device: int, size: int) -> None:
+    with pytest.raises(InvalidRequest, match="failed to register shared memory region 'c': inval"):
+        asyncio.run(regions_of(cuda=FakeCuda(16)).register_cuda("c", given, device, size))

@@ -1,0 +1,433 @@
+"""Requests with tensors in shared memory: what is copied when, and what is given back."""
+
+import asyncio
+import gc
+import weakref
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.core.datatypes import Datatype
+from headrace.core.errors import (
+    ExecutionFailed,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    PayloadTooLarge,
+    QueueFull,
+    ServerError,
+)
+from headrace.core.requests import (
+    InferResponse,
+    SharedInput,
+    SharedRequest,
+    Stretch,
+    Ticket,
+    Timing,
+)
+from headrace.core.tensors import Tensor
+from headrace.engine.admission import Admission
+from headrace.engine.regions import Regions
+from headrace.engine.shared_calls import AT_ONCE, SharedCall
+from headrace.wire.bytes_tensor import encode_bytes_tensor, object_array
+from tests.support.shared_memory import SharedFile
+
+LONG = AT_ONCE + 4  # bytes that are copied on another thread
+SIZE = 4 * LONG
+
+
+class Sink:
+    """Keeps what comes."""
+
+    def __init__(self) -> None:
+        self.got: list[Any] = []
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        self.got.append((response.id, final))
+
+    def finish(self) -> None:
+        self.got.append("end")
+
+    def fail(self, error: ServerError) -> None:
+        self.got.append(error)
+
+    def refuse(self, error: ServerError) -> None:
+        self.got.append(("refused", error))
+
+
+class Work:
+    """The model's queue, and the ticket of the one request in it."""
+
+    def __init__(self) -> None:
+        self.expected = 0
+        self.submitted = self.cancelled = 0
+        self.held: list[bool] = []
+        self.refusal: ServerError | None = None
+
+    def expect(self, count: int) -> None:
+        self.expected += count
+
+    def submit(self) -> Ticket:
+        if self.refusal is not None:
+            raise self.refusal
+        self.submitted += 1
+        return self
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+    def hold(self, held: bool) -> None:
+        self.held.append(held)
+
+
+class Scene:
+    """A region, and one call to do with it."""
+
+    def __init__(self, file: SharedFile, max_bytes: int = 64 << 20, admitted: int = 0) -> None:
+        self.file = file
+        self.admission = Admission(0, admitted)
+        self.regions = Regions(self.admission, max_bytes, allowed=True)
+        self.sink = Sink()
+        self.work = Work()
+        self.request = SharedRequest("m", "", "7", {})
+        self.call: SharedCall | None = None
+
+    def floats(self, nbytes: int, offset: int = 0, region: str = "r") -> None:
+        """Have an input `x` there."""
+        place = Stretch(region, offset, nbytes)
+        self.request.shared_inputs = {"x": SharedInput(Datatype.FP32, (nbytes // 4,), place)}
+
+    def room(self, nbytes: int, offset: int = 0) -> None:
+        """Have room for an output `y` there."""
+        self.request.shared_outputs = {"y": Stretch("r", offset, nbytes)}
+
+    def begin(self) -> SharedCall:
+        self.call = SharedCall(self.request, self.sink, self.regions)
+        self.call.begin(self.work, self.work.submit)
+        return self.call
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(20):
+            while not condition():  # noqa: ASYNC110 - anything may make it so
+                await asyncio.sleep(0)
+
+    @property
+    def in_use(self) -> int:
+        region = self.regions.take(Stretch("r", 0, 0))
+        self.regions.release(region)
+        return region.users
+
+
+@asynccontextmanager
+async def scene(**options: int) -> AsyncIterator[Scene]:
+    """A region of zeros; in the end nothing is in use, and nothing counted."""
+    with SharedFile(SIZE) as file:
+        found = Scene(file, **options)
+        await found.regions.register_system("r", file.key, 0, SIZE)
+        yield found
+        await found.until(lambda: not found.in_use)
+        assert (found.admission.requests, found.admission.bytes) == (0, 0)
+        assert found.work.expected == 0
+
+
+def response(*outputs: Tensor, id: str = "7") -> InferResponse:
+    return InferResponse("m", "1", id, list(outputs), Timing(1, 2, 3))
+
+
+def output(nbytes: int, value: float = 1) -> Tensor:
+    return Tensor("y", Datatype.FP32, np.full(nbytes // 4, value, np.float32))
+
+
+@pytest.mark.parametrize("nbytes", [8, LONG])
+def test_an_input(nbytes: int) -> None:
+    async def scenario() -> None:
+        async with scene() as s:
+            s.file.put(np.arange(nbytes // 4, dtype=np.float32).tobytes(), 16)
+            s.floats(nbytes, 16)
+            call = s.begin()
+            await s.until(lambda: s.work.submitted)
+            s.file.put(bytes(nbytes), 16)  # too late
+            assert s.request.inputs["x"].array.tolist() == list(range(nbytes // 4))
+            assert s.admission.bytes == nbytes
+            call.respond(response(output(8)), True)
+            assert s.sink.got == [("7", True)]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("count", [2, 100_000])
+def test_an_input_of_strings(count: int) -> None:
+    async def scenario() -> None:
+        async with scene() as s:
+            array = object_array([str(n).encode() * 3 for n in range(count)], [count])
+            raw = encode_bytes_tensor(array)
+            s.file.put(raw)
+            place = Stretch("r", 0, len(raw))
+            s.request.shared_inputs = {"x": SharedInput(Datatype.BYTES, (count,), place)}
+            call = s.begin()
+            await s.until(lambda: s.work.submitted)
+            assert s.request.inputs["x"].array.tolist() == array.tolist()
+            call.finish()
+            assert s.sink.got == ["end"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("nbytes", [8, LONG])
+def test_strings_that_make_no_sense(nbytes: int) -> None:
+    async def scenario() -> None:
+        async with scene() as s:
+            s.file.put(b"\xff" * nbytes)
+            place = Stretch("r", 0, nbytes)
+            s.request.shared_inputs = {"x": SharedInput(Datatype.BYTES, (1,), place)}
+            await refused(s, InvalidRequest, "incomplete string data")
+
+    asyncio.run(scenario())
+
+
+async def refused(s: Scene, kind: type[ServerError], part: str) -> None:
+    """The call is refused, at once or later."""
+    try:
+        s.begin()
+    except ServerError as refusal:
+        s.sink.refuse(refusal)
+    await s.until(lambda: s.sink.got)
+    [(how, error)] = s.sink.got
+    assert how == "refused"
+    assert isinstance(error, kind)
+    assert part in str(error)
+    assert not s.work.submitted
+
+
+@pytest.mark.parametrize("nbytes", [8, LONG])
+def test_a_file_that_is_shorter_than_it_was(nbytes: int) -> None:
+    async def scenario() -> None:
+        async with scene() as s:
+            s.file.resize(nbytes - 1)
+            s.floats(nbytes)
+            await refused(s, InvalidRequest, "'r' does not have the bytes any more")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("nbytes", [8, LONG])
+def test_a_full_queue(nbytes: int) -> None:
+    async def scenario() -> None:
+        async with scene() as s:
+            s.work.refusal = QueueFull("full")
+            s.floats(nbytes)
+            await refused(s, QueueFull, "full")
+
+    asyncio.run(scenario())
+
+
+def test_no_such_region_for_one_of_two() -> None:
+    async def scenario() -> None:
+        async with scene() as s:
+            s.room(8)
+            s.floats(8, region="other")
+            await refused(s, NotFound, "Unable to find shared memory region: 'other'")
+
+    asyncio.run(scenario())
+
+
+def test_more_than_a_request_may_have() -> None:
+    async def scenario() -> None:
+        async with scene(max_bytes=1000) as s:
+            s.request.nbytes = 500
+            s.floats(504)
+            await refused(s, PayloadTooLarge, "request and its shared memory (1004 bytes)")
+
+    asyncio.run(scenario())
+
+
+def test_more_than_is_admitted() -> None:
+    async def scenario() -> None:
+        async with scene(admitted=1000) as s:
+            s.admission.enter(0)
+            s.admission.enter(600)
+            s.floats(504)
+            await refused(s, Overloaded, "limit of 1000 bytes")
+            s.admission.leave(600)
+            s.admission.leave(0)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("nbytes", [8, LONG])
+def test_an_output(nbytes: int) -> None:
+    async def scenario() -> None:
+        async with scene() as s:
+            s.room(nbytes + 4, 16)
+            call = s.begin()
+            assert s.work.submitted
+            given = response(output(nbytes), Tensor("z", Datatype.FP32, np.zeros(1, np.float32)))
+            call.respond(given, True)
+            await s.until(lambda: s.sink.got)
+            assert s.file.get(nbytes, 16) == output(nbytes).array.tobytes()
+            y, z = given.outputs
+            assert (y.name, y.array.shape, y.array.tobytes()) == ("y", (nbytes // 4,), b"")
+            assert y.datatype.value == "FP32"
+            assert z.array.tolist() == [0]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("final", "cancelled"), [(True, 0), (False, 1)])
+def test_an_output_without_room(final: bool, cancelled: int) -> None:
+    async def scenario() -> None:
+        async with scene() as s:
+            s.room(7)
+            call = s.begin()
+            call.respond(response(output(8)), final)
+            [error] = s.sink.got
+            assert isinstance(error, ExecutionFailed)
+            assert str(error) == (
+                "shared memory size specified with the request for output 'y' (7 bytes)"
+                " should be at least 8 bytes to hold the results"
+            )
+            assert s.work.cancelled == cancelled
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("nbytes", [8, LONG])
+def test_a_file_that_became_shorter_meanwhile(nbytes: int) -> None:
+    async def scenario() -> None:
+        async with scene() as s:
+            s.room(nbytes)
+            call = s.begin()
+            s.file.resize(0)
+            call.respond(response(output(nbytes)), True)
+            await s.until(lambda: s.sink.got)
+            assert isinstance(s.sink.got[0], ExecutionFailed)
+            assert s.file.path.stat().st_size == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_region_that_is_unregistered_meanwhile() -> None:
+    async def scenario() -> None:
+        async with scene() as s:
+            s.room(8)
+            call = s.begin()
+            s.regions.unregister("r", cuda=False)
+            await s.regions.register_system("r", s.file.key, 0, SIZE)
+            call.respond(response(output(8, 5)), True)
+            assert s.file.get(8) == output(8, 5).array.tobytes()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("last", ["final", "end", "error"])
+def test_responses_keep_their_order(last: str) -> None:
+    """Those that are short, or have no data, wait for a long one before them."""
+
+    async def scenario() -> None:
+        async with scene() as s:
+            s.room(SIZE)
+            call = s.begin()
+            call.respond(response(output(LONG, 1), id="1"), False)
+            call.respond(response(output(LONG, 2), id="2"), False)
+            call.respond(response(output(8, 3), id="3"), last == "final")
+            error = InvalidRequest("no more")
+            if last == "end":
+                call.finish()
+            elif last == "error":
+                call.fail(error)
+            assert s.sink.got == []
+            ends: dict[str, list[Any]] = {"final": [], "end": ["end"], "error": [error]}
+            expected = [("1", False), ("2", False), ("3", last == "final"), *ends[last]]
+            await s.until(lambda: s.sink.got == expected)
+            assert s.file.get(12) == output(8, 3).array.tobytes() + output(4, 2).array.tobytes()
+
+    asyncio.run(scenario())
+
+
+def test_nothing_comes_after_a_response_that_did_not_fit() -> None:
+    async def scenario() -> None:
+        async with scene() as s:
+            s.room(LONG)
+            call = s.begin()
+            call.respond(response(output(LONG)), False)
+            call.respond(response(output(LONG + 4)), False)
+            call.respond(response(output(8)), True)
+            await s.until(lambda: len(s.sink.got) == 2)
+            assert s.sink.got[0] == ("7", False)
+            assert isinstance(s.sink.got[1], ExecutionFailed)
+            call.respond(response(output(8)), True)
+            assert len(s.sink.got) == 2
+
+    asyncio.run(scenario())
+
+
+def test_cancelled_while_inputs_are_copied() -> None:
+    async def scenario() -> None:
+        async with scene() as s:
+            s.floats(LONG)
+            call = s.begin()
+            assert s.work.expected == 1
+            call.cancel()
+            await s.until(lambda: not s.work.expected)
+            assert not s.work.submitted
+            assert s.sink.got == []
+
+    asyncio.run(scenario())
+
+
+def test_cancelled_while_queued_and_while_outputs_are_copied() -> None:
+    async def scenario() -> None:
+        async with scene() as s:
+            s.room(LONG)
+            s.begin().cancel()
+            assert s.work.cancelled == 1
+            call = s.begin()
+            call.respond(response(output(LONG)), True)
+            call.cancel()
+            call.cancel()
+            assert s.work.cancelled == 2
+            await s.until(lambda: not s.in_use)
+            assert s.sink.got == []
+
+    asyncio.run(scenario())
+
+
+def test_held_before_it_is_queued() -> None:
+    async def scenario() -> None:
+        async with scene() as s:
+            s.floats(LONG)
+            call = s.begin()
+            call.hold(True)
+            await s.until(lambda: s.work.submitted)
+            call.hold(False)
+            assert s.work.held == [True, False]
+            call.finish()
+
+    asyncio.run(scenario())
+
+
+def test_what_a_call_has_is_gone_with_it() -> None:
+    """No tensor waits for the cycle collector, though a door's sink holds its ticket."""
+
+    async def scenario() -> None:
+        async with scene() as s:
+            s.floats(8)
+            call = s.begin()
+            holder: Any = s.sink
+            holder.ticket = call
+            gone = weakref.ref(s.request.inputs["x"].array)
+            call.respond(response(output(8)), True)
+            del call, holder
+            s.sink = Sink()
+            s.request = SharedRequest("m", "", "", {})
+            s.call = None
+            assert gone() is None
+
+    gc.disable()
+    try:
+        asyncio.run(scenario())
+    finally:
+        gc.enable()
