@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from headrace import __version__
+from headrace.commands.completion import add_completion
 from headrace.commands.environment_options import add_environments
 from headrace.commands.infer_options import add_infer
 from headrace.commands.models import add_models
 from headrace.commands.parser import EXIT_INTERRUPTED, EXIT_USAGE, CommandParser
+from headrace.commands.top_options import add_top
 from headrace.options import SettingsError, Value
 from headrace.settings import CONFIG_FILE_ENV, OPTIONS, Settings, from_environment, from_file
 from headrace.triton_options import NOT_OFFERED, WITHOUT_EFFECT
@@ -119,6 +121,8 @@ def _parser() -> CommandParser:
         )
     serve.set_defaults(run=_serve)
     add_infer(commands)
+    add_top(commands)
     add_models(commands)
     add_environments(commands)
+    add_completion(commands, parser)
     return parser

@@ -15,6 +15,7 @@ from headrace.client.inference import JSON_SIZE, Question, cast, decode, element
 from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
 from headrace.core.tensors import Array, Tensor
 from headrace.wire.http_infer import decode_infer
+from tests.wire.strategies import PROPERTY
 
 FIXED = [datatype for datatype in Datatype if datatype not in (Datatype.BYTES, Datatype.BF16)]
 
@@ -30,6 +31,7 @@ def tensors(draw: st.DrawFn) -> list[Tensor]:
     return [*found, Tensor("texts", Datatype.BYTES, texts)]
 
 
+@PROPERTY
 @given(tensors(), st.text(), st.dictionaries(st.sampled_from(["a", "b"]), st.integers(0, 9)))
 def test_the_server_reads_what_was_asked(
     inputs: list[Tensor], request_id: str, parameters: dict[str, int]
@@ -45,6 +47,7 @@ def test_the_server_reads_what_was_asked(
         np.testing.assert_array_equal(found.array, tensor.array)
 
 
+@PROPERTY
 @given(tensors())
 def test_answers(outputs: list[Tensor]) -> None:
     pieces, headers = encode(Question(outputs))
@@ -69,6 +72,7 @@ def test_an_answer_without_binary_data() -> None:
     assert reply.outputs[1].array.tolist() == ["ü".encode()]
 
 
+@PROPERTY
 @given(st.binary() | st.recursive(
     st.none() | st.integers() | st.text() | st.sampled_from(["FP32", "BYTES"]),
     lambda inner: st.lists(inner) | st.dictionaries(
@@ -126,6 +130,7 @@ def test_values_that_do_not_fit(data: object, datatype: str, text: str) -> None:
         elements(data, BY_NAME[datatype])
 
 
+@PROPERTY
 @given(arrays.arrays(np.float64, 3), st.sampled_from(FIXED))
 def test_casting_raises_nothing_else(array: Array, datatype: Datatype) -> None:
     with suppress(ValueError):

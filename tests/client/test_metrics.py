@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 
 from headrace.client.metrics import Sample, parse
+from tests.wire.strategies import PROPERTY
 
 _VALUES = st.text(st.characters(exclude_categories=["Cs"]))
 
 
+@PROPERTY
 @given(st.dictionaries(st.tuples(_VALUES, _VALUES), st.floats(allow_nan=False), max_size=5))
 def test_what_was_written_is_read(values: dict[tuple[str, str], float]) -> None:
     registry = CollectorRegistry()
@@ -36,6 +38,7 @@ def test_a_time_behind_the_value() -> None:
     assert parse('x{a="}",} 3 1700000000\n') == {"x": [Sample({"a": "}"}, 3)]}
 
 
+@PROPERTY
 @given(st.text())
 def test_other_text(text: str) -> None:
     with suppress(ValueError):

@@ -9,14 +9,15 @@ from headrace.commands.parser import Commands
 from headrace.commands.remote import add_json, add_remote
 
 _EPILOG = """\
-A VALUE is a file that its suffix tells (.json .npy .npz .csv, or an image), another file
-after an @, JSON, - for standard input, or the text itself where the model takes text.
+A VALUE is a file that its suffix tells (.json .npy .npz .csv, or an image),
+another file after an @, JSON, - for standard input, or the text itself where
+the model takes text.
 
-  headrace infer digits three.png --scale=-16/255 --mean=-16
   headrace infer text_language "Wann fährt der nächste Zug nach Hamburg?"
-  headrace infer simple --input INPUT0='[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]' \\
-      --random --json
-  headrace infer storyteller --input text_input="The miller" --input max_tokens=5
+  headrace infer digits three.png --scale=-16/255 --mean=-16 --classes 3
+  headrace infer simple --input INPUT0=left.npy --random --json
+  headrace infer storyteller --input text_input="The miller" \\
+      --input max_tokens=5
 """
 
 
@@ -25,7 +26,7 @@ def add_infer(commands: Commands) -> None:
     parser = commands.add_parser(
         "infer", help="ask a model of a running server",
         description="Ask a model of a running server, and print what it answers.",
-        epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_EPILOG,
     )  # fmt: skip
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument(

@@ -17,11 +17,18 @@ Run = Callable[[argparse.Namespace], int]
 Commands: TypeAlias = "argparse._SubParsersAction[CommandParser]"
 
 
+class _Help(argparse.HelpFormatter):
+    """Leaves texts of several lines as they are written."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else super()._fill_text(text, width, indent)
+
+
 class CommandParser(argparse.ArgumentParser):
     """Ends with 2 for wrong usage, saying in one line what was wrong, and where help is."""
 
     def __init__(self, prog: str, **options: Any) -> None:
-        super().__init__(prog, allow_abbrev=False, **options)
+        super().__init__(prog, allow_abbrev=False, formatter_class=_Help, **options)
         self.set_defaults(parser=self)
 
     def parse_known_args(  # type: ignore[override]  # the namespace is always argparse's own

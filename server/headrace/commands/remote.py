@@ -34,7 +34,7 @@ def add_remote(parser: CommandParser, action: Action, timeout: float = TIMEOUT_S
     """Have a command take where its server is, and run `action` with a client of it."""
     group = parser.add_argument_group("server")
     group.add_argument(
-        "--url", type=_address, metavar="URL",
+        "--url", type=parse_address, metavar="URL",
         help=f"where it answers over HTTP (default: ${URL_ENV}, or {DEFAULT_URL})",
     )  # fmt: skip
     group.add_argument(
@@ -42,7 +42,7 @@ def add_remote(parser: CommandParser, action: Action, timeout: float = TIMEOUT_S
         help="send this header along, as restricted APIs ask for; may be repeated",
     )  # fmt: skip
     group.add_argument(
-        "--timeout", type=_positive, default=timeout, metavar="SECS",
+        "--timeout", type=parse_positive, default=timeout, metavar="SECS",
         help=f"how long to wait for an answer (default: {timeout:g})",
     )  # fmt: skip
     parser.set_defaults(run=partial(_run, action))
@@ -113,7 +113,8 @@ def _run(action: Action, options: argparse.Namespace) -> int:
     return status
 
 
-def _address(text: str) -> Address:
+def parse_address(text: str) -> Address:
+    """A URL on a command line; raises `argparse.ArgumentTypeError`."""
     try:
         return Address.parse(text)
     except ValueError as error:
@@ -128,7 +129,8 @@ def _header(text: str) -> tuple[str, str]:
     return known, value.strip()
 
 
-def _positive(text: str) -> float:
+def parse_positive(text: str) -> float:
+    """A number above 0; raises `argparse.ArgumentTypeError`."""
     with suppress(ValueError):
         value = float(text)
         if 0 < value < float("inf"):

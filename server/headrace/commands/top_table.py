@@ -1,0 +1,211 @@
+"""The table of `headrace top`: its columns, its order, and as text, JSON or for rich."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headrace.client.server import Document
+from headrace.commands.activity import ServerActivity, VersionActivity
+from headrace.commands.text import duration, number, size
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+_LEAST_NAME = 8  # columns that a model's name gets at least
+
+
+@dataclass(frozen=True, slots=True)
+class Instances:
+    """How many a version has, and of which kind; 0 if that is not known."""
+
+    count: int = 0
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What is to be seen. `notice` stands above the table, if there is something to say."""
+
+    title: str
+    activity: ServerActivity | None
+    instances: Mapping[tuple[str, str], Instances]
+    order: str
+    notice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    head: str
+    text: Callable[[VersionActivity, Instances], str]
+    least_width: int = 0  # of the terminal
+    alarming: bool = False
+
+
+def _rate(value: float) -> str:
+    return number(value) if value else "0"
+
+
+_COLUMNS = (
+    _Column("VER", lambda v, i: v.version),
+    _Column("REQ/S", lambda v, i: _rate(v.requests)),
+    _Column("ROWS/S", lambda v, i: _rate(v.rows), 100),
+    _Column("ERR/S", lambda v, i: _rate(v.failures), alarming=True),
+    _Column("WAIT", lambda v, i: str(v.waiting)),
+    _Column("P50", lambda v, i: duration(v.latency["p50"])),
+    _Column("P90", lambda v, i: duration(v.latency["p90"]), 100),
+    _Column("P99", lambda v, i: duration(v.latency["p99"])),
+    _Column("QUEUE P99", lambda v, i: duration(v.queue["p99"]), 130),
+    _Column("COMPUTE P99", lambda v, i: duration(v.compute["p99"]), 130),
+    _Column("BATCH", lambda v, i: number(v.batch_rows)),
+    _Column("INST", lambda v, i: str(i.count or "-")),
+    _Column("KIND", lambda v, i: i.kind or "-", 110),
+    _Column("MEMORY", lambda v, i: size(v.memory)),
+)
+
+_ALARMING = {column.head for column in _COLUMNS if column.alarming}
+
+# By the key that chooses them: largest first, but names.
+ORDERS: Mapping[str, tuple[str, Callable[[VersionActivity], Any]]] = {
+    "requests": ("r", lambda v: v.requests),
+    "rows": ("o", lambda v: v.rows),
+    "errors": ("e", lambda v: v.failures),
+    "waiting": ("w", lambda v: v.waiting),
+    "p50": ("5", lambda v: v.latency["p50"] or 0),
+    "p99": ("9", lambda v: v.latency["p99"] or 0),
+    "batch": ("b", lambda v: v.batch_rows or 0),
+    "memory": ("m", lambda v: v.memory or 0),
+    "name": ("n", lambda v: 0),
+}
+KEYS = {key: order for order, (key, _) in ORDERS.items()}
+
+
+def ordered(versions: Sequence[VersionActivity], order: str) -> list[VersionActivity]:
+    """The versions, largest first by `order`; those alike by name."""
+    value = ORDERS[order][1]
+    return sorted(versions, key=lambda v: (-value(v), v.model, _number(v.version), v.version))
+
+
+def summary(view: View) -> list[str]:
+    """The lines above the table."""
+    now = view.activity
+    if now is None:
+        return [view.title, view.notice]
+    state = "ready" if now.ready else "NOT READY"
+    parts = [f"{_rate(now.requests)} req/s", f"{_rate(now.failures)} err/s"]
+    parts.append(f"{_rate(now.refused)} refused/s")
+    rest = [f"{now.admitted} of {now.admitted_limit} under way"]
+    if now.resident is not None:
+        rest.append(f"{size(now.resident)}")
+    if now.cpu is not None:
+        rest.append(f"{now.cpu:.0%} CPU")
+    lines = [f"{view.title}  {state}", "  ".join([*parts, *rest])]
+    return [*lines, view.notice] if view.notice else lines
+
+
+def plain_lines(view: View, width: int, most: int | None = None) -> list[str]:
+    """All as text: `width` characters a line, `most` versions, all for None."""
+    lines = [*summary(view), ""]
+    if view.activity is None:
+        return lines
+    rows, left_out = _cells(view, width, most)
+    lines += ["  ".join(row) for row in rows]
+    return [*lines, left_out] if left_out else lines
+
+
+def rich_lines(view: View, width: int, most: int | None = None) -> "Text":
+    """The same for rich, with colours."""
+    from rich.text import Text
+
+    first, *others = summary(view)
+    good = view.activity is not None and view.activity.ready
+    lines = [Text(first, "bold" if good else "bold red")]
+    lines += [Text(line, "red" if line == view.notice else "") for line in others]
+    if view.activity is not None:
+        (heads, *rows), left_out = _cells(view, width, most)
+        lines += [Text(""), Text("  ".join(heads), "reverse")]
+        lines += [_styled([head.strip() for head in heads], row) for row in rows]
+        lines += [Text(left_out, "dim")] if left_out else []
+    return Text("\n", no_wrap=True, overflow="crop").join(lines)
+
+
+def _styled(heads: Sequence[str], row: Sequence[str]) -> "Text":
+    from rich.text import Text
+
+    idle = row[heads.index("REQ/S")].strip() == "0"
+    cells = []
+    for head, cell in zip(heads, row, strict=True):
+        alarm = head in _ALARMING and cell.strip() != "0"
+        name = head == heads[0]
+        style = "bold red" if alarm else "dim" if idle else "bold" if name else ""
+        cells.append(Text(cell, style))
+    return Text("  ").join(cells)
+
+
+def document(view: View, time: float) -> Document:
+    """One line of `--json`; `time` is in seconds since 1970."""
+    now = view.activity
+    assert now is not None, "no document without two scrapes. This is a bug."
+    return {
+        "time": time,
+        "seconds": now.seconds,
+        "server": {
+            "ready": now.ready,
+            "requests_per_second": now.requests,
+            "failures_per_second": now.failures,
+            "refused_per_second": now.refused,
+            "admitted_requests": now.admitted,
+            "admitted_requests_limit": now.admitted_limit,
+            "resident_bytes": now.resident,
+            "cpu": now.cpu,
+        },
+        "models": [
+            _version_document(version, view.instances.get((version.model, version.version)))
+            for version in ordered(now.versions, view.order)
+        ],
+    }
+
+
+def _version_document(version: VersionActivity, instances: Instances | None) -> Document:
+    return {
+        "model": version.model,
+        "version": version.version,
+        "requests_per_second": version.requests,
+        "failures_per_second": version.failures,
+        "rows_per_second": version.rows,
+        "batches_per_second": version.batches,
+        "rows_per_batch": version.batch_rows,
+        "waiting_requests": version.waiting,
+        "latency_seconds": dict(version.latency),
+        "queue_seconds": dict(version.queue),
+        "compute_seconds": dict(version.compute),
+        "instances": instances.count if instances else None,
+        "instance_kind": instances.kind if instances else None,
+        "memory_bytes": version.memory,
+    }
+
+
+def _cells(view: View, width: int, most: int | None) -> tuple[list[list[str]], str]:
+    """Rows of cells with the width of their columns, the heads first; and what is left out."""
+    assert view.activity is not None
+    columns = [column for column in _COLUMNS if column.least_width <= width]
+    versions = ordered(view.activity.versions, view.order)
+    rows = [["MODEL", *(column.head for column in columns)]]
+    for version in versions[:most]:
+        instances = view.instances.get((version.model, version.version), Instances())
+        rows.append([version.model, *(column.text(version, instances) for column in columns)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths[0] = min(widths[0], max(width - sum(widths[1:]) - 2 * len(columns), _LEAST_NAME))
+    cells = [
+        [_cut(row[0], widths[0]).ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]
+        for row in rows
+    ]
+    left_out = len(versions) - len(rows) + 1
+    return cells, f"and {left_out} more" if left_out else ""
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def _number(version: str) -> int:
+    return int(version) if version.isdigit() else 0

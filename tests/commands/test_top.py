@@ -1,0 +1,235 @@
+"""`headrace top`: what it says about known traffic, and what stands on a terminal."""
+
+import fcntl
+import io
+import json
+import os
+import pty
+import select
+import socket
+import struct
+import subprocess
+import sys
+import termios
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+import pytest
+from rich.console import Console
+
+from headrace.commands.activity import ServerActivity, VersionActivity
+from headrace.commands.top_table import Instances, View, ordered, plain_lines, rich_lines
+from tests.commands.conftest import Headrace
+from tests.support.server_process import ServerProcess
+
+_NONE = {"p50": None, "p90": None, "p99": None}
+_BUSY = {"p50": 0.0008, "p90": 0.0041, "p99": 0.0123}
+VERSIONS = [
+    VersionActivity("idle", "1", 0, 0, 0, 0, 0, _NONE, _NONE, _NONE, None),
+    VersionActivity(
+        "a_model_with_a_long_name_that_does_not_fit", "10", 1234.5, 2.25, 5000, 321.0, 17,
+        _BUSY, _BUSY, _BUSY, 310 * 2.0**20,
+    ),
+    VersionActivity("small", "2", 3.5, 0, 3.5, 3.5, 0, _BUSY, _BUSY, _BUSY, 2000),
+    VersionActivity("small", "10", 3.5, 0, 3.5, 3.5, 0, _BUSY, _BUSY, _BUSY, 3000),
+]  # fmt: skip
+ACTIVITY = ServerActivity(2.0, True, 0.0, 12, 1000, 400 * 2.0**20, 0.43, VERSIONS)
+VIEW = View(
+    "http://127.0.0.1:8000",
+    ACTIVITY,
+    {("small", "2"): Instances(2, "process")},
+    "requests",
+)
+SHOWN = """\
+http://127.0.0.1:8000  ready
+1242 req/s  2.25 err/s  0 refused/s  12 of 1000 under way  400 MiB  43% CPU
+
+MODEL             VER  REQ/S  ERR/S  WAIT     P50      P99  BATCH  INST    MEMORY
+a_model_with_a_…   10   1234   2.25    17  800 µs  12.3 ms   15.6     -   310 MiB
+small               2   3.50      0     0  800 µs  12.3 ms      1     2  1.95 KiB
+small              10   3.50      0     0  800 µs  12.3 ms      1     -  2.93 KiB
+idle                1      0      0     0       -        -      -     -         -
+"""
+
+
+def test_plain_text() -> None:
+    assert plain_lines(VIEW, 81) == SHOWN.splitlines()
+    cut = plain_lines(VIEW, 81, 1)
+    assert (len(cut), cut[-1]) == (6, "and 3 more")
+    assert "QUEUE P99" in plain_lines(VIEW, 200)[3]
+
+
+def test_by_rich() -> None:
+    console = Console(file=io.StringIO(), width=81)
+    console.print(rich_lines(VIEW, 81))
+    assert isinstance(console.file, io.StringIO)
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    assert lines == SHOWN.splitlines()
+
+
+def test_by_rich_in_colours() -> None:
+    console = Console(file=io.StringIO(), width=81, force_terminal=True, color_system="standard")
+    console.print(rich_lines(VIEW, 81))
+    assert isinstance(console.file, io.StringIO)
+    assert "\x1b[1;31m 2.25\x1b[0m" in console.file.getvalue()  # errors are red
+
+
+def test_before_there_is_anything() -> None:
+    view = View("http://h:1", None, {}, "name", "looking ...")
+    assert plain_lines(view, 80)[:2] == ["http://h:1", "looking ..."]
+    console = Console(file=io.StringIO(), width=80)
+    console.print(rich_lines(view, 80))
+    assert isinstance(console.file, io.StringIO)
+    assert "looking ..." in console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("order", "names"),
+    [
+        ("requests", ["a_model", "small", "small", "idle"]),
+        ("name", ["a_model", "idle", "small", "small"]),
+        ("memory", ["a_model", "small", "small", "idle"]),
+        ("waiting", ["a_model", "idle", "small", "small"]),
+        ("p99", ["a_model", "small", "small", "idle"]),
+    ],
+)
+def test_orders(order: str, names: list[str]) -> None:
+    assert [version.model[:7] for version in ordered(VERSIONS, order)] == names
+
+
+def test_once(headrace: Headrace, server: ServerProcess) -> None:
+    words = ("top", "--once", "--interval=0.05", f"--metrics-url={server.metrics}", "--sort=name")
+    ended = headrace(*words)
+    assert (ended.status, ended.err) == (0, "")
+    lines = ended.out.splitlines()
+    assert lines[0] == f"{server.url}  ready"
+    assert lines[3].split()[:3] == ["MODEL", "VER", "REQ/S"]
+    assert lines[4].split()[:2] == ["digits", "1"]
+    document = headrace(*words, "--json").document
+    assert list(document) == ["time", "seconds", "server", "models"]
+    assert document["server"]["ready"]
+    digits = document["models"][0]
+    assert (digits["model"], digits["instances"]) == ("digits", 1)
+    assert digits["latency_seconds"] == {"p50": None, "p90": None, "p99": None}
+
+
+@contextmanager
+def top(server: ServerProcess, *words: str) -> Iterator[IO[str]]:
+    """What the command prints in a process of its own, until the block ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headrace", "top", f"--url={server.url}",
+         f"--metrics-url=http://{server.metrics}/metrics", *words],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        with process.stdout as lines:
+            yield lines
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def test_known_traffic(headrace: Headrace, server: ServerProcess) -> None:
+    with top(server, "--json", "--interval=0.1") as lines:
+        json.loads(lines.readline())  # it has looked twice
+        headrace("infer", "simple", "--random", "--rows=3", "--repeat=20")
+        requests = rows = batches = 0.0
+        while round(requests) < 20:
+            document = json.loads(lines.readline())
+            found = next(m for m in document["models"] if m["model"] == "simple")
+            requests += found["requests_per_second"] * document["seconds"]
+            rows += found["rows_per_second"] * document["seconds"]
+            batches += found["batches_per_second"] * document["seconds"]
+            if found["requests_per_second"]:
+                assert found["rows_per_batch"] == pytest.approx(3)
+                assert 0 < found["latency_seconds"]["p50"] <= found["latency_seconds"]["p99"]
+                assert document["models"][0] == found  # those that do most come first
+    assert (round(requests), round(rows), round(batches)) == (20, 60, 20)
+
+
+@pytest.mark.parametrize("library", ["rich", "none"])
+def test_on_a_terminal(server: ServerProcess, library: str) -> None:
+    program = "import sys; sys.modules.update({}); from headrace.cli import main; main()"
+    program = program.format({} if library == "rich" else {"rich": None, "rich.console": None})
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 8, 80, 0, 0))
+    before = termios.tcgetattr(theirs)
+    words = [sys.executable, "-c", program, "top", "--interval=0.1", "--sort=memory",
+             f"--url={server.url}", f"--metrics-url={server.metrics}"]  # fmt: skip
+    environment = os.environ | {"TERM": "xterm-256color"}
+    for name in ("COLUMNS", "LINES"):
+        environment.pop(name, None)
+    process = subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    try:
+        output = _until(ours, b"and 5 more")
+        assert b"\x1b[?1049h" in output  # on a page of its own
+        assert b"looking ..." in output
+        os.write(ours, b"n")
+        _until(ours, b"digits")
+        os.write(ours, b"q")
+        _until(ours, b"\x1b[?1049l")
+        assert process.wait(10) == 0
+        assert termios.tcgetattr(theirs) == before  # keys are on the screen again
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+        os.close(theirs)
+
+
+def _until(terminal: int, text: bytes) -> bytes:
+    output = b""
+    while text not in output:
+        ready, _, _ = select.select([terminal], [], [], 30)
+        assert ready, output
+        output += os.read(terminal, 65536)
+    return output
+
+
+def test_tables_behind_one_another(server: ServerProcess) -> None:
+    with top(server, "--interval=0.05") as lines:
+        heads = 0
+        while heads < 2:
+            line = lines.readline()
+            assert "\x1b" not in line
+            heads += line.startswith("MODEL")
+
+
+def test_no_metrics(headrace: Headrace, server: ServerProcess) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        ended = headrace("top", "--once", f"--metrics-url={url}")
+    assert (ended.status, ended.out) == (1, "")
+    assert ended.err == (
+        f"headrace top: no server at {url}: connection refused;"
+        " --metrics-url says where metrics are\n"
+    )
+    ended = headrace("top", "--once", f"--metrics-url={server.url}")
+    assert (ended.status, ended.err) == (1, "headrace top: Not Found\n")
+
+
+def test_metrics_of_something_else(headrace: Headrace) -> None:
+    def answer(listener: socket.socket, body: bytes) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(4096)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+    for body, text in ((b"up 1\n", "are not metrics of headrace"), (b"<html>", "not a line of")):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            thread = threading.Thread(target=answer, args=(listener, body))
+            thread.start()
+            url = f"--metrics-url=127.0.0.1:{listener.getsockname()[1]}"
+            ended = headrace("top", "--once", url)
+            thread.join()
+        assert (ended.status, ended.out) == (1, "")
+        assert text in ended.err
+
+
+def test_wrong_usage(command: Headrace) -> None:
+    assert "--interval: expected a number above 0" in command("top", "--interval=0").err
+    assert "--sort: invalid choice: 'x'" in command("top", "--sort=x").err
