@@ -6,6 +6,7 @@ And none is answered by a state of its model that had been replaced before the r
 import shutil
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import sleep
 
@@ -17,7 +18,7 @@ from tests.support.grpc_client import GrpcClient
 from tests.support.http_client import HttpClient
 from tests.support.scrape import Scraper, until
 from tests.support.server_process import ServerProcess
-from tests.support.swapping import ask, content
+from tests.support.swapping import Held, ask, content, resident
 
 BROKEN = {
     "code": (b"def f(:\n", "SyntaxError: invalid syntax"),
@@ -26,6 +27,7 @@ BROKEN = {
 FILES = {"code": "model.py", "graph": "model.onnx"}
 NAMES = tuple(FILES)
 _POLL_SECS = 1
+_GROWTH = 24 << 20  # bytes, over hundreds of swaps
 
 
 class Callers:
@@ -41,6 +43,7 @@ class Callers:
         self.answers = 0
         self._server = server
         self._over = threading.Event()
+        self._pause = count / 300  # seconds, so that the server gets to something else
         self._threads = [threading.Thread(target=self._call, args=(n,)) for n in range(count)]
 
     def __enter__(self) -> "Callers":
@@ -71,7 +74,7 @@ class Callers:
                     self.answers += 1
                     if newest[name] < least:
                         self.failures.append(f"{name}: {newest[name]} after {least}")
-                sleep(0.01)  # so that the server gets to something else
+                sleep(self._pause)
 
 
 class Repository:
@@ -141,6 +144,11 @@ def until_logged(server: ServerProcess, told: str) -> None:
     until(lambda: told in server.log, told)
 
 
+@pytest.mark.parametrize(
+    "server",
+    [[], pytest.param(["--frontends=2"], marks=pytest.mark.slow, id="front ends")],
+    indirect=True,
+)
 def test_a_repository_that_changes_in_every_way(
     server: ServerProcess, repository: Repository, client: Client
 ) -> None:
@@ -199,3 +207,64 @@ def test_a_repository_that_changes_in_every_way(
             until_logged(server, told)
     assert callers.failures == []
     assert callers.answers > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_hundreds_of_swaps_while_many_ask(tmp_path: Path) -> None:
+    """300 swaps and 100 loads that fail, of ONNX and Python models, leave nothing behind."""
+    repository = Repository(tmp_path / "repository", ("graph", "graph2", "code"))
+    for name, kind in {"graph": "inline", "graph2": "thread"}.items():
+        config = f'parameters {{ key: "execution" value {{ string_value: "{kind}" }} }}'
+        (repository.root / name / "config.pbtxt").write_text(config)
+    options = ["--model-control-mode=explicit", "--load-model=*"]
+    with ServerProcess(repository.root, options=options) as server:
+        swap(server, repository, {name: (4, 2) for name in repository.serving}, callers=32)
+        before, memory = Held.of(server.pid), resident(server.pid)
+        maps = mapped(server.pid, repository.root)
+        times = {"graph": (120, 40), "graph2": (120, 40), "code": (60, 20)}
+        swap(server, repository, times, callers=32)
+        until(lambda: Held.of(server.pid) == before, f"what was held before: {before}", 60)
+        assert mapped(server.pid, repository.root) == maps
+        assert resident(server.pid) - memory < _GROWTH
+        assert server.stop() == 0
+        assert "bug " not in server.log, server.log
+
+
+def mapped(pid: int, root: Path) -> int:
+    """How many pieces of memory are files of a repository, or unnamed ones."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return sum("memfd:" in line or str(root) in line for line in lines)
+
+
+def swap(
+    server: ServerProcess, repository: Repository, times: dict[str, tuple[int, int]], callers: int
+) -> None:
+    """Swap each model so often, with so many failures in between, while callers ask."""
+    with Callers(server, repository.serving, callers) as asking, ThreadPoolExecutor() as pool:
+        swaps = [pool.submit(swap_one, server, repository, n, *t) for n, t in times.items()]
+        for future in swaps:
+            future.result()
+    assert asking.failures == []
+    assert asking.answers > callers
+    with GrpcClient(server.grpc) as client:  # also of what was swapped after they had gone
+        assert {name: ask(client, name) for name in times} == repository.serving
+
+
+def swap_one(
+    server: ServerProcess, repository: Repository, name: str, swaps: int, failures: int
+) -> None:
+    """Swap one model so often, by requests to load it."""
+    serving = repository.serving
+    with GrpcClient(server.grpc) as client:
+        for turn in range(swaps):
+            number = serving[name] + 1
+            repository.write(name, content(name, number))
+            client.load(name)
+            serving[name] = number  # from here on, nobody may be answered by the one before
+            if turn * failures // swaps != (turn + 1) * failures // swaps:
+                broken, told = BROKEN[name.rstrip("0123456789")]
+                repository.write(name, broken)
+                with pytest.raises(ServerError, match=told):
+                    client.load(name)
+                assert index(client, name)["1"][0] == "READY"
