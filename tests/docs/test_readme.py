@@ -24,7 +24,7 @@ PAGES = sorted(
 )
 COMMANDS = (
     "serve", "infer", "models list", "models load", "models unload", "models config",
-    "models stats", "models check", "environments prune", "top",
+    "models stats", "models check", "models manifest", "environments prune", "top",
 )  # fmt: skip
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -662,6 +662,29 @@ def test_an_instance_that_cannot_be_added_changes_nothing(tmp_path: Path) -> Non
     run(tmp_path, test, "thread")
 
 
+def test_what_is_added_to_what_serves_does_not_matter_until_it_serves(tmp_path: Path) -> None:
+    """A broken version that all servers see must not take all of them out of service."""
+
+    async def test(world: World) -> None:
+        world.backend.load_now.clear()
+        loading = world.engine.load(world.write("nonsense", version=2))
+        await until(lambda: ("2", "LOADING", "") in world.index())
+        readiness = [world.engine.ready]
+        world.backend.load_now.set()
+        await loading
+        readiness.append(world.engine.ready)
+        other = world.root.with_name("other")
+        (other / "1").mkdir(parents=True)
+        (other / "1" / "model.constant").write_text("nonsense")
+        await world.engine.load(read_model_directory(other), added=True)
+        readiness.append(world.engine.ready)
+        assert readiness == [True] * 3
+        assert [name for name, _ in world.engine.unavailable()] == ["m/2", "other/1"]
+        await world.engine.unload("other")
+
+    run(tmp_path, test)
+
+
 def test_a_model_with_a_manifest_is_taken_when_it_is_complete(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         old = world.engine.find("m")

@@ -151,11 +151,7 @@ class Engine:
             return False
         if not self._strict_readiness:
             return True
-        # A model that was unloaded is as it should be, whatever it has still to finish.
-        return all(
-            model.unloaded or (model.versions and all(v.healthy for v in model.versions.values()))
-            for model in self._models.values()
-        )
+        return all(model.healthy for model in self._models.values())
 
     def model_ready(self, name: str, version: str = "") -> bool:
         """Whether requests for a model are taken; raises `InvalidRequest` for a bad version."""
@@ -298,14 +294,16 @@ class Engine:
             self.stop_loading()
             raise
 
-    def load(self, source: ModelSource) -> "asyncio.Future[str]":
+    def load(self, source: ModelSource, added: bool = False) -> "asyncio.Future[str]":
         """Load a model, beside what serves under its name, and have it take the place of that.
 
         What serves goes on until then, and for good if the new one cannot be loaded; no request is
         lost. The answer is the reason why it could not be, "" if it was. If a model is handed in
         again before it is loaded, only the last one counts, and the answer is about that.
+        `added` is for a model that nobody counts on yet: unless it is known already, the server is
+        ready whether it can be loaded or not.
         """
-        return self._lifecycle.load(source)
+        return self._lifecycle.load(source, added)
 
     def unload(self, name: str) -> "asyncio.Future[None]":
         """Have a model take no more requests, until it is loaded again; its versions stay known.

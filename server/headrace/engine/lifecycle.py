@@ -83,8 +83,8 @@ class Lifecycle:
         """Versions that were replaced, removed or unloaded and have still something to finish."""
         return tuple(self._leaving)
 
-    def load(self, source: ModelSource) -> "asyncio.Future[str]":
-        """Load a model, in place of what serves under its name.
+    def load(self, source: ModelSource, added: bool = False) -> "asyncio.Future[str]":
+        """Load a model, in place of what serves under its name; `added` is for one that is new.
 
         The answer is for the last change that was handed in until then: why it could not be loaded,
         "" if it serves. To cancel the wait for it cancels nothing else.
@@ -92,6 +92,7 @@ class Lifecycle:
         model = self._models.get(source.name)
         if model is None:
             model = self._models[source.name] = Model(source, self._statistics)
+            model.added = added
         model.wanted = source
         model.unloaded = False
         if model.loading is None:

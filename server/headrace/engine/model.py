@@ -14,7 +14,8 @@ class Model:
     `source` is what its versions were loaded from. `loading` is there while something is being
     loaded, and `wanted` is what is to be loaded after that. `unloaded` is whether that was the last
     that was asked of it, `unreadable` whether its last load has failed before any version was
-    looked at. `loads` and `failed_loads` count.
+    looked at. `added` is whether it came to a server that was well without it. `loads` and
+    `failed_loads` count.
     """
 
     def __init__(
@@ -32,17 +33,29 @@ class Model:
         self.loading: asyncio.Task[str] | None = None
         self.unloaded = False
         self.unreadable = False
+        self.added = False
         self.loads = 0
         self.failed_loads = 0
         self._descending: list[ModelVersion] = []
 
+    @property
+    def healthy(self) -> bool:
+        """Whether it is as it should be: what was added to what serves, first has to serve."""
+        if self.unloaded or (self.added and not self.loads):
+            return True  # whatever what was unloaded has still to finish
+        versions = [v for v in self.versions.values() if v.ready or not v.added]
+        return bool(versions) and all(version.healthy for version in versions)
+
     def expect(self, numbers: Iterable[int]) -> None:
         """Know of versions that are being loaded; those that serve stay until they are."""
+        serves = self.newest() is not None
         for number in numbers:
             known = self.versions.get(number)
             if known is None or not known.ready:
                 statistics = known.statistics if known else self._statistics()
-                self.put(ModelVersion(self.name, number, statistics))
+                version = ModelVersion(self.name, number, statistics)
+                version.added = known.added if known is not None else serves
+                self.put(version)
 
     def put(self, version: ModelVersion) -> None:
         """Have a version stand under its number, in place of any other."""

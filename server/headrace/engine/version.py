@@ -87,6 +87,7 @@ class ModelVersion:
         self.statistics = statistics or VersionStatistics()
         self.load_seconds = 0.0
         self.origin: Origin | None = None
+        self.added = False  # it came while other versions served
         self.decoupled = False
         self._split = False
         self._batcher: Batcher | None = None
