@@ -25,7 +25,6 @@ import uvloop
 from headrace import __version__
 from headrace.backends.onnx import OnnxBackend
 from headrace.core.errors import LoadFailed, RepositoryError
-from headrace.doors import FrontDoors, bind, grpc_handlers, tls_files, url_host
 from headrace.engine.admission import Admission
 from headrace.engine.control import ControlMode, ControlOptions
 from headrace.engine.engine import Engine
@@ -41,19 +40,13 @@ from headrace.execution.cores import core_limit
 from headrace.execution.python_backend import PythonBackend
 from headrace.observability.latencies import SummarisedStatistics
 from headrace.observability.logs import configure_logging
-from headrace.observability.machine import Machine
-from headrace.observability.metrics import ServerCollector, registry, render
 from headrace.observability.statistics import VersionStatistics
-from headrace.repository.catalogue import Catalogue, at_start
+from headrace.repository.catalogue import NO_SUCH, Catalogue, at_start
 from headrace.repository.layout import ModelSource, find_sources
+from headrace.server_doors import ServerDoors
 from headrace.settings import Settings
 from headrace.start_table import print_models
 from headrace.trace_outputs import make_tracing
-from headrace.transports.grpc.call import Server as GrpcServer
-from headrace.transports.grpc.native.server import NativeServer
-from headrace.transports.http.app import create_app
-from headrace.transports.http.metrics import create_metrics_app
-from headrace.transports.http.server import FastPath, HttpServer
 
 log = logging.getLogger(__name__)
 
@@ -133,10 +126,9 @@ class Application:
                 self._admission, settings.max_request_bytes, settings.allow_client_shm,
                 settings.client_shm_prefix,
             ),
+            settings.residency,
         )  # fmt: skip
-        self._http: list[HttpServer] = []
-        self._grpc: GrpcServer | None = None
-        self._front_ends: FrontDoors | None = None
+        self._doors = ServerDoors(settings, self._engine)
         self._reloader: Reloader | None = None
         self._memory = MemoryWatch(self._engine.versions, settings.metrics_interval_ms / 1000)
         self._follower: Follower | None = None
@@ -157,7 +149,10 @@ class Application:
                 settings.model_config_name,
                 settings.model_namespacing,
             )
-            if self._control.mode is ControlMode.EXPLICIT:
+            if settings.residency is not None:
+                named = at_start(sources, [*settings.pin_model, *settings.load_model])
+                sources += [source for source in named if source.problem == NO_SUCH]
+            elif self._control.mode is ControlMode.EXPLICIT:
                 sources = at_start(sources, settings.load_model)
             for warning in warnings:
                 log.warning(warning)
@@ -168,10 +163,11 @@ class Application:
                     self._engine, self._control.catalogue, sources, settings.repository_poll_secs,
                     loop,
                 )  # fmt: skip
-            await self._open_doors()
+            print(f"headrace {__version__}")
+            await self._doors.open()
         except (RepositoryError, OSError) as error:
             print(f"headrace serve: {error}", file=sys.stderr)
-            await self._close_doors(0)
+            await self._doors.close(0)
             return 1
         if not await self._load(sources):
             return await self._shut_down(loaded=False)
@@ -183,7 +179,7 @@ class Application:
                 " the rest",
                 file=sys.stderr,
             )
-            await self._close_doors(0)
+            await self._doors.close(0)
             return 1
         # What start-up has built stays for good: the collector need not look at it again. Requests
         # leave no cycles behind, so that it need not look often; one batch of 64 has a thousand
@@ -227,89 +223,6 @@ class Application:
         log.info("%s: shutting down", signal.Signals(number).name)
         self._stop.set()
 
-    async def _open_doors(self) -> None:
-        settings, engine = self._settings, self._engine
-        print(f"headrace {__version__}")
-        if count := settings.frontend_count(core_limit()):
-            self._front_ends = FrontDoors(settings, engine, count)
-            await self._front_ends.open()
-        if settings.allow_http and not count:
-            app = create_app(
-                engine,
-                settings.max_request_bytes,
-                settings.http_body_timeout_secs,
-                settings.access_log,
-                settings.http_rules,
-            )
-            listener = bind(settings.http_address, settings.http_port, "HTTP")
-            fast_path = FastPath.by_rules(
-                engine.entrance,
-                settings.max_request_bytes,
-                settings.access_log,
-                settings.http_rules,
-            )
-            server = HttpServer(
-                app,
-                listener,
-                settings.http_keep_alive_secs,
-                settings.http_body_timeout_secs,
-                fast_path if settings.http_fast_path else None,
-                keep_names=bool(settings.http_header_forward_pattern),
-            )
-            self._http.append(server)
-            server.start()
-            url = f"http://{url_host(settings.http_address)}:{server.port}"
-            print(f"HTTP     {url}  (documentation at {url}/docs)")
-        if settings.allow_grpc and not count:
-            port = await self._open_grpc()
-            print(f"gRPC     {url_host(settings.grpc_address)}:{port}")
-        if settings.allow_metrics:
-            interval = settings.metrics_interval_ms / 1000
-            machine = Machine(interval_secs=interval) if settings.allow_cpu_metrics else None
-            source = registry(
-                ServerCollector(
-                    engine.server_series,
-                    engine.version_series,
-                    machine,
-                    engine.model_metrics,
-                    settings.metrics,
-                )
-            )
-            listener = bind(settings.metrics_address, settings.metrics_port, "metrics")
-            server = HttpServer(
-                create_metrics_app(lambda: render(source, engine.model_metrics.plain_counters)),
-                listener,
-                settings.http_keep_alive_secs,
-                settings.http_body_timeout_secs,
-            )
-            self._http.append(server)
-            server.start()
-            print(f"metrics  http://{url_host(settings.metrics_address)}:{server.port}/metrics")
-        sys.stdout.flush()
-
-    async def _open_grpc(self) -> int:
-        """Answer over gRPC; the port."""
-        settings, engine = self._settings, self._engine
-        limit = settings.max_request_bytes
-        handlers = grpc_handlers(engine, limit, settings.grpc_rules)
-        tls = tls_files(settings)
-        listener = bind(settings.grpc_address, settings.grpc_port, "gRPC")
-        if settings.grpc_transport == "native":
-            context = tls.context() if tls else None
-            native = NativeServer(handlers, engine.admission, limit, settings.access_log, context)
-            self._grpc = native
-            await native.start(listener)
-            return int(listener.getsockname()[1])
-        listener.close()  # only grpcio cannot say why it cannot have a port
-        # Imported here because it takes memory and time, and few want it.
-        from headrace.transports.grpc.grpcio import GrpcioServer
-
-        server = GrpcioServer(handlers, limit, settings.access_log)
-        self._grpc = server
-        port = server.bind(settings.grpc_address, settings.grpc_port, tls)
-        await server.start()
-        return port
-
     async def _shut_down(self, loaded: bool = True) -> int:
         """End in good order; the exit status. `loaded` is False if models are given up."""
         settings = self._settings
@@ -328,11 +241,11 @@ class Application:
                 "waiting for %d request%s under way, at most %d s; another signal ends the server"
                 " at once", waiting, "s" if waiting > 1 else "", settings.exit_timeout_secs,
             )  # fmt: skip
-        left = 0
-        if self._front_ends is not None:
-            left = await self._front_ends.drain(settings.exit_timeout_secs)
+        left = await self._doors.drain(settings.exit_timeout_secs)
         self._admission.close()
-        unfinished = asyncio.get_running_loop().call_later(_UNFINISHED_SECS, self._end_unfinished)
+        unfinished = asyncio.get_running_loop().call_later(
+            _UNFINISHED_SECS, self._doors.end_unfinished
+        )
         deadline = monotonic() + settings.exit_timeout_secs
         drained = asyncio.Event()
         self._admission.when_empty(drained.set)
@@ -348,7 +261,7 @@ class Application:
         unfinished.cancel()
         if self._follower is not None:
             await self._follower.stopped()
-        await self._close_doors(max(deadline - monotonic(), 0.1))
+        await self._doors.close(max(deadline - monotonic(), 0.1))
         if left or (loaded and not await self._unload(deadline)):
             self.stuck = True
             return 1
@@ -371,18 +284,6 @@ class Application:
             log.error("still running after %d s: %s", self._settings.exit_timeout_secs, names)
             return False
         return True
-
-    def _end_unfinished(self) -> None:
-        for server in self._http:
-            server.end_unfinished()
-
-    async def _close_doors(self, grace: float) -> None:
-        """Close every door; what is under way has `grace` seconds."""
-        if self._front_ends is not None:
-            await self._front_ends.stop()
-        if self._grpc is not None:
-            await self._grpc.stop(grace)
-        await asyncio.gather(*(server.stop(grace) for server in self._http))
 
 
 def _exit_at_once(status: int) -> NoReturn:

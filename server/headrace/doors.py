@@ -6,6 +6,7 @@ from collections.abc import Callable
 from headrace.engine.engine import Engine
 from headrace.frontends.calls import EngineCalls
 from headrace.frontends.config import FrontendConfig, GrpcConfig, HttpConfig
+from headrace.frontends.host import DOORS
 from headrace.frontends.supervisor import Supervisor
 from headrace.settings import Settings
 from headrace.transports.grpc.call import Handlers
@@ -20,6 +21,7 @@ from headrace.transports.grpc.tls import TlsFiles
 from headrace.transports.http import server
 from headrace.transports.http.app import create_app
 from headrace.wire.header_rules import GRPC_PREFIX, HeaderRules
+from headrace.wire.link_frames import Flag
 
 
 def grpc_handlers(engine: Engine, max_request_bytes: int, rules: HeaderRules) -> Handlers:
@@ -28,11 +30,11 @@ def grpc_handlers(engine: Engine, max_request_bytes: int, rules: HeaderRules) ->
     services = (INFERENCE, HEALTH, *reflection_services())
     check = check_handlers(engine)
     handlers = Handlers(
-        direct=infer_handlers(engine.entrance, max_request_bytes, pattern),
+        direct=infer_handlers(engine.at_door(Flag.UNARY), max_request_bytes, pattern),
         unary=document_handlers(engine) | check,
         server_stream=watch_handlers(check[CHECK], engine.admission),
         bidi_stream=reflection_handlers(services),
-        sessions=stream_handlers(engine.entrance, max_request_bytes, pattern=pattern),
+        sessions=stream_handlers(engine.at_door(0), max_request_bytes, pattern=pattern),
     )
     return restricted(handlers, rules.keys(GRPC_PREFIX))
 
@@ -81,7 +83,8 @@ class FrontDoors:
         app = create_app(engine, *limits, False, settings.http_rules)
         calls = EngineCalls(app, document_handlers(engine) | check_handlers(engine))
         config = self._config()
-        self._supervisor = Supervisor(engine.entrance, calls, config, self._count, self._on_change)
+        doors = {door: engine.at_door(door) for door in DOORS}
+        self._supervisor = Supervisor(engine, calls, config, self._count, self._on_change, doors)
         engine.logs.listeners.append(self._supervisor.apply_logs)
         await self._supervisor.start()
         what = f"{self._count} front end{'s' if self._count > 1 else ''}"

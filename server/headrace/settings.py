@@ -14,180 +14,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from headrace.core.model_spec import EnvironmentOptions
+from headrace.door_settings import DoorSettings
+from headrace.model_settings import ModelSettings
 from headrace.observability.logs import FORMATS, LogSettings
-from headrace.observability.metrics_options import MetricsOptions
 from headrace.observability.trace_settings import TraceConfig
 from headrace.options import ENV_PREFIX, Option, SettingsError, Value, setting
 from headrace.trace_options import old_options, read_trace_config
-from headrace.wire.header_rules import Category, HeaderRules
 
-_CATEGORIES = ", ".join(f"`{category}`" for category in Category)
 _MANY_CORES = 4  # from which on front ends can leave the models enough
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What an operator can decide; sizes in bytes, times in seconds unless a name says more."""
+@dataclass(frozen=True, kw_only=True)
+class Settings(DoorSettings, ModelSettings):
+    """What an operator can decide; sizes in bytes, times in seconds unless a name says more.
 
-    # Models
-    model_repository: list[str] = setting(  # noqa: RUF009 - it calls `field`
-        [],
-        "Directories with models, one or more; required unless model files are given",
-        "model-store",
-    )
-    model_file: list[str] = setting(  # noqa: RUF009
-        [],
-        "Model files (`.onnx`, `.py`, or a library's) to serve without a repository;"
-        " on the command line also without the option",
-    )
-    model_control_mode: str = setting(
-        "none",
-        "Who decides which models are served: `none` loads all at start-up and changes nothing,"
-        " `poll` follows the repositories, `explicit` has clients load and unload",
-        choices=("none", "poll", "explicit"),
-    )
-    load_model: list[str] = setting(  # noqa: RUF009
-        [],
-        "Models to load at start-up with `--model-control-mode explicit`, which loads no others;"
-        " `*` for all",
-        between=",",
-    )
-    model_namespacing: bool = setting(
-        False,
-        "Serve models of one name from several repositories, each as `NAME@REPOSITORY`;"
-        " without it such a name is unavailable",
-    )
-    reload: bool = setting(
-        True, "Load model files that are served without a repository again when they change"
-    )
-    repository_poll_secs: int = setting(
-        15,
-        "In the mode `poll`, how often repositories are looked at where the file system tells of"
-        " no changes by itself",
-        least=1,
-    )
-    model_config_name: str = setting(
-        "", "Read `configs/<name>.pbtxt` of a model instead of its `config.pbtxt`, where it has one"
-    )
-    disable_auto_complete_config: bool = setting(
-        False, "Take configurations as written; fill nothing in from the model's file"
-    )
-    default_max_batch_size: int = setting(
-        64,
-        "`max_batch_size` of a model that can batch and whose configuration does not say",
-        least=1,
-    )
-    trust_model_code: bool = setting(
-        False,
-        "Load also those files that can run code when they are loaded, such as `model.joblib`;"
-        " without it only where a model's configuration says that it is trusted",
-    )
-    model_load_thread_count: int = setting(4, "How many models are loaded at once", least=1)
-    model_load_retry_count: int = setting(
-        0, "How often a version that cannot be loaded is tried again before it is given up"
-    )
-    model_load_timeout_secs: int = setting(
-        0,
-        "How long loading one version may take, with building its environment; a worker process"
-        " that takes longer is ended, what else does is left to itself; 0: no limit",
-    )
-    allow_in_process_python: bool = setting(
-        False,
-        "Run Python models in the server's own process where their configuration says so, by the"
-        " parameter `execution`; one that hangs or crashes takes the server with it",
-    )
-    exit_on_error: bool = setting(
-        True, "Exit if a model cannot be loaded, instead of serving the rest"
-    )
-    strict_readiness: bool = setting(True, "Be ready only if every model is")
-    # Environments of models
-    environment_cache: str = setting(
-        "",
-        "Directory where the environments of Python models are kept;"
-        " by default `headrace/environments` in `$XDG_CACHE_HOME` or `~/.cache`",
-    )
-    wheelhouse: str = setting(
-        "", "Directory with wheels that environments are built from, without any package index"
-    )
-    environment_build_timeout_secs: int = setting(
-        1800, "How long building one environment may take", least=1
-    )
-    # HTTP
-    allow_http: bool = setting(True, "Answer over HTTP")
-    http_address: str = setting("127.0.0.1", "Address to listen on for HTTP")
-    http_port: int = setting(8000, "Port for HTTP; 0 picks a free one")
-    http_fast_path: bool = setting(
-        True,
-        "Answer infer requests in front of the ASGI application; the answers are the same",
-    )
-    http_keep_alive_secs: int = setting(75, "How long an idle HTTP connection is kept", least=1)
-    http_body_timeout_secs: int = setting(
-        60, "How long the next part of a request may be awaited, before 408", least=1
-    )
-    http_header_forward_pattern: str = setting(
-        "",
-        "Have models see request headers whose names this regular expression matches, as parameters"
-        " of their requests",
-    )
-    http_restricted_api: list[str] = setting(  # noqa: RUF009
-        [],
-        "Answer these categories of requests only with this header, `CATEGORIES:HEADER=VALUE`;"
-        f" categories, with commas between, are {_CATEGORIES}",
-        between="\n",
-    )
-    # gRPC
-    allow_grpc: bool = setting(True, "Answer over gRPC")
-    grpc_address: str = setting("127.0.0.1", "Address to listen on for gRPC")
-    grpc_port: int = setting(8001, "Port for gRPC; 0 picks a free one")
-    grpc_transport: str = setting(
-        "native",
-        "What speaks gRPC: this server's own event loop, or the grpcio library, which is slower",
-        choices=("native", "grpcio"),
-    )
-    grpc_use_ssl: bool = setting(False, "Encrypt gRPC with TLS")
-    grpc_use_ssl_mutual: bool = setting(
-        False, "With TLS, take only clients with a certificate signed by the root certificate"
-    )
-    grpc_server_cert: str = setting("", "PEM file with the server's certificate for gRPC")
-    grpc_server_key: str = setting("", "PEM file with the key of that certificate")
-    grpc_root_cert: str = setting(
-        "", "PEM file with the root certificates that clients' certificates are held against"
-    )
-    grpc_header_forward_pattern: str = setting(
-        "",
-        "Have models see metadata of calls whose names this regular expression matches, as"
-        " parameters of their requests",
-    )
-    grpc_restricted_protocol: list[str] = setting(  # noqa: RUF009
-        [],
-        "Answer these categories of calls only with the metadata `triton-grpc-protocol-KEY`,"
-        " `CATEGORIES:KEY=VALUE`, with the categories of `--http-restricted-api`",
-        between="\n",
-    )
-    # Metrics
-    allow_metrics: bool = setting(True, "Answer Prometheus scrapes")
-    metrics_address: str = setting("127.0.0.1", "Address to listen on for metrics")
-    metrics_port: int = setting(8002, "Port for metrics; 0 picks a free one")
-    metrics_interval_ms: int = setting(
-        2000, "How often the machine's CPU and the memory of models are looked at", least=1
-    )
-    metrics_config: list[str] = setting(  # noqa: RUF009
-        [],
-        "Which metrics of latencies there are: `counter_latencies` (true), `histogram_latencies`"
-        " (false) or `summary_latencies` (false) `=true` or `=false`, `summary_quantiles=0.5,0.99`",
-        between=";",
-    )
-    allow_cpu_metrics: bool = setting(True, "Have the machine's CPU and memory among the metrics")
-    # Shared memory
-    allow_client_shm: bool = setting(
-        False,
-        "Let clients register shared memory of this machine, and have tensors in it;"
-        " whoever reaches the server can then read and write what its user can of `/dev/shm`",
-    )
-    client_shm_prefix: str = setting(
-        "", "Of `/dev/shm`, let clients register only keys that begin so"
-    )
+    The parts stand in files of their own; all names are of one space.
+    """
+
     # Limits
     max_request_bytes: int = setting(
         64 << 20,
@@ -255,21 +98,6 @@ class Settings:
         return 0 if cores < _MANY_CORES else min(max(cores // 4, 2), 8)
 
     @property
-    def http_rules(self) -> HeaderRules:
-        """What headers of HTTP requests decide."""
-        return HeaderRules(self.http_header_forward_pattern, self.http_restricted_api)
-
-    @property
-    def grpc_rules(self) -> HeaderRules:
-        """What metadata of calls decide."""
-        return HeaderRules(self.grpc_header_forward_pattern, self.grpc_restricted_protocol)
-
-    @property
-    def metrics(self) -> MetricsOptions:
-        """Which metrics of latencies there are; raises `ValueError`."""
-        return MetricsOptions.of(self.metrics_config)
-
-    @property
     def traces(self) -> TraceConfig:
         """What is traced, and where to; raises `SettingsError`."""
         old = old_options(
@@ -314,13 +142,6 @@ class Settings:
                 rules.keys()
             except ValueError as error:  # without the values, which are secrets
                 raise SettingsError(f"{restricted}: {error}") from None
-
-    @property
-    def environments(self) -> EnvironmentOptions:
-        """The settings of models' environments."""
-        return EnvironmentOptions(
-            self.environment_cache, self.wheelhouse, self.environment_build_timeout_secs
-        )
 
     @property
     def logs(self) -> LogSettings:

@@ -30,6 +30,17 @@ def add_constant(value: float) -> bytes:
     )
 
 
+def add_with_ballast(value: float, nbytes: int) -> bytes:
+    """As `add_constant`, in a file that is larger by weights that nothing uses."""
+    return _model(
+        [helper.make_node("Add", ["INPUT0", "value"], ["OUTPUT0"])],
+        [_tensor("INPUT0", "FP32", ["rows", 1])],
+        [_tensor("OUTPUT0", "FP32", ["rows", 1])],
+        _constant("value", [value], np.float32),
+        _constant("ballast", np.zeros(nbytes // 4), np.float32),
+    )
+
+
 def row_sum() -> bytes:
     """OUTPUT0 = the sum of each row of INPUT0, whose rows may have any length."""
     return _model(

@@ -3,7 +3,7 @@
 import pytest
 
 from headrace.core.errors import InvalidRequest
-from headrace.engine.engine import parse_version
+from headrace.engine.model import parse_version
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from headrace.core.errors import (
     InvalidRequest,
@@ -23,7 +23,7 @@ from headrace.core.errors import (
     Unavailable,
 )
 from headrace.core.load_parameters import LoadParameters
-from headrace.engine.lifecycle import EXITING, Lifecycle
+from headrace.engine.lifecycle import EXITING
 from headrace.engine.model import Model
 from headrace.engine.threads import Stopped, Threads
 from headrace.engine.version import State
@@ -57,13 +57,23 @@ class ControlOptions:
 NO_PARAMETERS = LoadParameters()
 
 
+class Loads(Protocol):
+    """What loads and unloads."""
+
+    def load(self, source: ModelSource) -> "asyncio.Future[str]":
+        """Load a model; why it could not be, "" if it serves."""
+
+    def unload(self, name: str) -> "asyncio.Future[None]":
+        """Have a model take no more requests."""
+
+
 class Control:
     """What a door may call to see and to change which models are served."""
 
     def __init__(
         self,
         models: Mapping[str, Model],
-        lifecycle: Lifecycle,
+        lifecycle: Loads,
         index: Callable[[bool], pb.RepositoryIndexResponse],
         options: ControlOptions,
     ) -> None:

@@ -3,10 +3,11 @@
 Both transports answer from these: gRPC sends the message, HTTP its JSON form.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from headrace.core.signature import Signature, TensorSpec
-from headrace.engine.version import ModelVersion
+from headrace.engine.model import Model
+from headrace.engine.version import ModelVersion, State
 from headrace.observability.responses import ResponseCounters
 from headrace.observability.statistics import VersionStatistics
 from headrace.wire.pb import grpc_service_pb2 as pb
@@ -92,6 +93,26 @@ def _statistics(version: ModelVersion) -> pb.ModelStatistics:
 def _memory(version: ModelVersion) -> Iterator[pb.MemoryUsage]:
     if version.memory_bytes:
         yield pb.MemoryUsage(type="CPU", id=0, byte_size=version.memory_bytes)
+
+
+def index(models: Mapping[str, Model], ready_only: bool) -> pb.RepositoryIndexResponse:
+    """Every version with its state, and models without any by name."""
+    response = pb.RepositoryIndexResponse()
+    for name in sorted(models):
+        model = models[name]
+        if not model.versions and not ready_only:
+            state = State.UNAVAILABLE.value if model.reason else ""
+            response.models.add(name=name, state=state, reason=model.reason)
+        for number in sorted(model.versions):
+            version = model.versions[number]
+            if version.ready or not ready_only:
+                response.models.add(
+                    name=name,
+                    version=version.name,
+                    state=version.state.value,
+                    reason=version.reason,
+                )
+    return response
 
 
 def _response(counters: ResponseCounters) -> pb.InferResponseStatistics:

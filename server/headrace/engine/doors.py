@@ -4,7 +4,7 @@ A door is in the engine's process, or in a front end, which knows nothing of mod
 request asks for is found, checked and refused only after it was submitted.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from headrace.core.errors import Overloaded, ServerError
 from headrace.core.requests import InferRequest, Sink, Ticket
@@ -29,6 +29,7 @@ def not_read() -> ServerError:
     )
 
 
+@runtime_checkable
 class DoorSink(Sink, Protocol):
     """A sink for responses that may come from another process."""
 

@@ -8,16 +8,21 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from headrace.core.errors import InvalidRequest, NotFound, Unavailable
+from headrace.core.errors import InvalidRequest, NotFound, ServerError, Unavailable
 from headrace.engine import documents
 from headrace.engine.admission import Admission
+from headrace.engine.awaited import AwaitedTarget, WaitingRoom
 from headrace.engine.control import Control, ControlOptions
+from headrace.engine.doors import Entrance
 from headrace.engine.lifecycle import Lifecycle
 from headrace.engine.log_control import LogControl
-from headrace.engine.model import Model
-from headrace.engine.model_host import ModelHost
+from headrace.engine.model import Model, parse_version
+from headrace.engine.model_host import Found, ModelHost
+from headrace.engine.on_request import OnRequest
 from headrace.engine.opening import Backend, LoadOptions
 from headrace.engine.regions import Regions
+from headrace.engine.residency import ResidencyOptions
+from headrace.engine.series import series_of
 from headrace.engine.traced_entrance import TracedEntrance
 from headrace.engine.tracing import Tracing
 from headrace.engine.version import ModelVersion, State
@@ -33,7 +38,6 @@ from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 log = logging.getLogger(__name__)
 
-_LONGEST_VERSION = len(str(2**63))
 _MAX_FOUND = 1024  # one version has many spellings: 1, 01, 001
 
 
@@ -53,8 +57,12 @@ class Engine:
         statistics: Callable[[], VersionStatistics] = VersionStatistics,
         tracing: Tracing | None = None,
         regions: Regions | None = None,
+        residency: ResidencyOptions | None = None,
     ) -> None:
-        """`statistics` makes the counters of a version; without `regions` no memory is shared."""
+        """`statistics` makes the counters of a version; without `regions` no memory is shared.
+
+        With `residency`, models are loaded when they are asked for.
+        """
         self.name = name
         self.version = version
         self.admission = admission
@@ -65,7 +73,6 @@ class Engine:
         self.regions = regions or Regions(admission, 0)
         self._strict_readiness = strict_readiness
         self._models: dict[str, Model] = {}
-        self._statistics = statistics
         self._found: dict[tuple[str, str], ModelVersion] = {}  # answers of `find` that may stand
         self.model_metrics = ModelMetrics()
         # A version that is loaded may be newer than what was found before.
@@ -78,8 +85,14 @@ class Engine:
             self.regions,
             statistics,
         )
+        self.on_request = (
+            None if residency is None else OnRequest(self._models, self._lifecycle, residency)
+        )
         self.control = Control(
-            self._models, self._lifecycle, self.index, control or ControlOptions()
+            self._models,
+            self.on_request or self._lifecycle,
+            self.index,
+            control or ControlOptions(),
         )
         self._initialised = False
         self._shutting_down = False
@@ -103,6 +116,33 @@ class Engine:
         self._found.clear()
         self.entrance.forget()
 
+    def at_door(self, door: int) -> Entrance:
+        """The engine as one kind of door has it, by its `Flag`; 0 for streams."""
+        if self.on_request is None:
+            return self.entrance
+        return WaitingRoom(self.entrance, self.on_request, door)
+
+    def find_for_model(self, name: str, version: str, refusal: str) -> Found:
+        """As `headrace.engine.model_host.Models` has it."""
+        if self.on_request is None:
+            return self.find(name, version)
+        try:
+            return self.find(name, version)
+        except ServerError:
+            if not self.on_request.offers(name, version):
+                raise
+        return AwaitedTarget(self, self.on_request, 0, name, version, refusal)
+
+    async def bring(self, name: str, version: str = "") -> None:
+        """Have a model in memory if it is one that is loaded on request; raises `ServerError`."""
+        if self.on_request is None:
+            return
+        try:
+            self.find(name, version)
+        except (NotFound, Unavailable):
+            if self.on_request.offers(name, version):
+                await self.on_request.bring(name)
+
     def _find(self, name: str, version: str) -> ModelVersion:
         model = self._models.get(name)
         if model is None:
@@ -118,7 +158,7 @@ class Engine:
             newest = model.newest()
             if newest is None:
                 raise NotFound(
-                    f"Request for unknown model: '{name}' has no available versions{_why(model)}"
+                    f"Request for unknown model: '{name}' has no available versions{model.states}"
                 )
             return newest
         found = model.versions.get(parse_version(version))
@@ -151,6 +191,8 @@ class Engine:
             return False
         if not self._strict_readiness:
             return True
+        if self.on_request is not None:  # what is not in memory keeps nobody from asking
+            return all(version.healthy for version in self.versions() if version.ready)
         return all(model.healthy for model in self._models.values())
 
     def model_ready(self, name: str, version: str = "") -> bool:
@@ -160,7 +202,12 @@ class Engine:
         try:
             return self.find(name, version).healthy
         except (NotFound, Unavailable):
-            return False
+            on_request = self.on_request
+            return (
+                on_request is not None
+                and on_request.offers(name, version)
+                and not on_request.failing(name)
+            )
 
     def _is_known(self, name: str) -> bool:
         """Whether any version of a model takes requests."""
@@ -207,22 +254,7 @@ class Engine:
 
     def index(self, ready_only: bool = False) -> pb.RepositoryIndexResponse:
         """Every model version of the repositories with its state; models without any by name."""
-        response = pb.RepositoryIndexResponse()
-        for name in sorted(self._models):
-            model = self._models[name]
-            if not model.versions and not ready_only:
-                state = State.UNAVAILABLE.value if model.reason else ""
-                response.models.add(name=name, state=state, reason=model.reason)
-            for number in sorted(model.versions):
-                version = model.versions[number]
-                if version.ready or not ready_only:
-                    response.models.add(
-                        name=name,
-                        version=version.name,
-                        state=version.state.value,
-                        reason=version.reason,
-                    )
-        return response
+        return documents.index(self._models, ready_only)
 
     def versions(self) -> Iterator[ModelVersion]:
         """All versions of all models, by name and number."""
@@ -247,25 +279,19 @@ class Engine:
         a = self.admission
         loads = [LoadCounts(m.name, m.loads, m.failed_loads) for m in self._models.values()]
         return ServerSeries(
-            self.ready, a.requests, a.bytes, a.max_requests, a.max_bytes, a.refused, loads
+            self.ready,
+            a.requests,
+            a.bytes,
+            a.max_requests,
+            a.max_bytes,
+            a.refused,
+            loads,
+            self.on_request.counts() if self.on_request is not None else None,
         )
 
     def version_series(self) -> list[VersionSeries]:
         """The versions as a scrape sees them: those that have been loaded."""
-        return [
-            VersionSeries(
-                v.model,
-                v.name,
-                v.statistics,
-                v.pending,
-                v.load_seconds,
-                dict(v.config.metric_tags),
-                v.workers,
-                v.memory_bytes,
-            )
-            for v in self.versions()
-            if v.ready
-        ]
+        return [series_of(version) for version in self.versions() if version.ready]
 
     # --- loading
 
@@ -276,7 +302,7 @@ class Engine:
         """
         for source in sources:
             earlier = self._models.get(source.name)
-            self._models[source.name] = model = Model(source, self._statistics)
+            model = self._lifecycle.know(source)
             model.reason = source.problem
             if source.duplicate or earlier is not None:
                 model.reason = "model appears in two or more repositories"
@@ -288,6 +314,9 @@ class Engine:
                 )  # fmt: skip
         self._initialised = True
         wanted = [model.source for model in self._models.values() if not model.reason]
+        if self.on_request is not None:
+            self.on_request.start()
+            wanted = [source for source in wanted if self.on_request.at_start(source.name)]
         try:
             await asyncio.gather(*map(self.load, wanted))
         except asyncio.CancelledError:
@@ -303,7 +332,19 @@ class Engine:
         `added` is for a model that nobody counts on yet: unless it is known already, the server is
         ready whether it can be loaded or not.
         """
+        if self.on_request is not None:
+            return self.on_request.load(source)
         return self._lifecycle.load(source, added)
+
+    def follow(self, source: ModelSource, added: bool) -> None:
+        """A model is new in its repository, or has changed: load it as `load` does.
+
+        One that is loaded on request is loaded only if it is in memory.
+        """
+        if self.on_request is not None:
+            self.on_request.follow(source)
+        else:
+            self._lifecycle.load(source, added)
 
     def unload(self, name: str) -> "asyncio.Future[None]":
         """Have a model take no more requests, until it is loaded again; its versions stay known.
@@ -311,6 +352,8 @@ class Engine:
         What is being loaded for it never serves. Done when what it had accepted is finished and it
         is freed, at once for a name that is not known.
         """
+        if self.on_request is not None:
+            return self.on_request.unload(name)
         return self._lifecycle.unload(name)
 
     @property
@@ -321,6 +364,8 @@ class Engine:
     def stop_loading(self) -> None:
         """Load nothing more; what is being loaded now will never serve."""
         self.control.stop()
+        if self.on_request is not None:
+            self.on_request.stop()
         self._lifecycle.stop()
 
     async def unload_all(self) -> None:
@@ -334,20 +379,3 @@ class Engine:
 
     def _host_for_version(self, version: ModelVersion) -> ModelHost:
         return ModelHost(self, self.model_metrics, version, self.tracing)
-
-
-def parse_version(text: str) -> int:
-    """A version as a number; raises `InvalidRequest`."""
-    # By length first: Python refuses to convert thousands of digits, with an error of its own.
-    digits = text.isascii() and text.isdigit() and len(text) <= _LONGEST_VERSION
-    if not digits or int(text) >= 2**63:
-        raise InvalidRequest(
-            f"failed to get model version from specified version string '{text[:40]}',"
-            " version should be an integral value > 0"
-        )
-    return int(text)
-
-
-def _why(model: Model) -> str:
-    states = ", ".join(f"version {v.name} is {v.state}" for v in model.versions.values())
-    return f" ({states})" if states else ""

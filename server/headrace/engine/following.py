@@ -63,7 +63,7 @@ class Follower:
                 name = change.source.name
                 what = "is new" if change.new else "has changed"
                 log.info("model %s %s in its repository", name, what, extra={"model": name})
-                self._engine.load(change.source, change.new)
+                self._engine.follow(change.source, change.new)
             else:
                 log.info(
                     "model %s is gone from its repository: unloading it", change.name,

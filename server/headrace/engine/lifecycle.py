@@ -91,13 +91,18 @@ class Lifecycle:
         """
         model = self._models.get(source.name)
         if model is None:
-            model = self._models[source.name] = Model(source, self._statistics)
+            model = self.know(source)
             model.added = added
         model.wanted = source
         model.unloaded = False
         if model.loading is None:
             model.loading = asyncio.get_running_loop().create_task(self._work_off(model))
         return asyncio.shield(model.loading)
+
+    def know(self, source: ModelSource) -> Model:
+        """A model of which nothing is loaded yet, known under its name from now on."""
+        model = self._models[source.name] = Model(source, self._statistics)
+        return model
 
     def unload(self, name: str) -> "asyncio.Future[None]":
         """Have a model take no more requests, and load nothing for it that was handed in before.

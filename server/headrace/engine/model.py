@@ -3,9 +3,12 @@
 import asyncio
 from collections.abc import Callable, Iterable
 
+from headrace.core.errors import InvalidRequest
 from headrace.engine.version import ModelVersion
 from headrace.observability.statistics import VersionStatistics
 from headrace.repository.layout import ModelSource
+
+_LONGEST_VERSION = len(str(2**63))
 
 
 class Model:
@@ -86,3 +89,21 @@ class Model:
     def ready_versions(self) -> list[ModelVersion]:
         """Those that take requests, ascending."""
         return [self.versions[n] for n in sorted(self.versions) if self.versions[n].ready]
+
+    @property
+    def states(self) -> str:
+        """The state of each version, in brackets; empty without any."""
+        states = ", ".join(f"version {v.name} is {v.state}" for v in self.versions.values())
+        return f" ({states})" if states else ""
+
+
+def parse_version(text: str) -> int:
+    """A version as a number; raises `InvalidRequest`."""
+    # By length first: Python refuses to convert thousands of digits, with an error of its own.
+    digits = text.isascii() and text.isdigit() and len(text) <= _LONGEST_VERSION
+    if not digits or int(text) >= 2**63:
+        raise InvalidRequest(
+            f"failed to get model version from specified version string '{text[:40]}',"
+            " version should be an integral value > 0"
+        )
+    return int(text)

@@ -45,8 +45,11 @@ class Models(Protocol):
     def control(self) -> Control:
         """Which of them are served."""
 
-    def find(self, name: str, version: str = "") -> Found:
-        """What serves requests for a model; raises `ServerError`."""
+    def find_for_model(self, name: str, version: str, refusal: str) -> Found:
+        """What serves requests for a model, which it may have to be loaded for.
+
+        `refusal` is said of a decoupled one unless it is empty. Raises `ServerError`.
+        """
 
     def model_ready(self, name: str, version: str = "") -> bool:
         """Whether requests for a model are taken; raises `InvalidRequest`."""
@@ -71,17 +74,15 @@ class ModelHost:
 
     def submit(self, request: InferRequest, decoupled: bool, inside: bool, sink: Sink) -> Ticket:
         """Have a model run; raises `ServerError`."""
-        found = self._models.find(request.model_name, request.model_version)
+        refusal = "" if decoupled else _decoupled(request.model_name)
+        found = self._models.find_for_model(request.model_name, request.model_version, refusal)
         if inside and found is self._owner and found.alone:
             raise Unsupported(
                 f"model '{request.model_name}' asks itself while it executes, and would wait for"
                 " itself: it needs a second instance (instance_group), or to be a coroutine"
             )
-        if found.decoupled and not decoupled:
-            raise Unsupported(
-                f"model '{request.model_name}' is decoupled: it may answer any number of times, so"
-                " it has to be executed with decoupled=True"
-            )
+        if found.decoupled and refusal:
+            raise Unsupported(refusal)
         if self._tracing is not None and TRACE_PARAMETER in request.parameters:
             return self._tracing.submit_child(found, request, sink)
         return found.submit(request, sink)
@@ -131,3 +132,10 @@ class ModelHost:
     def close(self) -> None:
         """The version has gone."""
         self._metrics.forget(self)
+
+
+def _decoupled(name: str) -> str:
+    return (
+        f"model '{name}' is decoupled: it may answer any number of times, so it has to be executed"
+        " with decoupled=True"
+    )

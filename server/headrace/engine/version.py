@@ -161,6 +161,11 @@ class ModelVersion:
         return self._signature
 
     @property
+    def busy(self) -> bool:
+        """Whether it has requests to finish."""
+        return self._batcher is not None and self._batcher.busy
+
+    @property
     def pending(self) -> int:
         """Accepted requests that no instance has started."""
         return self._batcher.waiting if self._batcher else 0

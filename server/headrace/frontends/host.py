@@ -9,24 +9,16 @@ requests.
 
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import orjson
 
-from headrace.core.errors import InvalidRequest, ServerError, Unsupported
-from headrace.core.requests import InferRequest, InferResponse, RawRequest, Ticket
-from headrace.engine.doors import (
-    GIVE_UP_BYTES,
-    GRPC_NOT_DECOUPLED,
-    HTTP_NOT_DECOUPLED,
-    DoorSink,
-    Entrance,
-    not_read,
-)
+from headrace.core.errors import ServerError
+from headrace.core.requests import InferResponse, Ticket
+from headrace.engine.awaited import AwaitedTarget, decoded, refuse_decoupled
+from headrace.engine.doors import GIVE_UP_BYTES, DoorSink, Entrance, Target, not_read
 from headrace.frontends.channel import Channel
-from headrace.wire.generate import decode_generate
-from headrace.wire.http_infer import body_of, decode_raw
 from headrace.wire.link_frames import BrokenLink, Flag, Frame, Kind, frame
 from headrace.wire.link_infer import RequestReader, ResponseWriter, error_parts, read_held
 from headrace.wire.timing import add_timing, wants_timing
@@ -34,7 +26,8 @@ from headrace.wire.timing import add_timing, wants_timing
 log = logging.getLogger(__name__)
 
 # Of `Flag`, without the cost of its operators.
-_FINAL, _REFUSE, _RAW, _ONE_ANSWER, _GENERATE, _WEB = 2, 4, 8, 48, 64, 80
+_FINAL, _REFUSE, _RAW, _ONE_ANSWER, _GENERATE, _WEB, _DOOR = 2, 4, 8, 48, 64, 80, 112
+DOORS = (0, Flag.HTTP, Flag.UNARY, Flag.GENERATE)
 _PAUSE_BYTES = 1 << 20  # that the front end has not read, from which on models are asked to pause
 _BY_CLIENT, _BY_LINK = 1, 2  # who has them pause
 
@@ -146,6 +139,40 @@ class _RpcStreamed(_Streamed):
     door = "GRPC"
 
 
+class _Awaited(_Streamed):
+    """A request for a model that is being loaded, and may answer as often as it likes."""
+
+    __slots__ = ("_told", "found")
+
+    def __init__(self, host: "Host", number: int, nbytes: int, version: str) -> None:
+        super().__init__(host, number, nbytes, version)
+        self.found: Target | None = None
+        self._told = False
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        """Send a response."""
+        self._tell()
+        super().respond(response, final)
+
+    def finish(self) -> None:
+        """Send that nothing more comes."""
+        self._tell()
+        super().finish()
+
+    def _tell(self) -> None:
+        if not self._told and self.found is not None and self.found.decoupled:
+            self.host.channel.send(frame(Kind.DECOUPLED, self.number))
+        self._told = True
+
+
+class _RpcAwaited(_Awaited):
+    """The same from the other door."""
+
+    __slots__ = ()
+
+    door = "GRPC"
+
+
 class _Timed:
     """Puts timings into responses on their way to `sink`."""
 
@@ -174,12 +201,16 @@ class Host:
         ready: Callable[[], None],
         lost: Callable[[str], None],
         give_up_bytes: int = GIVE_UP_BYTES,
+        doors: Mapping[int, Entrance] | None = None,
     ) -> None:
-        """Beyond `give_up_bytes` that the front end does not read, streams are given up."""
+        """Beyond `give_up_bytes` that the front end does not read, streams are given up.
+
+        `doors` is the engine as each of `DOORS` has it, where that makes a difference.
+        """
         self.writer = ResponseWriter()
         self.give_up_bytes = give_up_bytes
         self._reader = RequestReader()
-        self._engine = engine
+        self._doors = doors or dict.fromkeys(DOORS, engine)
         self._admission = engine.admission
         self._calls = calls
         self._ready = ready
@@ -281,23 +312,26 @@ class Host:
             request = self._reader.read(
                 given.meta, buffer, given.start, given.stop, bool(flags & _RAW)
             )
-            found = self._engine.find(request.model_name, request.model_version)
+            door = self._doors[flags & _DOOR]
+            found = door.find(request.model_name, request.model_version)
             kind = _Request if flags & _WEB else _RpcRequest
             if found.decoupled:
-                if flags & _ONE_ANSWER:
-                    http = flags & Flag.HTTP
-                    raise Unsupported(HTTP_NOT_DECOUPLED if http else GRPC_NOT_DECOUPLED)
+                refuse_decoupled(found, flags)
                 self.channel.send(frame(Kind.DECOUPLED, number))
                 kind = _Streamed if flags & _WEB else _RpcStreamed
+            elif type(found) is AwaitedTarget and not flags & _ONE_ANSWER:
+                kind = _Awaited if flags & _WEB else _RpcAwaited
             self._admission.enter(request.nbytes)
             entered = request.nbytes
             under_way = kind(self, number, entered, found.name)
             self._under_way[number] = under_way
             sink: DoorSink = under_way
-            if flags & _RAW:
-                request = _decoded(request, found.signature, flags)
+            if flags & _RAW and found.signature is not None:
+                request = decoded(request, found.signature, flags)
                 if flags & _GENERATE and wants_timing(request):
                     sink = _Timed(sink)
+            if isinstance(under_way, _Awaited):
+                under_way.found = found
             under_way.ticket = found.submit(request, sink)
         except BrokenLink:
             raise
@@ -327,17 +361,3 @@ class Host:
         self._under_way[number] = self._calls.begin(
             head, bytes(buffer[frame.start : frame.stop]), answer
         )
-
-
-def _decoded(request: InferRequest, signature: Any, flags: int) -> InferRequest:
-    if not isinstance(request, RawRequest) or "" not in request.inputs or signature is None:
-        raise InvalidRequest("a raw request without a body")
-    names = request.model_name, request.model_version
-    if flags & _GENERATE:
-        decoded = decode_generate(signature, *names, body_of(request))
-    else:
-        decoded, _ = decode_raw(signature, *names, body_of(request))
-    decoded.nbytes = request.nbytes
-    if request.parameters:  # from headers
-        decoded.parameters.update(request.parameters)
-    return decoded

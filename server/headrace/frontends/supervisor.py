@@ -12,7 +12,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 from headrace.engine.doors import Entrance
@@ -74,7 +74,9 @@ class _FrontEnd:
         self._begun = owner.loop.time()
         self._watch = os.pidfd_open(self.process.pid)
         owner.loop.add_reader(self._watch, self._on_exit)
-        self.host = Host(ours, owner.engine, owner.calls, self._on_ready, self._on_lost)
+        self.host = Host(
+            ours, owner.engine, owner.calls, self._on_ready, self._on_lost, doors=owner.doors
+        )
         self.host.set_up(owner.document)
 
     def kill(self) -> None:
@@ -136,8 +138,11 @@ class Supervisor:
         config: FrontendConfig,
         count: int,
         on_change: Callable[[bool], None],
+        doors: Mapping[int, Entrance] | None = None,
     ) -> None:
+        """`doors` is the engine as each of `headrace.frontends.host.DOORS` has it."""
         self.engine = engine
+        self.doors = doors
         self.calls = calls
         self.document = config.document()
         self.loop = asyncio.get_running_loop()

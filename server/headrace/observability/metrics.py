@@ -58,9 +58,20 @@ class LoadCounts(NamedTuple):
     failed: int
 
 
+class MemoryCounts(NamedTuple):
+    """Models in memory, the bytes that they may take, and how many have gone for others."""
+
+    models: int
+    budget: int
+    evictions: int
+
+
 @dataclass(frozen=True, slots=True)
 class ServerSeries:
-    """The server as a scrape sees it: what is admitted, what may be, and what was refused."""
+    """The server as a scrape sees it: what is admitted, what may be, and what was refused.
+
+    `memory` is None if all models are always loaded.
+    """
 
     ready: bool
     admitted_requests: int
@@ -69,6 +80,7 @@ class ServerSeries:
     max_bytes: int
     overloaded: int
     loads: Sequence[LoadCounts] = ()
+    memory: MemoryCounts | None = None
 
 
 class ServerCollector(Collector):
@@ -257,6 +269,16 @@ def _server(server: ServerSeries) -> Iterator[Metric]:
             labels = {"model": model, "outcome": outcome}
             loads.add_sample("headrace_model_loads_total", labels, count)
     yield loads
+    if (memory := server.memory) is not None:
+        yield _gauge("headrace_models_in_memory", "Models that are loaded", memory.models)
+        yield _gauge(
+            "headrace_model_memory_budget_bytes", "Bytes that models may take", memory.budget
+        )
+        evictions = Metric(
+            "headrace_model_evictions", "Models unloaded for others, or without requests", "counter"
+        )
+        evictions.add_sample("headrace_model_evictions_total", {}, memory.evictions)
+        yield evictions
 
 
 def _machine(machine: Machine) -> Iterator[Metric]:

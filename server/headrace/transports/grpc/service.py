@@ -1,5 +1,9 @@
 """The procedures of `GRPCInferenceService`, from message bytes to message bytes."""
 
+from contextlib import suppress
+
+from google.protobuf.message import DecodeError
+
 from headrace.core.errors import (
     ExecutionFailed,
     PayloadTooLarge,
@@ -11,7 +15,7 @@ from headrace.core.tensors import Buffer
 from headrace.engine.doors import GRPC_NOT_DECOUPLED, Entrance
 from headrace.engine.engine import Engine
 from headrace.engine.forwarding import forwarding
-from headrace.transports.grpc.call import Direct, Reply, Unary
+from headrace.transports.grpc.call import Call, Direct, Reply, Unary
 from headrace.transports.grpc.log_settings import log_settings_handler
 from headrace.transports.grpc.repository import repository_handlers
 from headrace.transports.grpc.shared_memory import shared_memory_handlers
@@ -169,7 +173,26 @@ def document_handlers(engine: Engine) -> dict[str, Unary]:
         "TraceSetting": trace_setting_handler(engine.tracing),
         **shared_memory_handlers(engine.regions),
     }
+    if engine.on_request is not None:
+        table["ModelMetadata"] = _bringing(engine, pb.ModelMetadataRequest, table["ModelMetadata"])
+        table["ModelConfig"] = _bringing(engine, pb.ModelConfigRequest, table["ModelConfig"])
     return {f"/{SERVICE}/{name}": handler for name, handler in table.items()}
+
+
+def _bringing(
+    engine: Engine,
+    kind: type[pb.ModelMetadataRequest] | type[pb.ModelConfigRequest],
+    handler: Unary,
+) -> Unary:
+    """A procedure that has the model that it tells about loaded first."""
+
+    async def bring(data: Buffer, call: Call) -> bytes:
+        with suppress(DecodeError):  # which the handler tells of
+            message = kind.FromString(bytes(data))
+            await engine.bring(message.name, message.version)
+        return await handler(data, call)
+
+    return bring
 
 
 def check_size(data: Buffer, limit: int) -> int:

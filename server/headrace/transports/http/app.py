@@ -1,7 +1,7 @@
 """All HTTP routes of the protocol, with OpenAPI documentation."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Path, Request, Response
@@ -23,6 +23,7 @@ from headrace.transports.http.trace_routes import add_trace_routes
 from headrace.wire.documents import to_json
 from headrace.wire.header_rules import NO_RULES, HeaderRules
 from headrace.wire.http_infer import error_body
+from headrace.wire.link_frames import Flag
 from headrace.wire.status import INTERNAL, INTERNAL_TEXT, STATUS
 
 log = logging.getLogger(__name__)
@@ -52,8 +53,9 @@ def create_app(
     )
     app.router.route_class = restricted_routes(keys)
     app.router.routes[:0] = inference_routes(
-        engine.entrance, max_request_bytes, body_timeout_secs, rules
-    )
+        engine.at_door(Flag.HTTP), max_request_bytes, body_timeout_secs, rules,
+        engine.at_door(Flag.GENERATE),
+    )  # fmt: skip
     _health(app, engine)
     _metadata(app, engine)
     add_repository_routes(app, engine, max_request_bytes)
@@ -107,23 +109,20 @@ def _metadata(app: FastAPI, engine: Engine) -> None:
     async def all_statistics() -> Response:
         return json_answer(to_json(engine.model_statistics()))
 
-    documents: tuple[tuple[str, str, str, Callable[[str, str], dict[str, Any]]], ...] = (
-        ("", "metadata", "Model metadata", lambda n, v: to_json(engine.model_metadata(n, v))),
-        (
-            "/config",
-            "metadata",
-            "Model configuration",
-            lambda n, v: to_json(engine.model_config(n, v)),
-        ),
-        (
-            "/stats",
-            "statistics",
-            "Model statistics",
-            lambda n, v: to_json(engine.model_statistics(n, v)),
-        ),
-    )
-    for suffix, tag, summary, document in documents:
-        _add_document(app, suffix, tag, summary, document)
+    async def metadata(name: str, version: str) -> dict[str, Any]:
+        await engine.bring(name, version)
+        return to_json(engine.model_metadata(name, version))
+
+    async def config(name: str, version: str) -> dict[str, Any]:
+        await engine.bring(name, version)
+        return to_json(engine.model_config(name, version))
+
+    async def statistics(name: str, version: str) -> dict[str, Any]:
+        return to_json(engine.model_statistics(name, version))
+
+    _add_document(app, "", "metadata", "Model metadata", metadata)
+    _add_document(app, "/config", "metadata", "Model configuration", config)
+    _add_document(app, "/stats", "statistics", "Model statistics", statistics)
 
 
 def _add_document(
@@ -131,21 +130,21 @@ def _add_document(
     suffix: str,
     tag: str,
     summary: str,
-    document: Callable[[str, str], dict[str, Any]],
+    document: Callable[[str, str], Awaitable[dict[str, Any]]],
 ) -> None:
     """A document of a model, with and without a version."""
     operation = f"model{suffix.replace('/', '_')}"
 
     @app.get(f"/v2/models/{{name}}{suffix}", tags=[tag], summary=summary, operation_id=operation)
     async def of_model(name: Name) -> Response:
-        return json_answer(document(name, ""))
+        return json_answer(await document(name, ""))
 
     @app.get(
         f"/v2/models/{{name}}/versions/{{version}}{suffix}",
         tags=[tag], summary=f"{summary} of a version", operation_id=f"version_{operation}",
     )  # fmt: skip
     async def of_version(name: Name, version: Version) -> Response:
-        return json_answer(document(name, version))
+        return json_answer(await document(name, version))
 
 
 def _errors(app: FastAPI) -> None:

@@ -1,0 +1,105 @@
+"""The settings of doors: HTTP, gRPC, metrics, and memory shared with clients."""
+
+from dataclasses import dataclass
+
+from headrace.observability.metrics_options import MetricsOptions
+from headrace.options import setting
+from headrace.wire.header_rules import Category, HeaderRules
+
+_CATEGORIES = ", ".join(f"`{category}`" for category in Category)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoorSettings:
+    """What an operator can decide of how clients reach the server."""
+
+    # HTTP
+    allow_http: bool = setting(True, "Answer over HTTP")
+    http_address: str = setting("127.0.0.1", "Address to listen on for HTTP")
+    http_port: int = setting(8000, "Port for HTTP; 0 picks a free one")
+    http_fast_path: bool = setting(
+        True,
+        "Answer infer requests in front of the ASGI application; the answers are the same",
+    )
+    http_keep_alive_secs: int = setting(75, "How long an idle HTTP connection is kept", least=1)
+    http_body_timeout_secs: int = setting(
+        60, "How long the next part of a request may be awaited, before 408", least=1
+    )
+    http_header_forward_pattern: str = setting(
+        "",
+        "Have models see request headers whose names this regular expression matches, as parameters"
+        " of their requests",
+    )
+    http_restricted_api: list[str] = setting(  # noqa: RUF009
+        [],
+        "Answer these categories of requests only with this header, `CATEGORIES:HEADER=VALUE`;"
+        f" categories, with commas between, are {_CATEGORIES}",
+        between="\n",
+    )
+    # gRPC
+    allow_grpc: bool = setting(True, "Answer over gRPC")
+    grpc_address: str = setting("127.0.0.1", "Address to listen on for gRPC")
+    grpc_port: int = setting(8001, "Port for gRPC; 0 picks a free one")
+    grpc_transport: str = setting(
+        "native",
+        "What speaks gRPC: this server's own event loop, or the grpcio library, which is slower",
+        choices=("native", "grpcio"),
+    )
+    grpc_use_ssl: bool = setting(False, "Encrypt gRPC with TLS")
+    grpc_use_ssl_mutual: bool = setting(
+        False, "With TLS, take only clients with a certificate signed by the root certificate"
+    )
+    grpc_server_cert: str = setting("", "PEM file with the server's certificate for gRPC")
+    grpc_server_key: str = setting("", "PEM file with the key of that certificate")
+    grpc_root_cert: str = setting(
+        "", "PEM file with the root certificates that clients' certificates are held against"
+    )
+    grpc_header_forward_pattern: str = setting(
+        "",
+        "Have models see metadata of calls whose names this regular expression matches, as"
+        " parameters of their requests",
+    )
+    grpc_restricted_protocol: list[str] = setting(  # noqa: RUF009
+        [],
+        "Answer these categories of calls only with the metadata `triton-grpc-protocol-KEY`,"
+        " `CATEGORIES:KEY=VALUE`, with the categories of `--http-restricted-api`",
+        between="\n",
+    )
+    # Metrics
+    allow_metrics: bool = setting(True, "Answer Prometheus scrapes")
+    metrics_address: str = setting("127.0.0.1", "Address to listen on for metrics")
+    metrics_port: int = setting(8002, "Port for metrics; 0 picks a free one")
+    metrics_interval_ms: int = setting(
+        2000, "How often the machine's CPU and the memory of models are looked at", least=1
+    )
+    metrics_config: list[str] = setting(  # noqa: RUF009
+        [],
+        "Which metrics of latencies there are: `counter_latencies` (true), `histogram_latencies`"
+        " (false) or `summary_latencies` (false) `=true` or `=false`, `summary_quantiles=0.5,0.99`",
+        between=";",
+    )
+    allow_cpu_metrics: bool = setting(True, "Have the machine's CPU and memory among the metrics")
+    # Shared memory
+    allow_client_shm: bool = setting(
+        False,
+        "Let clients register shared memory of this machine, and have tensors in it;"
+        " whoever reaches the server can then read and write what its user can of `/dev/shm`",
+    )
+    client_shm_prefix: str = setting(
+        "", "Of `/dev/shm`, let clients register only keys that begin so"
+    )
+
+    @property
+    def http_rules(self) -> HeaderRules:
+        """What headers of HTTP requests decide."""
+        return HeaderRules(self.http_header_forward_pattern, self.http_restricted_api)
+
+    @property
+    def grpc_rules(self) -> HeaderRules:
+        """What metadata of calls decide."""
+        return HeaderRules(self.grpc_header_forward_pattern, self.grpc_restricted_protocol)
+
+    @property
+    def metrics(self) -> MetricsOptions:
+        """Which metrics of latencies there are; raises `ValueError`."""
+        return MetricsOptions.of(self.metrics_config)

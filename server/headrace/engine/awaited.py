@@ -1,0 +1,186 @@
+"""What serves a request for a model that is not in memory yet.
+
+To a door it is like a model in another process: neither the signature nor whether the model is
+decoupled is known when the request comes, so a raw request is decoded, and one that such a door
+cannot take is refused, once the model is there.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError, Unsupported
+from headrace.core.requests import InferRequest, RawRequest, Sink, Ticket
+from headrace.core.signature import Signature
+from headrace.engine.admission import Admission
+from headrace.engine.doors import (
+    GRPC_NOT_DECOUPLED,
+    HTTP_NOT_DECOUPLED,
+    DoorSink,
+    Entrance,
+    Target,
+)
+from headrace.wire.generate import decode_generate
+from headrace.wire.http_infer import body_of, decode_raw
+from headrace.wire.link_frames import Flag
+from headrace.wire.status import INTERNAL_TEXT
+
+log = logging.getLogger(__name__)
+
+
+class Bringing(Protocol):
+    """What brings models into memory."""
+
+    def offers(self, name: str, version: str) -> bool:
+        """Whether a model that is not in memory can be brought there."""
+
+    def when_loaded(
+        self, name: str, done: Callable[[ServerError | None], None]
+    ) -> Callable[[], None]:
+        """Have `done` called when a model is in memory, or with an error; returns what calls that
+        off."""
+
+
+class AwaitedTarget:
+    """What will serve one request, and the ticket of it.
+
+    Invariant: `_sink` is there until the request is handed to the model, refused or cancelled.
+    """
+
+    __slots__ = (
+        "_bringing", "_door", "_engine", "_forget", "_held", "_refusal", "_request", "_sink",
+        "_ticket", "decoupled", "model", "name", "version",
+    )  # fmt: skip
+
+    signature = None
+    alone = False
+
+    def __init__(
+        self,
+        engine: Entrance,
+        bringing: Bringing,
+        door: int,
+        model: str,
+        version: str,
+        refusal: str = "",
+    ) -> None:
+        """`door` is the `Flag` of the door, 0 for one that takes any number of answers.
+
+        With a `refusal`, that is what is said of a decoupled model.
+        """
+        self.model = model
+        self.version = version
+        self.name = ""  # until the model says which version it is
+        self.decoupled = False
+        self._engine = engine
+        self._bringing = bringing
+        self._door = door
+        self._refusal = refusal
+        self._held = False
+        self._request: InferRequest | None = None
+        self._sink: Sink | None = None
+        self._ticket: Ticket | None = None
+        self._forget: Callable[[], None] | None = None
+
+    def submit(self, request: InferRequest, sink: Sink) -> Ticket:
+        """Have the request run once the model is there."""
+        self._request, self._sink = request, sink
+        self._forget = self._bringing.when_loaded(self.model, self._on_loaded)
+        return self
+
+    def cancel(self) -> None:
+        """Drop the request."""
+        self._sink = self._request = None
+        if self._forget is not None:
+            self._forget()
+        if self._ticket is not None:
+            self._ticket.cancel()
+
+    def hold(self, held: bool) -> None:
+        """Have the model pause its responses, or go on."""
+        self._held = held
+        if self._ticket is not None:
+            self._ticket.hold(held)
+
+    def _on_loaded(self, error: ServerError | None) -> None:
+        sink, request = self._sink, self._request
+        self._sink = self._request = None
+        if sink is None or request is None:
+            return
+        if error is None:
+            try:
+                self._hand_over(request, sink)
+                return
+            except ServerError as found:
+                error = found
+            except Exception as bug:
+                log.error("bug in a request that waited for its model", exc_info=bug)
+                error = ExecutionFailed(INTERNAL_TEXT)
+        if isinstance(sink, DoorSink):
+            sink.refuse(error)
+        else:
+            sink.fail(error)
+
+    def _hand_over(self, request: InferRequest, sink: Sink) -> None:
+        found = self._engine.find(self.model, self.version)
+        self.name, self.decoupled = found.name, found.decoupled
+        if found.decoupled and self._refusal:
+            raise Unsupported(self._refusal)
+        refuse_decoupled(found, self._door)
+        request = decoded(request, found.signature, self._door)
+        # The engine refuses at once, by raising: its versions take any sink.
+        self._ticket = found.submit(request, cast(DoorSink, sink))
+        if self._held:
+            self._ticket.hold(True)
+
+
+class WaitingRoom:
+    """`Entrance` for one kind of door to an engine whose models are not all in memory."""
+
+    def __init__(self, engine: Entrance, bringing: Bringing, door: int) -> None:
+        """`door` is its `Flag`, 0 for streams."""
+        self._engine = engine
+        self._bringing = bringing
+        self._door = door
+
+    @property
+    def admission(self) -> Admission:
+        """Counts what this process holds."""
+        return self._engine.admission
+
+    @property
+    def exiting(self) -> bool:
+        """Whether nothing new is admitted any more."""
+        return self._engine.exiting
+
+    def find(self, name: str, version: str = "") -> Target:
+        """What serves requests for a model, in memory or not; raises `ServerError`."""
+        try:
+            return self._engine.find(name, version)
+        except ServerError:
+            if not self._bringing.offers(name, version):
+                raise
+        return AwaitedTarget(self._engine, self._bringing, self._door, name, version)
+
+
+def refuse_decoupled(found: Target, door: int) -> None:
+    """Raise `Unsupported` where a model answers more often than a door can."""
+    if found.decoupled and door & (Flag.HTTP | Flag.UNARY):
+        raise Unsupported(HTTP_NOT_DECOUPLED if door & Flag.HTTP else GRPC_NOT_DECOUPLED)
+
+
+def decoded(request: InferRequest, signature: Signature | None, door: int) -> InferRequest:
+    """A request whose body is decoded only now if it is raw; raises `InvalidRequest`."""
+    if type(request) is not RawRequest:
+        return request
+    if "" not in request.inputs or signature is None:
+        raise InvalidRequest("a raw request without a body")
+    names = request.model_name, request.model_version
+    if door & Flag.GENERATE:
+        found = decode_generate(signature, *names, body_of(request))
+    else:
+        found, _ = decode_raw(signature, *names, body_of(request))
+    found.nbytes = request.nbytes
+    if request.parameters:  # from headers
+        found.parameters.update(request.parameters)
+    return found

@@ -1,0 +1,18 @@
+"""Model versions as a scrape of the metrics sees them."""
+
+from headrace.engine.version import ModelVersion
+from headrace.observability.metrics import VersionSeries
+
+
+def series_of(version: ModelVersion) -> VersionSeries:
+    """What is told of a version that serves."""
+    return VersionSeries(
+        version.model,
+        version.name,
+        version.statistics,
+        version.pending,
+        version.load_seconds,
+        dict(version.config.metric_tags),
+        version.workers,
+        version.memory_bytes,
+    )

@@ -1,0 +1,139 @@
+"""The settings of models: which there are, and how they are loaded."""
+
+from dataclasses import dataclass
+
+from headrace.core.model_spec import EnvironmentOptions
+from headrace.engine.residency import ResidencyOptions
+from headrace.options import setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """What an operator can decide of models."""
+
+    # Models
+    model_repository: list[str] = setting(  # noqa: RUF009 - it calls `field`
+        [],
+        "Directories with models, one or more; required unless model files are given",
+        "model-store",
+    )
+    model_file: list[str] = setting(  # noqa: RUF009
+        [],
+        "Model files (`.onnx`, `.py`, or a library's) to serve without a repository;"
+        " on the command line also without the option",
+    )
+    model_control_mode: str = setting(
+        "none",
+        "Who decides which models are served: `none` loads all at start-up and changes nothing,"
+        " `poll` follows the repositories, `explicit` has clients load and unload",
+        choices=("none", "poll", "explicit"),
+    )
+    load_model: list[str] = setting(  # noqa: RUF009
+        [],
+        "Models to load at start-up with `--model-control-mode explicit`, which loads no others;"
+        " `*` for all",
+        between=",",
+    )
+    model_namespacing: bool = setting(
+        False,
+        "Serve models of one name from several repositories, each as `NAME@REPOSITORY`;"
+        " without it such a name is unavailable",
+    )
+    reload: bool = setting(
+        True, "Load model files that are served without a repository again when they change"
+    )
+    repository_poll_secs: int = setting(
+        15,
+        "In the mode `poll`, how often repositories are looked at where the file system tells of"
+        " no changes by itself",
+        least=1,
+    )
+    model_config_name: str = setting(
+        "", "Read `configs/<name>.pbtxt` of a model instead of its `config.pbtxt`, where it has one"
+    )
+    disable_auto_complete_config: bool = setting(
+        False, "Take configurations as written; fill nothing in from the model's file"
+    )
+    default_max_batch_size: int = setting(
+        64,
+        "`max_batch_size` of a model that can batch and whose configuration does not say",
+        least=1,
+    )
+    trust_model_code: bool = setting(
+        False,
+        "Load also those files that can run code when they are loaded, such as `model.joblib`;"
+        " without it only where a model's configuration says that it is trusted",
+    )
+    model_load_thread_count: int = setting(4, "How many models are loaded at once", least=1)
+    model_load_retry_count: int = setting(
+        0, "How often a version that cannot be loaded is tried again before it is given up"
+    )
+    model_load_timeout_secs: int = setting(
+        0,
+        "How long loading one version may take, with building its environment; a worker process"
+        " that takes longer is ended, what else does is left to itself; 0: no limit",
+    )
+    load_on_request: bool = setting(
+        False, "Load models when they are asked for, instead of all at start"
+    )
+    model_memory_budget: int = setting(
+        0,
+        "Bytes that models in memory may take together; those that were not asked for the longest"
+        " are unloaded for others, and loaded on request; 0: no limit",
+    )
+    load_wait_secs: int = setting(
+        30, "How long a request waits for a model that is loaded on request", least=1
+    )
+    minimum_residency_secs: int = setting(
+        60, "How long a model stays after it was loaded on request, whatever else is asked for"
+    )
+    unload_after_idle_secs: int = setting(
+        0,
+        "Unload models that nobody has asked for in so long, and load them on request; 0: never",
+    )
+    pin_model: list[str] = setting(  # noqa: RUF009
+        [], "Of models that are loaded on request, those that are loaded at start and always stay",
+        between=",",
+    )  # fmt: skip
+    allow_in_process_python: bool = setting(
+        False,
+        "Run Python models in the server's own process where their configuration says so, by the"
+        " parameter `execution`; one that hangs or crashes takes the server with it",
+    )
+    exit_on_error: bool = setting(
+        True, "Exit if a model cannot be loaded, instead of serving the rest"
+    )
+    strict_readiness: bool = setting(True, "Be ready only if every model is")
+    # Environments of models
+    environment_cache: str = setting(
+        "",
+        "Directory where the environments of Python models are kept;"
+        " by default `headrace/environments` in `$XDG_CACHE_HOME` or `~/.cache`",
+    )
+    wheelhouse: str = setting(
+        "", "Directory with wheels that environments are built from, without any package index"
+    )
+    environment_build_timeout_secs: int = setting(
+        1800, "How long building one environment may take", least=1
+    )
+
+    @property
+    def residency(self) -> ResidencyOptions | None:
+        """How models are loaded on request, None if they are not."""
+        if not (self.load_on_request or self.model_memory_budget or self.unload_after_idle_secs):
+            return None
+        return ResidencyOptions(
+            self.model_memory_budget,
+            self.load_wait_secs,
+            self.minimum_residency_secs,
+            self.unload_after_idle_secs,
+            frozenset(self.pin_model),
+            frozenset(self.load_model),
+        )
+
+    @property
+    def environments(self) -> EnvironmentOptions:
+        """The settings of models' environments."""
+        return EnvironmentOptions(
+            self.environment_cache, self.wheelhouse, self.environment_build_timeout_secs
+        )

@@ -1,0 +1,128 @@
+"""All doors of a server: in its own process or in front ends, and that of the metrics."""
+
+import asyncio
+import sys
+
+from headrace.doors import FrontDoors, bind, grpc_handlers, tls_files, url_host
+from headrace.engine.engine import Engine
+from headrace.execution.cores import core_limit
+from headrace.observability.machine import Machine
+from headrace.observability.metrics import ServerCollector, registry, render
+from headrace.settings import Settings
+from headrace.transports.grpc.call import Server as GrpcServer
+from headrace.transports.grpc.native.server import NativeServer
+from headrace.transports.http.app import create_app
+from headrace.transports.http.metrics import create_metrics_app
+from headrace.transports.http.server import FastPath, HttpServer
+from headrace.wire.link_frames import Flag
+
+
+class ServerDoors:
+    """Opens and closes them."""
+
+    def __init__(self, settings: Settings, engine: Engine) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._http: list[HttpServer] = []
+        self._grpc: GrpcServer | None = None
+        self._front_ends: FrontDoors | None = None
+
+    async def open(self) -> None:
+        """Answer from now on, and say where; raises `OSError`."""
+        settings, engine = self._settings, self._engine
+        if count := settings.frontend_count(core_limit()):
+            self._front_ends = FrontDoors(settings, engine, count)
+            await self._front_ends.open()
+        if settings.allow_http and not count:
+            app = create_app(
+                engine,
+                settings.max_request_bytes,
+                settings.http_body_timeout_secs,
+                settings.access_log,
+                settings.http_rules,
+            )
+            listener = bind(settings.http_address, settings.http_port, "HTTP")
+            fast_path = FastPath.by_rules(
+                engine.at_door(Flag.HTTP),
+                settings.max_request_bytes,
+                settings.access_log,
+                settings.http_rules,
+            )
+            server = HttpServer(
+                app,
+                listener,
+                settings.http_keep_alive_secs,
+                settings.http_body_timeout_secs,
+                fast_path if settings.http_fast_path else None,
+                keep_names=bool(settings.http_header_forward_pattern),
+            )
+            self._http.append(server)
+            server.start()
+            url = f"http://{url_host(settings.http_address)}:{server.port}"
+            print(f"HTTP     {url}  (documentation at {url}/docs)")
+        if settings.allow_grpc and not count:
+            port = await self._open_grpc()
+            print(f"gRPC     {url_host(settings.grpc_address)}:{port}")
+        if settings.allow_metrics:
+            interval = settings.metrics_interval_ms / 1000
+            machine = Machine(interval_secs=interval) if settings.allow_cpu_metrics else None
+            source = registry(
+                ServerCollector(
+                    engine.server_series,
+                    engine.version_series,
+                    machine,
+                    engine.model_metrics,
+                    settings.metrics,
+                )
+            )
+            listener = bind(settings.metrics_address, settings.metrics_port, "metrics")
+            server = HttpServer(
+                create_metrics_app(lambda: render(source, engine.model_metrics.plain_counters)),
+                listener,
+                settings.http_keep_alive_secs,
+                settings.http_body_timeout_secs,
+            )
+            self._http.append(server)
+            server.start()
+            print(f"metrics  http://{url_host(settings.metrics_address)}:{server.port}/metrics")
+        sys.stdout.flush()
+
+    async def _open_grpc(self) -> int:
+        """Answer over gRPC; the port."""
+        settings, engine = self._settings, self._engine
+        limit = settings.max_request_bytes
+        handlers = grpc_handlers(engine, limit, settings.grpc_rules)
+        tls = tls_files(settings)
+        listener = bind(settings.grpc_address, settings.grpc_port, "gRPC")
+        if settings.grpc_transport == "native":
+            context = tls.context() if tls else None
+            native = NativeServer(handlers, engine.admission, limit, settings.access_log, context)
+            self._grpc = native
+            await native.start(listener)
+            return int(listener.getsockname()[1])
+        listener.close()  # only grpcio cannot say why it cannot have a port
+        # Imported here because it takes memory and time, and few want it.
+        from headrace.transports.grpc.grpcio import GrpcioServer
+
+        server = GrpcioServer(handlers, limit, settings.access_log)
+        self._grpc = server
+        port = server.bind(settings.grpc_address, settings.grpc_port, tls)
+        await server.start()
+        return port
+
+    async def drain(self, seconds: float) -> int:
+        """Have front ends finish and close; how many requests were still under way after that."""
+        return await self._front_ends.drain(seconds) if self._front_ends is not None else 0
+
+    def end_unfinished(self) -> None:
+        """Give up requests that are half there."""
+        for server in self._http:
+            server.end_unfinished()
+
+    async def close(self, grace: float) -> None:
+        """Close every door; what is under way has `grace` seconds."""
+        if self._front_ends is not None:
+            await self._front_ends.stop()
+        if self._grpc is not None:
+            await self._grpc.stop(grace)
+        await asyncio.gather(*(server.stop(grace) for server in self._http))

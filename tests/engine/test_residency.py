@@ -1,0 +1,98 @@
+"""Which models go when memory is short."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.engine.residency import Resident, Room, idle, make_room, surplus
+
+NOW = 1000.0
+
+
+def _resident(name: str, nbytes: int = 10, used: float = 0.0, **more: object) -> Resident:
+    return Resident(name, nbytes, used, more.pop("loaded", 0.0), **more)  # type: ignore[arg-type]
+
+
+def test_there_is_room() -> None:
+    assert make_room([_resident("a")], 10, 20, NOW, 60) == Room()
+
+
+def test_the_longest_unused_goes() -> None:
+    residents = [_resident("a", used=3), _resident("b", used=1), _resident("c", used=2)]
+    assert make_room(residents, 10, 30, NOW, 60).unload == ("b",)
+    assert make_room(residents, 20, 30, NOW, 60).unload == ("b", "c")
+
+
+def test_a_model_that_was_never_used_counts_from_when_it_was_loaded() -> None:
+    residents = [_resident("a", loaded=500.0), _resident("b", used=400.0)]
+    assert make_room(residents, 10, 20, NOW, 60).unload == ("b",)
+
+
+def test_pinned_busy_and_new_ones_stay() -> None:
+    residents = [
+        _resident("pinned", pinned=True),
+        _resident("busy", busy=True),
+        _resident("new", loaded=NOW - 59),
+        _resident("other", used=900),
+    ]
+    assert make_room(residents, 10, 40, NOW, 60).unload == ("other",)
+
+
+def test_nobody_goes_in_vain() -> None:
+    residents = [_resident("old"), _resident("new", loaded=NOW - 50)]
+    assert make_room(residents, 20, 20, NOW, 60) == Room(wait=10.0)
+
+
+def test_what_leaves_already_is_waited_for() -> None:
+    residents = [_resident("going", leaving=True), _resident("other")]
+    room = make_room(residents, 10, 20, NOW, 60)
+    assert room.unload == ()
+    assert room.wait is not None
+
+
+def test_what_will_never_fit_is_told() -> None:
+    room = make_room([_resident("p", pinned=True), _resident("a")], 15, 20, NOW, 60)
+    assert "about 15 bytes" in room.problem
+    assert "10 of them" in room.problem
+
+
+def test_models_that_have_grown() -> None:
+    residents = [_resident("a", 30, used=1), _resident("b", 10, used=2)]
+    assert surplus(residents, 40, NOW, 60) == []
+    assert surplus(residents, 35, NOW, 60) == ["a"]
+
+
+def test_idle_ones() -> None:
+    residents = [_resident("a", used=900), _resident("b", used=990), _resident("c", pinned=True)]
+    assert idle(residents, NOW, 60) == ["a"]
+
+
+_residents = st.lists(
+    st.builds(
+        Resident,
+        st.uuids().map(str),
+        st.integers(0, 100),
+        st.floats(0, NOW),
+        st.floats(0, NOW),
+        st.booleans(),
+        st.booleans(),
+        st.booleans(),
+    ),
+    max_size=12,
+)
+
+
+@given(_residents, st.integers(0, 200), st.integers(0, 500), st.floats(0, 100))
+def test_room_is_made_of_those_who_may_go(
+    residents: list[Resident], needed: int, budget: int, minimum: float
+) -> None:
+    room = make_room(residents, needed, budget, NOW, minimum)
+    by_name = {one.name: one for one in residents}
+    for name in room.unload:
+        one = by_name[name]
+        assert not any((one.pinned, one.busy, one.leaving))
+        assert NOW - one.loaded >= minimum
+    left = sum(one.nbytes for one in residents if one.name not in room.unload and not one.leaving)
+    if room.unload or (room.wait is None and not room.problem):
+        assert left + needed <= budget
+    if room.problem:
+        assert (room.unload, room.wait) == ((), None)
