@@ -394,6 +394,10 @@ def test_two_doors_on_one_port_are_refused(good: Path) -> None:
     assert f"cannot listen on 127.0.0.1:{port} for gRPC" in ended.stderr
 
 
+def test_where_commands_find_the_server_is_no_setting() -> None:
+    assert from_environment({"HEADRACE_URL": "http://127.0.0.1:8000"}) == {}
+
+
 def test_what_kubernetes_adds_for_a_service_is_passed_over() -> None:
     links = {
         "HEADRACE_SERVICE_HOST": "10.0.0.1",

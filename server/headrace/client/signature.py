@@ -41,8 +41,14 @@ class Taken:
 
 
 def taken(metadata: Mapping[str, Any], config: Mapping[str, Any]) -> Taken:
-    """From the documents of both names; raises `BadAnswer`."""
+    """From the documents of both names; raises `BadAnswer`.
+
+    Without a configuration a model has rows if every input may begin with any number.
+    """
+    shapes = [item.get("shape", ()) for item in metadata.get("inputs", ())]
     rows = config.get("max_batch_size", 0) > 0
+    if not config:
+        rows = bool(shapes) and all(int(shape[0]) == -1 for shape in shapes if shape)
     optional = {item["name"] for item in config.get("input", ()) if item.get("optional")}
 
     def declared(items: Sequence[Mapping[str, Any]]) -> dict[str, Declared]:

@@ -161,7 +161,7 @@ class Reader:
         elif isinstance(document.get("inputs"), list) and "inputs" not in self._inputs:
             try:
                 self._request(given, document)
-            except (KeyError, TypeError, AttributeError, ServerError) as error:
+            except (AttributeError, KeyError, TypeError, ValueError, ServerError) as error:
                 text = f"no {error}" if isinstance(error, KeyError) else str(error)
                 raise CommandFailed(f"{where}: not an inference request: {text}") from None
         else:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shutil
 import sys
 import time
 from contextlib import suppress
@@ -114,7 +115,8 @@ class _Watch:
     def _view(self, before: Scrape, after: Scrape) -> View:
         now = activity(before, after)
         instances = {}
-        for version in ordered(now.versions, self._order):
+        shown = shutil.get_terminal_size().lines if self._live else None
+        for version in ordered(now.versions, self._order)[:shown]:
             key = version.model, version.version
             instances[key] = self._instances_of(*key)
         return View(self._server.address, now, instances, self._order)
