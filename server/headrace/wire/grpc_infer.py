@@ -23,13 +23,14 @@ from headrace.wire.classification import check_class_count
 from headrace.wire.elements import tensor_from_values
 from headrace.wire.parameters import split_parameters
 from headrace.wire.pb import grpc_service_pb2 as pb
-from headrace.wire.shared_memory import REGION, shared_input, shared_output
+from headrace.wire.shared_memory import PARAMETERS, REGION, shared_input, shared_output
 
 # Two bytes make an empty input, which takes a hundred times as much memory once it is parsed.
 MAX_FIELDS = 4 * MAX_TENSORS
 _LONG = 64 << 10  # bytes of a message above which its fields are counted before they are parsed
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 _TRANSPORT = frozenset({EMPTY_FINAL_RESPONSE, "binary_data_output"})
+_OF_SHARED = frozenset({*PARAMETERS, "classification"})
 _CONTENTS: dict[Datatype, str] = {
     Datatype.BOOL: "bool_contents",
     Datatype.UINT8: "uint_contents",
@@ -267,4 +268,5 @@ def _outputs(
 
 
 def _values(parameters: Mapping[str, pb.InferParameter]) -> dict[str, Any]:
-    return {name: _value(name, parameter) for name, parameter in parameters.items()}
+    """Those parameters of a tensor that have to do with shared memory."""
+    return {n: _value(n, given) for n, given in parameters.items() if n in _OF_SHARED}

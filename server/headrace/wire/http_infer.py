@@ -23,7 +23,6 @@ from headrace.core.requests import (
     Parameter,
     RawRequest,
     SharedRequest,
-    Stretch,
 )
 from headrace.core.signature import Signature, quoted
 from headrace.core.tensors import Buffer, Tensor, brackets, elsewhere
@@ -38,7 +37,9 @@ MAX_CONTAINERS = 4_000_000  # arrays and objects in the JSON of one request
 _LONG = 64 << 10  # bytes or elements above which it pays to look before decoding
 _TRANSPORT = frozenset({"binary_data_output"})
 _INT = frozenset({int})
-_SHARED = "shared_inputs"  # of `SharedRequest`, among the arguments for the request
+# Of `SharedRequest`, among the arguments for a request.
+_SHARED_INPUTS, _SHARED_OUTPUTS = "shared_inputs", "shared_outputs"
+_SHARED = frozenset({_SHARED_INPUTS, _SHARED_OUTPUTS})
 _JSON_SIZE = re.compile(r"-?[0-9]{1,10}")
 # A string need not end, and what it has matched it does not give back: so a body is read once,
 # whatever it holds.
@@ -105,24 +106,31 @@ def decode_infer(
             f"unexpected additional input data for model '{model}':"
             f" {len(tail)} bytes follow the JSON, the inputs use {position}"
         )
-    kind = InferRequest
-    if reserved and _SHARED in reserved:
-        kind = SharedRequest
-        tensors = {n: tensor for n, tensor in tensors.items() if n not in reserved[_SHARED]}
-    request = kind(model, version, request_id, tensors, (), custom, nbytes=size, **reserved)
+    outputs: tuple[str, ...] = ()
+    classes: dict[str, int] | None = None
     if document.get("outputs") is not None:
-        classes, shared = _outputs(_member(document, "outputs", list, None), form)
+        wanted = _member(document, "outputs", list, None)
+        classes = _outputs(wanted, form, reserved) or None
         outputs = tuple(form.named)
-        if shared:
-            request = SharedRequest(
-                model, version, request_id, tensors, outputs, custom, classes=classes, nbytes=size,
-                shared_outputs=shared, **reserved,
-            )  # fmt: skip
-            form = SharedForm(form.binary, form.named, frozenset(shared))
-        else:
-            request.outputs = outputs
-            if classes:
-                request.classes = classes
+    if not reserved:  # as nearly always; arguments without names are the quickest
+        request = InferRequest(
+            model, version, request_id, tensors, outputs, custom, 0, 0, 0, False, False, classes,
+            size,
+        )  # fmt: skip
+        return request, form
+    if not reserved.keys().isdisjoint(_SHARED):
+        here = {n: t for n, t in tensors.items() if n not in reserved.get(_SHARED_INPUTS, ())}
+        request = SharedRequest(
+            model, version, request_id, here, outputs, custom, classes=classes or {}, nbytes=size,
+            **reserved,
+        )  # fmt: skip
+        if _SHARED_OUTPUTS in reserved:
+            form = SharedForm(form.binary, form.named, frozenset(reserved[_SHARED_OUTPUTS]))
+        return request, form
+    request = InferRequest(
+        model, version, request_id, tensors, outputs, custom, classes=classes, nbytes=size,
+        **reserved,
+    )  # fmt: skip
     return request, form
 
 
@@ -297,7 +305,7 @@ def _input(
             f" Input '{name}' sets none or several"
         )
     if region is not None:
-        shared = reserved.setdefault(_SHARED, {})
+        shared = reserved.setdefault(_SHARED_INPUTS, {})
         if name not in shared:  # the caller complains of a second one
             shared[name] = shared_input(name, datatype, shape, parameters)
         return elsewhere(name, datatype, shape), position
@@ -321,16 +329,12 @@ def _input(
     return Tensor.from_bytes(name, datatype, shape, raw), end
 
 
-def _outputs(
-    items: list[Any], form: ResponseForm
-) -> tuple[dict[str, int], dict[str, Stretch] | None]:
-    """Put how each named output is to be sent into `form`.
+def _outputs(items: list[Any], form: ResponseForm, reserved: dict[str, Any]) -> dict[str, int]:
+    """Put how each named output is to be sent into `form`; the class counts of those that ask.
 
-    Gives the class counts of those that ask for classes, and the places of those that are to be
-    put into shared memory, if there are any.
+    Of one that is to be put into shared memory the place is put into `reserved`.
     """
     classes: dict[str, int] = {}
-    shared: dict[str, Stretch] | None = None
     if len(items) > MAX_TENSORS:
         raise InvalidRequest(f"a request may name {MAX_TENSORS} outputs, got {len(items)}")
     for item in items:
@@ -350,12 +354,11 @@ def _outputs(
                 f"'binary_data' of output '{name}' must be a boolean, got {json_name(type(binary))}"
             )
         form.named[name] = binary
-        if parameters and parameters.get(REGION) is not None:
+        if REGION in parameters and parameters[REGION] is not None:
             if binary:
                 raise InvalidRequest(
                     f"output '{name}': 'binary_data' can not be true with '{REGION}'"
                 )
-            if shared is None:
-                shared = {}
-            shared[name] = shared_output(name, parameters)
-    return classes, shared
+            place = shared_output(name, parameters)
+            reserved.setdefault(_SHARED_OUTPUTS, {})[name] = place
+    return classes

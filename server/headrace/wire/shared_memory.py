@@ -13,6 +13,7 @@ from headrace.core.tensors import brackets, element_count
 
 REGION = "shared_memory_region"
 _OFFSET, _SIZE = "shared_memory_offset", "shared_memory_byte_size"
+PARAMETERS = (REGION, _OFFSET, _SIZE)
 _MOST = 2**63 - 1
 
 
