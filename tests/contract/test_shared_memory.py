@@ -1,8 +1,10 @@
 """System and CUDA shared memory, over both protocols and all that carries them."""
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from headrace.core.errors import (
 )
 from headrace.core.tensors import Array
 from headrace.wire.pb import grpc_service_pb2 as pb
+from tests.models.onnx_graphs import identity, write_model
 from tests.support.client import strings, to_raw
 from tests.support.grpc_client import GrpcClient
 from tests.support.http_socket import ask
@@ -508,16 +511,51 @@ def test_errors_of_a_stream_are_messages(streaming: StreamMemory, shared: Shared
     assert list(third.infer_response.raw_output_contents) == [np.ones(4, np.float32).tobytes()]
 
 
+@pytest.mark.slow
+def test_models_that_are_replaced_meanwhile(
+    tmp_path: Path, shared: SharedFile, pool: ThreadPoolExecutor
+) -> None:
+    """No request is lost, whatever of it is being copied when its version goes."""
+    place = Place("r", 0, LONG, shape=(1, LONG // 4))
+    graphs = [identity(Datatype.FP32, ["rows", name]) for name in ("length", "width")]
+    write_model(tmp_path, "identity", graphs[0], "max_batch_size: 8")
+    options = ("--allow-client-shm", "--model-control-mode=explicit", "--load-model=*")
+    with ServerProcess(tmp_path, options=options) as server, GrpcClient(server.grpc) as client:
+        memory = HttpMemory(server.http)
+        memory.register("r", shared.key, 0, SIZE)
+        over = threading.Event()
+
+        def ask_on(_: int) -> int:
+            answered = 0
+            while not over.is_set():
+                memory.infer("identity", {"INPUT0": place}, {"OUTPUT0": place})
+                answered += 1
+            return answered
+
+        callers = [pool.submit(ask_on, number) for number in range(4)]
+        try:
+            for number in range(20):
+                write_model(tmp_path, "identity", graphs[number % 2], "max_batch_size: 8")
+                client.load("identity")
+        finally:
+            over.set()
+        assert all(caller.result() for caller in callers)
+        assert server.stop() == 0
+        assert server.log.count("loaded identity version 1 again") == 20
+        assert "bug " not in server.log
+
+
 # --- anything
 
 names = st.sampled_from(["r", "r2", "\u00fc b", "n" * 256]) | st.text(min_size=1, max_size=5)
 numbers = st.integers(0, 2 * SIZE) | st.sampled_from([2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1])
 keys = st.sampled_from(["", "/", "..", "/../etc/passwd", "a\0b", "k" * 300]) | st.text(max_size=5)
 ANY = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
+@pytest.mark.slow
 @ANY
 @given(names, keys | st.none(), numbers, numbers)
 def test_any_registration(
@@ -542,6 +580,7 @@ documents = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @ANY
 @given(documents | scalars, st.sampled_from(["system", "cuda"]))
 def test_any_body(server: ServerProcess, document: Any, kind: str) -> None:
@@ -559,6 +598,7 @@ places = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @ANY
 @given(places, places)
 def test_any_place(
@@ -590,6 +630,7 @@ parameters = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @ANY
 @given(parameters, parameters)
 def test_any_parameters(

@@ -237,6 +237,19 @@ def test_draining_ends_when_the_last_that_waits_is_cancelled() -> None:
     assert drained == ["drained"]
 
 
+def test_draining_waits_for_what_is_about_to_come() -> None:
+    bench = Bench()
+    drained: list[str] = []
+    bench.batcher.expect(2)
+    bench.batcher.when_drained(lambda: drained.append("drained"))
+    bench.submit("a")
+    bench.batcher.expect(-1)
+    bench.finish_all()
+    assert (drained, bench.batcher.busy) == ([], True)
+    bench.batcher.expect(-1)
+    assert (drained, bench.batcher.busy) == (["drained"], False)
+
+
 def test_draining_ends_when_the_last_that_waits_times_out() -> None:
     limits = QueuePolicy(0, 2 * MS)
     bench = Bench(SchedulingPolicy(BatchPolicy(4, 5 * MS), limits))

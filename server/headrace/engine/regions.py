@@ -281,6 +281,7 @@ class Regions:
             if name in ("", region.name):
                 del self._regions[region.name]
                 region.registered = False
+                log.info("unregistered shared memory region %r", region.name)
                 self._close_unused(region)
 
     def system_status(self, name: str = "") -> pb.SystemSharedMemoryStatusResponse:
@@ -355,7 +356,11 @@ class Regions:
     def _opened(self, name: str, done: "asyncio.Future[Region]") -> None:
         self._opening.discard(name)
         if not done.cancelled() and done.exception() is None:
-            self._regions[name] = done.result()
+            region = self._regions[name] = done.result()
+            log.info(
+                "registered shared memory region %r: %d bytes of %s", name, region.byte_size,
+                f"GPU {region.device_id}" if region.device_id is not None else repr(region.key),
+            )  # fmt: skip
 
     def _close_unused(self, region: Region) -> None:
         if not (region.registered or region.users):
