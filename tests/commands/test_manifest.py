@@ -22,7 +22,7 @@ def test_it_is_written_and_checked(tmp_path: Path, capsys: pytest.CaptureFixture
     assert run(str(tmp_path), "--check") == 1
     assert f"there is no {NAME}" in capsys.readouterr().err
     assert run(str(tmp_path)) == 0
-    assert capsys.readouterr().out == f"{tmp_path}: 1 files are in {NAME}\n"
+    assert capsys.readouterr().out == f"{tmp_path}: {NAME} written, files: 1\n"
     assert run(str(tmp_path), "--check") == 0
     (tmp_path / "1/model.py").write_text("two")
     capsys.readouterr()

@@ -640,7 +640,7 @@ def test_instances_are_added_and_removed_in_place(
     with caplog.at_level("INFO"):
         run(tmp_path, test, "thread")
     assert "m version 1 goes on with 3 instances" in caplog.text
-    assert "m version 1 goes on with 1 instances" in caplog.text
+    assert "m version 1 goes on with 1 instance\n" in caplog.text
 
 
 def test_an_instance_that_cannot_be_added_changes_nothing(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def test_a_repository_that_changes_in_every_way(
         for name in NAMES:  # fewer
             (repository.root / name / "config.pbtxt").unlink()
         for name in NAMES:
-            told = f"{name} version 1 goes on with 1 instances"
+            told = f"{name} version 1 goes on with 1 instance\n"
             until_logged(server, told)
     assert callers.failures == []
     assert callers.answers > 0

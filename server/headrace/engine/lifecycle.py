@@ -294,9 +294,11 @@ class Lifecycle:
         except Exception as error:  # a bug, which must not keep others from loading
             return _reason(f"{version.model} version {version.name}", error)
         if not _is_nothing(change):
+            count = len(version.instances)
             log.info(
-                "%s version %s goes on with %d instances", version.model, version.name,
-                len(version.instances), extra={"model": version.model, "version": version.name},
+                "%s version %s goes on with %d instance%s", version.model, version.name,
+                count, "s" if count > 1 else "",
+                extra={"model": version.model, "version": version.name},
             )  # fmt: skip
         return ""
 

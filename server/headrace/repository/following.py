@@ -54,7 +54,9 @@ class _Repository:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.models: list[Path] = []
-        self.place: tuple[int, int] | None = None  # device and number of its directory
+        # Device and number of its directory, None while it cannot be read.
+        self.place: tuple[int, int] | None = None
+        self._device: int | None = None  # when it could last be read
         self.lost = False  # it cannot be read at present
 
     def look(self) -> None:
@@ -68,16 +70,18 @@ class _Repository:
         except OSError as error:
             self._lose(f"model repository {self.path} cannot be read: {error.strerror}")
             return
-        elsewhere = self.place is not None and self.place[0] != status.st_dev
+        elsewhere = self._device not in (None, status.st_dev)
         if not found and self.models and elsewhere:
             self._lose(f"model repository {self.path} is empty, and on another file system")
             return
         if self.lost:
             self.lost = False
             log.info("model repository %s is back", self.path)
-        self.models, self.place = found, (status.st_dev, status.st_ino)
+        self.models, self._device = found, status.st_dev
+        self.place = status.st_dev, status.st_ino
 
     def _lose(self, why: str) -> None:
+        self.place = None
         if not self.lost:
             self.lost = True
             log.warning("%s: what was loaded from it goes on", why)
