@@ -16,7 +16,6 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from time import monotonic
 from typing import NoReturn
 
@@ -26,7 +25,7 @@ from headrace import __version__
 from headrace.backends.onnx import OnnxBackend
 from headrace.core.errors import LoadFailed, RepositoryError
 from headrace.engine.admission import Admission
-from headrace.engine.control import ControlMode, ControlOptions
+from headrace.engine.control import ControlMode
 from headrace.engine.engine import Engine
 from headrace.engine.following import Follower
 from headrace.engine.log_control import LogControl
@@ -38,11 +37,11 @@ from headrace.engine.tracing import Tracing
 from headrace.execution.artefact_backend import artefact_backends
 from headrace.execution.cores import core_limit
 from headrace.execution.python_backend import PythonBackend
+from headrace.model_sources import control_options, sources_at_start
 from headrace.observability.latencies import SummarisedStatistics
 from headrace.observability.logs import configure_logging
 from headrace.observability.statistics import VersionStatistics
-from headrace.repository.catalogue import NO_SUCH, Catalogue, at_start
-from headrace.repository.layout import ModelSource, find_sources
+from headrace.repository.layout import ModelSource
 from headrace.server_doors import ServerDoors
 from headrace.settings import Settings
 from headrace.start_table import print_models
@@ -78,7 +77,10 @@ def run(settings: Settings) -> int:
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     application = Application(settings, LogControl(settings.logs, logs.apply), tracing)
-    status = uvloop.run(application.serve())
+    try:
+        status = uvloop.run(application.serve())
+    finally:
+        application.close()
     tracing.close(_TRACES_SECS)
     if application.stuck:
         _exit_at_once(status)
@@ -102,15 +104,7 @@ class Application:
             settings.model_load_retry_count,
             settings.model_load_timeout_secs,
         )
-        self._control = ControlOptions(
-            ControlMode(settings.model_control_mode),
-            Catalogue(
-                tuple(map(Path, settings.model_repository)),
-                tuple(map(Path, settings.model_file)),
-                settings.model_config_name,
-                settings.model_namespacing,
-            ),
-        )
+        self._control = control_options(settings)
         self._engine = Engine(
             settings.id,
             __version__,
@@ -143,17 +137,7 @@ class Application:
             loop.add_signal_handler(number, self._on_signal, number)
         begun = monotonic()
         try:
-            sources, warnings = find_sources(
-                [Path(p) for p in settings.model_repository],
-                [Path(p) for p in settings.model_file],
-                settings.model_config_name,
-                settings.model_namespacing,
-            )
-            if settings.residency is not None:
-                named = at_start(sources, [*settings.pin_model, *settings.load_model])
-                sources += [source for source in named if source.problem == NO_SUCH]
-            elif self._control.mode is ControlMode.EXPLICIT:
-                sources = at_start(sources, settings.load_model)
+            sources, warnings = sources_at_start(settings)
             for warning in warnings:
                 log.warning(warning)
             if settings.reload and self._control.mode is not ControlMode.EXPLICIT:
@@ -201,6 +185,10 @@ class Application:
         await self._stop.wait()
         return await self._shut_down()
 
+    def close(self) -> None:
+        """Remove what lies on disk for this process alone."""
+        self._engine.control.close()
+
     async def _load(self, sources: Sequence[ModelSource]) -> bool:
         """Load every model; whether that came to its end before the order to stop."""
         loading = asyncio.ensure_future(self._engine.load_all(sources))
@@ -219,6 +207,7 @@ class Application:
     def _on_signal(self, number: int) -> None:
         if self._stop.is_set():
             log.warning("%s again: exiting at once", signal.Signals(number).name)
+            self.close()
             _exit_at_once(1)
         log.info("%s: shutting down", signal.Signals(number).name)
         self._stop.set()

@@ -34,6 +34,16 @@ class ModelSettings:
         " `*` for all",
         between=",",
     )
+    load_overrides: str = setting(
+        "config",
+        "What a load request may bring along: `none`; `config`, how a model of the repository is"
+        " served; `files`, also models that are data (ONNX); `code`, anything, which lets whoever"
+        " may load models run code on this machine",
+        choices=("none", "config", "files", "code"),
+    )
+    max_override_bytes: int = setting(
+        1 << 30, "Bytes of files that load requests have brought along and that are in use"
+    )
     model_namespacing: bool = setting(
         False,
         "Serve models of one name from several repositories, each as `NAME@REPOSITORY`;"

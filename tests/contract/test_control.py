@@ -1,14 +1,16 @@
 """Models that are loaded and unloaded by request (`--model-control-mode explicit`)."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from time import monotonic
 
 import httpx
 import numpy as np
 import pytest
 
 from headrace.core.errors import InvalidRequest, NotFound, Unavailable, Unsupported
+from headrace.wire.documents import to_json
 from headrace.wire.pb import grpc_service_pb2 as pb
 from tests.contract import graphs
 from tests.contract.conftest import CARRIERS, CLIENTS
@@ -57,7 +59,13 @@ def explicit(
         write_model(root / "one", name, graphs.add_constant(1), CONFIG)
     for repository in ("one", "two"):
         write_model(root / repository, "twice", graphs.add_constant(1), CONFIG)
-    options = (*CARRIERS[request.param], "--model-control-mode=explicit", "--load-model=first")
+    options = (
+        *CARRIERS[request.param],
+        "--model-control-mode=explicit",
+        "--load-model=first",
+        "--load-overrides=files",
+        "--max-request-bytes=4000000",
+    )
     with ServerProcess(root / "one", root / "two", options=options) as server:
         yield root, server
         assert server.stop() == 0
@@ -253,3 +261,188 @@ def test_models_of_one_name_in_namespaces(tmp_path: Path) -> None:
             world.ask("same")
         with pytest.raises(InvalidRequest, match=ambiguous):
             client.load("same")
+
+
+SERVED = [("1", "READY", "")]
+
+
+def test_a_configuration_and_back(world: World) -> None:
+    name = f"configured_{world.transport}"
+    world.write(name, 7)
+    world.client.load(name, config='{"max_batch_size": 2}')
+    assert world.client.model_config(name).max_batch_size == 2
+    assert world.ask(name) == 7
+    told = json.dumps(to_json(world.client.model_config(name)) | {"max_batch_size": 3})
+    told = told.replace('"preferred_batch_size": [2]', '"preferred_batch_size": [3]')
+    world.client.load(name, config=told)
+    assert world.client.model_config(name).max_batch_size == 3
+    world.client.load(name)
+    assert world.client.model_config(name).max_batch_size == 4
+    assert world.index(name) == SERVED
+    world.client.unload(name)
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ("max_batch_size: 1", "is not JSON"),
+        ('{"max_batch": 1}', "has no field named"),
+        ('{"max_batch_size": -1}', "max_batch_size: must not be negative"),
+        ('{"name": "other"}', "directory name must equal model name"),
+        ('{"backend": "python"}', "backend: a request cannot change this"),
+        ('{"parameters": {"python": {"string_value": "sh"}}}', "parameters['python']: a request"),
+    ],
+)
+def test_configurations_that_are_refused(world: World, config: str, text: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        world.client.load("first", config=config)
+    assert "failed to load 'first', failed to poll from model repository: " in str(caught.value)
+    assert text in str(caught.value)
+    assert world.ask("first") == 1
+    world.client.load("first")
+    assert world.index("first") == SERVED
+
+
+def test_a_model_of_files_and_back(world: World) -> None:
+    name = f"uploaded_{world.transport}"
+    world.write(name, 1)
+    world.client.load(name)
+    files = {f"{n}/model.onnx": graphs.add_constant(10 * n) for n in (1, 2)}
+    world.client.load(name, config='{"version_policy": {"all": {}}}', files=files)
+    assert [world.ask(name, "1"), world.ask(name)] == [10, 20]
+    world.client.load(name)
+    assert world.ask(name) == 1
+    assert world.index(name) == SERVED
+    world.client.unload(name)
+
+
+def test_a_model_that_no_repository_has(world: World) -> None:
+    name = f"new_{world.transport}"
+    model = {"1/model.onnx": graphs.add_constant(3)}
+    world.client.load(name, config="{}", files=model)
+    assert world.ask(name) == 3
+    assert world.index(name) == SERVED
+    world.client.unload(name)
+    with pytest.raises(NotFound, match="no model of this name lies in a model repository"):
+        world.client.load(name)
+    with pytest.raises(InvalidRequest, match="a new model is called by 1 to 128 letters"):
+        world.client.load("new one", config="{}", files=model)
+
+
+@pytest.mark.parametrize(
+    ("files", "text"),
+    [
+        (("../first/1/model.onnx",), "without '.', '..' and empty ones"),
+        (("/tmp/evil",), "must be relative to the model's directory"),
+        (("1//model.onnx",), "without '.', '..' and empty ones"),
+        (("1", "1/model.onnx"), "'1' is a file and a directory"),
+        (("1/model.py",), "the files of a python model can run code"),
+        (("1/model.joblib",), "the files of a sklearn model can run code"),
+        (("model.onnx",), "no version directory"),
+    ],
+)
+def test_files_that_are_refused(world: World, files: tuple[str, ...], text: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        world.client.load("first", config="{}", files=dict.fromkeys(files, b"x"))
+    assert "failed to load 'first', failed to poll from model repository: " in str(caught.value)
+    assert text in str(caught.value)
+    assert world.ask("first") == 1
+    world.client.load("first")
+
+
+def test_files_without_a_configuration(world: World) -> None:
+    with pytest.raises(
+        InvalidRequest,
+        match="failed to load 'first', failed to poll from model repository: files have to come",
+    ):
+        world.client.load("first", files={"1/model.onnx": graphs.add_constant(1)})
+
+
+def test_larger_files_than_control_requests_have(world: World) -> None:
+    files = {"1/model.onnx": graphs.add_constant(4), "1/ballast": bytes(2 << 20)}
+    world.client.load("ballast", config="{}", files=files)
+    assert world.ask("ballast") == 4
+    world.client.unload("ballast")
+    with pytest.raises(InvalidRequest, match="--max-request-bytes"):
+        world.client.load("ballast", config="{}", files={"1/ballast": bytes(5 << 20)})
+
+
+def test_files_go_with_what_uses_them(tmp_path: Path) -> None:
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    write_model(tmp_path / "models", "first", graphs.add_constant(1), CONFIG)
+    options = ("--model-control-mode=explicit", "--load-overrides=code")
+    environment = {"TMPDIR": str(folder)}
+
+    def kept() -> int:
+        """How many directories of files there are."""
+        return sum(len(list(root.iterdir())) for root in folder.glob("headrace-models-*"))
+
+    with (
+        ServerProcess(tmp_path / "models", options=options, environment=environment) as server,
+        CLIENTS["grpc"](server) as client,
+    ):
+        world = World(tmp_path, server, client, "grpc")
+        onnx = {"1/model.onnx": graphs.add_constant(5)}
+        client.load("first", config="{}", files=onnx)
+        assert kept() == 1
+        (root,) = folder.glob("headrace-*")
+        assert root.stat().st_mode & 0o777 == 0o700
+        client.load("first")
+        wait_until(lambda: not kept())
+        client.load("first", config="{}", files=onnx)
+        client.unload("first")
+        wait_until(lambda: not kept())
+        with pytest.raises(InvalidRequest, match="is at UNAVAILABLE state"):
+            client.load("broken", config="{}", files={"1/model.onnx": b"x"})
+        wait_until(lambda: not kept())
+        client.load("code", config=PYTHON_CONFIG, files={"1/model.py": PYTHON.encode()})
+        assert world.ask("code") == 42
+        assert kept() == 1
+        assert server.stop() == 0
+        assert not list(folder.glob("headrace-*"))
+
+
+PYTHON_CONFIG = json.dumps(
+    {
+        "backend": "python",
+        "max_batch_size": 4,
+        "input": [{"name": "INPUT0", "data_type": "TYPE_FP32", "dims": [1]}],
+        "output": [{"name": "OUTPUT0", "data_type": "TYPE_FP32", "dims": [1]}],
+    }
+)
+PYTHON = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        output = pb_utils.Tensor("OUTPUT0", np.full((1, 1), 42, np.float32))
+        return [pb_utils.InferenceResponse([output]) for _ in requests]
+"""
+
+
+@pytest.mark.parametrize(
+    ("level", "parameters", "text"),
+    [
+        ("none", {"config": "{}"}, "--load-overrides=config takes them"),
+        ("config", {"config": "{}", "file:1/model.onnx": ""}, "--load-overrides=files takes them"),
+    ],
+)
+def test_what_the_operator_does_not_allow(
+    tmp_path: Path, level: str, parameters: dict[str, str], text: str
+) -> None:
+    write_model(tmp_path, "first", graphs.add_constant(1), CONFIG)
+    options = ("--model-control-mode=explicit", f"--load-overrides={level}")
+    with ServerProcess(tmp_path, options=options) as server:
+        url = f"{server.url}/v2/repository/models/first/load"
+        response = httpx.post(url, json={"parameters": parameters})
+        assert response.status_code == 400
+        assert text in response.json()["error"]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait for what the server does by itself."""
+    deadline = monotonic() + 30
+    while not condition():
+        assert monotonic() < deadline

@@ -11,30 +11,36 @@ Owned by the event-loop thread.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from headrace.core.errors import (
     InvalidRequest,
     ModelLoadFailed,
     NotFound,
+    Overloaded,
     RepositoryError,
     Unavailable,
 )
 from headrace.core.load_parameters import LoadParameters
 from headrace.engine.lifecycle import EXITING
 from headrace.engine.model import Model
+from headrace.engine.opening import Opened
+from headrace.engine.sources import LoadOverrides, Sources
 from headrace.engine.threads import Stopped, Threads
 from headrace.engine.version import State
 from headrace.repository.catalogue import NO_SUCH, Catalogue
 from headrace.repository.fingerprint import Fingerprint, fingerprint
 from headrace.repository.layout import ModelSource
+from headrace.repository.uploads import Uploads
 from headrace.wire.pb import grpc_service_pb2 as pb
 
 T = TypeVar("T")
+_State: TypeAlias = tuple[Fingerprint, bytes | None]
 
 DISABLED = "explicit model load / unload is not allowed if polling is enabled"
+_MOST_UPLOADED = 1_000  # models that no repository has
 _READERS = 4  # threads that read repositories for requests
 
 
@@ -48,10 +54,16 @@ class ControlMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ControlOptions:
-    """What the operator decides; `catalogue` is what may be loaded by name."""
+    """What the operator decides; `catalogue` is what may be loaded by name.
+
+    Load requests may bring along what `overrides` allows, and in all `max_bytes` of files that are
+    in use at a time.
+    """
 
     mode: ControlMode = ControlMode.NONE
     catalogue: Catalogue = field(default_factory=Catalogue)
+    overrides: LoadOverrides = LoadOverrides.CONFIG
+    max_bytes: int = 1 << 30
 
 
 NO_PARAMETERS = LoadParameters()
@@ -72,9 +84,10 @@ class Control:
 
     def __init__(
         self,
-        models: Mapping[str, Model],
+        models: dict[str, Model],
         lifecycle: Loads,
         index: Callable[[bool], pb.RepositoryIndexResponse],
+        open_source: Callable[[ModelSource], Opened],
         options: ControlOptions,
     ) -> None:
         """`index` tells of the models that were ever to be loaded."""
@@ -82,11 +95,14 @@ class Control:
         self._lifecycle = lifecycle
         self._index = index
         self._options = options
+        self._uploads = Uploads(options.max_bytes)
+        self._sources = Sources(options.catalogue, options.overrides, self._uploads, open_source)
+        self._uploaded: dict[str, None] = {}  # names that no repository has, the oldest first
         self._threads = Threads(_READERS, "control")
         self._names: asyncio.Task[Mapping[str, str]] | None = None
-        self._turns: dict[str, asyncio.Lock] = {}
+        self._turns: dict[str, tuple[asyncio.Lock, int]] = {}  # and how many want it
         self._tasks: set[asyncio.Task[Any]] = set()  # which nobody may wait for any more
-        self._handed: dict[str, Fingerprint] = {}  # the state of what is being loaded
+        self._handed: dict[str, _State] = {}  # of what is being loaded
 
     async def index(self, ready_only: bool = False) -> pb.RepositoryIndexResponse:
         """Every model version with its state; what could be loaded and never was, by name."""
@@ -105,11 +121,13 @@ class Control:
     async def load(self, name: str, parameters: LoadParameters = NO_PARAMETERS) -> None:
         """Load a model, or load it again if its files have changed; it serves then.
 
+        With parameters it is loaded with them, until it is loaded without.
+
         Raises `ModelLoadFailed` with the reason, `NotFound` if there is none of this name,
         `InvalidRequest` for what can be no name, and `Unavailable` unless clients decide.
         """
         self.check(name)
-        await self._see_through(self._load(name))
+        await self._see_through(self._load(name, parameters))
 
     async def unload(self, name: str, unload_dependents: bool = False) -> None:
         """Have a model take no more requests; what it has accepted it finishes afterwards.
@@ -125,6 +143,10 @@ class Control:
         """Begin nothing more."""
         self._threads.stop()
 
+    def close(self) -> None:
+        """Remove the files that requests have brought along, whatever still uses them."""
+        self._uploads.close()
+
     def check(self, name: str) -> None:
         """Raise what a load or unload of this name is refused with at once."""
         if self._options.mode is not ControlMode.EXPLICIT:
@@ -137,37 +159,50 @@ class Control:
                 " characters"
             )
 
-    async def _load(self, name: str) -> None:
+    async def _load(self, name: str, parameters: LoadParameters) -> None:
         async with self._turn(name):
-            source, state = await self._read(name)
+            source, state = await self._read(name, parameters)
             model = self._models.get(name)
             under_way = model is not None and model.loading is not None and not model.unloaded
             if model is not None and under_way and self._handed.get(name) == state:
                 assert model.loading is not None
                 loading: asyncio.Future[str] = asyncio.shield(model.loading)
             else:
+                self._admit(source)
                 self._handed[name] = state
                 loading = self._lifecycle.load(source)
+            upload = source.upload
+            del source, state  # which keep its files
         problem = await loading
-        if self._models[name].loading is None:
+        model = self._models[name]
+        if model.loading is None:
             self._handed.pop(name, None)
         if problem:
-            raise self._failure(self._models[name], problem)
+            if upload is not None and all(v.upload is not upload for v in model.versions.values()):
+                upload.remove()  # whatever of the load may still be held by its error
+            raise self._failure(model, problem)
 
     async def _unload(self, name: str) -> None:
         async with self._turn(name):
             self._lifecycle.unload(name)
+            if (model := self._models.get(name)) is not None:
+                model.source = replace(model.source, upload=None)  # its versions keep it for now
 
-    async def _read(self, name: str) -> tuple[ModelSource, Fingerprint]:
-        """What lies under a name, and its state."""
-        catalogue = self._options.catalogue
+    async def _read(self, name: str, parameters: LoadParameters) -> tuple[ModelSource, _State]:
+        """What a request means, and its state, by which to know it again."""
 
-        def read() -> tuple[ModelSource, Fingerprint] | None:
-            source = catalogue.read(name)
-            return None if source is None else (source, fingerprint(source))
+        def read() -> tuple[ModelSource, _State] | None:
+            source = self._sources.read(name, parameters)
+            if source is None:
+                return None
+            override = source.override
+            config = override.config.SerializeToString(deterministic=True) if override else None
+            return source, (fingerprint(replace(source, override=None)), config)
 
         try:
             found = await self._aside(read)
+        except InvalidRequest as error:
+            raise ModelLoadFailed(_not_polled(name, str(error))) from error
         except RepositoryError as error:
             raise ModelLoadFailed(_not_polled(name, error.public)) from error
         if found is None:
@@ -175,6 +210,30 @@ class Control:
         if found[0].problem:
             raise ModelLoadFailed(_not_polled(name, found[0].problem))
         return found
+
+    def _admit(self, source: ModelSource) -> None:
+        """Keep the number of models within bounds that no repository has; raises `Overloaded`."""
+        if source.upload is None:
+            return
+        self._uploaded.pop(source.name, None)
+        if len(self._uploaded) >= _MOST_UPLOADED:
+            idle = next((name for name in self._uploaded if self._is_idle(name)), None)
+            if idle is None:
+                raise Overloaded(
+                    f"{_MOST_UPLOADED} models are loaded from files of load requests, which is as"
+                    " many as this server takes; unload one"
+                )
+            del self._uploaded[idle]
+            self._models.pop(idle, None)
+        self._uploaded[source.name] = None
+
+    def _is_idle(self, name: str) -> bool:
+        """Whether nothing would be lost with what is known of a model."""
+        model = self._models.get(name)
+        if model is None:
+            return True
+        states = {version.state for version in model.versions.values()}
+        return model.loading is None and states <= {State.UNAVAILABLE}
 
     def _failure(self, model: Model, problem: str) -> Exception:
         """The error for a load that did not work out."""
@@ -224,13 +283,17 @@ class Control:
     @asynccontextmanager
     async def _turn(self, name: str) -> AsyncIterator[None]:
         """One request after the other for each model."""
-        turn = self._turns.setdefault(name, asyncio.Lock())
+        turn, wanted = self._turns.get(name) or (asyncio.Lock(), 0)
+        self._turns[name] = turn, wanted + 1
         try:
             async with turn:
                 yield
         finally:
-            if not turn.locked() and self._turns.get(name) is turn:
+            turn, wanted = self._turns[name]
+            if wanted == 1:
                 del self._turns[name]
+            else:
+                self._turns[name] = turn, wanted - 1
 
 
 def _not_polled(name: str, reason: str) -> str:

@@ -7,6 +7,7 @@ event-loop thread; how models are loaded and replaced is in `headrace.engine.lif
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from headrace.core.errors import InvalidRequest, NotFound, ServerError, Unavailable
 from headrace.engine import documents
@@ -19,7 +20,7 @@ from headrace.engine.log_control import LogControl
 from headrace.engine.model import Model, parse_version
 from headrace.engine.model_host import Found, ModelHost
 from headrace.engine.on_request import OnRequest
-from headrace.engine.opening import Backend, LoadOptions
+from headrace.engine.opening import Backend, LoadOptions, open_model
 from headrace.engine.regions import Regions
 from headrace.engine.residency import ResidencyOptions
 from headrace.engine.series import series_of
@@ -92,6 +93,7 @@ class Engine:
             self._models,
             self.on_request or self._lifecycle,
             self.index,
+            partial(open_model, backends=backends, options=options),
             control or ControlOptions(),
         )
         self._initialised = False

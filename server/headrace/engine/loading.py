@@ -30,6 +30,7 @@ from headrace.repository.config import Problem, refuse
 from headrace.repository.labels import read_labels
 from headrace.repository.layout import ModelSource
 from headrace.repository.origin import Origin
+from headrace.repository.uploads import Upload
 from headrace.repository.warmup import read_samples
 from headrace.scheduling.policy import SchedulingPolicy
 from headrace.wire.pb.model_config_pb2 import ModelConfig
@@ -63,6 +64,7 @@ class LoadedVersion:
     instances: list[LoadedInstance]
     warnings: tuple[str, ...]
     seconds: float
+    upload: Upload | None = None
 
 
 def _model_warnings(opened: Opened, model: LoadedModel, config: ModelConfig) -> Iterator[str]:
@@ -166,7 +168,10 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
         raise
     seconds = monotonic() - begun
     origin = opened.origins[version]
-    return LoadedVersion(origin, config, signature, scheduling, labels, loaded, warnings, seconds)
+    upload = opened.source.upload
+    return LoadedVersion(
+        origin, config, signature, scheduling, labels, loaded, warnings, seconds, upload
+    )
 
 
 def load_instances(

@@ -103,7 +103,7 @@ def open_model(
     if source.duplicate or source.problem:
         raise LoadFailed(DUPLICATE if source.duplicate else source.problem)
     state = fingerprint(source)  # first, so that what changes from here on is told
-    file = read_config(source.config_path, source.name)
+    file = source.override or read_config(source.config_path, source.name)
     refuse(file, validation.problems(file.config, source.written_name))
     if not source.versions:
         raise InvalidConfig(_no_versions(source))
@@ -113,6 +113,11 @@ def open_model(
     )
     config = completion.complete_backend(file, source.name, filenames, backends)
     backend = backends[config.backend]
+    if source.data_only and backend.isolated:
+        raise InvalidConfig(
+            f"{file.name}: the files of a {config.backend} model can run code, which a load request"
+            " may not bring along; --load-overrides=code lets it"
+        )
     versions = reading.chosen_versions(config, source.versions)
     if not versions:
         raise InvalidConfig(

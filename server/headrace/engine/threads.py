@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -45,14 +45,14 @@ class Threads:
         """
         await self._turn()
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[T] = loop.create_future()
+        done: asyncio.Future[list[Any]] = loop.create_future()
         Thread(
             target=self._work, args=(work, loop, done, too_late), name=self._name, daemon=True
         ).start()
         self.under_way += 1
         try:
             async with asyncio.timeout(seconds or None):
-                return await asyncio.shield(done)
+                outcome = await asyncio.shield(done)
         except TimeoutError:
             if done.done():
                 raise
@@ -60,6 +60,16 @@ class Threads:
             raise TookTooLong from None
         finally:
             self._next()
+        result, problem = outcome
+        # An error holds the frames that it has passed, with all that is in them: were it held by
+        # them, whatever it has come by would stay for longer.
+        outcome.clear()
+        if problem is None:
+            return cast(T, result)
+        try:
+            raise problem
+        finally:
+            del problem
 
     def stop(self) -> None:
         """Begin nothing more, and wait for nothing."""
@@ -97,7 +107,7 @@ class Threads:
         self,
         work: Callable[[], T],
         loop: asyncio.AbstractEventLoop,
-        done: "asyncio.Future[T]",
+        done: "asyncio.Future[list[Any]]",
         too_late: Callable[[T], object] | None,
     ) -> None:
         """On the thread."""
@@ -111,14 +121,11 @@ class Threads:
         def tell() -> None:
             nonlocal result, problem
             self.under_way -= 1
-            if done.done():
-                if problem is None and too_late is not None:
-                    Thread(target=too_late, args=(result,), daemon=True).start()
-            elif problem is None:
-                done.set_result(result)
-            else:
-                done.set_exception(problem)
-            result = problem = None  # which would hold one another for longer than anybody wants
+            if not done.done():
+                done.set_result([result, problem])
+            elif problem is None and too_late is not None:
+                Thread(target=too_late, args=(result,), daemon=True).start()
+            result = problem = None
 
         try:
             loop.call_soon_threadsafe(tell)

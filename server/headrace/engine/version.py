@@ -24,6 +24,7 @@ from headrace.observability.statistics import VersionStatistics
 from headrace.observability.workers import WorkerSeries
 from headrace.repository.origin import Origin
 from headrace.repository.reading import first_response_bounds
+from headrace.repository.uploads import Upload
 from headrace.scheduling.batch import Pending
 from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.quarantine import Quarantine
@@ -96,6 +97,7 @@ class ModelVersion:
         self._signature: Signature | None = None
         self._host: ModelHost | None = None
         self._special: SpecialRequests
+        self.upload: Upload | None = None  # its files, where a request has brought them
         self._local: list[LocalInstance] = []
         self._removed: list[LocalInstance] = []
         self._workers: WorkerSet | None = None
@@ -214,6 +216,7 @@ class ModelVersion:
         `regions` are where requests have tensors in shared memory.
         """
         self._host = host
+        self.upload = loaded.upload
         batcher = Batcher(
             loaded.signature,
             self.name,
@@ -316,7 +319,7 @@ class ModelVersion:
         self._memory.clear()
         if self._host is not None:
             self._host.close()
-        self._batcher = self._submit = self._config = self._signature = None
+        self._batcher = self._submit = self._config = self._signature = self.upload = None
         self.state = State.UNAVAILABLE
         self.reason = "unloaded"
 

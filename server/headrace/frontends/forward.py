@@ -1,5 +1,6 @@
 """What a front end does not answer itself, handed on to the engine's process whole."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,11 +14,15 @@ from headrace.transports.grpc.call import Call, Unary
 from headrace.wire.http_infer import error_body
 from headrace.wire.status import STATUS
 
-_BODY_LIMIT = (1 << 20) + 1  # what goes beyond the engine's own limit need not be there
+_BODY_LIMIT = 1 << 20  # what goes beyond the engine's own limit need not be there
+_LONG = re.compile(r"/v2/repository/.*/load")  # requests that may bring files along
 
 
-def forwarding_app(link: EngineLink, routes: Sequence[BaseRoute]) -> ASGIApp:
-    """An application that takes what its routes match itself, and hands everything else on."""
+def forwarding_app(link: EngineLink, routes: Sequence[BaseRoute], most: int) -> ASGIApp:
+    """An application that takes what its routes match itself, and hands everything else on.
+
+    The largest request has `most` bytes.
+    """
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -26,7 +31,8 @@ def forwarding_app(link: EngineLink, routes: Sequence[BaseRoute]) -> ASGIApp:
             if route.matches(scope)[0] is Match.FULL:
                 await route.handle(scope, receive, send)
                 return
-        body = await _read(receive)
+        long = _LONG.fullmatch(scope["path"]) is not None
+        body = await _read(receive, most if long else _BODY_LIMIT)
         head = {
             "method": scope["method"],
             "path": scope["path"],
@@ -59,11 +65,12 @@ def forwarding_handler(link: EngineLink, path: str) -> Unary:
     return handler
 
 
-async def _read(receive: Receive) -> bytes:
+async def _read(receive: Receive, limit: int) -> bytes:
+    """A body, or one byte more than its limit of it."""
     body = bytearray()
     while True:
         message = await receive()
         piece: bytes = message.get("body", b"")
-        body += piece[: _BODY_LIMIT - len(body)]
+        body += piece[: limit + 1 - len(body)]
         if not message.get("more_body", False):
             return bytes(body)

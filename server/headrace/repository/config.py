@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from google.protobuf import text_format
+import orjson
+from google.protobuf import json_format, text_format
 
 from headrace.core.errors import InvalidConfig
 from headrace.repository.text_lines import field_lines
@@ -14,6 +15,7 @@ from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 _UNKNOWN_FIELD = re.compile(r'Message type "(?P<type>[\w.]+)" has no field named "(?P<name>[^"]+)"')
 _UNKNOWN_VALUE = re.compile(r'Enum type "(?P<type>[\w.]+)" has no value named (?P<name>\S+?)\.?$')
+_LONGEST_JSON = 1 << 20  # characters of a configuration
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """A configuration as written; `lines` says where its fields stand.
+    """A configuration as written; `lines` says where its fields stand, 0 if that is not known.
 
     `name` is what messages call the file.
     """
@@ -41,7 +43,8 @@ class ConfigFile:
         while path and path not in self.lines:
             # Up to what holds it: from `input[0].dims` to `input[0]`, from there to `input`.
             path = path[: max(path.rfind("."), path.rfind("["), 0)]
-        where = f"{self.name}:{self.lines[path]}" if path else self.name
+        line = self.lines.get(path, 0)
+        where = f"{self.name}:{line}" if line else self.name
         return f"{where}: {problem.path}: {problem.text}"
 
     def sets(self, path: str) -> bool:
@@ -83,6 +86,34 @@ def parse_config(text: str, name: str) -> ConfigFile:
         where = f"{name}:{line}" if line else name
         raise InvalidConfig(f"{where}: {message}{_suggestion(str(error))}") from None
     return ConfigFile(name, config, field_lines(text))
+
+
+def parse_json_config(text: str, name: str) -> ConfigFile:
+    """Parse the JSON form of a configuration.
+
+    Raises `InvalidConfig` that says what is wrong where, as `parse_config` does.
+    """
+    if len(text) > _LONGEST_JSON:
+        raise InvalidConfig(
+            f"{name}: has {len(text)} characters, at most {_LONGEST_JSON} are taken"
+        )
+    config = ModelConfig()
+    try:
+        document = orjson.loads(text)
+        if type(document) is not dict:
+            raise InvalidConfig(f"{name}: must be a JSON object")
+        json_format.ParseDict(document, config)
+    except orjson.JSONDecodeError as error:
+        raise InvalidConfig(f"{name}: is not JSON: {error}") from None
+    # Protobuf lets some of what it makes of nonsense through as it is.
+    except (json_format.ParseError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        message = (str(error).splitlines() or [""])[0].replace("inference.", "")
+        raise InvalidConfig(f"{name}: {message}{_suggestion(str(error))}") from None
+    fields = ModelConfig.DESCRIPTOR.fields
+    known = {key: f.name for f in fields for key in (f.name, f.json_name)}
+    return ConfigFile(
+        name, config, {known[key]: 0 for key in document if document[key] is not None}
+    )
 
 
 def _suggestion(message: str) -> str:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headrace.core.errors import LoadFailed
+from headrace.repository.config import ConfigFile
+from headrace.repository.uploads import Upload
 
 _FILE_SYSTEMS_OWN = "lost+found"  # at the root of a volume
 
@@ -22,7 +24,9 @@ class ModelSource:
     """One model. `versions` ascend; `ignored` names version-like directories that are none.
 
     `file` is set for a model that is nothing but a file, without a directory of its own. `problem`
-    says why the directory cannot be a model.
+    says why the directory cannot be a model. `override` is a configuration that stands in for that
+    of the directory. A directory that has come with a request is kept by `upload`, and `data_only`
+    is whether nothing in it may be a program.
     """
 
     name: str
@@ -33,11 +37,15 @@ class ModelSource:
     duplicate: bool = False
     file: Path | None = None
     problem: str = ""
+    override: ConfigFile | None = None
+    upload: Upload | None = None
+    data_only: bool = False
 
     @property
     def written_name(self) -> str:
         """The name that its configuration may give it: its directory's."""
-        return self.path.name if self.file is None else self.name
+        own = self.file is None and self.upload is None
+        return self.path.name if own else self.name
 
 
 def scan(

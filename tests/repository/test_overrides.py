@@ -1,0 +1,180 @@
+"""What the configuration of a request may say, and what it may not."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.core.errors import InvalidConfig
+from headrace.repository.completion import normalise
+from headrace.repository.config import ConfigFile, parse_config, parse_json_config
+from headrace.repository.overrides import of_own_files, overridden
+from headrace.wire.documents import to_json
+from headrace.wire.pb.model_config_pb2 import ModelConfig
+
+BASE = parse_config(
+    """
+    name: "m" backend: "python" max_batch_size: 8
+    input { name: "A" data_type: TYPE_FP32 dims: 1 }
+    output { name: "B" data_type: TYPE_FP32 dims: 1 label_filename: "labels.txt" }
+    parameters { key: "EXECUTION_ENV_PATH" value { string_value: "/opt/env" } }
+    parameters { key: "batching" value { string_value: "off" } }
+    optimization { execution_accelerators { cpu_execution_accelerator { name: "openvino" } } }
+    """,
+    "m/config.pbtxt",
+)
+WHOLE = normalise(BASE.config)
+
+
+def over(document: dict[str, Any]) -> ConfigFile:
+    return overridden(BASE, WHOLE, parse_json_config(json.dumps(document), "config of m"))
+
+
+def test_how_a_model_is_served_is_free() -> None:
+    file = over(
+        {
+            "max_batch_size": 0,
+            "instanceGroup": [{"count": 3}],
+            "dynamic_batching": {"max_queue_delay_microseconds": "100"},
+            "parameters": {"max_concurrency": {"string_value": "7"}},
+            "optimization": {"graph": {"level": 1}},
+        }
+    )
+    config = file.config
+    assert file.sets("max_batch_size")
+    assert file.sets("instance_group")
+    assert (config.backend, config.max_batch_size) == ("python", 0)
+    assert config.instance_group[0].count == 3
+    assert not config.input  # as in Triton, what is not said is not there ...
+    # ... but for what a request cannot decide.
+    assert {n: p.string_value for n, p in config.parameters.items()} == {
+        "EXECUTION_ENV_PATH": "/opt/env",
+        "max_concurrency": "7",
+    }
+    assert config.optimization.graph.level == 1
+    assert len(config.optimization.execution_accelerators.cpu_execution_accelerator) == 1
+
+
+def test_what_clients_were_told_they_may_send_back() -> None:
+    document = to_json(WHOLE) | {"max_batch_size": 4}
+    assert over(document).config.max_batch_size == 4
+    assert dict(over(document).config.parameters) == dict(WHOLE.parameters)
+
+
+@pytest.mark.parametrize(
+    ("document", "field"),
+    [
+        ({"backend": "onnxruntime"}, "backend"),
+        ({"platform": "onnxruntime_onnx"}, "platform"),
+        ({"default_model_filename": "evil.py"}, "default_model_filename"),
+        ({"cc_model_filenames": {"7.5": "x"}}, "cc_model_filenames"),
+        ({"metric_tags": {"a": "b"}}, "metric_tags"),
+        ({"model_warmup": [{"name": "w"}]}, "model_warmup"),
+        ({"model_operations": {"op_library_filename": ["evil.so"]}}, "model_operations"),
+        ({"model_repository_agents": {"agents": [{"name": "a"}]}}, "model_repository_agents"),
+        ({"parameters": {"python": {"string_value": "/bin/sh"}}}, "parameters['python']"),
+        ({"parameters": {"own": {"string_value": "x"}}}, "parameters['own']"),
+        ({"parameters": {"trust_model_code": {}}}, "parameters['trust_model_code']"),
+        (
+            {"parameters": {"EXECUTION_ENV_PATH": {"string_value": "/tmp"}}},
+            "parameters['EXECUTION_ENV_PATH']",
+        ),
+        (
+            {"optimization": {"execution_accelerators": {}}},
+            "optimization.execution_accelerators",
+        ),
+        (
+            {"output": [{"name": "B", "label_filename": "1/model.py"}]},
+            "output[0].label_filename",
+        ),
+    ],
+)
+def test_what_decides_on_code_and_files_stays(document: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        over(document)
+    assert f"config of m: {field}: a request cannot change this" in str(caught.value)
+    assert "--load-overrides=code" in str(caught.value)
+
+
+def test_the_number_of_instances_is_bounded() -> None:
+    many: list[list[dict[str, object]]] = [
+        [{"count": 65}],
+        [{"count": 9, "gpus": list(range(8))}],
+        [{}] * 65,
+    ]
+    for groups in many:
+        with pytest.raises(InvalidConfig, match="at most 64 instances"):
+            over({"instance_group": groups})
+
+
+def test_files_of_a_request_have_a_model_file_and_nothing_dangerous() -> None:
+    text = '{"backend": "onnxruntime", "default_model_filename": "m.onnx", "max_batch_size": 2}'
+    assert of_own_files(parse_json_config(text, "c")).config.max_batch_size == 2
+    text = '{"parameters": {"session.use_env_allocators": {"string_value": "1"}}}'
+    with pytest.raises(InvalidConfig, match=r"parameters\['session.use_env_allocators'\]"):
+        of_own_files(parse_json_config(text, "c"))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is not JSON"),
+        ("max_batch_size: 1", "is not JSON"),
+        ("[]", "must be a JSON object"),
+        ("null", "must be a JSON object"),
+        ('{"max_batch_sise": 1}', "did you mean 'max_batch_size'"),
+        ('{"max_batch_size": "many"}', "max_batch_size"),
+        ('{"max_batch_size": 99999999999}', "max_batch_size"),
+        ('{"input": [{"data_type": "TYPE_FP99"}]}', "TYPE_FP99"),
+        ('{"input": {}}', "input"),
+        ('{"parameters": []}', "parameters"),
+        ('{"name": "\\ud800"}', "is not JSON"),
+        ('{"a":' * 2_000, "is not JSON"),
+        (f'{{"name": "{"x" * (1 << 20)}"}}', "at most 1048576 are taken"),
+    ],
+)
+def test_texts_that_are_no_configuration(text: str, says: str) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        parse_json_config(text, "config of m")
+    message = str(caught.value)
+    assert message.startswith("config of m: ")
+    assert says in message
+    assert len(message.splitlines()) == 1
+
+
+FIELDS = st.sampled_from([f.name for f in ModelConfig.DESCRIPTOR.fields] + ["nonsense"])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(FIELDS | st.text(max_size=5), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None)
+@given(st.dictionaries(FIELDS, JSON, max_size=3) | JSON)
+def test_any_json_is_a_configuration_or_told_what_is_wrong(document: object) -> None:
+    file = parsed(json.dumps(document))
+    if file is not None:
+        assert file.config.backend == "python"
+        assert file.config.parameters["EXECUTION_ENV_PATH"].string_value == "/opt/env"
+
+
+@settings(deadline=None)
+@given(st.text())
+def test_any_text(text: str) -> None:
+    parsed(text)
+
+
+def parsed(text: str) -> ConfigFile | None:
+    """What becomes of a text; None if it is refused."""
+    problem = ""
+    try:
+        return overridden(BASE, WHOLE, parse_json_config(text, "c"))
+    except InvalidConfig as error:
+        problem = str(error)
+    assert problem.startswith("c: ")
+    return None
