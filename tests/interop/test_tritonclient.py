@@ -532,11 +532,6 @@ def test_a_deadline_of_a_call(grpc: Client, served: Served) -> None:
     [
         ("load_model", ("simple",), 503, "UNAVAILABLE"),
         ("unload_model", ("simple",), 503, "UNAVAILABLE"),
-        ("get_trace_settings", (), 404, "UNIMPLEMENTED"),
-        ("get_trace_settings", ("simple",), 404, "UNIMPLEMENTED"),
-        ("update_trace_settings", ("simple", {"trace_rate": "1"}), 404, "UNIMPLEMENTED"),
-        ("get_log_settings", (), 404, "UNIMPLEMENTED"),
-        ("update_log_settings", ({"log_verbose_level": 1},), 404, "UNIMPLEMENTED"),
     ],
 )
 def test_what_the_server_does_not_offer_is_refused(
@@ -546,6 +541,26 @@ def test_what_the_server_does_not_offer_is_refused(
         client.call(method, *arguments)
     assert caught.value.status() == status(http_status, grpc_status, client)
     assert caught.value.message()
+
+
+def test_settings_of_the_log(client: Client) -> None:
+    settings = client.call("get_log_settings", **as_json(client))
+    found = settings if client.over_http else settings["settings"]
+    assert found["log_info"] in (True, {"bool_param": True})
+    changed = client.call("update_log_settings", {"log_verbose_level": 0}, **as_json(client))
+    assert changed == settings
+
+
+def test_settings_of_traces(client: Client) -> None:
+    for model in ("", "simple"):
+        settings = client.call("get_trace_settings", model, **as_json(client))
+        found = settings if client.over_http else settings["settings"]
+        assert found["trace_rate"] in ("1000", {"value": ["1000"]})
+        changed = client.call(
+            "update_trace_settings", model, {"trace_rate": "1000"}, **as_json(client)
+        )
+        assert changed == settings
+        client.call("update_trace_settings", model, {"trace_rate": None})
 
 
 # --- shared memory, by the client's own tools
