@@ -7,7 +7,7 @@ from headrace.doors import FrontDoors, bind, grpc_handlers, tls_files, url_host
 from headrace.engine.engine import Engine
 from headrace.execution.cores import core_limit
 from headrace.observability.machine import Machine
-from headrace.observability.metrics import ServerCollector, registry, render
+from headrace.observability.metrics import ServerCollector, process_registry, scrape
 from headrace.settings import Settings
 from headrace.transports.grpc.call import Server as GrpcServer
 from headrace.transports.grpc.native.server import NativeServer
@@ -66,18 +66,19 @@ class ServerDoors:
         if settings.allow_metrics:
             interval = settings.metrics_interval_ms / 1000
             machine = Machine(interval_secs=interval) if settings.allow_cpu_metrics else None
-            source = registry(
-                ServerCollector(
-                    engine.server_series,
-                    engine.version_series,
-                    machine,
-                    engine.model_metrics,
-                    settings.metrics,
-                )
+            collector = ServerCollector(
+                engine.server_series,
+                engine.version_series,
+                machine,
+                engine.model_metrics,
+                settings.metrics,
             )
+            process = process_registry()
             listener = bind(settings.metrics_address, settings.metrics_port, "metrics")
             server = HttpServer(
-                create_metrics_app(lambda: render(source, engine.model_metrics.plain_counters)),
+                create_metrics_app(
+                    lambda: scrape(collector, process, engine.model_metrics.plain_counters)
+                ),
                 listener,
                 settings.http_keep_alive_secs,
                 settings.http_body_timeout_secs,

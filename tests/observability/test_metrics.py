@@ -1,5 +1,6 @@
 """Prometheus series from the counters, in text that Prometheus' own parser reads."""
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,9 +15,9 @@ from headrace.observability.metrics import (
     ServerCollector,
     ServerSeries,
     VersionSeries,
-    registry,
-    render,
+    process_registry,
 )
+from headrace.observability.metrics import scrape as scrape_in_turns
 from headrace.observability.model_metrics import ModelMetrics
 from headrace.observability.statistics import LATENCY_BOUNDS, VersionStatistics
 
@@ -69,9 +70,11 @@ def worked() -> VersionStatistics:
 
 
 def scrape(*versions: VersionSeries, server: ServerSeries = SERVER) -> str:
-    return render(
-        registry(ServerCollector(lambda: server, lambda: versions, Machine(), ModelMetrics()))
-    ).decode()
+    return text(ServerCollector(lambda: server, lambda: versions, Machine(), ModelMetrics()))
+
+
+def text(collector: ServerCollector) -> str:
+    return asyncio.run(scrape_in_turns(collector, process_registry())).decode()
 
 
 def series(statistics: VersionStatistics, tags: Mapping[str, str] | None = None) -> VersionSeries:
@@ -242,20 +245,49 @@ def test_the_machine_and_the_process_tell_theirs() -> None:
 
 def test_a_machine_that_tells_nothing_is_left_out(tmp_path: Path) -> None:
     collector = ServerCollector(lambda: SERVER, lambda: [], Machine(tmp_path), ModelMetrics())
-    assert "nv_cpu" not in render(registry(collector)).decode()
+    assert "nv_cpu" not in text(collector)
 
 
 def test_a_scrape_sees_the_counters_as_they_are_then() -> None:
     statistics = VersionStatistics()
-    source = registry(
-        ServerCollector(lambda: SERVER, lambda: [series(statistics)], Machine(), ModelMetrics())
+    collector = ServerCollector(
+        lambda: SERVER, lambda: [series(statistics)], Machine(), ModelMetrics()
     )
-    before = render(source).decode()
+    before = text(collector)
     statistics.request_failed("OTHER", 1)
-    after = render(source).decode()
+    after = text(collector)
     labels = {**ONE, "reason": "OTHER"}
     assert values(before, labels) == {"nv_inference_request_failure": 0}
     assert values(after, labels) == {"nv_inference_request_failure": 1}
+
+
+def test_many_versions_leave_turns_to_others() -> None:
+    many = [VersionSeries(f"m{n}", "1", VersionStatistics(), n, 0.0) for n in range(23)]
+    collector = ServerCollector(lambda: SERVER, lambda: many, Machine(), ModelMetrics())
+
+    async def main() -> tuple[str, int]:
+        turns, done = 0, False
+
+        async def others() -> None:
+            nonlocal turns
+            while not done:
+                turns += 1
+                await asyncio.sleep(0)
+
+        beside = asyncio.create_task(others())
+        found = await scrape_in_turns(collector, process_registry())
+        done = True
+        await beside
+        return found.decode(), turns
+
+    found, turns = asyncio.run(main())
+    assert turns > 3
+    heads = [line for line in found.splitlines() if line.startswith("# TYPE ")]
+    assert len(heads) == len(set(heads))
+    pending = families(found)["nv_inference_pending_request_count"].samples
+    assert [(sample.labels["model"], sample.value) for sample in pending] == [
+        (f"m{n}", n) for n in range(23)
+    ]
 
 
 def test_the_content_type_names_the_format() -> None:

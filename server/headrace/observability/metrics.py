@@ -4,6 +4,7 @@ The `nv_*` names and labels are Triton's, because dashboards, autoscalers and lo
 them; the `headrace_*` ones are histograms and gauges that Triton does not have.
 """
 
+import asyncio
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # prometheus_client ends every counter's name with _total in the header lines, also where the
 # samples do not.
 _SUFFIX = re.compile(rb"^(# (?:HELP|TYPE) )([\w:]+)_total ", re.MULTILINE)
+_HEADER = re.compile(rb"^# (?:HELP|TYPE) .*\n", re.MULTILINE)
+_VERSIONS_A_TURN = 5
 _BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -103,7 +106,15 @@ class ServerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All families, also those without a sample yet."""
-        versions = list(self._versions())
+        yield from self.of_versions(self.versions())
+        yield from self.of_server()
+
+    def versions(self) -> list[VersionSeries]:
+        """What there is to tell of."""
+        return list(self._versions())
+
+    def of_versions(self, versions: list[VersionSeries]) -> Iterator[Metric]:
+        """The families with samples of these versions."""
         labelled = [(_labels(series), series.statistics) for series in versions]
         yield from _counters(versions, self._options.counters)
         yield from _gauges(versions)
@@ -115,24 +126,60 @@ class ServerCollector(Collector):
         yield from worker_families(
             [(_labels(series), series.workers) for series in versions if series.workers]
         )
+
+    def of_server(self) -> Iterator[Metric]:
+        """The other families."""
         yield from _server(self._server())
         if self._machine is not None:
             yield from _machine(self._machine)
         yield from self._model_metrics.collect()
 
 
-def registry(collector: ServerCollector) -> CollectorRegistry:
-    """A registry of its own: nothing that a library registers globally gets into the answer."""
+class _Families:
+    """Families as a registry has them."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def process_registry() -> CollectorRegistry:
+    """What the library tells of this process.
+
+    A registry of its own: nothing that is registered globally gets into the answer.
+    """
     result = CollectorRegistry()
-    result.register(collector)
     ProcessCollector(registry=result)
     PlatformCollector(registry=result)
     GCCollector(registry=result)
     return result
 
 
-def render(source: CollectorRegistry, plain: Container[str] = ()) -> bytes:
+async def scrape(
+    collector: ServerCollector, process: CollectorRegistry, plain: Container[str] = ()
+) -> bytes:
     """The answer to a scrape, in Prometheus' text format.
+
+    A thousand models have tens of thousands of samples, which take the better part of a second to
+    write: the event loop gets its turn after every few models. `plain` as of `render`.
+    """
+    texts: dict[str, list[bytes]] = {}
+    versions = collector.versions()
+    for first in range(0, max(len(versions), 1), _VERSIONS_A_TURN):
+        if first:
+            await asyncio.sleep(0)
+        for family in collector.of_versions(versions[first : first + _VERSIONS_A_TURN]):
+            text = render(_Families([family]), plain)
+            of_family = texts.setdefault(family.name, [])
+            of_family.append(_HEADER.sub(b"", text) if of_family else text)
+    pieces = [piece for of_family in texts.values() for piece in of_family]
+    return b"".join([*pieces, render(_Families(collector.of_server()), plain), render(process)])
+
+
+def render(source: "CollectorRegistry | _Families", plain: Container[str] = ()) -> bytes:
+    """Families in Prometheus' text format.
 
     `plain` are counters whose samples have no _total, beside those under Triton's names.
     """
