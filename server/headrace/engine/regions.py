@@ -53,8 +53,8 @@ class Memory(Protocol):
     def read(self, into: memoryview, offset: int) -> int:
         """Fill `into` from `offset` on; the bytes that were there. Raises `OSError`."""
 
-    def write(self, data: memoryview, offset: int) -> None:
-        """Write `data` at `offset`; raises `OSError`, also where the memory is too short."""
+    def write(self, data: memoryview, offset: int) -> bool:
+        """Write `data` at `offset`, unless the memory is too short. Raises `OSError`."""
 
     def close(self) -> None:
         """Let go of it."""
@@ -77,14 +77,15 @@ class SharedFile:
             done += count
         return done
 
-    def write(self, data: memoryview, offset: int) -> None:
+    def write(self, data: memoryview, offset: int) -> bool:
         """`Memory.write`."""
         # A file that has become shorter would grow again: what it had is the client's to give.
         if os.fstat(self._descriptor).st_size < self._start + offset + len(data):
-            raise OSError("the file is shorter than it was")
+            return False
         done = 0
         while done < len(data):
             done += os.pwrite(self._descriptor, data[done:], self._start + offset + done)
+        return True
 
     def close(self) -> None:
         """`Memory.close`."""
@@ -104,9 +105,10 @@ class CudaMemory:
         self._cuda.to_host(self._device, self._address + offset, into)
         return len(into)
 
-    def write(self, data: memoryview, offset: int) -> None:
+    def write(self, data: memoryview, offset: int) -> bool:
         """`Memory.write`."""
         self._cuda.to_device(self._device, self._address + offset, data)
+        return True
 
     def close(self) -> None:
         """`Memory.close`."""
@@ -151,13 +153,14 @@ class Region:
     def write(self, data: memoryview, offset: int) -> None:
         """Write `data`; blocks. Raises `ExecutionFailed` where the region does not take it."""
         try:
-            self.memory.write(data, offset)
+            if self.memory.write(data, offset):
+                return
         except OSError as error:
             log.error("cannot write to shared memory region %r: %s", self.name, error)
-            raise ExecutionFailed(
-                f"shared memory region '{self.name}' did not take an output: it does not have the"
-                " bytes any more that it was registered with, or can not be written"
-            ) from None
+        raise ExecutionFailed(
+            f"shared memory region '{self.name}' did not take an output: it does not have the"
+            " bytes any more that it was registered with, or can not be written"
+        )
 
     def close(self) -> None:
         """Let go of its memory; blocks."""
