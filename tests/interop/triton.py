@@ -27,6 +27,12 @@ class Client:
         self._runner = asyncio.Runner()
         self._inner = self._runner.run(self._connect(f"tritonclient.{family}", address, options))
 
+    @property
+    def kind(self) -> type:
+        """The client's class."""
+        kind: type = type(self._inner)
+        return kind
+
     @staticmethod
     async def _connect(module: str, address: str, options: dict[str, Any]) -> Any:
         # Within a running loop: the asynchronous clients belong to the one they are made in.
