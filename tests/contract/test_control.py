@@ -399,6 +399,12 @@ def test_files_go_with_what_uses_them(tmp_path: Path) -> None:
         client.load("code", config=PYTHON_CONFIG, files={"1/model.py": PYTHON.encode()})
         assert world.ask("code") == 42
         assert kept() == 1
+        config = json.dumps(json.loads(PYTHON_CONFIG) | {"name": "controller"})
+        client.load("controller", config=config, files={"1/model.py": CONTROLLER.encode()})
+        (root / "model.onnx").write_bytes(graphs.add_constant(8))
+        told = client.infer("controller", {"INPUT0": np.zeros((1, 1), np.float32)})
+        assert told["OUTPUT0"][0, 0] == 1, server.log
+        assert world.ask("first") == 1
         assert server.stop() == 0
         assert not list(folder.glob("headrace-*"))
 
@@ -418,6 +424,37 @@ import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
     def execute(self, requests):
         output = pb_utils.Tensor("OUTPUT0", np.full((1, 1), 42, np.float32))
+        return [pb_utils.InferenceResponse([output]) for _ in requests]
+"""
+
+
+CONTROLLER = """
+import os
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        # Files of requests lie side by side.
+        self.file = os.path.join(os.path.dirname(args["model_repository"]), "model.onnx")
+
+    def execute(self, requests):
+        assert not pb_utils.is_model_ready("first")
+        pb_utils.load_model("first")
+        assert pb_utils.is_model_ready("first")
+        pb_utils.unload_model("first", unload_dependents=True)
+        assert not pb_utils.is_model_ready("first")
+        files = {"file:1/model.onnx": open(self.file, "rb").read()}
+        pb_utils.load_model(model_name="first", config='{"max_batch_size": 2}', files=files)
+        assert pb_utils.is_model_ready("first")
+        pb_utils.load_model("first")
+        try:
+            pb_utils.load_model("nobody")
+        except pb_utils.TritonModelException as error:
+            assert "failed to load 'nobody'" in str(error)
+        else:
+            raise AssertionError
+        output = pb_utils.Tensor("OUTPUT0", np.ones((1, 1), np.float32))
         return [pb_utils.InferenceResponse([output]) for _ in requests]
 """
 

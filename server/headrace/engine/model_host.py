@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from headrace.core.errors import InvalidRequest, NotFound, ServerError, Unsupported
+from headrace.core.load_parameters import LoadParameters
 from headrace.core.requests import InferRequest, Sink, Ticket
 from headrace.core.trace_context import TRACE_PARAMETER
 from headrace.engine.tracing import Tracing
 from headrace.observability.model_metrics import ModelMetrics
+from headrace.wire.load_parameters import load_parameters_of_json
 
 
 class Found(Protocol):
@@ -31,7 +33,7 @@ class Found(Protocol):
 class Control(Protocol):
     """Which models are served."""
 
-    async def load(self, name: str) -> None:
+    async def load(self, name: str, parameters: LoadParameters) -> None:
         """Have one served; raises `ServerError`."""
 
     async def unload(self, name: str, unload_dependents: bool = False) -> None:
@@ -107,7 +109,9 @@ class ModelHost:
         name, error = str(document["model"]), None
         try:
             if document["op"] == "load":
-                await self._models.control.load(name)
+                given = {"config": document["config"]} if document["config"] else {}
+                parameters = load_parameters_of_json({"parameters": {**given, **document["files"]}})
+                await self._models.control.load(name, parameters)
             else:
                 await self._models.control.unload(name, bool(document["dependents"]))
         except ServerError as raised:
