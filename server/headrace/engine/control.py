@@ -40,7 +40,6 @@ T = TypeVar("T")
 _State: TypeAlias = tuple[Fingerprint, bytes | None]
 
 DISABLED = "explicit model load / unload is not allowed if polling is enabled"
-_MOST_UPLOADED = 1_000  # models that no repository has
 _READERS = 4  # threads that read repositories for requests
 
 
@@ -57,13 +56,14 @@ class ControlOptions:
     """What the operator decides; `catalogue` is what may be loaded by name.
 
     Load requests may bring along what `overrides` allows, and in all `max_bytes` of files that are
-    in use at a time.
+    in use at a time. At most `max_new_models` of them are known that no repository has.
     """
 
     mode: ControlMode = ControlMode.NONE
     catalogue: Catalogue = field(default_factory=Catalogue)
     overrides: LoadOverrides = LoadOverrides.CONFIG
     max_bytes: int = 1 << 30
+    max_new_models: int = 1_000
 
 
 NO_PARAMETERS = LoadParameters()
@@ -215,12 +215,13 @@ class Control:
         """Keep the number of models within bounds that no repository has; raises `Overloaded`."""
         if source.upload is None:
             return
+        most = self._options.max_new_models
         self._uploaded.pop(source.name, None)
-        if len(self._uploaded) >= _MOST_UPLOADED:
+        if len(self._uploaded) >= most:
             idle = next((name for name in self._uploaded if self._is_idle(name)), None)
             if idle is None:
                 raise Overloaded(
-                    f"{_MOST_UPLOADED} models are loaded from files of load requests, which is as"
+                    f"{most} models are loaded from files of load requests, which is as"
                     " many as this server takes; unload one"
                 )
             del self._uploaded[idle]

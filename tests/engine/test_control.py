@@ -1,0 +1,213 @@
+"""Loads and unloads by request: their order, and what becomes of them when nobody waits."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.core.errors import ModelLoadFailed, NotFound, Overloaded, Unavailable
+from headrace.core.load_parameters import LoadParameters
+from headrace.engine.admission import Admission
+from headrace.engine.control import Control, ControlMode, ControlOptions
+from headrace.engine.engine import Engine
+from headrace.engine.opening import LoadOptions
+from headrace.engine.sources import LoadOverrides
+from headrace.repository.catalogue import Catalogue
+from tests.engine.test_engine_loading import CONFIG, Constants, ask, until
+
+
+class World:
+    """An engine with a repository, of which nothing is loaded yet."""
+
+    def __init__(self, root: Path, mode: ControlMode = ControlMode.EXPLICIT) -> None:
+        self.root = root
+        self.backend = Constants()
+        self.engine = Engine(
+            "server",
+            "0",
+            {"constant": self.backend},
+            LoadOptions(cores=1),
+            Admission(0, 0),
+            control=ControlOptions(mode, Catalogue((root,)), LoadOverrides.FILES, max_new_models=5),
+        )
+
+    @property
+    def control(self) -> Control:
+        return self.engine.control
+
+    def write(self, name: str, text: str, version: int = 1) -> None:
+        folder = self.root / name / str(version)
+        folder.mkdir(parents=True, exist_ok=True)
+        (self.root / name / "config.pbtxt").write_text(CONFIG.format("inline"))
+        (folder / "model.constant").write_text(text)
+
+    async def ask(self, name: str) -> float:
+        return await ask(self.engine.find(name))
+
+    async def index(self) -> list[tuple[str, str, str]]:
+        models = (await self.control.index()).models
+        return [(m.name, m.state, m.reason) for m in models]
+
+
+Test = Callable[[World], Coroutine[Any, Any, None]]
+
+
+def run(tmp_path: Path, test: Test, mode: ControlMode = ControlMode.EXPLICIT) -> None:
+    async def whole() -> None:
+        world = World(tmp_path, mode)
+        await world.engine.load_all([])
+        await test(world)
+        world.engine.stop_loading()
+        await world.engine.unload_all()
+        world.control.close()
+        await until(lambda: all(model.closed for model in world.backend.loaded))
+
+    asyncio.run(whole())
+
+
+@pytest.mark.parametrize("mode", [ControlMode.NONE, ControlMode.POLL])
+def test_only_in_explicit_mode(tmp_path: Path, mode: ControlMode) -> None:
+    async def test(world: World) -> None:
+        world.write("m", "1")
+        for action in (world.control.load, world.control.unload):
+            with pytest.raises(Unavailable, match="explicit model load / unload is not allowed"):
+                await action("m")
+        assert await world.index() == []
+
+    run(tmp_path, test, mode)
+
+
+def test_requests_for_a_model_take_effect_in_their_order(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        world.write("m", "1")
+        asked = [
+            action("m") for _ in range(10) for action in (world.control.load, world.control.unload)
+        ]
+        asked.append(world.control.load("m"))
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        assert found[-1] is None
+        assert await world.ask("m") == 1
+        asked[:] = [world.control.load("m"), world.control.unload("m")]
+        await asyncio.gather(*asked, return_exceptions=True)
+        assert await world.index() == [("m", "UNAVAILABLE", "unloaded")]
+
+    run(tmp_path, test)
+
+
+def test_many_who_ask_for_the_same_share_a_load(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        world.write("m", "1")
+        world.backend.load_now.clear()
+        asked = [asyncio.ensure_future(world.control.load("m")) for _ in range(20)]
+        await until(lambda: world.backend.begun == ["1"])
+        # One who comes later, too, rather than call off what others wait for.
+        asked.append(asyncio.ensure_future(world.control.load("m")))
+        assert await world.index() == [("m", "LOADING", "")]
+        world.backend.load_now.set()
+        await asyncio.gather(*asked)
+        assert world.backend.begun == ["1"]
+        await world.control.load("m")
+        assert world.backend.begun == ["1"]
+
+    run(tmp_path, test)
+
+
+def test_a_load_goes_on_without_its_client(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        world.write("m", "1")
+        world.backend.load_now.clear()
+        asked = asyncio.ensure_future(world.control.load("m"))
+        await until(lambda: world.backend.begun == ["1"])
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        world.backend.load_now.set()
+        await until(lambda: world.engine.model_ready("m"))
+        assert await world.ask("m") == 1
+
+    run(tmp_path, test)
+
+
+def test_a_load_that_the_end_of_the_server_calls_off(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        world.write("m", "1")
+        world.backend.load_now.clear()
+        asked = asyncio.ensure_future(world.control.load("m"))
+        await until(lambda: world.backend.begun == ["1"])
+        world.engine.stop_loading()
+        world.backend.load_now.set()
+        for late in (asked, world.control.load("m")):
+            with pytest.raises(Unavailable, match="the server is shutting down"):
+                await late
+
+    run(tmp_path, test)
+
+
+def test_what_goes_wrong_is_told_and_stays_in_the_index(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        world.write("m", "nonsense")
+        with pytest.raises(
+            ModelLoadFailed,
+            match="load failed for model 'm': version 1 is at UNAVAILABLE state: 'nonsense' is no",
+        ):
+            await world.control.load("m")
+        with pytest.raises(NotFound, match="failed to load 'n', failed to poll"):
+            await world.control.load("n")
+        assert await world.index() == [("m", "UNAVAILABLE", "'nonsense' is no number")]
+        assert not world.engine.ready
+        world.write("m", "1")
+        await world.control.load("m")
+        world.write("m", "nonsense")
+        with pytest.raises(ModelLoadFailed, match="load failed for model 'm': 'nonsense' is no"):
+            await world.control.load("m")
+        assert await world.ask("m") == 1
+        assert world.engine.ready
+
+    run(tmp_path, test)
+
+
+def test_a_model_whose_directory_has_gone_serves_until_it_is_unloaded(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        world.write("m", "1")
+        await world.control.load("m")
+        (world.root / "m").rename(world.root / "other")
+        with pytest.raises(NotFound):
+            await world.control.load("m")
+        assert await world.ask("m") == 1
+        assert await world.index() == [("m", "READY", ""), ("other", "", "")]
+        await world.control.unload("m")
+        await world.control.load("other")
+        assert await world.ask("other") == 1
+
+    run(tmp_path, test)
+
+
+def test_models_of_requests_alone_are_forgotten_in_the_end(tmp_path: Path) -> None:
+    """Or names that nobody uses any more would fill the index."""
+
+    async def test(world: World) -> None:
+        world.write("m", "1")
+        await world.control.load("m")
+        contents = ["1", "nonsense", "2", "nonsense", "nonsense", "3", "4", "5", "6"]
+        for number, content in enumerate(contents):
+            files = {"1/model.constant": content.encode()}
+            parameters = LoadParameters('{"backend": "constant"}', files)
+            load = world.control.load(f"new{number}", parameters)
+            if content == "nonsense":
+                with pytest.raises(ModelLoadFailed):
+                    await load
+            elif content == "6":
+                with pytest.raises(Overloaded, match="5 models are loaded from files of load"):
+                    await load
+            else:
+                await load
+        assert [name for name, *_ in await world.index()] == [
+            "m", "new0", "new2", "new5", "new6", "new7"
+        ]  # fmt: skip
+        await world.control.unload("new5")
+        await until(lambda: not world.engine.unloading())
+        await world.control.load("new9", LoadParameters('{"backend": "constant"}', files))
+        assert "new5" not in [name for name, *_ in await world.index()]
+
+    run(tmp_path, test)
