@@ -222,7 +222,7 @@ def test_hundreds_of_swaps_while_many_ask(tmp_path: Path) -> None:
         swap(server, repository, {name: (4, 2) for name in repository.serving}, callers=32)
         before, memory = Held.of(server.pid), resident(server.pid)
         maps = mapped(server.pid, repository.root)
-        times = {"graph": (120, 40), "graph2": (120, 40), "code": (60, 20)}
+        times = {"graph": (130, 43), "graph2": (130, 43), "code": (40, 14)}
         swap(server, repository, times, callers=32)
         until(lambda: Held.of(server.pid) == before, f"what was held before: {before}", 60)
         assert mapped(server.pid, repository.root) == maps
