@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands.conftest import Headrace
-from tests.support.server_process import ServerProcess, onnx_examples
+from tests.support.server_process import EXAMPLES, ServerProcess, onnx_examples
 
 _SECRET = "--header=Secret: 7"
 
@@ -16,6 +16,7 @@ def controlled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProce
     """A server that loads nothing by itself."""
     options = (
         "--model-control-mode=explicit",
+        "--load-overrides=files",
         "--http-restricted-api=model-repository,statistics:secret=7",
     )
     folder = onnx_examples(tmp_path_factory.mktemp("controlled"))
@@ -80,6 +81,30 @@ def test_without_the_header(control: Headrace, words: tuple[str, ...]) -> None:
         f"headrace {words[0]} {words[1]}: This API is restricted, expecting header 'secret';"
         " --header sends one\n"
     )
+
+
+def test_a_configuration_and_files_of_the_request(control: Headrace, tmp_path: Path) -> None:
+    model = EXAMPLES / "simple" / "1" / "model.onnx"
+    config = tmp_path / "config.pbtxt"
+    config.write_text("max_batch_size: 4\nversion_policy { all {} }\n")
+    words = ("models", "load", "simple_identity", _SECRET)
+    assert control(*words, "--config", str(config)).status == 0
+    document = control("models", "config", "simple_identity", "--json").document
+    assert document["max_batch_size"] == 4
+    assert control(*words, '--config={"max_batch_size": 2}').status == 0
+    document = control("models", "config", "simple_identity", "--json").document
+    assert document["max_batch_size"] == 2
+    files = [f"--file={version}/model.onnx={model}" for version in (3, 7)]
+    assert control(*words, "--config", str(config), *files).status == 0
+    found = states(control, "simple_identity")
+    assert [version for version, state, _ in found if state == "READY"] == ["3", "7"]
+    assert control(*words, files[0]).status == 0  # the configuration is made of the file
+    ended = control(*words, f"--file=../model.onnx={model}")
+    assert ended.status == 1
+    assert "file path '../model.onnx' must consist of names" in ended.err
+    assert control(*words).status == 0  # as it lies in the repository
+    document = control("models", "config", "simple_identity", "--json").document
+    assert document["max_batch_size"] == 8
 
 
 def test_other_servers_refuse(headrace: Headrace) -> None:

@@ -58,7 +58,7 @@ def _add_control(actions: Commands) -> None:
     load.add_argument(
         "--file", action="append", default=[], type=_override, metavar="PATH=LOCAL",
         help="a file in place of the model's directory, such as 1/model.onnx=new.onnx;"
-        " may be repeated, and needs --config",
+        " may be repeated; the server must allow it (--load-overrides=files)",
     )  # fmt: skip
     unload = actions.add_parser(
         "unload", help="stop serving models",

@@ -85,6 +85,8 @@ def explain(error: ClientError, server: Server, model: str = "") -> str:
         return text
     if near := difflib.get_close_matches(model, names, 1):
         return f"{text}; did you mean {near[0]!r}?"
+    if error.status == 500:  # of loading, where a name need not be known
+        return text
     shown = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
     return f"{text}; there are {shown}"
 

@@ -95,7 +95,9 @@ def load(options: argparse.Namespace, server: Server) -> int:
     overridden = options.config is not None or options.file
     if overridden and len(options.models) > 1:
         options.parser.error("--config and --file are for one model")
-    config = _config_text(options.config) if options.config is not None else ""
+    config = "{}" if options.file else ""  # files need one, which the model may complete
+    if options.config is not None:
+        config = _config_text(options.config)
     files = {path: _content(local) for path, local in options.file}
     return _each(options, server, "loaded", lambda name: server.load(name, config, files))
 
