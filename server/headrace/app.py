@@ -121,6 +121,7 @@ class Application:
                 settings.client_shm_prefix,
             ),
             settings.residency,
+            settings.allow_traffic_control or self._control.mode is ControlMode.EXPLICIT,
         )  # fmt: skip
         self._doors = ServerDoors(settings, self._engine)
         self._reloader: Reloader | None = None

@@ -18,6 +18,8 @@ from headrace.transports.grpc.service import SERVICE as INFERENCE
 from headrace.transports.grpc.service import document_handlers, infer_handlers
 from headrace.transports.grpc.stream import stream_handlers
 from headrace.transports.grpc.tls import TlsFiles
+from headrace.transports.grpc.traffic import SERVICE as TRAFFIC
+from headrace.transports.grpc.traffic import traffic_handlers
 from headrace.transports.http import server
 from headrace.transports.http.app import create_app
 from headrace.wire.header_rules import GRPC_PREFIX, HeaderRules
@@ -27,11 +29,11 @@ from headrace.wire.link_frames import Flag
 def grpc_handlers(engine: Engine, max_request_bytes: int, rules: HeaderRules) -> Handlers:
     """The handlers of all services, in the engine's process."""
     pattern = rules.pattern()
-    services = (INFERENCE, HEALTH, *reflection_services())
+    services = (INFERENCE, TRAFFIC, HEALTH, *reflection_services())
     check = check_handlers(engine)
     handlers = Handlers(
         direct=infer_handlers(engine.at_door(Flag.UNARY), max_request_bytes, pattern),
-        unary=document_handlers(engine) | check,
+        unary=document_handlers(engine) | traffic_handlers(engine) | check,
         server_stream=watch_handlers(check[CHECK], engine.admission),
         bidi_stream=reflection_handlers(services),
         sessions=stream_handlers(engine.at_door(0), max_request_bytes, pattern=pattern),
@@ -81,11 +83,13 @@ class FrontDoors:
         settings, engine = self._settings, self._engine
         limits = settings.max_request_bytes, settings.http_body_timeout_secs
         app = create_app(engine, *limits, False, settings.http_rules)
-        calls = EngineCalls(app, document_handlers(engine) | check_handlers(engine))
+        unary = document_handlers(engine) | traffic_handlers(engine) | check_handlers(engine)
+        calls = EngineCalls(app, unary)
         config = self._config()
         doors = {door: engine.at_door(door) for door in DOORS}
         self._supervisor = Supervisor(engine, calls, config, self._count, self._on_change, doors)
         engine.logs.listeners.append(self._supervisor.apply_logs)
+        engine.traffic.watch_headers(self._supervisor.tell_headers)
         await self._supervisor.start()
         what = f"{self._count} front end{'s' if self._count > 1 else ''}"
         if (http := config.http) is not None:

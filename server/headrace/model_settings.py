@@ -114,6 +114,11 @@ class ModelSettings:
         True, "Exit if a model cannot be loaded, instead of serving the rest"
     )
     strict_readiness: bool = setting(True, "Be ready only if every model is")
+    allow_traffic_control: bool = setting(
+        False,
+        "Let clients change how requests are divided between the versions of a model; with explicit"
+        " model control they may anyway",
+    )
     # Environments of models
     environment_cache: str = setting(
         "",

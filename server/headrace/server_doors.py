@@ -72,6 +72,7 @@ class ServerDoors:
                 machine,
                 engine.model_metrics,
                 settings.metrics,
+                engine.traffic.series,
             )
             process = process_registry()
             listener = bind(settings.metrics_address, settings.metrics_port, "metrics")

@@ -9,7 +9,15 @@ import pytest
 from tests.support.http_socket import ask
 from tests.support.server_process import ServerProcess
 
-ROUTES = {
+CONTROL = {  # which this server does not allow
+    ("post", "/v2/repository/models/{name}/load"),
+    ("post", "/v2/repository/models/{name}/unload"),
+    ("delete", "/v2/models/{name}/traffic"),
+    ("post", "/v2/models/{name}/traffic"),
+    ("post", "/v2/models/{name}/traffic/promote"),
+    ("post", "/v2/models/{name}/traffic/rollback"),
+}
+ROUTES = CONTROL | {
     ("get", "/v2"),
     ("get", "/v2/health/live"),
     ("get", "/v2/health/ready"),
@@ -18,6 +26,7 @@ ROUTES = {
     ("get", "/v2/models/{name}/config"),
     ("get", "/v2/models/{name}/ready"),
     ("get", "/v2/models/{name}/stats"),
+    ("get", "/v2/models/{name}/traffic"),
     ("get", "/v2/models/{name}/versions/{version}"),
     ("get", "/v2/models/{name}/versions/{version}/config"),
     ("get", "/v2/models/{name}/versions/{version}/ready"),
@@ -73,6 +82,8 @@ def test_every_route_that_is_described_is_there(server: ServerProcess) -> None:
             expected = 503
         elif target.endswith("/r/status"):  # there is no such region
             expected = 404
+        elif (method, path) in CONTROL:
+            expected = 503
         assert answer.status == expected, path
 
 

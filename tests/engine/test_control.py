@@ -44,7 +44,7 @@ class World:
         (folder / "model.constant").write_text(text)
 
     async def ask(self, name: str) -> float:
-        return await ask(self.engine.find(name))
+        return await ask(self.engine.find_version(name))
 
     async def index(self) -> list[tuple[str, str, str]]:
         models = (await self.control.index()).models

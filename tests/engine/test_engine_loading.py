@@ -114,7 +114,7 @@ class World:
         return await self.engine.load(self.write(text, version))
 
     async def ask(self, version: str = "") -> float:
-        return await ask(self.engine.find("m", version))
+        return await ask(self.engine.find_version("m", version))
 
     def index(self) -> list[tuple[str, str, str]]:
         return [(m.version, m.state, m.reason) for m in self.engine.index().models]
@@ -190,11 +190,11 @@ def test_the_old_one_serves_while_the_new_one_loads(tmp_path: Path) -> None:
 def test_what_the_old_one_has_accepted_it_finishes(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         world.backend.run_now.clear()
-        old = world.engine.find("m")
+        old = world.engine.find_version("m")
         begun = [asyncio.ensure_future(ask(old)) for _ in range(9)]
         await asyncio.sleep(0)
         assert await world.replace("2") == ""
-        assert world.engine.find("m") is not old
+        assert world.engine.find_version("m") is not old
         assert world.engine.unloading() == [old]
         later = asyncio.ensure_future(world.ask())
         await asyncio.sleep(0)
@@ -293,12 +293,12 @@ def test_counters_go_on(tmp_path: Path) -> None:
 
 def test_versions_come_and_go(tmp_path: Path) -> None:
     async def test(world: World) -> None:
-        old = world.engine.find("m")
+        old = world.engine.find_version("m")
         assert await world.replace("2", version=2) == ""  # the newest alone is served
         assert await world.ask() == 2
         assert world.index() == [("2", "READY", "")]
         with pytest.raises(NotFound):
-            world.engine.find("m", "1")
+            world.engine.find_version("m", "1")
         await until(lambda: old.state is State.UNAVAILABLE)
 
     run(tmp_path, test)
@@ -323,7 +323,7 @@ def test_a_model_that_could_not_be_loaded_may_be_later(tmp_path: Path) -> None:
         async with serving(world):
             readiness = [world.engine.ready]
             with pytest.raises(NotFound):
-                world.engine.find("m")
+                world.engine.find_version("m")
             assert await world.replace("still") == "'still' is no number"
             assert world.index() == [("1", "UNAVAILABLE", "'still' is no number")]
             assert await world.replace("2") == ""
@@ -399,9 +399,9 @@ def test_an_unloaded_model_stays_known_and_may_be_loaded_again(tmp_path: Path) -
         assert not world.engine.model_ready("m")
         assert not world.engine.unavailable()
         with pytest.raises(NotFound, match="'m' has no available versions"):
-            world.engine.find("m")
+            world.engine.find_version("m")
         with pytest.raises(ModelNotReady, match="'m' version 1 is not at ready state"):
-            world.engine.find("m", "1")
+            world.engine.find_version("m", "1")
         assert await world.replace("2") == ""
         assert world.index() == [("1", "READY", "")]
         assert await world.ask() == 2
@@ -421,7 +421,7 @@ def test_what_an_unloaded_model_has_accepted_it_finishes(tmp_path: Path) -> None
         assert [v.name for v in world.engine.unloading()] == ["1"]
         assert world.engine.ready
         with pytest.raises(NotFound):
-            world.engine.find("m")
+            world.engine.find_version("m")
         again = world.engine.unload("m")
         assert await world.replace("2") == ""  # beside what is still under way
         later = asyncio.ensure_future(world.ask())
@@ -617,7 +617,7 @@ def test_instances_are_added_and_removed_in_place(
 ) -> None:
     async def test(world: World) -> None:
         world.backend.run_now.clear()
-        version = world.engine.find("m")
+        version = world.engine.find_version("m")
         begun = [asyncio.ensure_future(world.ask()) for _ in range(20)]
         await asyncio.sleep(0)
         world.configure(CONFIG.format("thread") + GROUPS.format(3))
@@ -645,7 +645,7 @@ def test_instances_are_added_and_removed_in_place(
 
 def test_an_instance_that_cannot_be_added_changes_nothing(tmp_path: Path) -> None:
     async def test(world: World) -> None:
-        version = world.engine.find("m")
+        version = world.engine.find_version("m")
         world.configure(CONFIG.format("thread") + GROUPS.format(2))
         world.backend.load_now.clear()
         loading = world.engine.load(world.source())

@@ -68,9 +68,11 @@ class Link:
         if body is not None:
             request, _ = pass_raw(model, "", body)
         sink = Door()
-        sink.target = RemoteEngine(self.front_end, self.admission, door).find(model)
+        target = RemoteEngine(self.front_end, self.admission, door).find(model)
+        assert isinstance(target, RemoteTarget)
+        sink.target = target
         self.admission.enter(request.nbytes)
-        sink.ticket = sink.target.submit(request, sink)
+        sink.ticket = target.submit(request, sink)
         return sink
 
     async def work(self, model: str = "many", count: int = 1) -> Work:

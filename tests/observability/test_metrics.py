@@ -135,6 +135,11 @@ def test_every_family_is_announced_once_with_its_type(versions: tuple[VersionSer
         "headrace_worker_ends_total": "counter",
         "headrace_worker_recycles_total": "counter",
         "headrace_quarantined_requests_total": "counter",
+        "headrace_traffic_weight": "gauge",
+        "headrace_traffic_requests_total": "counter",
+        "headrace_traffic_rollbacks_total": "counter",
+        "headrace_shadow_requests_total": "counter",
+        "headrace_shadow_duration_seconds": "histogram",
     }
     assert {line.split()[2] for line in text.splitlines() if line.startswith("# HELP")} >= set(ours)
 

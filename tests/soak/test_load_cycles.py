@@ -81,7 +81,7 @@ async def cycle(source: ModelSource) -> None:
         assert await engine.load(source) == ""
         x = np.arange(size, dtype=np.float32)
         request = InferRequest("m", "", "", {"INPUT0": Tensor("INPUT0", Datatype.FP32, x)})
-        response = await engine.find("m").infer(request)
+        response = await engine.find_version("m").infer(request)
         assert (response.outputs[0].array == x).all()
     await engine.unload_all()
 

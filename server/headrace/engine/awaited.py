@@ -53,7 +53,6 @@ class AwaitedTarget:
     )  # fmt: skip
 
     signature = None
-    alone = False
 
     def __init__(
         self,
@@ -87,6 +86,13 @@ class AwaitedTarget:
         self._request, self._sink = request, sink
         self._forget = self._bringing.when_loaded(self.model, self._on_loaded)
         return self
+
+    def waits_for(self, version: object) -> bool:
+        """Whether a request may have to wait until `version` has done what it does: never.
+
+        What is not in memory does nothing.
+        """
+        return False
 
     def cancel(self) -> None:
         """Drop the request."""

@@ -3,7 +3,7 @@
 Both transports answer from these: gRPC sends the message, HTTP its JSON form.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from headrace.core.signature import Signature, TensorSpec
 from headrace.engine.model import Model
@@ -95,8 +95,13 @@ def _memory(version: ModelVersion) -> Iterator[pb.MemoryUsage]:
         yield pb.MemoryUsage(type="CPU", id=0, byte_size=version.memory_bytes)
 
 
-def index(models: Mapping[str, Model], ready_only: bool) -> pb.RepositoryIndexResponse:
-    """Every version with its state, and models without any by name."""
+def index(
+    models: Mapping[str, Model], reason: Callable[[str, int], str], ready_only: bool
+) -> pb.RepositoryIndexResponse:
+    """Every version with its state, and models without any by name.
+
+    `reason` is what else there is to say of a version, by model and number.
+    """
     response = pb.RepositoryIndexResponse()
     for name in sorted(models):
         model = models[name]
@@ -110,7 +115,7 @@ def index(models: Mapping[str, Model], ready_only: bool) -> pb.RepositoryIndexRe
                     name=name,
                     version=version.name,
                     state=version.state.value,
-                    reason=version.reason,
+                    reason=version.reason or reason(name, number),
                 )
     return response
 

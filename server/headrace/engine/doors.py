@@ -11,6 +11,10 @@ from headrace.core.requests import InferRequest, Sink, Ticket
 from headrace.core.signature import Signature
 from headrace.engine.admission import Admission
 
+# A front end has the headers, and the engine's process the router that needs one: its value travels
+# as a parameter with this in front of its name.
+HEADER_PARAMETER = "header:"
+
 # Why a decoupled model, which answers as often as it likes, is refused by doors with one answer.
 HTTP_NOT_DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 GRPC_NOT_DECOUPLED = "ModelInfer RPC doesn't support models with decoupled transaction policy"
@@ -35,6 +39,19 @@ class DoorSink(Sink, Protocol):
 
     def refuse(self, error: ServerError) -> None:
         """Take what `Target.submit` would have raised; nothing else comes."""
+
+
+class RoutedSink(Sink, Protocol):
+    """A sink of requests that may name no version of a model that has rules for them.
+
+    Those of doors are; others need not be.
+    """
+
+    def header(self, name: str) -> str:
+        """What the client sent under a name in lower case, "" for nothing."""
+
+    def routed(self, request: InferRequest, target: "Target") -> None:
+        """Take what serves the request, now that it is decided."""
 
 
 class Target(Protocol):

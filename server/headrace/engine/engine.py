@@ -23,9 +23,11 @@ from headrace.engine.on_request import OnRequest
 from headrace.engine.opening import Backend, LoadOptions, open_model
 from headrace.engine.regions import Regions
 from headrace.engine.residency import ResidencyOptions
+from headrace.engine.router import Router
 from headrace.engine.series import series_of
 from headrace.engine.traced_entrance import TracedEntrance
 from headrace.engine.tracing import Tracing
+from headrace.engine.traffic import Traffic
 from headrace.engine.version import ModelVersion, State
 from headrace.observability.logs import LogSettings
 from headrace.observability.metrics import LoadCounts, ServerSeries, VersionSeries
@@ -59,10 +61,12 @@ class Engine:
         tracing: Tracing | None = None,
         regions: Regions | None = None,
         residency: ResidencyOptions | None = None,
+        traffic_control: bool = False,
     ) -> None:
         """`statistics` makes the counters of a version; without `regions` no memory is shared.
 
-        With `residency`, models are loaded when they are asked for.
+        With `residency`, models are loaded when they are asked for. `traffic_control` is whether
+        clients may change the traffic between versions.
         """
         self.name = name
         self.version = version
@@ -74,14 +78,16 @@ class Engine:
         self.regions = regions or Regions(admission, 0)
         self._strict_readiness = strict_readiness
         self._models: dict[str, Model] = {}
-        self._found: dict[tuple[str, str], ModelVersion] = {}  # answers of `find` that may stand
+        # Answers of `find` that may stand.
+        self._found: dict[tuple[str, str], ModelVersion | Router] = {}
+        self.traffic = Traffic(self._models, admission, traffic_control, self._forget_found)
         self.model_metrics = ModelMetrics()
         # A version that is loaded may be newer than what was found before.
         self._lifecycle = Lifecycle(
             self._models,
             backends,
             options,
-            self._forget_found,
+            self._on_change,
             self._host_for_version,
             self.regions,
             statistics,
@@ -102,8 +108,9 @@ class Engine:
 
     # --- inference
 
-    def find(self, name: str, version: str = "") -> ModelVersion:
-        """The version that serves a request: the one named, else the highest that is ready.
+    def find(self, name: str, version: str = "") -> ModelVersion | Router:
+        """What serves a request: the version that is named, else what the model's traffic rules
+        say, else the highest version that is ready.
 
         Raises `NotFound`, `ModelNotReady`, or `InvalidRequest` for a version that is no number.
         """
@@ -117,6 +124,11 @@ class Engine:
     def _forget_found(self) -> None:
         self._found.clear()
         self.entrance.forget()
+
+    def _on_change(self, model: Model) -> None:
+        """Other versions of a model may be found than before."""
+        self._forget_found()
+        self.traffic.follow(model)
 
     def at_door(self, door: int) -> Entrance:
         """The engine as one kind of door has it, by its `Flag`; 0 for streams."""
@@ -145,7 +157,18 @@ class Engine:
             if self.on_request.offers(name, version):
                 await self.on_request.bring(name)
 
-    def _find(self, name: str, version: str) -> ModelVersion:
+    def _find(self, name: str, version: str) -> ModelVersion | Router:
+        if not version and (model := self._models.get(name)) is not None:
+            router = model.router
+            if router is not None and router.refresh():
+                return router
+        return self.find_version(name, version)
+
+    def find_version(self, name: str, version: str = "") -> ModelVersion:
+        """The version that tells about a model: the one named, else the highest that is ready.
+
+        Raises as `find` does.
+        """
         model = self._models.get(name)
         if model is None:
             if not self._initialised:
@@ -156,19 +179,7 @@ class Engine:
                 if alike
                 else f"Request for unknown model: '{name}' is not found"
             )
-        if not version:
-            newest = model.newest()
-            if newest is None:
-                raise NotFound(
-                    f"Request for unknown model: '{name}' has no available versions{model.states}"
-                )
-            return newest
-        found = model.versions.get(parse_version(version))
-        if found is None:
-            raise NotFound(f"Request for unknown model: '{name}' version {version} is not found")
-        if not found.ready:
-            raise found.not_ready()
-        return found
+        return model.find(version)
 
     # --- health
 
@@ -224,14 +235,14 @@ class Engine:
 
     def model_metadata(self, name: str, version: str = "") -> pb.ModelMetadataResponse:
         """The inputs and outputs of a model; raises as `find` does."""
-        found = self.find(name, version)
+        found = self.find_version(name, version)
         ready = self._models[name].ready_versions()
         names = [found.name] if version else [v.name for v in ready]
         return documents.model_metadata(found, names)
 
     def model_config(self, name: str, version: str = "") -> ModelConfig:
         """The completed configuration; raises as `find` does."""
-        return self.find(name, version).config
+        return self.find_version(name, version).config
 
     def model_statistics(self, name: str = "", version: str = "") -> pb.ModelStatisticsResponse:
         """Counters of one version, of all ready versions of a model, or of everything.
@@ -256,7 +267,7 @@ class Engine:
 
     def index(self, ready_only: bool = False) -> pb.RepositoryIndexResponse:
         """Every model version of the repositories with its state; models without any by name."""
-        return documents.index(self._models, ready_only)
+        return documents.index(self._models, self.traffic.reason, ready_only)
 
     def versions(self) -> Iterator[ModelVersion]:
         """All versions of all models, by name and number."""
@@ -372,6 +383,7 @@ class Engine:
 
     async def unload_all(self) -> None:
         """Finish what was accepted and free every model."""
+        self.traffic.close()
         await self._lifecycle.unload_all()
 
     def unloading(self) -> list[ModelVersion]:

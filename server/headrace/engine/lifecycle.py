@@ -46,8 +46,9 @@ _LONG_DRAIN_SECS = 30.0  # from which on the log says that a version that goes s
 class Lifecycle:
     """Loads and frees the models of an engine.
 
-    `changed` is called when other versions may be found than before, `host` makes what a version
-    reaches of the server, and `statistics` its counters; `regions` are the clients' shared memory.
+    `changed` is called with a model of which other versions may be found than before, `host` makes
+    what a version reaches of the server, and `statistics` its counters; `regions` are the clients'
+    shared memory.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Lifecycle:
         models: dict[str, Model],
         backends: Mapping[str, Backend],
         options: LoadOptions,
-        changed: Callable[[], None],
+        changed: Callable[[Model], None],
         host: Callable[[ModelVersion], ModelHost],
         regions: Regions,
         statistics: Callable[[], VersionStatistics] = VersionStatistics,
@@ -121,7 +122,7 @@ class Lifecycle:
                     leaving.append(self._retire(version))
                 elif version.state is not State.UNLOADING:
                     version.fail("unloaded")
-            self._changed()
+            self._changed(model)
         return asyncio.shield(asyncio.get_running_loop().create_task(_all(leaving)))
 
     def stop(self) -> None:
@@ -254,7 +255,7 @@ class Lifecycle:
             changed = changed or model.versions[number].ready
             self._free(model.remove(number))
         model.reason = ""
-        self._changed()
+        self._changed(model)
         if problems:
             model.failed_loads += 1
             return "; ".join(problems)

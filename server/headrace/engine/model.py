@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Callable, Iterable
 
-from headrace.core.errors import InvalidRequest
+from headrace.core.errors import InvalidRequest, NotFound
+from headrace.engine.router import Router
 from headrace.engine.version import ModelVersion
 from headrace.observability.statistics import VersionStatistics
 from headrace.repository.layout import ModelSource
@@ -17,8 +18,8 @@ class Model:
     `source` is what its versions were loaded from. `loading` is there while something is being
     loaded, and `wanted` is what is to be loaded after that. `unloaded` is whether that was the last
     that was asked of it, `unreadable` whether its last load has failed before any version was
-    looked at. `added` is whether it came to a server that was well without it. `loads` and
-    `failed_loads` count.
+    looked at. `added` is whether it came to a server that was well without it. `router` is
+    there if it has rules for requests that name no version. `loads` and `failed_loads` count.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Model:
         self.unloaded = False
         self.unreadable = False
         self.added = False
+        self.router: Router | None = None
         self.loads = 0
         self.failed_loads = 0
         self._descending: list[ModelVersion] = []
@@ -78,6 +80,28 @@ class Model:
             version.reason = f"a change could not be loaded: {reason}"
         else:
             version.fail(reason)
+
+    def find(self, version: str) -> ModelVersion:
+        """The version of that number, which takes requests; "" for the highest one that does.
+
+        Raises `NotFound`, `ModelNotReady`, or `InvalidRequest` for what is no number.
+        """
+        if not version:
+            newest = self.newest()
+            if newest is None:
+                raise NotFound(
+                    f"Request for unknown model: '{self.name}' has no available versions"
+                    f"{self.states}"
+                )
+            return newest
+        found = self.versions.get(parse_version(version))
+        if found is None:
+            raise NotFound(
+                f"Request for unknown model: '{self.name}' version {version} is not found"
+            )
+        if not found.ready:
+            raise found.not_ready()
+        return found
 
     def newest(self) -> ModelVersion | None:
         """The highest version that takes requests."""

@@ -20,11 +20,12 @@ from headrace.wire.load_parameters import load_parameters_of_json
 class Found(Protocol):
     """A version that takes requests."""
 
-    decoupled: bool
-
     @property
-    def alone(self) -> bool:
-        """Whether it has one instance, which runs one batch at a time."""
+    def decoupled(self) -> bool:
+        """Whether it may answer more than once."""
+
+    def waits_for(self, version: object) -> bool:
+        """Whether a request may have to wait until that version has done what it does."""
 
     def submit(self, request: InferRequest, sink: Sink) -> Ticket:
         """Check and queue a request; raises `ServerError`."""
@@ -78,7 +79,7 @@ class ModelHost:
         """Have a model run; raises `ServerError`."""
         refusal = "" if decoupled else _decoupled(request.model_name)
         found = self._models.find_for_model(request.model_name, request.model_version, refusal)
-        if inside and found is self._owner and found.alone:
+        if inside and found.waits_for(self._owner):
             raise Unsupported(
                 f"model '{request.model_name}' asks itself while it executes, and would wait for"
                 " itself: it needs a second instance (instance_group), or to be a coroutine"

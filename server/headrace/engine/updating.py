@@ -20,6 +20,7 @@ from headrace.repository import reading
 from headrace.repository.completion import normalise
 from headrace.repository.origin import Origin
 from headrace.repository.reading import Placement
+from headrace.repository.traffic import PARAMETER as TRAFFIC
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 
@@ -40,8 +41,8 @@ class Serving:
 class Change:
     """What makes a version that goes on serving what it is to be.
 
-    `config` has the version policy and the instance groups of now. `instances` are further ones,
-    `removed` the names of those that are too many.
+    `config` has the version policy, the instance groups and the traffic rules of now. `instances`
+    are further ones, `removed` the names of those that are too many.
     """
 
     origin: Origin
@@ -106,10 +107,13 @@ def resize(
 
 
 def adjusted(config: ModelConfig, wanted: ModelConfig) -> ModelConfig:
-    """A copy of a complete configuration with the version policy and instance groups of another."""
+    """A copy of a complete configuration with what another has that is changed in place."""
     result = ModelConfig()
     result.CopyFrom(config)
     result.version_policy.CopyFrom(wanted.version_policy)
     result.ClearField("instance_group")
     result.instance_group.extend(wanted.instance_group)
+    result.parameters.pop(TRAFFIC, None)
+    if TRAFFIC in wanted.parameters:
+        result.parameters[TRAFFIC].CopyFrom(wanted.parameters[TRAFFIC])
     return result

@@ -142,9 +142,12 @@ class ModelVersion:
         """Know the bytes of instances from now on, of those that are still there."""
         self._memory |= {name: size for name, size in found.items() if name in self._memory}
 
-    @property
-    def alone(self) -> bool:
-        """Whether it has one instance, which runs one batch at a time."""
+    def waits_for(self, version: object) -> bool:
+        """Whether a request may have to wait until `version` has done what it does: if it is this
+        one, with one instance, which runs one batch at a time.
+        """
+        if version is not self:
+            return False
         instances = self.instances
         return len(instances) == 1 and getattr(instances[0], "concurrency", 0) == 0
 

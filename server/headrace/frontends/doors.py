@@ -13,6 +13,8 @@ from headrace.transports.grpc.reflection import reflection_handlers, reflection_
 from headrace.transports.grpc.service import DOCUMENT_PROCEDURES, infer_handlers
 from headrace.transports.grpc.service import SERVICE as INFERENCE
 from headrace.transports.grpc.stream import stream_handlers
+from headrace.transports.grpc.traffic import SERVICE as TRAFFIC
+from headrace.transports.grpc.traffic import TRAFFIC_PROCEDURES
 from headrace.transports.http.access import AccessLog
 from headrace.transports.http.categories import inference_routes
 from headrace.transports.http.server import FastPath, HttpServer, bind
@@ -87,11 +89,12 @@ class Doors:
 
     def _handlers(self, limit: int, rules: HeaderRules) -> Handlers:
         link, admission, pattern = self._link, self._admission, rules.pattern()
-        unary = {path: forwarding_handler(link, path) for path in (*DOCUMENT_PROCEDURES, CHECK)}
+        paths = (*DOCUMENT_PROCEDURES, *TRAFFIC_PROCEDURES, CHECK)
+        unary = {path: forwarding_handler(link, path) for path in paths}
         return Handlers(
             direct=infer_handlers(RemoteEngine(link, admission, Flag.UNARY), limit, pattern),
             unary=unary,
             server_stream=watch_handlers(unary[CHECK], admission),
-            bidi_stream=reflection_handlers((INFERENCE, HEALTH, *reflection_services())),
+            bidi_stream=reflection_handlers((INFERENCE, TRAFFIC, HEALTH, *reflection_services())),
             sessions=stream_handlers(RemoteEngine(link, admission, 0), limit, pattern=pattern),
         )

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import orjson
 
 from headrace.core.errors import ServerError
-from headrace.core.requests import InferResponse, Ticket
+from headrace.core.requests import InferRequest, InferResponse, Ticket
 from headrace.engine.awaited import AwaitedTarget, decoded, refuse_decoupled
 from headrace.engine.doors import GIVE_UP_BYTES, DoorSink, Entrance, Target, not_read
 from headrace.frontends.channel import Channel
@@ -87,6 +87,10 @@ class _Request:
         """Send the error that the request was refused with."""
         self.host.leave(self)
         self.host.send_error(self.number, error, self.version, _REFUSE)
+
+    def routed(self, request: InferRequest, target: Target) -> None:
+        """Take what serves the request, now that it is decided."""
+        self.version = target.name
 
     def cancel(self) -> None:
         """Nobody wants an answer any more."""
@@ -176,12 +180,13 @@ class _RpcAwaited(_Awaited):
 class _Timed:
     """Puts timings into responses on their way to `sink`."""
 
-    __slots__ = ("_sink", "fail", "finish", "refuse")
+    __slots__ = ("_sink", "fail", "finish", "refuse", "routed")
 
     door = "HTTP"
 
-    def __init__(self, sink: DoorSink) -> None:
+    def __init__(self, sink: _Request) -> None:
         self._sink = sink
+        self.routed = sink.routed
         self.finish, self.fail, self.refuse = sink.finish, sink.fail, sink.refuse
 
     def respond(self, response: InferResponse, final: bool) -> None:
@@ -227,6 +232,10 @@ class Host:
     def apply_logs(self, document: object) -> None:
         """Have the front end write its log by other settings."""
         self.channel.send(frame(Kind.LOGS, 0, orjson.dumps(document)))
+
+    def tell_headers(self, headers: Mapping[str, str]) -> None:
+        """Say by model which header's value requests for it are to bring along."""
+        self.channel.send(frame(Kind.HEADERS, 0, orjson.dumps(dict(headers))))
 
     def drain(self, seconds: float) -> None:
         """Have the front end finish what it has, and end."""
@@ -329,7 +338,7 @@ class Host:
             if flags & _RAW and found.signature is not None:
                 request = decoded(request, found.signature, flags)
                 if flags & _GENERATE and wants_timing(request):
-                    sink = _Timed(sink)
+                    sink = _Timed(under_way)
             if isinstance(under_way, _Awaited):
                 under_way.found = found
             under_way.ticket = found.submit(request, sink)

@@ -7,7 +7,7 @@ cancellation; what comes for one that is not there was under way when it was can
 import asyncio
 import socket
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
@@ -15,7 +15,7 @@ from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
 from headrace.core.requests import InferRequest, RawRequest, Ticket
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Admission
-from headrace.engine.doors import DoorSink
+from headrace.engine.doors import HEADER_PARAMETER, DoorSink, RoutedSink
 from headrace.frontends.channel import Channel
 from headrace.observability.logs import LogSettings
 from headrace.wire.link_frames import BrokenLink, Flag, Frame, Kind, frame
@@ -63,6 +63,43 @@ class RemoteTarget:
             self._link.hold(self.number, held)
 
 
+class HeaderTarget:
+    """What serves one request to which the value of a header belongs."""
+
+    __slots__ = ("_door", "_header", "_link", "model", "name")
+
+    signature = None
+    decoupled = False
+
+    def __init__(self, link: "EngineLink", door: int, model: str, header: str) -> None:
+        self.model = model
+        self.name = ""
+        self._link = link
+        self._door = door
+        self._header = header
+
+    def submit(self, request: InferRequest, sink: DoorSink) -> Ticket:
+        """Send the request to the engine, with the header's value as a parameter."""
+        target = RemoteTarget(self._link, self._door, self.model, "")
+        routed = cast(RoutedSink, sink)
+        if value := routed.header(self._header):
+            request.parameters[HEADER_PARAMETER + self._header] = value
+        routed.routed(request, target)
+        return target.submit(request, sink)
+
+
+def _target_with_header(
+    link: "EngineLink", door: int, model: str, version: str
+) -> RemoteTarget | HeaderTarget:
+    header = "" if version else link.headers.get(model, "")
+    if header:
+        return HeaderTarget(link, door, model, header)
+    return RemoteTarget(link, door, model, version)
+
+
+_MakeTarget = Callable[["EngineLink", int, str, str], RemoteTarget | HeaderTarget]
+
+
 class EngineLink:
     """This front end's end of the link. `lost` is called when the engine is gone."""
 
@@ -74,6 +111,8 @@ class EngineLink:
         lost: Callable[[str], None],
     ) -> None:
         """`on_setup` gets what this front end is to be, `on_drain` the seconds it has to end."""
+        self.headers: dict[str, str] = {}  # by model, what its requests bring along
+        self.target: _MakeTarget = RemoteTarget
         self._on_setup = on_setup
         self._on_drain = on_drain
         self.logs: LogSettings | None = None  # once they have changed
@@ -183,6 +222,9 @@ class EngineLink:
                 target.decoupled = True
         elif frame.kind is Kind.FINISH:
             self._finish(frame.number)
+        elif frame.kind is Kind.HEADERS:
+            self.headers = orjson.loads(frame.meta)
+            self.target = _target_with_header if self.headers else RemoteTarget
         elif frame.kind is Kind.SETUP:
             self._on_setup(orjson.loads(frame.meta))
         elif frame.kind is Kind.LOGS:
@@ -273,6 +315,6 @@ class RemoteEngine:
         """Whether nothing new is admitted any more."""
         return self.admission.exiting
 
-    def find(self, name: str, version: str = "") -> RemoteTarget:
+    def find(self, name: str, version: str = "") -> RemoteTarget | HeaderTarget:
         """What serves a request; whether there is such a model turns out when it is submitted."""
-        return RemoteTarget(self._link, self._door, name, version)
+        return self._link.target(self._link, self._door, name, version)

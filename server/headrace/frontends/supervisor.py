@@ -78,6 +78,8 @@ class _FrontEnd:
             ours, owner.engine, owner.calls, self._on_ready, self._on_lost, doors=owner.doors
         )
         self.host.set_up(owner.document)
+        if owner.headers:
+            self.host.tell_headers(owner.headers)
 
     def kill(self) -> None:
         """End the process without waiting for anything."""
@@ -147,6 +149,7 @@ class Supervisor:
         self.document = config.document()
         self.loop = asyncio.get_running_loop()
         self.draining = False
+        self.headers: Mapping[str, str] = {}
         self._on_change = on_change
         self._front_ends = [_FrontEnd(self, number) for number in range(1, count + 1)]
         self._changed = asyncio.Event()
@@ -171,6 +174,13 @@ class Supervisor:
         for front_end in self._front_ends:
             if front_end.host is not None:
                 front_end.host.apply_logs(self.document["logs"])
+
+    def tell_headers(self, headers: Mapping[str, str]) -> None:
+        """Say by model which header's value requests for it are to bring along."""
+        self.headers = dict(headers)
+        for front_end in self._front_ends:
+            if front_end.host is not None:
+                front_end.host.tell_headers(self.headers)
 
     async def drain(self, seconds: float) -> int:
         """Have them finish and end; how many requests were under way after `seconds`."""

@@ -25,6 +25,7 @@ from headrace.observability.machine import Machine
 from headrace.observability.metrics_options import MetricsOptions
 from headrace.observability.model_metrics import ModelMetrics
 from headrace.observability.statistics import LATENCY_BOUNDS, Histogram, VersionStatistics
+from headrace.observability.traffic import TrafficSeries, traffic_families
 from headrace.observability.workers import WorkerSeries, worker_families
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -96,6 +97,7 @@ class ServerCollector(Collector):
         machine: Machine | None,
         model_metrics: ModelMetrics,
         options: MetricsOptions | None = None,
+        traffic: Callable[[], Iterable[TrafficSeries]] = tuple,
     ) -> None:
         """Without a `machine`, nothing is told of it."""
         self._options = options or MetricsOptions()
@@ -103,6 +105,7 @@ class ServerCollector(Collector):
         self._versions = versions
         self._machine = machine
         self._model_metrics = model_metrics
+        self._traffic = traffic
 
     def collect(self) -> Iterator[Metric]:
         """All families, also those without a sample yet."""
@@ -129,6 +132,7 @@ class ServerCollector(Collector):
 
     def of_server(self) -> Iterator[Metric]:
         """The other families."""
+        yield from traffic_families(self._traffic())
         yield from _server(self._server())
         if self._machine is not None:
             yield from _machine(self._machine)

@@ -1,8 +1,9 @@
 """What a version is loaded from, as far as it matters to that version.
 
 Two versions of equal origin are the same, so that the one that serves need not be loaded again.
-Which versions are served and how many instances each has can be changed while a version serves; all
-else of a configuration is part of what it was loaded from, since a model may read any of it.
+Which versions are served, how many instances each has and how requests are divided between them can
+be changed while a version serves; all else of a configuration is part of what it was loaded from,
+since a model may read any of it.
 """
 
 from collections.abc import Mapping
@@ -14,9 +15,11 @@ from headrace.repository.config import ConfigFile
 from headrace.repository.fingerprint import Fingerprint
 from headrace.repository.manifest import NAME as MANIFEST
 from headrace.repository.stamps import Stamp
+from headrace.repository.traffic import PARAMETER as TRAFFIC
 from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
-_IN_PLACE = ("version_policy", "instance_group")
+# What is changed in place, and parameters, of which the configuration itself says which are set.
+_NO_FIELDS = ("version_policy", "instance_group", "parameters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +62,9 @@ def origins(
     on_cpu = all(g.kind != ModelInstanceGroup.KIND_GPU for g in whole.instance_group)
     whole.ClearField("version_policy")
     whole.ClearField("instance_group")
+    whole.parameters.pop(TRAFFIC, None)
     text = whole.SerializeToString(deterministic=True)
-    fields = frozenset(path for path in file.lines if not path.startswith(_IN_PLACE))
+    fields = frozenset(path for path in file.lines if not path.startswith(_NO_FIELDS))
     found = {}
     for number in versions:
         stamps = {**state.shared, **state.versions[number]}

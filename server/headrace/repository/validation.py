@@ -13,6 +13,8 @@ from headrace.core.signature import quoted
 from headrace.core.tensors import brackets
 from headrace.repository.completion import ModelTensor, model_dims
 from headrace.repository.config import Problem
+from headrace.repository.traffic import PARAMETER as TRAFFIC
+from headrace.repository.traffic import InvalidRules, parse_rules
 from headrace.wire.pb import model_config_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 
@@ -153,6 +155,11 @@ def _parameters(config: ModelConfig) -> Iterator[Problem]:
                 yield Problem(
                     f"parameters['{name}']", f"must be one of {quoted(allowed)}, got '{value}'"
                 )
+    if TRAFFIC in config.parameters:
+        try:
+            parse_rules(config.parameters[TRAFFIC].string_value)
+        except InvalidRules as error:
+            yield Problem(f"parameters['{TRAFFIC}']", str(error))
 
 
 def _tensors(tensors: Sequence[ModelTensor], path: str) -> Iterator[Problem]:

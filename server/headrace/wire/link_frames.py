@@ -39,6 +39,7 @@ class Kind(IntEnum):
     ANSWER = 19  # to a call
     DRAIN = 20  # admit nothing new, finish, and end
     FINISH = 21  # a request ends without a further response
+    HEADERS = 23  # by model, the header whose value its requests bring along as a parameter
     DECOUPLED = 22  # a request is for a model that answers as often, and whenever, it likes
     LOGS = 23  # the settings of the log from now on
 

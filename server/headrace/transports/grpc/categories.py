@@ -33,9 +33,14 @@ _INFERENCE_SERVICE = {
     "TraceSetting": _C.TRACE,
     "LogSettings": _C.LOGGING,
 }
+_TRAFFIC_SERVICE = (
+    "ModelTraffic", "SetModelTraffic", "ResetModelTraffic", "PromoteModelVersion",
+    "RollBackModelVersion",
+)  # fmt: skip
 # None is open to all: what describes the protocol, and says nothing of models.
 CATEGORIES: dict[str, Category | None] = {
     **{f"/inference.GRPCInferenceService/{n}": c for n, c in _INFERENCE_SERVICE.items()},
+    **{f"/headrace.v1.TrafficService/{n}": _C.MODEL_REPOSITORY for n in _TRAFFIC_SERVICE},
     "/grpc.health.v1.Health/Check": _C.HEALTH,
     "/grpc.health.v1.Health/Watch": _C.HEALTH,
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": None,

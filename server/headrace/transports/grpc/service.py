@@ -10,9 +10,9 @@ from headrace.core.errors import (
     ServerError,
     Unsupported,
 )
-from headrace.core.requests import InferResponse, Ticket
+from headrace.core.requests import InferRequest, InferResponse, Ticket
 from headrace.core.tensors import Buffer
-from headrace.engine.doors import GRPC_NOT_DECOUPLED, Entrance
+from headrace.engine.doors import GRPC_NOT_DECOUPLED, Entrance, Target
 from headrace.engine.engine import Engine
 from headrace.engine.forwarding import forwarding
 from headrace.transports.grpc.call import Call, Direct, Reply, Unary
@@ -79,6 +79,14 @@ class _Answer:
 
     refuse = fail
 
+    def header(self, name: str) -> str:
+        """What the client sent under a name in lower case, "" for nothing."""
+        return self.reply.metadata().get(name, "")
+
+    def routed(self, request: InferRequest, target: Target) -> None:
+        """Take what serves the request, now that it is decided."""
+        self.reply.note(target.model, target.name, request.id)
+
     def cancel(self) -> None:
         """Nobody waits any more."""
         if self.ticket is not None:
@@ -118,7 +126,7 @@ class InferenceService:
                 raise Unsupported(GRPC_NOT_DECOUPLED)
             request = message.request(nbytes)
             answer = _Answer(self, reply, nbytes)
-            if not found.name:  # in a front end, the answer says which version it was
+            if not found.name:  # in a front end, or by rules, the answer says which version it was
                 answer.named = False
             answer.timed = wants_timing(request)
             answer.ticket = found.submit(request, answer)

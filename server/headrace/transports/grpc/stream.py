@@ -15,7 +15,7 @@ from collections import deque
 from itertools import chain
 
 from headrace.core.errors import ServerError, ServerExiting
-from headrace.core.requests import InferResponse, Ticket
+from headrace.core.requests import InferRequest, InferResponse, Ticket
 from headrace.core.tensors import Buffer
 from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES, Entrance, Target, not_read
 from headrace.engine.forwarding import forwarding
@@ -92,6 +92,14 @@ class _Slot:
         self.stream.count_out(self)
         self.fail(error)
 
+    def header(self, name: str) -> str:
+        """What the client sent under a name in lower case, "" for nothing."""
+        return self.stream.metadata().get(name, "")
+
+    def routed(self, request: InferRequest, target: Target) -> None:
+        """Take what serves the request, now that it is decided."""
+        self.found = target
+
     def _add(self, message: Message, final: bool) -> None:
         if self.ended:
             return  # an error here has ended it before its model did
@@ -124,6 +132,7 @@ class _StreamInfer:
         self._reader = reader
         self._peer = peer
         self._give_up_bytes = give_up_bytes
+        self.metadata = peer.metadata
         self._real_errors = peer.metadata().get("triton_grpc_error") == "true"
         self._ordered: deque[_Slot] = deque()
         self._unordered: set[_Slot] = set()

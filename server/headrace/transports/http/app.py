@@ -20,6 +20,7 @@ from headrace.transports.http.log_routes import add_log_routes
 from headrace.transports.http.repository_routes import add_repository_routes
 from headrace.transports.http.shared_memory_routes import add_shared_memory_routes
 from headrace.transports.http.trace_routes import add_trace_routes
+from headrace.transports.http.traffic import add_traffic_routes
 from headrace.wire.documents import to_json
 from headrace.wire.header_rules import NO_RULES, HeaderRules
 from headrace.wire.http_infer import error_body
@@ -62,6 +63,7 @@ def create_app(
     add_log_routes(app, engine.logs)
     add_trace_routes(app, engine.tracing)
     add_shared_memory_routes(app, engine.regions)
+    add_traffic_routes(app, engine)
     _errors(app)
     openapi.describe_inference(app)
 

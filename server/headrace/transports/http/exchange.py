@@ -5,8 +5,8 @@ encode the response or the error, count the request out.
 """
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 from headrace.core.errors import (
@@ -16,7 +16,7 @@ from headrace.core.errors import (
     Unsupported,
     UnsupportedEncoding,
 )
-from headrace.core.requests import InferResponse, Ticket
+from headrace.core.requests import InferRequest, InferResponse, Ticket
 from headrace.core.tensors import Buffer
 from headrace.engine.doors import HTTP_NOT_DECOUPLED, DoorSink, Entrance, Target
 from headrace.engine.forwarding import forwarding
@@ -46,7 +46,7 @@ class Head:
     """What the head of an infer request says; `length` is None for a chunked body.
 
     `version` is "" where the path names none. `json_size` and the encodings are the headers' text.
-    `entrance` is where the request goes.
+    `entrance` is where the request goes, `headers` are all that came.
     """
 
     entrance: Entrance
@@ -57,6 +57,7 @@ class Head:
     json_size: str | None = None
     content_encoding: str | None = None
     accept_encoding: str | None = None
+    headers: Mapping[bytes, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -145,6 +146,14 @@ class Exchange:
         self._form = form
         self._timed = wants_timing(request)
         return found.submit(request, sink)
+
+    def header(self, name: str) -> str:
+        """What the client sent under a name in lower case, "" for nothing."""
+        return self.head.headers.get(name.encode("latin-1"), "")
+
+    def routed(self, request: InferRequest, target: Target) -> None:
+        """Take what serves the request, now that it is decided."""
+        self.found = target
 
     def success(self, response: InferResponse) -> Answer:
         """The answer with a response in it; an error's if it has no form that was asked for."""
@@ -265,6 +274,7 @@ def head_of(
         values.get(b"inference-header-content-length"),
         values.get(b"content-encoding"),
         values.get(b"accept-encoding"),
+        values,
     )
 
 

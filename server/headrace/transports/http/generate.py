@@ -12,9 +12,9 @@ from contextlib import suppress
 from starlette.types import Receive, Scope, Send
 
 from headrace.core.errors import InvalidRequest, ServerError
-from headrace.core.requests import InferResponse, Ticket, Timing
+from headrace.core.requests import InferRequest, InferResponse, Ticket, Timing
 from headrace.core.tensors import Buffer
-from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES, DoorSink, not_read
+from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES, DoorSink, Target, not_read
 from headrace.transports.http.exchange import (
     CLOSE,
     JSON,
@@ -92,15 +92,19 @@ class Responses:
     door = "HTTP"
 
     def __init__(
-        self, encode: Callable[[InferResponse], bytes], give_up_bytes: int = GIVE_UP_BYTES
+        self,
+        encode: Callable[[InferResponse], bytes],
+        give_up_bytes: int = GIVE_UP_BYTES,
+        exchange: Exchange | None = None,
     ) -> None:
-        """Beyond `give_up_bytes` that wait, the request is given up."""
+        """Beyond `give_up_bytes` that wait, the request is given up. `exchange` has its headers."""
         self.count = 0  # responses so far
         self.ended = False
         self.error: Exception | None = None  # that it ended with
         self.refused = False  # whether that was before the request was queued
         self.gone = False
         self._encode = encode
+        self._exchange = exchange
         self._give_up_bytes = give_up_bytes
         self._texts: list[bytes] = []
         self._nbytes = 0
@@ -148,6 +152,15 @@ class Responses:
         """Take the error that the request was refused with."""
         self.refused = True
         self.fail(error)
+
+    def header(self, name: str) -> str:
+        """`Exchange.header`."""
+        return "" if self._exchange is None else self._exchange.header(name)
+
+    def routed(self, request: InferRequest, target: Target) -> None:
+        """`Exchange.routed`."""
+        if self._exchange is not None:
+            self._exchange.routed(request, target)
 
     # --- what the client does
 
@@ -210,7 +223,7 @@ class GenerateRoute(PostRoute):
             await send_answer(send, Answer(400, JSON + CLOSE, [error_body(str(error))]))
             return
         exchange = GenerateExchange(self._limit, head)
-        responses = Responses(exchange.encode)
+        responses = Responses(exchange.encode, exchange=exchange)
         try:
             if await self._submit(exchange, responses, receive, send):
                 give = self._stream if streams else self._answer

@@ -13,8 +13,8 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
 from headrace.core.errors import InvalidRequest, ServerExiting
-from headrace.core.requests import InferResponse
-from headrace.engine.doors import Entrance
+from headrace.core.requests import InferRequest, InferResponse
+from headrace.engine.doors import Entrance, Target
 from headrace.engine.version import FutureSink
 from headrace.transports.http.exchange import (
     CLOSE,
@@ -39,11 +39,23 @@ class Disconnected(Exception):
 
 
 class _RouteSink(FutureSink):
-    """The sink of one request."""
+    """The sink of one request, for a caller that awaits its response."""
 
-    __slots__ = ()
+    __slots__ = ("_exchange",)
 
     door = "HTTP"
+
+    def __init__(self, future: "asyncio.Future[InferResponse]", exchange: Exchange) -> None:
+        super().__init__(future)
+        self._exchange = exchange
+
+    def header(self, name: str) -> str:
+        """`Exchange.header`."""
+        return self._exchange.header(name)
+
+    def routed(self, request: InferRequest, target: Target) -> None:
+        """`Exchange.routed`."""
+        self._exchange.routed(request, target)
 
 
 class PostRoute(BaseRoute):
@@ -126,7 +138,7 @@ class InferRoute(PostRoute):
     async def _response(self, exchange: Exchange, receive: Receive) -> InferResponse:
         exchange.open()
         body = await read_body(exchange, receive, self._body_timeout)
-        sink = _RouteSink(asyncio.get_running_loop().create_future())
+        sink = _RouteSink(asyncio.get_running_loop().create_future(), exchange)
         ticket = exchange.submit(body, sink)
         try:
             return await _first(sink.future, receive)

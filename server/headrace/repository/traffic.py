@@ -1,0 +1,192 @@
+"""Rules for the traffic between a model's versions, from JSON.
+
+The same document stands in a configuration, as the parameter `traffic`, and in a control call.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.observability.statistics import LATENCY_BOUNDS
+from headrace.scheduling.traffic_rules import RollbackRule, Shadow, Sticky, TrafficRules
+
+PARAMETER = "traffic"  # of a configuration
+_MEMBERS = ("split", "baseline", "sticky", "shadow", "rollback")
+_MOST_VERSIONS = 32
+_MOST_WEIGHT = 1e9
+_MOST_PENDING = 10_000
+_LONGEST_LATENCY_MS = LATENCY_BOUNDS[-1] / 1e6
+_LONGEST_WINDOW_SECS = 86_400
+_VERSION = re.compile(r"[1-9][0-9]{0,18}|0")
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]{1,256}")
+
+
+class InvalidRules(Exception):
+    """Rules that make no sense; the text names the member and what was expected."""
+
+
+def parse_rules(text: str) -> TrafficRules:
+    """The rules in a JSON text; raises `InvalidRules`."""
+    try:
+        document = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRules(f"is not valid JSON: {error}") from None
+    return read_rules(document)
+
+
+def read_rules(document: Any) -> TrafficRules:
+    """The rules in a JSON document; raises `InvalidRules`."""
+    members = _object(document, "", _MEMBERS)
+    split = _split(members.get("split", {}))
+    baseline = _baseline(members, split)
+    shadow = _shadow(members["shadow"], split) if "shadow" in members else None
+    sticky = _sticky(members["sticky"]) if "sticky" in members else None
+    rollback = _rollback(members["rollback"]) if "rollback" in members else None
+    if not split:
+        for name in ("sticky", "rollback"):
+            if name in members:
+                raise InvalidRules(f"{name}: is about a split, and there is none")
+    return TrafficRules(split, baseline, sticky, shadow, rollback)
+
+
+def _split(document: Any) -> dict[int, float]:
+    if type(document) is not dict:
+        raise InvalidRules(
+            f"split: must be an object of weights by version, got {_shown(document)}"
+        )
+    if len(document) > _MOST_VERSIONS:
+        raise InvalidRules(f"split: at most {_MOST_VERSIONS} versions, got {len(document)}")
+    split = {
+        _version(name, "split"): _number(weight, f"split['{name}']", 0, _MOST_WEIGHT)
+        for name, weight in document.items()
+    }
+    if split and not any(split.values()):
+        raise InvalidRules("split: at least one weight must be more than 0")
+    return dict(sorted(split.items()))
+
+
+def _baseline(members: Mapping[str, Any], split: Mapping[int, float]) -> int:
+    """The one that is named, else the lowest of those that get requests."""
+    if "baseline" not in members:
+        return min((n for n, weight in split.items() if weight), default=0)
+    baseline = _version(members["baseline"], "baseline")
+    if baseline not in split:
+        names = ", ".join(map(str, split)) or "none"
+        raise InvalidRules(f"baseline: must be a version of the split ({names}), got {baseline}")
+    return baseline
+
+
+def _sticky(document: Any) -> Sticky:
+    members = _object(document, "sticky", ("header", "parameter"))
+    if len(members) != 1:
+        raise InvalidRules("sticky: must have either 'header' or 'parameter'")
+    [(kind, name)] = members.items()
+    if type(name) is not str or not name:
+        raise InvalidRules(f"sticky.{kind}: must be a name, got {_shown(name)}")
+    if kind == "parameter":
+        return Sticky(parameter=name)
+    header = name.lower()
+    if not _HEADER.fullmatch(header) or header.endswith("-bin"):
+        raise InvalidRules(f"sticky.header: must be the name of a text header, got {_shown(name)}")
+    return Sticky(header=header)
+
+
+def _shadow(document: Any, split: Mapping[int, float]) -> Shadow:
+    if type(document) in (str, int):
+        document = {"version": document}
+    members = _object(document, "shadow", ("version", "share", "max_pending"))
+    if "version" not in members:
+        raise InvalidRules("shadow.version: is missing")
+    version = _version(members["version"], "shadow.version")
+    if split.get(version):
+        raise InvalidRules(
+            f"shadow.version: {version} gets requests by the split; a shadow gets only copies"
+        )
+    share = _number(members.get("share", 1), "shadow.share", 0, 1)
+    if not share:
+        raise InvalidRules("shadow.share: must be more than 0")
+    pending = _whole(members.get("max_pending", 64), "shadow.max_pending", 1, _MOST_PENDING)
+    return Shadow(version, share, pending)
+
+
+def _rollback(document: Any) -> RollbackRule:
+    limits: dict[str, tuple[float, float]] = {
+        "max_error_rate": (0, 1),
+        "max_error_rate_increase": (0, 1),
+        "max_latency_ms": (0, _LONGEST_LATENCY_MS),
+        "max_latency_ratio": (1, 1_000),
+    }
+    members = _object(
+        document, "rollback", (*limits, "latency_quantile", "min_requests", "window_secs")
+    )
+    given = {
+        name: _number(members[name], f"rollback.{name}", *limits[name])
+        for name in limits
+        if name in members
+    }
+    if not given:
+        raise InvalidRules(f"rollback: must have at least one of {', '.join(limits)}")
+    quantile = _number(members.get("latency_quantile", 0.95), "rollback.latency_quantile", 0, 1)
+    if not 0 < quantile < 1:
+        raise InvalidRules("rollback.latency_quantile: must be between 0 and 1")
+    return RollbackRule(
+        **given,
+        latency_quantile=quantile,
+        min_requests=_whole(members.get("min_requests", 50), "rollback.min_requests", 1, 10**9),
+        window_secs=_number(
+            members.get("window_secs", 60), "rollback.window_secs", 1, _LONGEST_WINDOW_SECS
+        ),
+    )
+
+
+def _object(document: Any, where: str, known: tuple[str, ...]) -> dict[str, Any]:
+    lead = f"{where}: " if where else ""
+    if type(document) is not dict:
+        raise InvalidRules(f"{lead}must be a JSON object, got {_shown(document)}")
+    for name in document:
+        if name not in known:
+            raise InvalidRules(
+                f"{lead}unknown member {_shown(name)}, it may have {', '.join(known)}"
+            )
+    return document
+
+
+def _version(value: Any, where: str) -> int:
+    text = str(value) if type(value) is int else value
+    if type(text) is not str or not _VERSION.fullmatch(text) or int(text) >= 2**63:
+        raise InvalidRules(f"{where}: must be the number of a version, got {_shown(value)}")
+    return int(text)
+
+
+def _number(value: Any, where: str, least: float, most: float) -> float:
+    if type(value) not in (int, float) or not least <= value <= most:  # nor what is no number
+        raise InvalidRules(
+            f"{where}: must be a number from {least} to {most:g}, got {_shown(value)}"
+        )
+    return float(value)
+
+
+def _whole(value: Any, where: str, least: int, most: int) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise InvalidRules(
+            f"{where}: must be a whole number from {least} to {most}, got {_shown(value)}"
+        )
+    return value
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:60]
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in result:
+            raise ValueError(f"{_shown(name)} is given twice")
+        result[name] = value
+    return result
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number of JSON")

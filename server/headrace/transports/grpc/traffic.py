@@ -1,0 +1,45 @@
+"""The procedures of `headrace.v1.TrafficService`, which Triton does not have."""
+
+from headrace.engine.engine import Engine
+from headrace.engine.traffic_documents import model_traffic
+from headrace.transports.grpc.call import Unary
+from headrace.transports.grpc.unary import answers
+from headrace.wire.documents import to_json
+from headrace.wire.pb import traffic_pb2 as pb
+
+SERVICE = "headrace.v1.TrafficService"
+_NAMES = (
+    "ModelTraffic", "SetModelTraffic", "ResetModelTraffic", "PromoteModelVersion",
+    "RollBackModelVersion",
+)  # fmt: skip
+TRAFFIC_PROCEDURES = tuple(f"/{SERVICE}/{name}" for name in _NAMES)
+
+
+def traffic_handlers(engine: Engine) -> dict[str, Unary]:
+    """All of them, by full path."""
+    traffic = engine.traffic
+
+    def replace(message: pb.SetModelTrafficRequest) -> pb.ModelTrafficResponse:
+        traffic.set(message.name, to_json(message.rules))
+        return model_traffic(traffic, message.name)
+
+    def reset(message: pb.ModelTrafficRequest) -> pb.ModelTrafficResponse:
+        traffic.reset(message.name)
+        return model_traffic(traffic, message.name)
+
+    def promote(message: pb.ModelVersionRequest) -> pb.ModelTrafficResponse:
+        traffic.promote(message.name, message.version, message.reason)
+        return model_traffic(traffic, message.name)
+
+    def roll_back(message: pb.ModelVersionRequest) -> pb.ModelTrafficResponse:
+        traffic.roll_back(message.name, message.version, message.reason)
+        return model_traffic(traffic, message.name)
+
+    table: dict[str, Unary] = {
+        "ModelTraffic": answers(pb.ModelTrafficRequest, lambda m: model_traffic(traffic, m.name)),
+        "SetModelTraffic": answers(pb.SetModelTrafficRequest, replace),
+        "ResetModelTraffic": answers(pb.ModelTrafficRequest, reset),
+        "PromoteModelVersion": answers(pb.ModelVersionRequest, promote),
+        "RollBackModelVersion": answers(pb.ModelVersionRequest, roll_back),
+    }
+    return {f"/{SERVICE}/{name}": table[name] for name in _NAMES}

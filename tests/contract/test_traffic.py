@@ -1,0 +1,300 @@
+"""Requests that name no version, divided between the versions of a model, over every door."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.core.errors import InvalidRequest, NotFound, ServerError, Unavailable
+from headrace.wire.pb import grpc_service_pb2 as pb
+from tests.contract import graphs
+from tests.contract.conftest import CARRIERS, CLIENTS
+from tests.models.onnx_graphs import lookup, write_model
+from tests.support.client import Client, Input
+from tests.support.grpc_client import GrpcClient, infer_message, read_answer
+from tests.support.http_socket import ask
+from tests.support.scrape import Scraper, until
+from tests.support.server_process import ServerProcess
+from tests.support.traffic_client import GrpcTraffic, HttpTraffic, TrafficClient
+
+SPLIT = {"split": {"1": 50, "2": 50}}
+CONFIG = (
+    "max_batch_size: 8\nversion_policy {{ all {{}} }}\n"
+    "parameters {{ key: 'traffic' value {{ string_value: '{}' }} }}"
+)
+X = np.zeros((1, 1), np.float32)
+USERS = [f"user-{number}" for number in range(24)]
+
+
+def write_versions(root: Path, name: str, rules: object, graph: Callable[[int], bytes]) -> None:
+    """A model with three versions."""
+    for number in (1, 2, 3):
+        config = CONFIG.format(json.dumps(rules))
+        write_model(root, name, graph(number), config, version=number)
+
+
+@pytest.fixture(scope="session", params=CARRIERS)
+def divided(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """A server of such models, by each way to carry requests."""
+    root = tmp_path_factory.mktemp("traffic")
+    write_versions(root, "plain", SPLIT, graphs.add_constant)
+    sticky = SPLIT | {"sticky": {"header": "X-User"}}
+    write_versions(root, "sticky", sticky, graphs.add_constant)
+    bad = SPLIT | {"rollback": {"max_error_rate": 0.2, "min_requests": 6, "window_secs": 2}}
+    # The second version fails for all but 0.
+    write_versions(root, "bad", bad, lambda number: lookup(1 if number == 2 else 10))
+    options = (*CARRIERS[request.param], "--allow-traffic-control")
+    with ServerProcess(root, options=options) as process:
+        yield process
+        assert process.stop() == 0
+        assert "bug " not in process.log, process.log
+
+
+@pytest.fixture(scope="session", params=["http", "grpc"])
+def over(request: pytest.FixtureRequest, divided: ServerProcess) -> Iterator[Client]:
+    """That server through each transport."""
+    with CLIENTS[request.param](divided) as client:
+        yield client
+
+
+@pytest.fixture(params=[HttpTraffic, GrpcTraffic])
+def traffic(request: pytest.FixtureRequest, divided: ServerProcess) -> Iterator[TrafficClient]:
+    """Its traffic; the rules are those of the configuration again afterwards."""
+    client: TrafficClient = request.param(divided)
+    yield client
+    for model in ("plain", "sticky", "bad"):
+        client.reset(model)
+    client.close()
+
+
+def count(client: Client, model: str, requests: int = 20, **given: Any) -> dict[str, int]:
+    """How many of so many requests each version answers, as the answers say and as they are."""
+    answers = [client.infer(model, {"INPUT0": X}, **given) for _ in range(requests)]
+    assert all(float(a["OUTPUT0"][0, 0]) == float(a.model_version) for a in answers)
+    return dict(Counter(answer.model_version for answer in answers))
+
+
+def test_requests_are_divided(over: Client) -> None:
+    counts = count(over, "plain")
+    assert 9 <= counts["1"] <= 11
+    assert counts["2"] == 20 - counts["1"]
+
+
+@pytest.mark.parametrize("version", ["1", "2", "3"])
+def test_a_named_version_is_never_another(over: Client, version: str) -> None:
+    assert count(over, "plain", 8, version=version) == {version: 8}
+    assert count(over, "sticky", 8, version=version) == {version: 8}
+
+
+def test_documents_are_of_the_highest_version(over: Client) -> None:
+    assert list(over.model_metadata("plain").versions) == ["1", "2", "3"]
+    assert {statistics.version for statistics in over.statistics("plain")} == {"1", "2", "3"}
+    assert over.model_ready("plain")
+
+
+def test_errors_are_those_of_any_model(over: Client) -> None:
+    with pytest.raises(InvalidRequest, match="unexpected inference input 'Y' for model 'plain'"):
+        over.infer("plain", {"Y": X})
+
+
+def test_rules_of_a_call(over: Client, traffic: TrafficClient) -> None:
+    document = traffic.set("plain", {"split": {"2": 1, "3": 3}, "shadow": {"version": "1"}})
+    assert (document.source, document.rules.split["3"], document.rules.baseline) == ("call", 3, "2")
+    assert document.rules.shadow.max_pending == 64
+    found = {v.version: (v.role, v.weight, v.share, v.state) for v in document.versions}
+    assert found == {
+        "1": ("shadow", 0, 0, "READY"),
+        "2": ("baseline", 1, 0.25, "READY"),
+        "3": ("candidate", 3, 0.75, "READY"),
+    }
+    assert traffic.get("plain") == document
+    counts = count(over, "plain")
+    assert set(counts) == {"2", "3"}
+    assert counts["3"] > counts["2"]
+    assert traffic.set("plain", {}).source == "call"
+    assert count(over, "plain", 4) == {"3": 4}
+    assert traffic.reset("plain").source == "config"
+
+
+def test_promotion_in_one_call(over: Client, traffic: TrafficClient) -> None:
+    document = traffic.promote("plain")
+    assert (document.source, document.rules.baseline) == ("promotion", "2")
+    assert count(over, "plain", 6) == {"2": 6}
+    assert over.model_ready("plain", "1")
+    document = traffic.roll_back("plain")
+    assert document.source == "rollback"
+    assert count(over, "plain", 6) == {"1": 6}
+    assert traffic.promote("plain", "3").rules.baseline == "3"
+    assert count(over, "plain", 6) == {"3": 6}
+
+
+@pytest.mark.parametrize(
+    ("act", "kind", "text"),
+    [
+        (lambda t: t.get("nope"), NotFound, "'nope' is not found"),
+        (lambda t: t.promote("nope"), NotFound, "'nope' is not found"),
+        (lambda t: t.set("plain", {"split": {"1": -1}}), InvalidRequest, r"split\['1'\]: must be"),
+        (lambda t: t.set("plain", {"sticky": {"header": "a"}}), InvalidRequest, "sticky: is about"),
+        (lambda t: t.set("plain", {"shadow": {}}), InvalidRequest, "shadow.version: "),
+        (lambda t: t.promote("plain", "9"), InvalidRequest, "version 9 is not ready"),
+        (lambda t: t.promote("plain", "one"), InvalidRequest, "should be an integral value"),
+        (lambda t: t.roll_back("plain", "3"), InvalidRequest, "version 3 gets no requests"),
+    ],
+)
+def test_calls_that_make_no_sense(
+    traffic: TrafficClient,
+    act: Callable[[TrafficClient], object],
+    kind: type[ServerError],
+    text: str,
+) -> None:
+    with pytest.raises(kind, match=text):
+        act(traffic)
+    assert traffic.get("plain").source == "config"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "text"),
+    [
+        ("traffic", b"{", "failed to parse the request JSON buffer"),
+        ("traffic", b"[]", "the request must be a JSON object"),
+        ("traffic", b'{"splits": {}}', "unknown member 'splits'"),
+        ("traffic/promote", b'{"to": "2"}', "unknown member 'to', it may have version, reason"),
+        ("traffic/rollback", b'{"version": true}', "'version' must be a string"),
+    ],
+)
+def test_bodies_that_make_no_sense(
+    divided: ServerProcess, path: str, body: bytes, text: str
+) -> None:
+    answer = ask(divided.http, "POST", f"/v2/models/plain/{path}", body)
+    assert answer.status == 400
+    assert text in answer.error
+
+
+@pytest.mark.parametrize("client", [HttpTraffic, GrpcTraffic])
+def test_what_is_not_allowed(
+    busy_server: ServerProcess, client: Callable[[ServerProcess], TrafficClient]
+) -> None:
+    traffic = client(busy_server)
+    acts: list[Callable[[], object]] = [
+        lambda: traffic.set("spin", {}), lambda: traffic.promote("spin", "1"),
+    ]  # fmt: skip
+    try:
+        assert traffic.get("spin").source == "none"
+        for act in acts:
+            with pytest.raises(Unavailable, match="--allow-traffic-control"):
+                act()
+    finally:
+        traffic.close()
+
+
+def http_version(server: ServerProcess, end: str, body: object, **headers: str) -> str:
+    """Which version answers a request."""
+    path = f"/v2/models/sticky/{end}"
+    content = json.dumps(body).encode()
+    document: dict[str, Any] = ask(server.http, "POST", path, content, **headers).document
+    return str(document["model_version"])
+
+
+def test_a_header_decides_over_every_door(divided: ServerProcess) -> None:
+    tensor = {"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [0]}
+    message = infer_message("sticky", [Input("INPUT0", X)])
+    chosen: dict[str, set[str]] = {}
+    with GrpcClient(divided.grpc) as client:
+        infer = client.procedure("ModelInfer", pb.ModelInferResponse)
+        for user in USERS:
+            metadata = [("x-user", user)]
+            chosen[user] = {
+                http_version(divided, "infer", {"inputs": [tensor]}, **{"X-User": user}),
+                http_version(divided, "infer", {"inputs": [tensor]}, **{"x-uSER": user}),
+                http_version(divided, "generate", {"INPUT0": 0}, **{"X-User": user}),
+                infer(message, timeout=60, metadata=metadata).model_version,
+                *(
+                    read_answer(response.infer_response).model_version
+                    for response in client.stream([message, message], metadata)
+                ),
+            }
+    assert all(len(versions) == 1 for versions in chosen.values()), chosen
+    assert {version for [version] in chosen.values()} == {"1", "2"}
+
+
+def test_without_the_header_requests_take_turns(over: Client) -> None:
+    assert set(count(over, "sticky")) == {"1", "2"}
+
+
+def test_a_parameter_decides(over: Client, traffic: TrafficClient) -> None:
+    traffic.set("plain", SPLIT | {"sticky": {"parameter": "user"}})
+    chosen = {user: count(over, "plain", 3, parameters={"user": user}) for user in USERS}
+    assert all(len(counts) == 1 for counts in chosen.values())
+    assert len({version for counts in chosen.values() for version in counts}) == 2
+
+
+def test_a_raw_body_goes_to_a_version(divided: ServerProcess, traffic: TrafficClient) -> None:
+    traffic.set("sticky", {"split": {"2": 1, "3": 0}, "sticky": {"header": "x-user"}})
+    headers = {"Inference-Header-Content-Length": "0", "X-User": "a"}
+    answer = ask(divided.http, "POST", "/v2/models/sticky/infer", X.tobytes(), **headers)
+    assert answer.status == 200, answer.body
+    assert b'"model_version":"2"' in answer.body
+
+
+def test_copies_are_counted_apart(
+    divided: ServerProcess, over: Client, traffic: TrafficClient
+) -> None:
+    traffic.set("plain", {"split": {"1": 1}, "shadow": {"version": "3"}})
+    with Scraper(divided.metrics) as metrics:
+
+        def copies(outcome: str) -> float:
+            labels = {"model": "plain", "version": "3", "outcome": outcome}
+            return metrics.now().value("headrace_shadow_requests_total", **labels)
+
+        before = copies("success")
+        assert count(over, "plain", 5) == {"1": 5}
+        until(lambda: copies("success") == before + 5, "five copies")
+        assert copies("failure") == 0
+        scrape = metrics.now()
+        labels = {"model": "plain", "version": "3"}
+        assert scrape.value("headrace_shadow_duration_seconds_count", **labels) == before + 5
+        assert scrape.value("headrace_traffic_weight", model="plain", version="1") == 1
+    [shadow] = [s for s in traffic.get("plain").shadows if s.version == "3"]
+    assert shadow.success == before + 5
+    assert shadow.p95_ms > 0
+
+
+def test_a_bad_version_loses_its_requests(
+    divided: ServerProcess, over: Client, traffic: TrafficClient
+) -> None:
+    inputs = {"INPUT0": np.array([[7]])}
+
+    def answered_by() -> str:
+        try:
+            return over.infer("bad", inputs).model_version
+        except ServerError:
+            return "2"
+
+    with Scraper(divided.metrics) as metrics:
+        labels = {"model": "bad", "version": "2"}
+
+        def rollbacks() -> float:
+            return metrics.now().value("headrace_traffic_rollbacks_total", **labels)
+
+        traffic.reset("bad")
+        before = rollbacks()
+        until(lambda: (answered_by(), rollbacks() > before)[1], "a roll-back")
+        assert {answered_by() for _ in range(10)} == {"1"}
+        assert metrics.now().value("headrace_traffic_weight", **labels) == 0
+    with pytest.raises(ServerError):
+        over.infer("bad", inputs, version="2")  # it is still there
+    document = traffic.get("bad")
+    assert document.source == "rollback"
+    assert "requests failed, more than max_error_rate 0.2 allows" in document.reason
+    second = next(v for v in document.versions if v.version == "2")
+    assert (second.share, second.rollbacks) == (0, before + 1)
+    [reason] = [m.reason for m in over.index().models if (m.name, m.version) == ("bad", "2")]
+    assert reason == second.reason
+    assert reason.startswith("rolled back: ")
+    assert "version 2 is rolled back" in divided.log

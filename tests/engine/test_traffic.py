@@ -1,0 +1,490 @@
+"""Requests that name no version, divided between the versions of a model that come and go."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.core.errors import InvalidRequest, NotFound, Unavailable
+from headrace.core.requests import InferRequest, InferResponse
+from headrace.core.tensors import Array, Tensor
+from headrace.engine.admission import Admission
+from headrace.engine.doors import HEADER_PARAMETER, Target
+from headrace.engine.engine import Engine
+from headrace.engine.router import Router
+from headrace.engine.shadow import ShadowCopies
+from headrace.engine.traffic_documents import model_traffic
+from headrace.engine.version import FutureSink, ModelVersion
+from headrace.observability.traffic import ShadowLedger, TrafficSeries
+from headrace.repository.layout import read_model_directory
+from headrace.scheduling.traffic_rules import Shadow
+from tests.engine.test_engine_loading import FP32, LOAD_OPTIONS, Constants, ask, until
+
+SPLIT = {"split": {"1": 90, "2": 10}}
+
+
+class DoorSink(FutureSink):
+    """A door's sink, of a client that sent headers."""
+
+    def __init__(self, headers: dict[str, str]) -> None:
+        super().__init__(asyncio.get_running_loop().create_future())
+        self.headers = headers
+        self.target: Target | None = None
+
+    def header(self, name: str) -> str:
+        return self.headers.get(name, "")
+
+    def routed(self, request: InferRequest, target: Target) -> None:
+        self.target = target
+
+
+class World:
+    """An engine with one model, `m`, of which version N answers N, unless a file says otherwise."""
+
+    def __init__(self, root: Path, admission: Admission, allowed: bool) -> None:
+        self.backend = Constants()
+        self.root = root / "m"
+        self.admission = admission
+        self.engine = Engine(
+            "server", "0", {"constant": self.backend}, LOAD_OPTIONS, admission,
+            traffic_control=allowed,
+        )  # fmt: skip
+        self.root.mkdir()
+
+    def write(self, rules: object, versions: str = "123", execution: str = "inline") -> None:
+        """Have the configuration say so, and have these versions."""
+        text = json.dumps(rules) if rules is not None else ""
+        (self.root / "config.pbtxt").write_text(
+            "max_batch_size: 4\nversion_policy { all {} }\n"
+            f'parameters {{ key: "execution" value {{ string_value: "{execution}" }} }}\n'
+            + (f"parameters {{ key: 'traffic' value {{ string_value: '{text}' }} }}" * bool(text))
+        )
+        for number in "1234":
+            file = self.root / number / "model.constant"
+            if number in versions and not file.exists():
+                file.parent.mkdir(exist_ok=True)
+                file.write_text(number)
+            elif number not in versions and file.exists():
+                file.unlink()
+                file.parent.rmdir()
+
+    async def load(self) -> str:
+        return await self.engine.load(read_model_directory(self.root))
+
+    async def ask(self, parameters: dict[str, Any] | None = None, **headers: str) -> int:
+        """Which version answers."""
+        sink = self.send(parameters, **headers)
+        response: InferResponse = await sink.future
+        assert sink.target is None or sink.target.name == response.model_version
+        assert response.outputs[0].array[0, 0] == int(response.model_version)
+        return int(response.model_version)
+
+    def send(self, parameters: dict[str, Any] | None = None, **headers: str) -> DoorSink:
+        sink = DoorSink(headers)
+        tensor = Tensor("X", FP32, np.zeros((1, 1), np.float32))
+        request = InferRequest("m", "", "", {"X": tensor}, (), parameters or {}, nbytes=4)
+        self.engine.find("m").submit(request, sink)
+        return sink
+
+    async def count(self, requests: int = 100) -> dict[int, int]:
+        """How many of so many requests each version answers."""
+        return dict(Counter([await self.ask() for _ in range(requests)]))
+
+    @property
+    def series(self) -> TrafficSeries:
+        [series] = self.engine.traffic.series()
+        return series
+
+    @property
+    def shadow(self) -> ShadowLedger:
+        return self.series.shadows["3"]
+
+
+def run(
+    tmp_path: Path,
+    test: Callable[[World], Coroutine[Any, Any, None]],
+    rules: object = None,
+    *,
+    versions: str = "123",
+    execution: str = "inline",
+    admission: Admission | None = None,
+    allowed: bool = True,
+) -> None:
+    async def whole() -> None:
+        world = World(tmp_path, admission or Admission(0, 0), allowed)
+        world.write(rules, versions, execution)
+        await world.engine.load_all([read_model_directory(world.root)])
+        await test(world)
+        await world.engine.unload_all()
+
+    asyncio.run(whole())
+
+
+def test_a_split_by_the_configuration(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        counts = await world.count()
+        assert 89 <= counts[1] <= 91
+        assert counts[2] == 100 - counts[1]
+        series = world.series
+        assert series.shares == {"1": 0.9, "2": 0.1}
+        assert {v: ledger.routed for v, ledger in series.ledgers.items()} == {
+            "1": counts[1], "2": counts[2],
+        }  # fmt: skip
+
+    run(tmp_path, test, SPLIT)
+
+
+def test_a_named_version_is_never_another(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        for number in "123":
+            found = world.engine.find("m", number)
+            assert isinstance(found, ModelVersion)
+            assert await ask(found) == float(number)
+        assert not any(ledger.routed for ledger in world.series.ledgers.values())
+
+    run(tmp_path, test, SPLIT)
+
+
+def test_without_rules_it_is_the_highest_version_itself(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        assert world.engine.find("m") is world.engine.find_version("m", "3")
+        assert model_traffic(world.engine.traffic, "m").source == "none"
+        assert not world.engine.traffic.series()
+
+    run(tmp_path, test)
+
+
+def test_documents_are_of_the_highest_version(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        assert list(world.engine.model_metadata("m").versions) == ["1", "2", "3"]
+        assert world.engine.find_version("m").name == "3"
+        assert world.engine.model_ready("m")
+
+    run(tmp_path, test, SPLIT)
+
+
+def test_versions_come_and_go(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        assert await world.count(10) == {1: 10}
+        world.write(SPLIT, "12")
+        assert await world.load() == ""
+        assert set(await world.count()) == {1, 2}
+        world.write(SPLIT, "23")
+        assert await world.load() == ""
+        assert await world.count(10) == {2: 10}
+        world.write(SPLIT, "34")
+        assert await world.load() == ""
+        assert await world.count(10) == {4: 10}  # as for a model without rules
+        document = model_traffic(world.engine.traffic, "m")
+        assert {v.version: (v.share, v.reason) for v in document.versions} == {
+            "1": (0, "is not ready"), "2": (0, "is not ready"), "3": (0, ""), "4": (1, ""),
+        }  # fmt: skip
+
+    run(tmp_path, test, SPLIT, versions="1")
+
+
+def test_a_model_that_is_away_keeps_its_rules(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        world.engine.traffic.set("m", {"split": {"2": 1}})
+        await world.engine.unload("m")
+        with pytest.raises(NotFound):
+            world.engine.find("m")
+        assert await world.load() == ""
+        assert await world.count(10) == {2: 10}
+
+    run(tmp_path, test, SPLIT)
+
+
+def test_rules_of_a_call_stay_until_the_configuration_has_others(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        loaded = len(world.backend.loaded)
+        world.engine.traffic.set("m", {"split": {"2": 1}})
+        world.write(SPLIT, "1234")
+        assert await world.load() == ""
+        assert await world.count(10) == {2: 10}
+        world.write({"split": {"3": 1}}, "1234")
+        assert await world.load() == ""
+        assert await world.count(10) == {3: 10}
+        assert len(world.backend.loaded) == loaded + 1  # rules alone do not load a version again
+        world.engine.traffic.set("m", {"split": {"4": 1}})
+        world.engine.traffic.reset("m")
+        assert await world.count(10) == {3: 10}
+        world.write(None, "1234")
+        assert await world.load() == ""
+        assert await world.count(10) == {4: 10}
+        assert world.engine.find("m") is world.engine.find_version("m", "4")
+
+    run(tmp_path, test, SPLIT)
+
+
+def test_promotion_and_its_undoing(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        traffic = world.engine.traffic
+        traffic.promote("m", "")
+        assert await world.count(10) == {2: 10}
+        assert model_traffic(world.engine.traffic, "m").source == "promotion"
+        assert world.engine.find_version("m", "1").ready
+        traffic.roll_back("m", "", "it  was\nworse")
+        assert await world.count(10) == {1: 10}
+        document = model_traffic(world.engine.traffic, "m")
+        assert (document.source, document.reason) == ("rollback", "it was worse")
+        assert {m.version: m.reason for m in world.engine.index().models}["2"] == "it was worse"
+        traffic.promote("m", "3")
+        assert await world.count(10) == {3: 10}
+        assert {v.version: v.role for v in model_traffic(world.engine.traffic, "m").versions} == {
+            "1": "candidate", "2": "candidate", "3": "baseline",
+        }  # fmt: skip
+
+    run(tmp_path, test, SPLIT)
+
+
+def test_a_rollback_by_a_call(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        traffic = world.engine.traffic
+        traffic.set("m", {"split": {"1": 50, "2": 25, "3": 25}})
+        traffic.roll_back("m", "3")
+        assert world.series.shares == {"1": 0.75, "2": 0.25, "3": 0}
+        traffic.roll_back("m", "")
+        assert await world.count(10) == {1: 10}
+        traffic.set("m", SPLIT)
+        assert world.engine.traffic.reason("m", 2) == ""
+        assert world.engine.traffic.reason("m", 3) == "rolled back by a call"
+
+    run(tmp_path, test, SPLIT)
+
+
+@pytest.mark.parametrize(
+    ("act", "error"),
+    [
+        (lambda t: t.promote("m", "4"), "version 4 is not ready: not promoted"),
+        (lambda t: t.promote("m", "x"), "should be an integral value"),
+        (lambda t: t.roll_back("m", "3"), "version 3 gets no requests that could be rolled back"),
+        (lambda t: t.set("m", {"split": {"1": -1}}), r"rules of model 'm': split\['1'\]"),
+        (lambda t: t.set("m", []), "rules of model 'm': must be a JSON object"),
+        (
+            lambda t: (t.set("m", {"split": {"1": 1, "2": 1, "3": 1}}), t.promote("m", "")),
+            "name the version of model 'm' to promote: .* these get requests: 2, 3",
+        ),
+        (
+            lambda t: (t.set("m", {"split": {"1": 1}}), t.roll_back("m", "")),
+            "nothing to roll back: .* none, and none was promoted",
+        ),
+    ],
+)
+def test_calls_that_make_no_sense(tmp_path: Path, act: Callable[[Any], object], error: str) -> None:
+    async def test(world: World) -> None:
+        with pytest.raises(InvalidRequest, match=error):
+            act(world.engine.traffic)
+
+    run(tmp_path, test, SPLIT)
+
+
+def test_calls_for_what_is_not_there_or_not_allowed(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        traffic = world.engine.traffic
+        acts: list[Callable[[], None]] = [
+            lambda: traffic.set("m", SPLIT), lambda: traffic.reset("m"),
+            lambda: traffic.promote("m", "2"), lambda: traffic.roll_back("m", ""),
+        ]  # fmt: skip
+        for act in acts:
+            with pytest.raises(Unavailable, match="--allow-traffic-control allows it"):
+                act()
+        assert model_traffic(world.engine.traffic, "m").source == "config"
+        with pytest.raises(NotFound, match="'nope' is not found"):
+            model_traffic(world.engine.traffic, "nope")
+
+    run(tmp_path, test, SPLIT, allowed=False)
+
+
+def test_the_same_key_gets_the_same_version(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        users = [f"user-{n}" for n in range(60)]
+        chosen = {user: await world.ask(user=user) for user in users}
+        assert set(chosen.values()) == {1, 2}
+        assert {user: await world.ask(user=user) for user in users} == chosen
+        # As it comes from a front end, which has the headers.
+        parameter = HEADER_PARAMETER + "user"
+        assert {user: await world.ask({parameter: user}) for user in users} == chosen
+        assert set(await world.count(20)) == {1, 2}  # without a key, by turns
+        assert world.engine.traffic.headers == {"m": "user"}
+
+    rules = {"split": {"1": 50, "2": 50}, "sticky": {"header": "User"}}
+    run(tmp_path, test, rules)
+
+
+def test_keys_from_parameters(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        chosen = [await world.ask({"user": n}) for n in range(30)]
+        assert set(chosen) == {1, 2}
+        assert [await world.ask({"user": str(n)}) for n in range(30)] == chosen
+        assert world.engine.traffic.headers == {}
+
+    run(tmp_path, test, {"split": {"1": 50, "2": 50}, "sticky": {"parameter": "user"}})
+
+
+def test_sequences_stay_together(tmp_path: Path) -> None:
+    async def answer(world: World, sequence: int) -> str:
+        tensor = Tensor("X", FP32, np.zeros((1, 1), np.float32))
+        request = InferRequest("m", "", "", {"X": tensor}, sequence_id=sequence)
+        sink = DoorSink({})
+        world.engine.find("m").submit(request, sink)
+        return str((await sink.future).model_version)
+
+    async def test(world: World) -> None:
+        chosen = [await answer(world, n) for n in range(1, 30)]
+        assert set(chosen) == {"1", "2"}
+        assert [await answer(world, n) for n in range(1, 30)] == chosen
+        assert len({await answer(world, 0) for _ in range(20)}) == 2  # which is none
+
+    run(tmp_path, test, {"split": {"1": 50, "2": 50}, "sticky": {"parameter": "sequence_id"}})
+
+
+def test_what_wants_a_header_is_told_of_it(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        told: list[dict[str, str]] = []
+
+        def listen(headers: Any) -> None:
+            told.append(dict(headers))
+
+        traffic = world.engine.traffic
+        traffic.watch_headers(listen)
+        traffic.set("m", SPLIT | {"sticky": {"header": "a"}})
+        traffic.set("m", SPLIT | {"sticky": {"header": "a"}})
+        traffic.set("m", {})
+        traffic.unwatch_headers(listen)
+        traffic.set("m", SPLIT | {"sticky": {"header": "b"}})
+        assert told == [{"m": "a"}, {}]
+
+    run(tmp_path, test, SPLIT)
+
+
+def test_what_is_refused_for_what_it_says_counts_for_nobody(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        found = world.engine.find("m")
+        with pytest.raises(InvalidRequest):
+            found.submit(InferRequest("m", "", "", {}), DoorSink({}))
+        assert not any(v.routed or v.refused for v in world.series.ledgers.values())
+
+    run(tmp_path, test, SPLIT)
+
+
+def test_a_model_that_would_wait_for_itself_is_known(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        found = world.engine.find("m")
+        assert isinstance(found, Router)
+        assert found.waits_for(world.engine.find_version("m", "2"))
+        assert not found.waits_for(world.engine.find_version("m", "3"))
+        assert found.healthy
+
+    run(tmp_path, test, SPLIT, execution="thread")
+
+
+SHADOW = {"split": {"1": 1}, "shadow": {"version": "3", "max_pending": 2}}
+
+
+def test_a_shadow_gets_copies_and_answers_nobody(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        assert await world.count(1) == {1: 1}
+        await until(lambda: world.shadow.success == 1)
+        assert world.shadow.durations.total_ns > 0
+        assert world.engine.find_version("m", "3").statistics.success_count == 1
+
+    run(tmp_path, test, SHADOW)
+
+
+def test_a_shadow_that_is_slow_holds_nobody_up(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        world.backend.run_now.clear()
+        waiting = [world.send() for _ in range(5)]
+        assert world.shadow.dropped == 3
+        world.backend.run_now.set()
+        for sink in waiting:
+            assert (await sink.future).model_version == "1"
+        await until(lambda: world.shadow.success == 2)
+
+    run(tmp_path, test, SHADOW, execution="thread")
+
+
+def test_a_share_of_requests_is_copied(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        for _ in range(40):
+            await world.ask()
+        await until(lambda: world.shadow.success == 10)
+        assert world.shadow.dropped == 0
+
+    rules = {"split": {"1": 1}, "shadow": {"version": "3", "share": 0.25}}
+    run(tmp_path, test, rules)
+
+
+def test_nothing_is_copied_while_the_server_has_much_to_do(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        world.admission.adjust(6, 0)
+        assert await world.count(1) == {1: 1}
+        assert world.shadow.dropped == 1
+        world.admission.adjust(-6, 60)
+        assert await world.count(1) == {1: 1}
+        assert world.shadow.dropped == 2
+        world.admission.adjust(0, -60)
+
+    run(tmp_path, test, SHADOW, admission=Admission(10, 100))
+
+
+def test_copies_end_when_the_rules_do(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        world.backend.run_now.clear()
+        world.send(), world.send()
+        world.engine.traffic.set("m", {"split": {"1": 1}})
+        assert world.shadow.dropped == 2
+        world.backend.run_now.set()
+
+    run(tmp_path, test, SHADOW, execution="thread")
+
+
+def test_a_shadow_alone_leaves_the_highest_other_version(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        assert await world.count(4) == {2: 4}
+        world.engine.traffic.promote("m", "3")
+        assert await world.count(4) == {3: 4}
+
+    run(tmp_path, test, {"shadow": "3"})
+
+
+def test_what_a_shadow_sees_cannot_be_written_to(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        array = np.ones((1, 1), np.float32)
+        seen: list[Array] = []
+        [third] = [model for model in world.backend.loaded if model.number == 3]
+        infer = third.infer
+
+        def spy(inputs: Any, outputs: Any) -> Any:
+            seen.append(inputs["X"])
+            return infer(inputs, outputs)
+
+        third.infer = spy  # type: ignore[method-assign]
+        sink = DoorSink({})
+        request = InferRequest("m", "", "", {"X": Tensor("X", FP32, array)})
+        world.engine.find("m").submit(request, sink)
+        await sink.future
+        await until(lambda: world.shadow.success == 1)
+        assert not seen[0].flags.writeable
+        assert array.flags.writeable
+
+    run(tmp_path, test, SHADOW)
+
+
+def test_what_is_still_to_be_fetched_is_not_copied(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        found = world.engine.find("m")
+        assert isinstance(found, Router)
+        copies = ShadowCopies(
+            world.engine.find_version("m", "3"), Shadow(3), world.shadow, world.admission
+        )
+        copies.copy(InferRequest("m", "", "", {"X": Tensor("X", FP32, np.empty((1, 1), "V0"))}))
+        assert world.shadow.dropped == 1
+
+    run(tmp_path, test, SHADOW)

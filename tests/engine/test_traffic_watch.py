@@ -1,0 +1,84 @@
+"""Looking at how versions do."""
+
+import asyncio
+
+from headrace.engine.traffic_watch import NOTHING, Samples, TrafficWatch, counts_of
+from headrace.engine.version import ModelVersion
+from headrace.observability.traffic import VersionLedger
+from headrace.scheduling.rollback import Counts
+from headrace.scheduling.traffic_rules import RollbackRule
+
+
+def counts(requests: int, failures: int = 0) -> Counts:
+    return Counts(requests, failures, (requests - failures, *NOTHING.latencies[1:]))
+
+
+def test_a_window_moves_on() -> None:
+    samples = Samples(10)
+    assert samples.recent == NOTHING
+    for now, requests in ((0, 100), (5, 120), (10, 150), (15, 150), (25, 160)):
+        samples.add(now, counts(requests, requests // 2))
+    assert samples.recent == counts(10, 5)
+
+
+def test_a_version_that_begins_anew() -> None:
+    samples = Samples(10)
+    samples.add(0, counts(100))
+    samples.add(1, counts(3))
+    samples.add(2, counts(5))
+    assert samples.recent == counts(2)
+
+
+def test_what_counts() -> None:
+    version, ledger = ModelVersion("m", 1), VersionLedger(refused=2)
+    statistics = version.statistics
+    for reason in ("BACKEND", "REJECTED", "CANCELED", "OTHER"):
+        statistics.request_failed(reason, 1)
+    statistics.request_completed(0, 1, 1, 2_000_000)
+    found = counts_of(version, ledger)
+    assert (found.requests, found.failures, sum(found.latencies)) == (6, 5, 1)
+
+
+def test_who_is_bad_is_told_of() -> None:
+    now: dict[int, Counts] = {1: counts(0), 2: counts(0), 3: counts(0)}
+    told: list[tuple[int, str]] = []
+    rule = RollbackRule(max_error_rate=0.1, min_requests=10)
+
+    async def test() -> None:
+        watch = TrafficWatch(
+            rule, 1, lambda: [2, 3], lambda: now, lambda n, why: told.append((n, why))
+        )
+        watch.look()
+        now.update({2: counts(100, 50), 3: counts(100, 1)})
+        watch.look()
+        assert [number for number, _ in told] == [2]
+        assert watch.recent(2) == counts(100, 50)
+        del now[1]
+        now[3] = counts(200, 90)
+        watch.look()
+        assert len(told) == 1  # there is nothing better than what is there
+        assert watch.recent(1) == NOTHING
+        watch.stop()
+
+    asyncio.run(test())
+
+
+def test_who_looks_no_more_tells_nothing() -> None:
+    told: list[int] = []
+    rule = RollbackRule(max_error_rate=0, min_requests=1)
+    now: dict[int, Counts] = {1: counts(0), 2: counts(0), 3: counts(0)}
+
+    async def test() -> None:
+        watch: TrafficWatch
+
+        def act(number: int, why: str) -> None:
+            told.append(number)
+            watch.stop()
+
+        watch = TrafficWatch(rule, 1, lambda: [2, 3], lambda: now, act)
+        watch.look()
+        now.update({2: counts(9, 9), 3: counts(9, 9)})
+        watch.look()
+        assert told == [2]
+
+    asyncio.run(test())
