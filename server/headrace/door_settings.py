@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 from headrace.observability.metrics_options import MetricsOptions
 from headrace.options import setting
+from headrace.transports.grpc.options import LEVELS, GrpcOptions
 from headrace.wire.header_rules import Category, HeaderRules
+from headrace.wire.http2.keep_alive import KeepAlive
 
 _CATEGORIES = ", ".join(f"`{category}`" for category in Category)
 
@@ -17,11 +19,19 @@ class DoorSettings:
     allow_http: bool = setting(True, "Answer over HTTP")
     http_address: str = setting("127.0.0.1", "Address to listen on for HTTP")
     http_port: int = setting(8000, "Port for HTTP; 0 picks a free one")
+    reuse_http_port: bool = setting(
+        False, "Let several servers listen on the port for HTTP, if all of them have this set"
+    )
     http_fast_path: bool = setting(
         True,
         "Answer infer requests in front of the ASGI application; the answers are the same",
     )
     http_keep_alive_secs: int = setting(75, "How long an idle HTTP connection is kept", least=1)
+    http_max_connection_age_secs: int = setting(
+        0,
+        "How old an HTTP connection may be, give or take a tenth: the next answer is its last;"
+        " 0: no limit",
+    )
     http_body_timeout_secs: int = setting(
         60, "How long the next part of a request may be awaited, before 408", least=1
     )
@@ -40,6 +50,9 @@ class DoorSettings:
     allow_grpc: bool = setting(True, "Answer over gRPC")
     grpc_address: str = setting("127.0.0.1", "Address to listen on for gRPC")
     grpc_port: int = setting(8001, "Port for gRPC; 0 picks a free one")
+    reuse_grpc_port: bool = setting(
+        False, "Let several servers listen on the port for gRPC, if all of them have this set"
+    )
     grpc_transport: str = setting(
         "native",
         "What speaks gRPC: this server's own event loop, or the grpcio library, which is slower",
@@ -64,6 +77,42 @@ class DoorSettings:
         "Answer these categories of calls only with the metadata `triton-grpc-protocol-KEY`,"
         " `CATEGORIES:KEY=VALUE`, with the categories of `--http-restricted-api`",
         between="\n",
+    )
+    grpc_infer_response_compression_level: str = setting(
+        "none",
+        "How hard to compress inference answers for clients that take them compressed",
+        choices=tuple(LEVELS),
+    )
+    grpc_keepalive_time: int = setting(
+        7_200_000,
+        "Milliseconds without a sign of life after which a client is sent a PING",
+        least=1,
+    )
+    grpc_keepalive_timeout: int = setting(
+        20_000,
+        "Milliseconds that the answer may take, before the connection is closed",
+        least=1,
+    )
+    grpc_keepalive_permit_without_calls: bool = setting(
+        False, "Allow such PINGs, of both sides, also while no call is under way"
+    )
+    grpc_http2_max_pings_without_data: int = setting(
+        2, "PINGs in a row without data between, after which one a minute is sent; 0: no limit"
+    )
+    grpc_http2_min_recv_ping_interval_without_data: int = setting(
+        300_000,
+        "Milliseconds between two PINGs of a client without data between; sooner is a strike",
+    )
+    grpc_http2_max_ping_strikes: int = setting(
+        2, "Strikes, beyond which the connection is closed; 0: no limit"
+    )
+    grpc_max_connection_age: int = setting(
+        0,
+        "Milliseconds, give or take a tenth, after which a connection takes no more calls; 0: no"
+        " limit",
+    )
+    grpc_max_connection_age_grace: int = setting(
+        0, "Milliseconds that calls under way have then; 0: no limit"
     )
     # Metrics
     allow_metrics: bool = setting(True, "Answer Prometheus scrapes")
@@ -98,6 +147,21 @@ class DoorSettings:
     def grpc_rules(self) -> HeaderRules:
         """What metadata of calls decide."""
         return HeaderRules(self.grpc_header_forward_pattern, self.grpc_restricted_protocol)
+
+    @property
+    def grpc_options(self) -> GrpcOptions:
+        """What can be set of gRPC's transports."""
+        keep_alive = KeepAlive(
+            self.grpc_keepalive_time / 1_000,
+            self.grpc_keepalive_timeout / 1_000,
+            self.grpc_keepalive_permit_without_calls,
+            self.grpc_http2_max_pings_without_data,
+            self.grpc_http2_min_recv_ping_interval_without_data / 1_000,
+            self.grpc_http2_max_ping_strikes,
+            self.grpc_max_connection_age / 1_000,
+            self.grpc_max_connection_age_grace / 1_000,
+        )
+        return GrpcOptions(keep_alive, self.grpc_infer_response_compression_level)
 
     @property
     def metrics(self) -> MetricsOptions:

@@ -54,11 +54,18 @@ def tls_files(settings: Settings) -> TlsFiles | None:
 
 
 def bind(
-    address: str, port: int, what: str, how: Callable[[str, int], socket.socket] = server.bind
+    address: str,
+    port: int,
+    what: str,
+    shared: bool = False,
+    how: Callable[[str, int, bool], socket.socket] = server.bind,
 ) -> socket.socket:
-    """A socket for a door; raises `OSError` that says which door cannot have its port."""
+    """A socket for a door, on a port that may be `shared` with other servers.
+
+    Raises `OSError` that says which door cannot have its port.
+    """
     try:
-        return how(address, port)
+        return how(address, port, shared)
     except OSError as error:
         raise OSError(f"cannot listen on {address}:{port} for {what}: {error.strerror}") from None
 
@@ -112,9 +119,9 @@ class FrontDoors:
     def _on_change(self, reachable: bool) -> None:
         self._engine.reachable = reachable
 
-    def _keep(self, address: str, port: int, what: str) -> int:
+    def _keep(self, address: str, port: int, what: str, shared: bool) -> int:
         """Keep a port for the front ends; its number."""
-        self._ports.append(bind(address, port, what, server.reserve))
+        self._ports.append(bind(address, port, what, shared, server.reserve))
         number: int = self._ports[-1].getsockname()[1]
         return number
 
@@ -124,16 +131,22 @@ class FrontDoors:
         if (tls := tls_files(settings)) is not None:
             tls.context()  # which says what is wrong with the files
         if settings.allow_http:
-            port = self._keep(settings.http_address, settings.http_port, "HTTP")
+            port = self._keep(
+                settings.http_address, settings.http_port, "HTTP", settings.reuse_http_port
+            )
             http = HttpConfig(
                 settings.http_address, port, settings.http_fast_path,
                 settings.http_keep_alive_secs, settings.http_body_timeout_secs,
-                settings.http_rules,
+                settings.http_max_connection_age_secs, settings.http_rules,
             )  # fmt: skip
         if settings.allow_grpc:
-            port = self._keep(settings.grpc_address, settings.grpc_port, "gRPC")
-            rules = settings.grpc_rules
-            grpc = GrpcConfig(settings.grpc_address, port, settings.grpc_transport, rules, tls)
+            port = self._keep(
+                settings.grpc_address, settings.grpc_port, "gRPC", settings.reuse_grpc_port
+            )
+            grpc = GrpcConfig(
+                settings.grpc_address, port, settings.grpc_transport, settings.grpc_rules,
+                settings.grpc_options, tls,
+            )  # fmt: skip
         return FrontendConfig(
             http, grpc, settings.max_request_bytes, settings.max_admitted_requests,
             settings.max_admitted_bytes, settings.access_log, self._engine.logs.settings,

@@ -41,7 +41,9 @@ class ServerDoors:
                 settings.access_log,
                 settings.http_rules,
             )
-            listener = bind(settings.http_address, settings.http_port, "HTTP")
+            listener = bind(
+                settings.http_address, settings.http_port, "HTTP", settings.reuse_http_port
+            )
             fast_path = FastPath.by_rules(
                 engine.at_door(Flag.HTTP),
                 settings.max_request_bytes,
@@ -55,6 +57,7 @@ class ServerDoors:
                 settings.http_body_timeout_secs,
                 fast_path if settings.http_fast_path else None,
                 keep_names=bool(settings.http_header_forward_pattern),
+                max_age_secs=settings.http_max_connection_age_secs,
             )
             self._http.append(server)
             server.start()
@@ -92,13 +95,15 @@ class ServerDoors:
     async def _open_grpc(self) -> int:
         """Answer over gRPC; the port."""
         settings, engine = self._settings, self._engine
-        limit = settings.max_request_bytes
+        limit, options = settings.max_request_bytes, settings.grpc_options
         handlers = grpc_handlers(engine, limit, settings.grpc_rules)
         tls = tls_files(settings)
-        listener = bind(settings.grpc_address, settings.grpc_port, "gRPC")
+        listener = bind(settings.grpc_address, settings.grpc_port, "gRPC", settings.reuse_grpc_port)
         if settings.grpc_transport == "native":
             context = tls.context() if tls else None
-            native = NativeServer(handlers, engine.admission, limit, settings.access_log, context)
+            native = NativeServer(
+                handlers, engine.admission, limit, settings.access_log, context, options
+            )
             self._grpc = native
             await native.start(listener)
             return int(listener.getsockname()[1])
@@ -106,7 +111,9 @@ class ServerDoors:
         # Imported here because it takes memory and time, and few want it.
         from headrace.transports.grpc.grpcio import GrpcioServer
 
-        server = GrpcioServer(handlers, limit, settings.access_log)
+        server = GrpcioServer(
+            handlers, limit, settings.access_log, options, settings.reuse_grpc_port
+        )
         self._grpc = server
         port = server.bind(settings.grpc_address, settings.grpc_port, tls)
         await server.start()

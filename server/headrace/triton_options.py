@@ -28,15 +28,9 @@ WITHOUT_EFFECT = {
 # By option, what to do instead, where there is something.
 NOT_OFFERED = dict.fromkeys(
     (
-        "--reuse-http-port", "--reuse-grpc-port",
-        "--grpc-infer-response-compression-level", "--grpc-keepalive-time",
-        "--grpc-keepalive-timeout", "--grpc-keepalive-permit-without-calls",
-        "--grpc-http2-max-pings-without-data", "--grpc-http2-max-ping-strikes",
-        "--grpc-http2-min-recv-ping-interval-without-data", "--grpc-max-connection-age",
-        "--grpc-max-connection-age-grace", 
-        "--cache-config",
-        "--cache-directory", "--response-cache-byte-size", "--rate-limit", "--rate-limit-resource",
-        "--backend-directory", "--repoagent-directory", "--allow-sagemaker",
+        "--cache-config", "--cache-directory", "--response-cache-byte-size", "--rate-limit",
+        "--rate-limit-resource", "--backend-directory", "--repoagent-directory",
+        "--allow-sagemaker",
         "--sagemaker-port", "--allow-vertex-ai",
     ),
     "",

@@ -4,8 +4,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from headrace.observability.logs import LogSettings
+from headrace.transports.grpc.options import GrpcOptions
 from headrace.transports.grpc.tls import TlsFiles
 from headrace.wire.header_rules import HeaderRules
+from headrace.wire.http2.keep_alive import KeepAlive
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +19,7 @@ class HttpConfig:
     fast_path: bool
     keep_alive_secs: int
     body_timeout_secs: int
+    max_age_secs: int
     rules: HeaderRules
 
 
@@ -28,6 +31,7 @@ class GrpcConfig:
     port: int
     transport: str
     rules: HeaderRules
+    options: GrpcOptions
     tls: TlsFiles | None = None
 
 
@@ -57,5 +61,7 @@ class FrontendConfig:
         if (grpc := values["grpc"]) is not None:
             tls = grpc["tls"] and TlsFiles(**grpc["tls"])
             rules = HeaderRules(**grpc["rules"])
-            values["grpc"] = GrpcConfig(**(grpc | {"tls": tls, "rules": rules}))
+            given = grpc["options"]
+            options = GrpcOptions(KeepAlive(**given["keep_alive"]), given["compression"])
+            values["grpc"] = GrpcConfig(**(grpc | {"tls": tls, "rules": rules, "options": options}))
         return cls(**values)

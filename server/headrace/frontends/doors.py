@@ -66,6 +66,7 @@ class Doors:
             http.body_timeout_secs,
             fast_path if http.fast_path else None,
             keep_names=bool(rules.forward),
+            max_age_secs=http.max_age_secs,
         )
         self._http.start()
 
@@ -75,14 +76,16 @@ class Doors:
         handlers = restricted(self._handlers(limit, grpc.rules), grpc.rules.keys(GRPC_PREFIX))
         if grpc.transport == "native":
             context = grpc.tls.context() if grpc.tls else None
-            native = NativeServer(handlers, admission, limit, config.access_log, context)
+            native = NativeServer(
+                handlers, admission, limit, config.access_log, context, grpc.options
+            )
             self._grpc = native
             await native.start(bind(grpc.address, grpc.port, shared=True))
             return
         # Imported here because it takes memory and time, and few want it.
         from headrace.transports.grpc.grpcio import GrpcioServer
 
-        server = GrpcioServer(handlers, limit, config.access_log, shared=True)
+        server = GrpcioServer(handlers, limit, config.access_log, grpc.options, shared=True)
         self._grpc = server
         server.bind(grpc.address, grpc.port, grpc.tls)
         await server.start()

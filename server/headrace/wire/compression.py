@@ -14,7 +14,7 @@ ENCODINGS = ("gzip", "deflate")
 FREE_BYTES = 16 << 20
 MAX_RATIO = 250
 _CHUNK = 1 << 20
-_LEVEL = 3  # on tensors, higher levels cost several times as much for a few per cent
+DEFAULT_LEVEL = 3  # on tensors, higher levels cost several times as much for a few per cent
 
 
 def decompress(body: bytes | memoryview, encoding: str, limit: int) -> bytes | memoryview:
@@ -69,11 +69,11 @@ def too_large(what: str, limit: int, size: int | None = None) -> str:
     )
 
 
-def compress(body: bytes, encoding: str) -> bytes:
-    """`body` packed as `gzip` or `deflate` (a zlib stream)."""
+def compress(body: bytes, encoding: str, level: int = DEFAULT_LEVEL) -> bytes:
+    """`body` packed as `gzip` or `deflate` (a zlib stream), at one of zlib's levels."""
     if encoding == "gzip":
-        return gzip.compress(body, _LEVEL, mtime=0)
-    return zlib.compress(body, _LEVEL)
+        return gzip.compress(body, level, mtime=0)
+    return zlib.compress(body, level)
 
 
 def choose_encoding(accept: str) -> str:

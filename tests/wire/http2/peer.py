@@ -9,6 +9,7 @@ from hpack import Decoder, Encoder
 from headrace.transports.grpc.native.head import read_head
 from headrace.wire.http2.budget import Limits
 from headrace.wire.http2.connection import Connection
+from headrace.wire.http2.keep_alive import KeepAlive
 from headrace.wire.http2.protocol import (
     ACK,
     CONTINUATION,
@@ -139,13 +140,17 @@ class Server:
     """A connection under test. `streams` are all that were ever opened."""
 
     def __init__(
-        self, limits: Limits | None = None, echo: bool = False, greet: bool = True
+        self,
+        limits: Limits | None = None,
+        echo: bool = False,
+        greet: bool = True,
+        keep_alive: KeepAlive | None = None,
     ) -> None:
         self.echo = echo
         self.streams: dict[int, Kept] = {}
         self.interpreted = 0
         self.connection = Connection(
-            self._interpret, RESPONSE_HEAD, lambda: None, limits or Limits()
+            self._interpret, RESPONSE_HEAD, lambda: None, limits or Limits(), keep_alive
         )
         self.decoder = Decoder()
         self.encoder = Encoder()

@@ -16,6 +16,7 @@ from headrace.core.tensors import Buffer
 from headrace.transports.grpc.access import CANCELLED, error_text, log_access
 from headrace.transports.grpc.call import Direct, Handlers, Message, Open, Session
 from headrace.transports.grpc.categories import without_key
+from headrace.transports.grpc.options import LEVELS, GrpcOptions
 from headrace.transports.grpc.tls import TlsFiles
 from headrace.wire.header_rules import Key
 from headrace.wire.status import INTERNAL, INTERNAL_TEXT, STATUS
@@ -161,7 +162,12 @@ class GrpcioServer:
     """A `grpc.aio` server with our handlers."""
 
     def __init__(
-        self, handlers: Handlers, max_request_bytes: int, access_log: bool, shared: bool = False
+        self,
+        handlers: Handlers,
+        max_request_bytes: int,
+        access_log: bool,
+        options: GrpcOptions,
+        shared: bool = False,
     ) -> None:
         """`shared`: other processes listen on the same port."""
         self._access_log = access_log
@@ -170,6 +176,7 @@ class GrpcioServer:
                 ("grpc.max_receive_message_length", max_request_bytes + _SLACK_BYTES),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.so_reuseport", int(shared)),
+                *_channel_arguments(options),
             ]
         )
         self._keys = handlers.keys
@@ -279,6 +286,26 @@ class GrpcioServer:
                     log_access(call.client, path, status, begun, call.notes)
 
         return answer
+
+
+def _channel_arguments(options: GrpcOptions) -> list[tuple[str, int]]:
+    rules = options.keep_alive
+    found = [
+        ("grpc.keepalive_time_ms", round(rules.interval * 1_000)),
+        ("grpc.keepalive_timeout_ms", round(rules.timeout * 1_000)),
+        ("grpc.keepalive_permit_without_calls", int(rules.without_calls)),
+        ("grpc.http2.max_pings_without_data", rules.pings_without_data),
+        ("grpc.http2.min_ping_interval_without_data_ms", round(rules.least_interval * 1_000)),
+        ("grpc.http2.max_ping_strikes", rules.strikes),
+    ]
+    if level := list(LEVELS).index(options.compression):
+        # Of all procedures; grpcio chooses an algorithm that the client takes, if there is one.
+        found.append(("grpc.default_compression_level", level))
+    if rules.age:
+        found.append(("grpc.max_connection_age_ms", round(rules.age * 1_000)))
+    if rules.grace:
+        found.append(("grpc.max_connection_age_grace_ms", round(rules.grace * 1_000)))
+    return found
 
 
 def _awaited(handler: Direct) -> _Unary:

@@ -136,6 +136,10 @@ class FastProtocol(BoundedProtocol):
         else:
             super().shutdown()
 
+    def retire(self) -> None:
+        super().retire()
+        self._closing = True
+
     def resume_writing(self) -> None:
         super().resume_writing()
         self._go_on()

@@ -4,6 +4,7 @@ uvicorn's parser collects a head of any size, and waits for the rest of a reques
 """
 
 import re
+from math import inf
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -14,6 +15,7 @@ from headrace.wire.http_infer import error_body
 # every request. The parser would take it for granted and end the request before its body.
 _UPGRADE = re.compile(rb"(?im)^(?:upgrade|http2-settings)[ \t]*:[^\r\n]*\r\n")
 _END = b"\r\n\r\n"
+_CLOSE = (b"connection", b"close")
 _SLOWEST = 1024  # bytes a second below which a request is given up in the end
 NAMES = "headrace.headers"  # in a scope: headers with their names as they came, if they are wanted
 HEAD_LIMIT = 64 << 10  # bytes of a request line and headers that are still incomplete
@@ -35,6 +37,8 @@ class BoundedProtocol(HttpToolsProtocol):
         what uvicorn gives its protocol class.
         """
         super().__init__(**given)
+        self._retire_at = inf
+        self._retired = False  # the next answer is the last
         self._take_header = self._keep_header if keep_names else super().on_header
         self._patience = patience_secs
         self._touched = self.loop.time()  # when anything last came or was answered
@@ -62,6 +66,22 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.abandon(408, fault)
         elif waited > self.timeout_keep_alive and not self.answering:
             self.transport.close()
+
+    def live_until(self, at: float) -> None:
+        """Retire the connection at that time, or as soon as `check_age` is called after it."""
+        self._retire_at = at
+
+    def check_age(self, now: float) -> None:
+        """Have the next answer be the last, if the connection is old enough."""
+        if now >= self._retire_at:
+            self.retire()
+
+    def retire(self) -> None:
+        """Have the next answer be the last; a connection that is idle waits for one more request.
+
+        Closing it at once could lose a request that is on its way.
+        """
+        self._retired = True
 
     def lateness(self, waited: float, taken: float, size: int) -> str:
         """Why not to wait any longer for the rest of a request; "" if there is no reason.
@@ -96,8 +116,12 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._upgrades = self.parser.should_upgrade()
+        if self._retired:
+            self.headers.append(_CLOSE)  # as if the client had wished for it
         if not self._upgrades:
             super().on_headers_complete()
+            if self._retired:  # newer versions of uvicorn ask the parser, not the headers
+                self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:
         self._in_message = False

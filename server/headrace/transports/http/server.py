@@ -8,6 +8,7 @@ import re
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from random import uniform
 from typing import Any
 
 import uvicorn
@@ -22,6 +23,7 @@ from headrace.wire.header_rules import Category, HeaderPattern, HeaderRules, Key
 log = logging.getLogger(__name__)
 
 _BACKLOG = 2048
+_JITTER = 0.1  # so that not all clients come back at once
 _LOOK_SECS = 1.0  # between two looks at what clients have left unfinished
 _Factory = Callable[..., BoundedProtocol]
 
@@ -69,14 +71,25 @@ class HttpServer:
         patience_secs: int,
         fast_path: FastPath | None = None,
         keep_names: bool = False,
+        max_age_secs: int = 0,
     ) -> None:
         """`patience_secs`: how long the next part of an unfinished request may be awaited.
 
-        `keep_names` has the application see the names of headers as they came.
+        `keep_names` has the application see the names of headers as they came. A connection is
+        closed with the next answer after `max_age_secs`, give or take a tenth; 0 for never.
         """
-        protocol: Any = functools.partial(
+        made: Any = functools.partial(
             _protocol(fast_path), patience_secs=patience_secs, keep_names=keep_names
-        )  # uvicorn calls it like the class that it asks for
+        )
+
+        def aging(**given: Any) -> BoundedProtocol:
+            connection: BoundedProtocol = made(**given)
+            age = max_age_secs * uniform(1 - _JITTER, 1 + _JITTER)
+            connection.live_until(connection.loop.time() + age)
+            return connection
+
+        # uvicorn calls it like the class that it asks for.
+        protocol: Any = aging if max_age_secs else made
         config = uvicorn.Config(
             app,
             loop="none",
@@ -143,6 +156,7 @@ class HttpServer:
         for connection in list(self._server.server_state.connections):
             if isinstance(connection, BoundedProtocol):
                 connection.check_time(now)
+                connection.check_age(now)
         self._look = loop.call_later(_LOOK_SECS, self._check_time)
 
 
@@ -167,9 +181,12 @@ def _protocol(fast_path: FastPath | None) -> _Factory:
     )
 
 
-def reserve(address: str, port: int) -> socket.socket:
-    """A socket that keeps a port for listeners that share it, none itself; raises `OSError`."""
-    probe = bind(address, port)  # which is refused where anybody else listens
+def reserve(address: str, port: int, shared: bool = False) -> socket.socket:
+    """A socket that keeps a port for listeners that share it, none itself; raises `OSError`.
+
+    Other servers may listen there if it is `shared` with them.
+    """
+    probe = bind(address, port, shared)  # which is refused where anybody else listens
     name = probe.getsockname()
     probe.close()
     keeper = socket.socket(probe.family, socket.SOCK_STREAM)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from headrace.wire.http2.budget import Limits
 from headrace.wire.http2.data_reader import DataReader
 from headrace.wire.http2.head_reader import Head, HeadReader
+from headrace.wire.http2.keep_alive import KeepAlive, Strikes
 from headrace.wire.http2.protocol import (
     ACK,
     CONTINUATION,
@@ -60,14 +61,19 @@ class Connection:
         response_head: Fields,
         wake: Callable[[], None],
         limits: Limits,
+        keep_alive: KeepAlive | None = None,
     ) -> None:
-        """`interpret` makes something of a request's fields; `wake` is the sender's."""
+        """`interpret` makes something of a request's fields; `wake` is the sender's.
+
+        Without `keep_alive`, the peer may PING as often as its budget for such frames lets it.
+        """
         self.limits = limits
         self.sender = Sender(response_head, wake)
         self.streams = Streams(self.sender, limits)
         self.data = DataReader(self.streams, self.sender, limits)
         self.settled = False  # the peer's preface and settings are here
         self._heads = HeadReader(interpret, self.streams, limits)
+        self._strikes = None if keep_alive is None else Strikes(keep_alive)
         self._preface = PREFACE  # what of it is still to come
         self.failure = ""  # why we ended it, if we did
         self._failed = False
@@ -77,6 +83,12 @@ class Connection:
     def closing(self) -> bool:
         """Whether the socket is to be closed once what was sent is written."""
         return self._failed or self.streams.drained
+
+    @property
+    def sent(self) -> int:
+        """Grows with what is sent to the peer; an answer counts from when its call began."""
+        sender = self.sender
+        return self.streams.last + sender.frames + sender.windows
 
     def start(self) -> None:
         """Send the server's preface, section 3.4."""
@@ -126,11 +138,11 @@ class Connection:
             self.sender.send(goaway(self.streams.last, code, text))
             self.lost()
 
-    def drain(self) -> None:
+    def drain(self, text: str = "") -> None:
         """Take no more streams, as soon as the peer knows of it, section 6.8."""
         if not self._draining and not self._failed:
             self._draining = True
-            self.sender.send(goaway(MAX_WINDOW, ErrorCode.NO_ERROR))
+            self.sender.send(goaway(MAX_WINDOW, ErrorCode.NO_ERROR, text))
             self.sender.ping(_DRAIN_PING)
 
     def finish_drain(self) -> None:
@@ -297,8 +309,12 @@ class Connection:
                 streams.fail(stream, failure.code)
 
     def _ping(self, flags: int, payload: bytes) -> None:
-        self.streams.count_control(1)
+        streams = self.streams
+        streams.count_control(1)
         if not flags & ACK:
+            strikes = self._strikes
+            if strikes is not None and strikes.ping(streams.now, bool(streams.open), self.sent):
+                raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
             self.sender.answer_ping(payload)
         elif payload == _DRAIN_PING:
             self.finish_drain()

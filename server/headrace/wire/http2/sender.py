@@ -60,6 +60,7 @@ class Sender:
         self.blocks = ResponseBlocks(head, OK_FIELDS)
         self.awake = False
         self.frames = 0  # of DATA, sent from queues
+        self.windows = 0  # WINDOW_UPDATEs
         self._wake = wake
         self._ready: deque[Stream] = deque()  # scheduled: something to send, and perhaps a window
         self._blocked = False  # those in `_ready` wait for the connection's window
@@ -91,6 +92,7 @@ class Sender:
 
     def give_window(self, stream: int, increment: int) -> None:
         """WINDOW_UPDATE."""
+        self.windows += 1
         self.send(window_update(stream, increment))
 
     def reset(self, stream: int, code: ErrorCode) -> None:

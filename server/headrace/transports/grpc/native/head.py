@@ -33,8 +33,8 @@ class CallHead:
     """What a call's HEADERS say. `kind` is how it is run; `refusal` answers it at once instead."""
 
     __slots__ = (
-        "accepts", "content_length", "encoding", "handler", "kind", "link", "metadata", "path",
-        "refusal", "timeout",
+        "accepts", "content_length", "encoding", "handler", "kind", "link", "metadata", "packing",
+        "path", "refusal", "timeout",
     )  # fmt: skip
 
     def __init__(self, path: str) -> None:
@@ -46,6 +46,7 @@ class CallHead:
         self.timeout: float | None = None  # seconds
         self.encoding = ""  # of compressed messages; "" for none
         self.accepts: tuple[str, ...] = ()
+        self.packing = ""  # how answers are compressed; "" for not at all
         self.content_length = -1
         self.refusal: tuple[int, Fields] | None = None  # HTTP status and fields
 
@@ -99,11 +100,18 @@ def read_head(headers: Headers) -> CallHead:
     encoding = _text(fields, b"grpc-encoding").strip()
     if encoding not in ("", "identity"):
         head.encoding = encoding
+        # As the client does it.
+        head.packing = encoding if encoding in head.accepts else preferred(head.accepts)
         if encoding not in ENCODINGS:
             head.refusal = refusal(
                 UNIMPLEMENTED, f"compression {encoding!r} is not supported, only gzip and deflate"
             )
     return head
+
+
+def preferred(accepts: tuple[str, ...]) -> str:
+    """How to compress for whoever accepts this; "" for not at all."""
+    return ENCODINGS[0] if ENCODINGS[0] in accepts else next(iter(accepts), "")
 
 
 def _text(fields: dict[bytes, bytes], name: bytes) -> str:

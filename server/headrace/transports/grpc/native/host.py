@@ -8,10 +8,12 @@ from headrace.engine.admission import Admission
 from headrace.transports.grpc.access import UNAVAILABLE, UNIMPLEMENTED
 from headrace.transports.grpc.call import Handlers
 from headrace.transports.grpc.categories import without_key
-from headrace.transports.grpc.native.head import CallHead, read_head, refusal
+from headrace.transports.grpc.native.head import CallHead, preferred, read_head, refusal
 from headrace.transports.grpc.native.rpc import DirectRpc, RefusedRpc, Rpc
 from headrace.transports.grpc.native.sessions import SessionRpc
 from headrace.transports.grpc.native.tasks import BidiStreamRpc, ServerStreamRpc, TaskRpc
+from headrace.transports.grpc.options import INFERENCE, LEVELS, GrpcOptions
+from headrace.wire.compression import DEFAULT_LEVEL
 from headrace.wire.http2.budget import Limits
 from headrace.wire.http2.request_headers import Headers
 from headrace.wire.status import STATUS
@@ -31,6 +33,7 @@ class Host:
         admission: Admission,
         max_message: int,
         access_log: bool,
+        options: GrpcOptions,
         limits: Limits,
     ) -> None:
         self.loop = asyncio.get_running_loop()
@@ -38,6 +41,10 @@ class Host:
         self.max_message = max_message
         self.access_log = access_log
         self.limits = limits
+        self.keep_alive = options.keep_alive
+        self._level = LEVELS[options.compression]
+        # Where the client decides, by what it does itself, a level that pays on tensors.
+        self.compression_level = self._level or DEFAULT_LEVEL
         # Calls that only their client ends. What they wait for holds nobody up at a stop.
         self.endless: set[Rpc] = set()
         # Received bytes are here only while they are being taken in, so one is enough for all.
@@ -62,6 +69,8 @@ class Host:
         head = read_head(headers)
         head.link = link
         head.kind, head.handler = self._procedures.get(head.path, (RefusedRpc, None))
+        if self._level and head.path in INFERENCE:
+            head.packing = head.packing or preferred(head.accepts)
         if head.refusal is not None:
             head.kind = RefusedRpc
         elif head.handler is None:

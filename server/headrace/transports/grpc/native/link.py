@@ -4,10 +4,13 @@ import asyncio
 import logging
 import socket
 from functools import partial
+from random import uniform
 from typing import TYPE_CHECKING, cast
 
 from headrace.transports.grpc.native.head import RESPONSE_HEAD
 from headrace.wire.http2.connection import Connection
+from headrace.wire.http2.keep_alive import Due, Watch
+from headrace.wire.http2.protocol import ErrorCode
 
 if TYPE_CHECKING:
     from headrace.transports.grpc.native.host import Host
@@ -17,6 +20,8 @@ log = logging.getLogger(__name__)
 _PUMP = 1 << 20  # bytes of queued messages that are given to the socket at once
 _WRITE_HIGH = 1 << 20  # bytes that the socket has not taken, from which on nothing more is read
 _CLOSE_SECS = 10.0
+_KEEP_ALIVE_PING = b"alive? \0"
+_RETIRED = "max_age"  # in GOAWAY, as gRPC's servers say it
 
 
 class Link(asyncio.BufferedProtocol):
@@ -34,12 +39,14 @@ class Link(asyncio.BufferedProtocol):
         self._closed = False
         self._now = host.loop.time
         self.http2 = Connection(
-            partial(host.interpret, self), RESPONSE_HEAD, self._wake, host.limits
+            partial(host.interpret, self), RESPONSE_HEAD, self._wake, host.limits, host.keep_alive
         )
         self.sender = self.http2.sender
         self.streams = self.http2.streams
         self._receive = self.http2.receive
         self.opened = 0.0  # when; in seconds of the loop's clock
+        self._watch: Watch | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     # --- asyncio's side
 
@@ -61,6 +68,8 @@ class Link(asyncio.BufferedProtocol):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self.http2.start()
+        self._watch = Watch(self.host.keep_alive, self.opened, uniform(-1, 1))
+        self._timer = self.host.loop.call_at(self._watch.at, self._look)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where to put what comes next: behind what is left of the last time."""
@@ -82,6 +91,8 @@ class Link(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Everything that is under way is cancelled."""
+        if self._timer is not None:
+            self._timer.cancel()
         self.http2.lost()
         self.host.lost(self)
 
@@ -95,6 +106,29 @@ class Link(asyncio.BufferedProtocol):
         self._paused = False
         self._transport.resume_reading()
         self._wake()
+
+    # --- time
+
+    def _look(self) -> None:
+        """Do what is due, and look again in time."""
+        watch, http2, now = self._watch, self.http2, self._now()
+        assert watch is not None, "a connection that was not made. This is a bug."
+        # While nothing is read, because the client does not read, nothing can be heard either.
+        heard = now if self._paused else max(http2.streams.now, self.opened)
+        due = watch.look(now, heard, bool(self.streams.open), http2.sent)
+        if due is Due.GIVE_UP:
+            log.debug("gave %s up: it does not answer a PING", self.peer)
+            self.abort()
+            return
+        if due is Due.PING:
+            self.sender.ping(_KEEP_ALIVE_PING)
+        elif due is Due.RETIRE:
+            http2.drain(_RETIRED)
+        elif due is Due.FINISH:
+            http2.finish_drain()
+        elif due is Due.CUT:
+            http2.fail(ErrorCode.NO_ERROR, _RETIRED)
+        self._timer = self.host.loop.call_at(watch.at, self._look)
 
     # --- writing
 

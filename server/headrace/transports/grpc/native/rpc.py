@@ -116,18 +116,18 @@ class Rpc(Stream):
 
     def write(self, message: Message) -> None:
         """Send a message, after the response's head if it is the first."""
-        head = self.head
+        packing = self.head.packing
         sender = self._link.sender
-        packing = ""
-        if head.encoding and head.accepts:  # as the client does it
-            packing = head.encoding if head.encoding in head.accepts else head.accepts[0]
         if not self._head_sent:
             self._head_sent = True
             sender.head(self, [(b"grpc-encoding", packing.encode())] if packing else None)
-        if packing:
-            message = [compress(b"".join(message), packing)]
         size = sum(map(len, message))
-        sender.data(self, [_pack_prefix(1 if packing else 0, size), *message], size + _PREFIX)
+        compressed = 0
+        if packing:
+            packed = compress(b"".join(message), packing, self._host.compression_level)
+            if len(packed) < size:
+                message, size, compressed = [packed], len(packed), 1
+        sender.data(self, [_pack_prefix(compressed, size), *message], size + _PREFIX)
 
     def close(self, status: int = 0, text: str = "") -> None:
         """End the call with a status."""
@@ -327,7 +327,7 @@ class DirectRpc(Rpc):
         self._ticket = None
         if (
             self._trailing is None
-            and not self.head.encoding
+            and not self.head.packing
             and self._link.sender.answer(self, message, sum(map(len, message)))
         ):
             self._settle(0)

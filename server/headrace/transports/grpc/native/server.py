@@ -11,6 +11,7 @@ from headrace.transports.grpc.access import UNAVAILABLE
 from headrace.transports.grpc.call import Handlers
 from headrace.transports.grpc.native.host import Host
 from headrace.transports.grpc.native.link import Link
+from headrace.transports.grpc.options import GrpcOptions
 from headrace.wire.http2.budget import Limits
 
 _PREFACE_SECS = 20.0  # a client that has not said what it wants by then is hung up on
@@ -30,9 +31,13 @@ class NativeServer:
         max_request_bytes: int,
         access_log: bool,
         tls: ssl.SSLContext | None = None,
+        options: GrpcOptions | None = None,
         limits: Limits | None = None,
     ) -> None:
-        self._host = Host(handlers, admission, max_request_bytes, access_log, limits or Limits())
+        self._host = Host(
+            handlers, admission, max_request_bytes, access_log, options or GrpcOptions(),
+            limits or Limits(),
+        )  # fmt: skip
         self._tls = tls
         self._server: asyncio.Server | None = None
         self._sweep: asyncio.TimerHandle | None = None

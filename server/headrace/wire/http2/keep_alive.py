@@ -1,0 +1,151 @@
+"""How long a connection lives, and how it is known that its other end does.
+
+Decisions over times, as gRPC's servers make them: when to PING a peer that is silent, when to give
+it up, when it PINGs too often itself, and when a connection is old enough to be replaced.
+All times are in seconds of one clock that does not go back.
+"""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from math import inf
+
+_IDLE_SECS = 7200.0  # between PINGs of a peer without calls, unless those are permitted
+_BEYOND_SECS = 60.0  # between our PINGs once there were too many without data
+_FINISH_SECS = 20.0  # how long a peer may take to answer the PING of a farewell
+JITTER = 0.1  # share of the age by which it differs, so that not all clients come back at once
+
+
+@dataclass(frozen=True, slots=True)
+class KeepAlive:
+    """The rules of all connections; the defaults are gRPC's.
+
+    A peer of which nothing was heard for `interval` is sent a PING, and given up if nothing comes
+    for `timeout` after it; without calls under way only if that is permitted. Of such PINGs,
+    `pings_without_data` are sent before others have to wait. A peer may PING every
+    `least_interval`, more often where data were sent to it since; it is hung up on after more than
+    `strikes` PINGs that came sooner. After `age` a connection takes no more calls; those under way
+    have `grace`. 0 is no limit, except for the first two.
+    """
+
+    interval: float = 7200.0
+    timeout: float = 20.0
+    without_calls: bool = False
+    pings_without_data: int = 2
+    least_interval: float = 300.0
+    strikes: int = 2
+    age: float = 0.0
+    grace: float = 0.0
+
+
+class Due(Enum):
+    """What to do now."""
+
+    NOTHING = auto()
+    PING = auto()
+    GIVE_UP = auto()  # the peer is gone
+    RETIRE = auto()  # say farewell: no more calls on this connection
+    FINISH = auto()  # whatever the peer has made of it
+    CUT = auto()  # end the calls that are still under way
+
+
+class Watch:
+    """What is due on one connection; it is to be looked at again `at` that time."""
+
+    __slots__ = (
+        "_age_at", "_finished", "_marker", "_pinged_at", "_pings", "_retired_at", "_rules",
+        "_waits", "at",
+    )  # fmt: skip
+
+    def __init__(self, rules: KeepAlive, now: float, jitter: float) -> None:
+        """`jitter` is from -1 to 1."""
+        self._rules = rules
+        self._age_at = now + rules.age * (1 + JITTER * jitter) if rules.age else inf
+        self._retired_at = inf
+        self._finished = False
+        self._pinged_at = -inf  # when the last PING was sent
+        self._waits = False  # for anything to come after it
+        self._pings = 0  # since the last data
+        self._marker = 0
+        self.at = min(self._age_at, now + rules.interval)
+
+    def look(self, now: float, heard: float, calls: bool, sent: int) -> Due:
+        """What is due: something last came at `heard`; `sent` grows with what was sent."""
+        due = self._end(now)
+        if due is Due.NOTHING:
+            due = self._keep(now, heard, calls, sent)
+        self.at = min(self._next_end(), self._next_ping(now, heard))
+        return due
+
+    def _end(self, now: float) -> Due:
+        grace = self._rules.grace
+        if self._retired_at == inf:
+            if now < self._age_at:
+                return Due.NOTHING
+            self._retired_at = now
+            return Due.RETIRE
+        if grace and now >= self._retired_at + grace:
+            return Due.CUT
+        if not self._finished and now >= self._retired_at + _FINISH_SECS:
+            self._finished = True
+            return Due.FINISH
+        return Due.NOTHING
+
+    def _next_end(self) -> float:
+        if self._retired_at == inf:
+            return self._age_at
+        cut = self._retired_at + self._rules.grace if self._rules.grace else inf
+        return cut if self._finished else min(cut, self._retired_at + _FINISH_SECS)
+
+    def _keep(self, now: float, heard: float, calls: bool, sent: int) -> Due:
+        rules = self._rules
+        if self._waits:
+            if heard < self._pinged_at:
+                late = now >= self._pinged_at + rules.timeout
+                return Due.GIVE_UP if late else Due.NOTHING
+            self._waits = False
+        if now < heard + rules.interval or not (calls or rules.without_calls):
+            return Due.NOTHING
+        if sent != self._marker:
+            self._marker = sent
+            self._pings = 0
+        most = rules.pings_without_data
+        if most and self._pings >= most and now < self._pinged_at + _BEYOND_SECS:
+            return Due.NOTHING
+        self._pings += 1
+        self._pinged_at = now
+        self._waits = True
+        return Due.PING
+
+    def _next_ping(self, now: float, heard: float) -> float:
+        rules = self._rules
+        if self._waits:
+            return self._pinged_at + rules.timeout
+        at = heard + rules.interval
+        return at if at > now else now + rules.interval
+
+
+class Strikes:
+    """The PINGs of one peer that came too soon."""
+
+    __slots__ = ("_at", "_count", "_marker", "_rules")
+
+    def __init__(self, rules: KeepAlive) -> None:
+        self._rules = rules
+        self._at = -inf
+        self._count = 0
+        self._marker = -1
+
+    def ping(self, now: float, calls: bool, sent: int) -> bool:
+        """Whether a PING was one too many; `sent` grows with what was sent to the peer."""
+        rules = self._rules
+        if sent != self._marker:
+            self._marker = sent
+            self._count = 0
+            self._at = -inf
+        idle = not (calls or rules.without_calls)
+        least = max(_IDLE_SECS, rules.least_interval) if idle else rules.least_interval
+        soon = now < self._at + least
+        self._at = now
+        if soon:
+            self._count += 1
+        return bool(rules.strikes) and self._count > rules.strikes
