@@ -96,7 +96,8 @@ class FrontDoors:
         doors = {door: engine.at_door(door) for door in DOORS}
         self._supervisor = Supervisor(engine, calls, config, self._count, self._on_change, doors)
         engine.logs.listeners.append(self._supervisor.apply_logs)
-        engine.traffic.watch_headers(self._supervisor.tell_headers)
+        engine.traffic.watch_headers(self._supervisor.want_routed)
+        engine.tracing.watch_contexts(self._supervisor.want_contexts)
         await self._supervisor.start()
         what = f"{self._count} front end{'s' if self._count > 1 else ''}"
         if (http := config.http) is not None:

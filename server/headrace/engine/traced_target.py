@@ -17,7 +17,7 @@ from headrace.core.trace_context import (
     read_traceparent,
     write_link,
 )
-from headrace.engine.doors import DoorSink, Target
+from headrace.engine.doors import CONTEXT_HEADERS, HEADER_PARAMETER, DoorSink, Target
 from headrace.observability.trace_settings import Sampler
 from headrace.observability.traces import BACKEND_OUTPUT, QUEUE_INPUT, Trace
 from headrace.scheduling.batch import Pending
@@ -229,11 +229,15 @@ class TracedRequest:
 
 def _context(request: InferRequest, sink: Sink) -> TraceContext | None:
     """What the request's client says of its own trace."""
+    parent, state = CONTEXT_HEADERS
+    text = request.parameters.pop(HEADER_PARAMETER + parent, None)
+    if text is not None:  # from a front end
+        return read_traceparent(
+            str(text), str(request.parameters.pop(HEADER_PARAMETER + state, ""))
+        )
     header: Any = getattr(sink, "header", None)
-    if header is None:
-        return None
-    text: str = header("traceparent")
-    return read_traceparent(text, header("tracestate")) if text else None
+    found = "" if header is None else header(parent)
+    return read_traceparent(found, header(state)) if found else None
 
 
 def _number(version: str) -> int:

@@ -39,6 +39,7 @@ class Tracing:
         self._thread = thread
         self._numbers = itertools.count(1)
         self._live: dict[int, Trace] = {}
+        self._watching: list[Callable[[Mapping[str, bool]], object]] = []
         self.changed: Callable[[], object] | None = None  # what was found before may be outdated
         self.known: Callable[[str], bool] | None = None  # whether there is such a model
 
@@ -74,6 +75,20 @@ class Tracing:
             if not sampler.open:
                 self._ended(sampler)
         self._forget_found()
+        for callback in self._watching:
+            callback(self._contexts())
+
+    def watch_contexts(self, callback: Callable[[Mapping[str, bool]], object]) -> None:
+        """Call `callback` now, and with each change: which models' requests have contexts that
+        are wanted; "" stands for all others.
+        """
+        self._watching.append(callback)
+        callback(self._contexts())
+
+    def _contexts(self) -> dict[str, bool]:
+        if not self.takes_contexts:
+            return {}
+        return {model: self._traces(self._table.sampler(model)) for model in self._table.models}
 
     def _check(self, model: str) -> None:
         if model and self.known is not None and not self.known(model):

@@ -19,6 +19,7 @@ from headrace.core.requests import InferRequest, InferResponse, Ticket
 from headrace.engine.awaited import AwaitedTarget, decoded, refuse_decoupled
 from headrace.engine.doors import GIVE_UP_BYTES, DoorSink, Entrance, Target, not_read
 from headrace.frontends.channel import Channel
+from headrace.frontends.wanted_headers import WantedHeaders
 from headrace.wire.link_frames import BrokenLink, Flag, Frame, Kind, frame
 from headrace.wire.link_infer import RequestReader, ResponseWriter, error_parts, read_held
 from headrace.wire.timing import add_timing, wants_timing
@@ -233,9 +234,9 @@ class Host:
         """Have the front end write its log by other settings."""
         self.channel.send(frame(Kind.LOGS, 0, orjson.dumps(document)))
 
-    def tell_headers(self, headers: Mapping[str, str]) -> None:
-        """Say by model which header's value requests for it are to bring along."""
-        self.channel.send(frame(Kind.HEADERS, 0, orjson.dumps(dict(headers))))
+    def tell_headers(self, wanted: WantedHeaders) -> None:
+        """Say which headers' values requests are to bring along."""
+        self.channel.send(frame(Kind.HEADERS, 0, orjson.dumps(wanted.document())))
 
     def drain(self, seconds: float) -> None:
         """Have the front end finish what it has, and end."""

@@ -6,7 +6,7 @@ cancellation; what comes for one that is not there was under way when it was can
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import orjson
@@ -17,6 +17,7 @@ from headrace.core.tensors import Buffer
 from headrace.engine.admission import Admission
 from headrace.engine.doors import HEADER_PARAMETER, DoorSink, RoutedSink
 from headrace.frontends.channel import Channel
+from headrace.frontends.wanted_headers import WantedHeaders
 from headrace.observability.logs import LogSettings
 from headrace.wire.link_frames import BrokenLink, Flag, Frame, Kind, frame
 from headrace.wire.link_infer import RequestWriter, ResponseReader, held_rest, read_error
@@ -64,26 +65,29 @@ class RemoteTarget:
 
 
 class HeaderTarget:
-    """What serves one request to which the value of a header belongs."""
+    """What serves one request to which the values of headers belong."""
 
-    __slots__ = ("_door", "_header", "_link", "model", "name")
+    __slots__ = ("_door", "_headers", "_link", "model", "name")
 
     signature = None
     decoupled = False
 
-    def __init__(self, link: "EngineLink", door: int, model: str, header: str) -> None:
+    def __init__(
+        self, link: "EngineLink", door: int, model: str, version: str, headers: Sequence[str]
+    ) -> None:
         self.model = model
-        self.name = ""
+        self.name = version
         self._link = link
         self._door = door
-        self._header = header
+        self._headers = headers
 
     def submit(self, request: InferRequest, sink: DoorSink) -> Ticket:
-        """Send the request to the engine, with the header's value as a parameter."""
-        target = RemoteTarget(self._link, self._door, self.model, "")
+        """Send the request to the engine, with the headers' values as parameters."""
+        target = RemoteTarget(self._link, self._door, self.model, self.name)
         routed = cast(RoutedSink, sink)
-        if value := routed.header(self._header):
-            request.parameters[HEADER_PARAMETER + self._header] = value
+        for name in self._headers:
+            if value := routed.header(name):
+                request.parameters[HEADER_PARAMETER + name] = value
         routed.routed(request, target)
         return target.submit(request, sink)
 
@@ -91,9 +95,9 @@ class HeaderTarget:
 def _target_with_header(
     link: "EngineLink", door: int, model: str, version: str
 ) -> RemoteTarget | HeaderTarget:
-    header = "" if version else link.headers.get(model, "")
-    if header:
-        return HeaderTarget(link, door, model, header)
+    headers = link.headers.of(model, version)
+    if headers:
+        return HeaderTarget(link, door, model, version, headers)
     return RemoteTarget(link, door, model, version)
 
 
@@ -111,7 +115,7 @@ class EngineLink:
         lost: Callable[[str], None],
     ) -> None:
         """`on_setup` gets what this front end is to be, `on_drain` the seconds it has to end."""
-        self.headers: dict[str, str] = {}  # by model, what its requests bring along
+        self.headers = WantedHeaders()  # what requests bring along
         self.target: _MakeTarget = RemoteTarget
         self._on_setup = on_setup
         self._on_drain = on_drain
@@ -223,7 +227,7 @@ class EngineLink:
         elif frame.kind is Kind.FINISH:
             self._finish(frame.number)
         elif frame.kind is Kind.HEADERS:
-            self.headers = orjson.loads(frame.meta)
+            self.headers = WantedHeaders(**orjson.loads(frame.meta))
             self.target = _target_with_header if self.headers else RemoteTarget
         elif frame.kind is Kind.SETUP:
             self._on_setup(orjson.loads(frame.meta))

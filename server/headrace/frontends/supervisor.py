@@ -13,13 +13,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from headrace.engine.doors import Entrance
 from headrace.frontends.channel import pair
 from headrace.frontends.config import FrontendConfig
 from headrace.frontends.host import Calls, Host
 from headrace.frontends.shared import allow_many_files
+from headrace.frontends.wanted_headers import WantedHeaders
 from headrace.observability.logs import LogSettings
 
 log = logging.getLogger(__name__)
@@ -149,7 +150,7 @@ class Supervisor:
         self.document = config.document()
         self.loop = asyncio.get_running_loop()
         self.draining = False
-        self.headers: Mapping[str, str] = {}
+        self.headers = WantedHeaders()
         self._on_change = on_change
         self._front_ends = [_FrontEnd(self, number) for number in range(1, count + 1)]
         self._changed = asyncio.Event()
@@ -175,9 +176,16 @@ class Supervisor:
             if front_end.host is not None:
                 front_end.host.apply_logs(self.document["logs"])
 
-    def tell_headers(self, headers: Mapping[str, str]) -> None:
+    def want_routed(self, headers: Mapping[str, str]) -> None:
         """Say by model which header's value requests for it are to bring along."""
-        self.headers = dict(headers)
+        self._want(replace(self.headers, routed=dict(headers)))
+
+    def want_contexts(self, models: Mapping[str, bool]) -> None:
+        """Say by model whether requests are to bring along which trace they are part of."""
+        self._want(replace(self.headers, traced=dict(models)))
+
+    def _want(self, headers: WantedHeaders) -> None:
+        self.headers = headers
         for front_end in self._front_ends:
             if front_end.host is not None:
                 front_end.host.tell_headers(self.headers)

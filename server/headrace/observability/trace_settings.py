@@ -146,6 +146,11 @@ class SettingsTable:
         self._own: dict[str, dict[str, Any]] = {"": {}}  # "" stands for the server
         self._samplers = {"": Sampler(config.settings)}
 
+    @property
+    def models(self) -> list[str]:
+        """Those with settings of their own, and "" for the server."""
+        return list(self._samplers)
+
     def sampler(self, model: str = "") -> Sampler:
         """What picks a model's requests, or those of models without settings of their own."""
         return self._samplers.get(model) or self._samplers[""]

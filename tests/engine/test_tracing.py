@@ -1,0 +1,313 @@
+"""Which requests are traced, and what is recorded of them however they end."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.core.datatypes import Datatype
+from headrace.core.errors import InvalidRequest, QueueFull, ServerError
+from headrace.core.requests import InferRequest, InferResponse, Timing
+from headrace.core.tensors import Array, Tensor
+from headrace.core.trace_context import TRACE_PARAMETER, read_link
+from headrace.engine.admission import Admission
+from headrace.engine.doors import DoorSink, Target
+from headrace.engine.trace_thread import Item, TraceThread
+from headrace.engine.traced_entrance import TracedEntrance
+from headrace.engine.tracing import Tracing
+from headrace.observability.trace_settings import Mode, TraceConfig, TraceSettings
+from headrace.observability.traces import Trace
+
+ON = TraceSettings(timestamps=True, rate=1)
+PARENT = f"00-{7:032x}-{9:016x}-"
+
+
+@dataclass
+class Version:
+    """A version that is given requests and does nothing with them."""
+
+    model: str = "m"
+    name: str = "3"
+    decoupled: bool = False
+    signature: None = None
+    ready: bool = True
+    error: ServerError | None = None
+    got: list[tuple[InferRequest, Any]] = field(default_factory=list)
+    cancelled: int = 0
+    held: list[bool] = field(default_factory=list)
+
+    def submit(self, request: InferRequest, sink: Any) -> "Version":
+        if self.error is not None:
+            raise self.error
+        self.got.append((request, sink))
+        return self
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+    def hold(self, held: bool) -> None:
+        self.held.append(held)
+
+
+@dataclass
+class Door:
+    """A door's sink, whose client has sent headers."""
+
+    headers: dict[str, str] = field(default_factory=dict)
+    came: list[Any] = field(default_factory=list)
+    door = "HTTP"
+
+    def header(self, name: str) -> str:
+        return self.headers.get(name, "")
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        self.came.append(response)
+
+    def finish(self) -> None:
+        self.came.append(None)
+
+    def fail(self, error: ServerError) -> None:
+        self.came.append(error)
+
+    refuse = fail
+
+
+@dataclass
+class Kept:
+    """What becomes of traces: they are kept."""
+
+    items: list[Item] = field(default_factory=list)
+
+    def write(self, items: Any) -> None:
+        self.items += items
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class World:
+    """Tracing with one model."""
+
+    def __init__(self, settings: TraceSettings = ON, mode: Mode = Mode.TRITON) -> None:
+        self.kept = Kept()
+        self._thread = TraceThread(self.kept)
+        self.tracing = Tracing(TraceConfig(mode, settings, "file", "url"), self._thread)
+        self.tracing.known = lambda name: name == "m"
+        self.version = Version()
+        self.admission = Admission(0, 0)
+        self.entrance = TracedEntrance(self, self.admission, self.tracing)
+
+    exiting = False
+
+    def find(self, name: str, version: str = "") -> Target:
+        return self.version
+
+    def submit(self, door: Door | None = None) -> Any:
+        target = self.entrance.find("m")
+        sink: DoorSink = door or Door()
+        return target.submit(a_request(), sink)
+
+    def traces(self) -> list[Trace]:
+        """The finished ones; nothing more may come."""
+        self._thread.close(30)
+        return [item for item in self.kept.items if isinstance(item, Trace)]
+
+
+def a_request(**parameters: Any) -> InferRequest:
+    values: Array = np.ones((1, 2), np.float32)
+    inputs = {"INPUT0": Tensor("INPUT0", Datatype.FP32, values)}
+    return InferRequest("m", "", "an id", inputs, parameters=parameters)
+
+
+def a_response() -> InferResponse:
+    return InferResponse("m", "3", "an id", [], Timing(1, 2, 1))
+
+
+def names(trace: Trace) -> list[str]:
+    return [name for name, _ in trace.times]
+
+
+def test_what_is_not_traced_is_found_as_it_is() -> None:
+    for settings in (TraceSettings(), TraceSettings(True, rate=0), TraceSettings(True, count=0)):
+        world = World(settings)
+        assert world.entrance.find("m") is world.version
+
+
+def test_a_change_is_seen_by_the_next_request() -> None:
+    world = World(TraceSettings(rate=1))
+    assert world.entrance.find("m") is world.version
+    world.tracing.change("m", {"trace_level": ["TIMESTAMPS"]})
+    assert world.entrance.find("m") is not world.version
+    world.tracing.change("m", {"trace_level": []})
+    assert world.entrance.find("m") is world.version
+
+
+def test_a_version_that_is_not_ready_is_looked_for_again() -> None:
+    world = World()
+    found = world.entrance.find("m")
+    assert world.entrance.find("m") is found
+    world.version.ready = False
+    world.version = Version()
+    assert world.entrance.find("m") is not found
+
+
+def test_a_count_that_is_reached_ends_it() -> None:
+    world = World(TraceSettings(timestamps=True, rate=2, count=1))
+    for _ in range(2):
+        world.submit()
+    assert world.entrance.find("m") is world.version
+    assert world.tracing.document("m")["trace_count"] == ["0"]
+    for request, sink in world.version.got:
+        sink.respond(a_response(), True)
+        assert (TRACE_PARAMETER in request.parameters) == (request is world.version.got[1][0])
+    [trace] = world.traces()
+    assert trace.last
+
+
+def test_a_response() -> None:
+    world, door = World(), Door()
+    ticket = world.submit(door)
+    [(_, sink)] = world.version.got
+    sink.respond(response := a_response(), True)
+    ticket.hold(True)
+    assert door.came == [response]
+    assert world.version.held == [True]
+    [trace] = world.traces()
+    assert (trace.number, trace.model, trace.version, trace.request_id) == (1, "m", 3, "an id")
+    assert names(trace) == [
+        "HTTP_RECV_START", "HTTP_RECV_END", "REQUEST_START", "INFER_RESPONSE_COMPLETE",
+        "HTTP_SEND_START", "HTTP_SEND_END", "REQUEST_END",
+    ]  # fmt: skip
+    assert not trace.error
+
+
+def test_many_responses_and_an_end() -> None:
+    world = World()
+    world.submit()
+    [(_, sink)] = world.version.got
+    for _ in range(2):
+        sink.respond(a_response(), False)
+    sink.finish()
+    [trace] = world.traces()
+    assert names(trace).count("INFER_RESPONSE_COMPLETE") == 2
+    assert names(trace)[-1] == "REQUEST_END"
+
+
+def test_an_error() -> None:
+    world, door = World(), Door()
+    world.submit(door)
+    [(_, sink)] = world.version.got
+    sink.fail(error := QueueFull("full"))
+    assert door.came == [error]
+    [trace] = world.traces()
+    assert (trace.error, names(trace)[-1]) == ("full", "REQUEST_END")
+
+
+def test_a_refusal() -> None:
+    world = World()
+    world.version.error = InvalidRequest("no such input")
+    with pytest.raises(InvalidRequest):
+        world.submit()
+    [trace] = world.traces()
+    assert (trace.error, names(trace)[-1]) == ("no such input", "REQUEST_END")
+
+
+def test_a_client_that_goes_away() -> None:
+    world = World()
+    ticket = world.submit()
+    ticket.cancel()
+    ticket.cancel()
+    assert world.version.cancelled == 2
+    [trace] = world.traces()
+    assert trace.error == "the client went away"
+
+
+def test_tensors_are_copied() -> None:
+    world = World(TraceSettings(tensors=True, rate=1))
+    world.submit()
+    [(request, sink)] = world.version.got
+    array = request.inputs["INPUT0"].array
+    array += 1
+    sink.respond(a_response(), True)
+    [trace] = world.traces()
+    [(_, tensor)] = trace.tensors
+    assert tensor.array.tolist() == [[1, 1]]
+
+
+def test_settings_that_are_replaced_end_with_their_last_trace() -> None:
+    world = World()
+    world.submit()
+    world.tracing.change("", {"trace_rate": ["5"]})
+    [(_, sink)] = world.version.got
+    sink.respond(a_response(), True)
+    [trace] = world.traces()
+    assert world.kept.items == [trace, trace.sampler]
+
+
+def test_what_a_model_asks_for_has_a_parent() -> None:
+    world = World()
+    world.submit()
+    [(request, sink)] = world.version.got
+    link = request.parameters[TRACE_PARAMETER]
+    world.tracing.submit_child(world.version, a_request(**{TRACE_PARAMETER: link}), Door())
+    [_, (_, inner)] = world.version.got
+    inner.respond(a_response(), True)
+    sink.respond(a_response(), True)
+    child, parent = world.traces()
+    assert (child.parent, parent.parent, child.door) == (parent.number, 0, "")
+
+
+@pytest.mark.parametrize("link", ["", "99", "0 00-x", "what"])
+def test_a_trace_that_there_is_not_is_none(link: str) -> None:
+    world, door = World(), Door()
+    world.tracing.submit_child(world.version, a_request(**{TRACE_PARAMETER: link}), door)
+    assert world.version.got[0][1] is door
+    assert world.traces() == []
+
+
+def test_contexts_of_clients_decide_before_the_rate_does() -> None:
+    world = World(TraceSettings(timestamps=True, rate=2, count=1), Mode.OPENTELEMETRY)
+    doors = [Door(), Door({"traceparent": PARENT + "01"}), Door({"traceparent": PARENT + "00"})]
+    for door in [*doors, *doors]:
+        world.submit(door)
+    for _, sink in world.version.got:
+        sink.respond(a_response(), True)
+    parents = [trace.spans and trace.spans.parent for trace in world.traces()]
+    assert [parent and parent.trace_id for parent in parents] == [7, None, 7]
+    links = [
+        read_link(request.parameters.get(TRACE_PARAMETER)).context
+        for request, _ in world.version.got
+    ]
+    assert [link and (link.trace_id == 7, link.sampled) for link in links[:3]] == [
+        None, (True, True), (True, False)
+    ]  # fmt: skip
+    assert links[3] is not None
+    assert links[3].trace_id not in (0, 7)
+
+
+def test_a_context_that_is_none_is_ignored() -> None:
+    world = World(ON, Mode.OPENTELEMETRY)
+    world.submit(Door({"traceparent": "00-0-0-0"}))
+    [(_, sink)] = world.version.got
+    sink.respond(a_response(), True)
+    [trace] = world.traces()
+    assert trace.spans is not None
+    assert trace.spans.parent is None
+
+
+def test_contexts_are_for_collectors() -> None:
+    world = World()
+    world.submit(Door({"traceparent": PARENT + "00"}))
+    [(request, sink)] = world.version.got
+    assert read_link(request.parameters[TRACE_PARAMETER]) == (1, None)
+    sink.finish()
+    assert len(world.traces()) == 1
+
+
+def test_settings_of_models_that_there_are_not() -> None:
+    tracing = World().tracing
+    with pytest.raises(InvalidRequest, match="Request for unknown model : nope"):
+        tracing.document("nope")
+    with pytest.raises(InvalidRequest, match="Request for unknown model : nope"):
+        tracing.change("nope", {})

@@ -1,0 +1,109 @@
+"""What a collector is to an exporter: takes spans over OTLP/HTTP and keeps them."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+
+@dataclass
+class Span:
+    """A span as it came; ids in hexadecimal, "" for none."""
+
+    name: str
+    trace: str
+    id: str
+    parent: str
+    state: str
+    kind: int
+    start: int
+    end: int
+    failed: bool
+    attributes: dict[str, Any]
+    events: list[str]
+    resource: dict[str, Any]
+    children: "list[Span]" = field(default_factory=list)
+
+
+class OtlpReceiver:
+    """Listens on a free port of 127.0.0.1 while it is entered."""
+
+    def __init__(self) -> None:
+        self._spans: list[Span] = []
+        self._change = threading.Condition()
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                receiver.take(self.path, body)
+                self.send_response(200)
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+
+    @property
+    def address(self) -> str:
+        """Host, port and path, as it is given to a server."""
+        return f"127.0.0.1:{self._server.server_address[1]}/v1/traces"
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def take(self, path: str, body: bytes) -> None:
+        """Keep what an exporter has sent."""
+        assert path == "/v1/traces"
+        with self._change:
+            for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+                about = _plain(resource.resource.attributes)
+                for scope in resource.scope_spans:
+                    self._spans += [_span(span, about) for span in scope.spans]
+            self._change.notify_all()
+
+    def wait(self, enough: Callable[[list[Span]], bool], seconds: float = 30) -> list[Span]:
+        """The spans so far, as soon as they are enough."""
+        with self._change:
+            came = self._change.wait_for(lambda: enough(self._spans), seconds)
+            assert came, f"waited {seconds} s in vain, {len(self._spans)} spans came"
+            return list(self._spans)
+
+    def tree(self, root: Callable[[Span], bool], size: int) -> Span:
+        """The one span of this kind, with all that is below it: so many spans in sum."""
+        spans = self.wait(lambda spans: len(_below(spans, root)) >= size)
+        found = _below(spans, root)
+        assert len(found) == size, [span.name for span in found]
+        for span in found:
+            span.children = [other for other in found if other.parent == span.id]
+        return found[0]
+
+
+def _below(spans: list[Span], root: Callable[[Span], bool]) -> list[Span]:
+    found = [span for span in spans if root(span)]
+    for span in found:
+        found += [other for other in spans if other.parent == span.id]
+    return found
+
+
+def _span(span: Any, resource: dict[str, Any]) -> Span:
+    return Span(
+        span.name, span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex(),
+        span.trace_state, span.kind, span.start_time_unix_nano, span.end_time_unix_nano,
+        span.status.code == 2, _plain(span.attributes), [event.name for event in span.events],
+        resource,
+    )  # fmt: skip
+
+
+def _plain(attributes: Any) -> dict[str, Any]:
+    return {a.key: getattr(a.value, a.value.WhichOneof("value")) for a in attributes}
