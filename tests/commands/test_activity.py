@@ -34,6 +34,7 @@ headrace_request_duration_seconds_bucket{model="m",version="1",le="0.001"} 20
 headrace_request_duration_seconds_bucket{model="m",version="1",le="0.01"} 30
 headrace_request_duration_seconds_bucket{model="m",version="1",le="+Inf"} 30
 headrace_model_memory_bytes{model="m",version="1"} 1048576
+headrace_model_instances{model="m",version="1",kind="thread"} 2
 headrace_overloaded_total 6
 headrace_ready 1
 headrace_admitted_requests 3
@@ -49,6 +50,7 @@ def test_from_one_scrape_to_the_next() -> None:
     assert (first.model, first.version, second.version) == ("m", "1", "2")
     assert (first.requests, first.failures, first.rows, first.batches) == (10, 1, 40, 10)
     assert (first.batch_rows, first.waiting, first.memory) == (4, 5, 1 << 20)
+    assert (first.instances, second.instances) == ({"thread": 2}, {})
     assert first.latency == {
         "p50": 0.001, "p90": pytest.approx(0.0082), "p99": pytest.approx(0.00982),
     }  # fmt: skip

@@ -20,7 +20,7 @@ import pytest
 from rich.console import Console
 
 from headrace.commands.activity import ServerActivity, VersionActivity
-from headrace.commands.top_table import Instances, View, ordered, plain_lines, rich_lines
+from headrace.commands.top_table import View, ordered, plain_lines, rich_lines
 from tests.commands.conftest import Headrace
 from tests.support.server_process import ServerProcess
 
@@ -32,14 +32,13 @@ VERSIONS = [
         "a_model_with_a_long_name_that_does_not_fit", "10", 1234.5, 2.25, 5000, 321.0, 17,
         _BUSY, _BUSY, _BUSY, 310 * 2.0**20,
     ),
-    VersionActivity("small", "2", 3.5, 0, 3.5, 3.5, 0, _BUSY, _BUSY, _BUSY, 2000),
+    VersionActivity("small", "2", 3.5, 0, 3.5, 3.5, 0, _BUSY, _BUSY, _BUSY, 2000, {"process": 2}),
     VersionActivity("small", "10", 3.5, 0, 3.5, 3.5, 0, _BUSY, _BUSY, _BUSY, 3000),
 ]  # fmt: skip
 ACTIVITY = ServerActivity(2.0, True, 0.0, 12, 1000, 400 * 2.0**20, 0.43, VERSIONS)
 VIEW = View(
     "http://127.0.0.1:8000",
     ACTIVITY,
-    {("small", "2"): Instances(2, "process")},
     "requests",
 )
 SHOWN = """\
@@ -77,7 +76,7 @@ def test_by_rich_in_colours() -> None:
 
 
 def test_before_there_is_anything() -> None:
-    view = View("http://h:1", None, {}, "name", "looking ...")
+    view = View("http://h:1", None, "name", "looking ...")
     assert plain_lines(view, 80)[:2] == ["http://h:1", "looking ..."]
     console = Console(file=io.StringIO(), width=80)
     console.print(rich_lines(view, 80))
@@ -111,7 +110,7 @@ def test_once(headrace: Headrace, server: ServerProcess) -> None:
     assert list(document) == ["time", "seconds", "server", "models"]
     assert document["server"]["ready"]
     digits = document["models"][0]
-    assert (digits["model"], digits["instances"]) == ("digits", 1)
+    assert (digits["model"], digits["instances"]) == ("digits", {"inline": 1})
     assert digits["latency_seconds"] == {"p50": None, "p90": None, "p99": None}
 
 

@@ -33,6 +33,7 @@ COUNTERS = {
     "nv_inference_compute_output_duration_us",
 }
 GAUGES = {
+    "headrace_model_instances",
     "headrace_model_memory_bytes",
     "nv_inference_pending_request_count",
     "nv_model_load_duration_secs",

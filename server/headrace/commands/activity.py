@@ -1,7 +1,7 @@
 """What a server has done between two scrapes of its metrics: rates, quantiles, sizes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from headrace.client.metrics import Sample
@@ -37,6 +37,7 @@ class VersionActivity:
     queue: Mapping[str, float | None]
     compute: Mapping[str, float | None]
     memory: float | None
+    instances: Mapping[str, int] = field(default_factory=dict)  # how many by their kind
 
     @property
     def batch_rows(self) -> float | None:
@@ -93,6 +94,7 @@ def activity(before: Scrape, after: Scrape) -> ServerActivity:
             quantiles("queue", key),
             quantiles("compute", key),
             new.sum("headrace_model_memory_bytes", key) or None,
+            new.by_label("headrace_model_instances", "kind", key),
         )
         for key in new.keys("nv_inference_request_success")
     ]
@@ -147,6 +149,10 @@ class _Values:
         """The sum of all values, of those of `key` only if there is one; 0 if there are none."""
         found = self._samples.get(name, ()) if key is None else self._of(name).get(key, ())
         return sum(sample.value for sample in found)
+
+    def by_label(self, name: str, label: str, key: Key) -> dict[str, int]:
+        samples = self._of(name).get(key, ())
+        return {sample.labels.get(label, ""): int(sample.value) for sample in samples}
 
     def counts(self, name: str, key: Key) -> Counts:
         found: dict[float, float] = {}

@@ -2,10 +2,8 @@
 
 import argparse
 import json
-import shutil
 import sys
 import time
-from contextlib import suppress
 from dataclasses import replace
 
 from headrace.client.connection import Address, Connection
@@ -15,10 +13,9 @@ from headrace.client.server import Server
 from headrace.commands.activity import Scrape, activity
 from headrace.commands.remote import CommandFailed, address
 from headrace.commands.screen import choose_screen
-from headrace.commands.top_table import KEYS, Instances, View, document, ordered
+from headrace.commands.top_table import KEYS, View, document
 
 METRICS_PORT = 8002
-_INSTANCES_SECS = 30.0  # how long what was told of instances is taken to be so
 _QUIT = ("q", "\x1b")
 
 
@@ -26,7 +23,7 @@ def top(options: argparse.Namespace, server: Server) -> int:
     """Show a table for every interval, until it is enough."""
     metrics = Connection(_metrics_address(options), dict(options.header), options.timeout)
     live = sys.stdout.isatty() and not (options.once or options.json)
-    watch = _Watch(options, server, metrics, live)
+    watch = _Watch(options, server.address, metrics, live)
     try:
         if options.json:
             return watch.lines()
@@ -41,15 +38,14 @@ class _Watch:
     """Asks again and again, and shows what has changed."""
 
     def __init__(
-        self, options: argparse.Namespace, server: Server, metrics: Connection, live: bool
+        self, options: argparse.Namespace, title: str, metrics: Connection, live: bool
     ) -> None:
-        self._server = server
+        self._title = title
         self._metrics = metrics
         self._live = live
         self._interval: float = options.interval
         self._once: bool = options.once
         self._order: str = options.sort
-        self._instances: dict[tuple[str, str], tuple[float, Instances]] = {}
 
     def lines(self) -> int:
         """A line of JSON for every interval."""
@@ -65,7 +61,7 @@ class _Watch:
     def tables(self) -> int:
         """A table for every interval; in a terminal in place of the last one."""
         before: Scrape | None = self._scrape()
-        view = View(self._server.address, None, {}, self._order, "looking ...")
+        view = View(self._title, None, self._order, "looking ...")
         with choose_screen(self._live) as screen:
             if self._live:
                 screen.show(view)
@@ -113,26 +109,7 @@ class _Watch:
         return scrape
 
     def _view(self, before: Scrape, after: Scrape) -> View:
-        now = activity(before, after)
-        instances = {}
-        shown = shutil.get_terminal_size().lines if self._live else None
-        for version in ordered(now.versions, self._order)[:shown]:
-            key = version.model, version.version
-            instances[key] = self._instances_of(*key)
-        return View(self._server.address, now, instances, self._order)
-
-    def _instances_of(self, model: str, version: str) -> Instances:
-        now = time.monotonic()
-        asked, found = self._instances.get((model, version), (0.0, Instances()))
-        if asked and now - asked < _INSTANCES_SECS:
-            return found
-        # It may be unloading, and HTTP may be switched off or elsewhere.
-        with suppress(ClientError, ValueError):
-            properties = self._server.metadata(model, version).get("properties", {})
-            count = int(properties.get("instances", 0))
-            found = Instances(count, properties.get("instance_kind", ""))
-        self._instances[model, version] = now, found
-        return found
+        return View(self._title, activity(before, after), self._order)
 
 
 def _metrics_address(options: argparse.Namespace) -> Address:

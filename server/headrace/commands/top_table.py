@@ -15,20 +15,11 @@ _LEAST_NAME = 8  # columns that a model's name gets at least
 
 
 @dataclass(frozen=True, slots=True)
-class Instances:
-    """How many a version has, and of which kind; 0 if that is not known."""
-
-    count: int = 0
-    kind: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class View:
     """What is to be seen. `notice` stands above the table, if there is something to say."""
 
     title: str
     activity: ServerActivity | None
-    instances: Mapping[tuple[str, str], Instances]
     order: str
     notice: str = ""
 
@@ -36,7 +27,7 @@ class View:
 @dataclass(frozen=True, slots=True)
 class _Column:
     head: str
-    text: Callable[[VersionActivity, Instances], str]
+    text: Callable[[VersionActivity], str]
     least_width: int = 0  # of the terminal
     alarming: bool = False
 
@@ -46,20 +37,20 @@ def _rate(value: float) -> str:
 
 
 _COLUMNS = (
-    _Column("VER", lambda v, i: v.version),
-    _Column("REQ/S", lambda v, i: _rate(v.requests)),
-    _Column("ROWS/S", lambda v, i: _rate(v.rows), 100),
-    _Column("ERR/S", lambda v, i: _rate(v.failures), alarming=True),
-    _Column("WAIT", lambda v, i: str(v.waiting)),
-    _Column("P50", lambda v, i: duration(v.latency["p50"])),
-    _Column("P90", lambda v, i: duration(v.latency["p90"]), 100),
-    _Column("P99", lambda v, i: duration(v.latency["p99"])),
-    _Column("QUEUE P99", lambda v, i: duration(v.queue["p99"]), 130),
-    _Column("COMPUTE P99", lambda v, i: duration(v.compute["p99"]), 130),
-    _Column("BATCH", lambda v, i: number(v.batch_rows)),
-    _Column("INST", lambda v, i: str(i.count or "-")),
-    _Column("KIND", lambda v, i: i.kind or "-", 110),
-    _Column("MEMORY", lambda v, i: size(v.memory)),
+    _Column("VER", lambda v: v.version),
+    _Column("REQ/S", lambda v: _rate(v.requests)),
+    _Column("ROWS/S", lambda v: _rate(v.rows), 100),
+    _Column("ERR/S", lambda v: _rate(v.failures), alarming=True),
+    _Column("WAIT", lambda v: str(v.waiting)),
+    _Column("P50", lambda v: duration(v.latency["p50"])),
+    _Column("P90", lambda v: duration(v.latency["p90"]), 100),
+    _Column("P99", lambda v: duration(v.latency["p99"])),
+    _Column("QUEUE P99", lambda v: duration(v.queue["p99"]), 130),
+    _Column("COMPUTE P99", lambda v: duration(v.compute["p99"]), 130),
+    _Column("BATCH", lambda v: number(v.batch_rows)),
+    _Column("INST", lambda v: str(sum(v.instances.values()) or "-")),
+    _Column("KIND", lambda v: ",".join(v.instances) or "-", 110),
+    _Column("MEMORY", lambda v: size(v.memory)),
 )
 
 _ALARMING = {column.head for column in _COLUMNS if column.alarming}
@@ -158,14 +149,11 @@ def document(view: View, time: float) -> Document:
             "resident_bytes": now.resident,
             "cpu": now.cpu,
         },
-        "models": [
-            _version_document(version, view.instances.get((version.model, version.version)))
-            for version in ordered(now.versions, view.order)
-        ],
+        "models": [_version_document(version) for version in ordered(now.versions, view.order)],
     }
 
 
-def _version_document(version: VersionActivity, instances: Instances | None) -> Document:
+def _version_document(version: VersionActivity) -> Document:
     return {
         "model": version.model,
         "version": version.version,
@@ -178,8 +166,7 @@ def _version_document(version: VersionActivity, instances: Instances | None) -> 
         "latency_seconds": dict(version.latency),
         "queue_seconds": dict(version.queue),
         "compute_seconds": dict(version.compute),
-        "instances": instances.count if instances else None,
-        "instance_kind": instances.kind if instances else None,
+        "instances": dict(version.instances),
         "memory_bytes": version.memory,
     }
 
@@ -190,9 +177,7 @@ def _cells(view: View, width: int, most: int | None) -> tuple[list[list[str]], s
     columns = [column for column in _COLUMNS if column.least_width <= width]
     versions = ordered(view.activity.versions, view.order)
     rows = [["MODEL", *(column.head for column in columns)]]
-    for version in versions[:most]:
-        instances = view.instances.get((version.model, version.version), Instances())
-        rows.append([version.model, *(column.text(version, instances) for column in columns)])
+    rows += [[v.model, *(column.text(v) for column in columns)] for v in versions[:most]]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     widths[0] = min(widths[0], max(width - sum(widths[1:]) - 2 * len(columns), _LEAST_NAME))
     cells = [

@@ -1,5 +1,7 @@
 """Model versions as a scrape of the metrics sees them."""
 
+from collections import Counter
+
 from headrace.engine.version import ModelVersion
 from headrace.observability.metrics import VersionSeries
 
@@ -15,4 +17,5 @@ def series_of(version: ModelVersion) -> VersionSeries:
         dict(version.config.metric_tags),
         version.workers,
         version.memory_bytes,
+        Counter(instance.kind.value for instance in version.instances),
     )

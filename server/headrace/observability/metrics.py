@@ -42,6 +42,7 @@ class VersionSeries:
     """One model version as a scrape sees it. `tags` are the configuration's `metric_tags`.
 
     `workers` is None where the model runs in this process. `memory_bytes` is 0 if it is not known.
+    `instances` has how many there are by their kind.
     """
 
     model: str
@@ -52,6 +53,7 @@ class VersionSeries:
     tags: Mapping[str, str] = field(default_factory=dict)
     workers: WorkerSeries | None = None
     memory_bytes: int = 0
+    instances: Mapping[str, int] = field(default_factory=dict)
 
 
 class LoadCounts(NamedTuple):
@@ -251,12 +253,15 @@ def _gauges(versions: list[VersionSeries]) -> Iterator[Metric]:
     memory = Metric(
         "headrace_model_memory_bytes", "Memory that a version's instances take", "gauge"
     )
+    instances = Metric("headrace_model_instances", "Instances that run a version", "gauge")
     for series in versions:
         pending.add_sample(pending.name, _labels(series), series.pending)
         load.add_sample(load.name, _labels(series), series.load_seconds)
         if series.memory_bytes:
             memory.add_sample(memory.name, _labels(series), series.memory_bytes)
-    yield from (pending, load, memory)
+        for kind, count in series.instances.items():
+            instances.add_sample(instances.name, {**_labels(series), "kind": kind}, count)
+    yield from (pending, load, memory, instances)
 
 
 def _histograms(versions: list[VersionSeries]) -> Iterator[Metric]:
