@@ -7,6 +7,7 @@ from time import monotonic
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 
 from headrace.core.errors import InvalidRequest, NotFound, Unavailable, Unsupported
@@ -215,6 +216,17 @@ def test_unknown_members_and_other_parameters_of_unload_are_ignored(
     assert httpx.post(url, json=body).status_code == 200
 
 
+def test_pages_of_other_sites_control_nothing(explicit: tuple[Path, ServerProcess]) -> None:
+    _, server = explicit
+    for action in ("load", "unload"):
+        url = f"{server.url}/v2/repository/models/second/{action}"
+        for origin in ("https://elsewhere.example", "null", "http://[", f"http://x.{server.http}"):
+            response = httpx.post(url, headers={"Origin": origin})
+            assert response.status_code == 403
+            assert "pages of other sites" in response.json()["error"]
+        assert httpx.post(url, headers={"Origin": server.url}).status_code == 200
+
+
 def test_parameters_of_the_wrong_type_over_grpc(explicit: tuple[Path, ServerProcess]) -> None:
     with GrpcClient(explicit[1].grpc) as client:
         for name, kind, text in (
@@ -409,6 +421,36 @@ def test_files_go_with_what_uses_them(tmp_path: Path) -> None:
         assert not list(folder.glob("headrace-*"))
 
 
+def test_a_model_that_hangs_while_it_is_loaded(tmp_path: Path) -> None:
+    write_model(tmp_path, "first", graphs.add_constant(1), CONFIG)
+    write_python(tmp_path, "hangs", "import time\n" + PYTHON + HANG)
+    options = ("--model-control-mode=explicit", "--model-load-timeout-secs=1")
+    with ServerProcess(tmp_path, options=options) as server, CLIENTS["http"](server) as client:
+        with pytest.raises(
+            InvalidRequest,
+            match="version 1 is at UNAVAILABLE state: loading has taken longer than 1 s",
+        ):
+            client.load("hangs")
+        wait_until(lambda: not psutil.Process(server.pid).children())
+        client.load("first")
+        assert World(tmp_path, server, client, "http").ask("first") == 1
+        assert server.stop() == 0
+
+
+def write_python(root: Path, name: str, program: str) -> None:
+    (root / name / "1").mkdir(parents=True)
+    (root / name / "1" / "model.py").write_text(program)
+    tensors = "data_type: TYPE_FP32 dims: 1 }"
+    (root / name / "config.pbtxt").write_text(
+        f'max_batch_size: 4 input {{ name: "INPUT0" {tensors} output {{ name: "OUTPUT0" {tensors}'
+    )
+
+
+HANG = """
+    def initialize(self, args):
+        while True:
+            time.sleep(1)
+"""
 PYTHON_CONFIG = json.dumps(
     {
         "backend": "python",

@@ -86,7 +86,7 @@ class UnsupportedEncoding(Unsupported):
 
 
 class Restricted(ServerError):
-    """The operation is for those who send a certain header."""
+    """The operation is not for whoever sends such headers."""
 
 
 class Cancelled(ServerError):

@@ -247,7 +247,8 @@ class Control:
             for v in model.versions.values()
             if v.state is State.UNAVAILABLE
         )
-        return ModelLoadFailed(f"load failed for model '{model.name}': {failed or problem}")
+        text = _one_line(failed or problem)
+        return ModelLoadFailed(f"load failed for model '{model.name}': {text}")
 
     async def _all_names(self) -> Mapping[str, str]:
         """The names of the catalogue; whoever asks while it is read gets what comes of that."""
@@ -298,5 +299,8 @@ class Control:
 
 
 def _not_polled(name: str, reason: str) -> str:
-    lines = "; ".join(reason.splitlines())
-    return f"failed to load '{name}', failed to poll from model repository: {lines}"
+    return f"failed to load '{name}', failed to poll from model repository: {_one_line(reason)}"
+
+
+def _one_line(text: str) -> str:
+    return "; ".join(text.splitlines())

@@ -5,7 +5,7 @@ from functools import partial
 
 from fastapi import FastAPI, Request, Response
 
-from headrace.core.errors import InvalidRequest, Unsupported
+from headrace.core.errors import InvalidRequest, Restricted, Unsupported
 from headrace.core.load_parameters import LoadParameters
 from headrace.engine.engine import Engine
 from headrace.transports.http.json_bodies import json_answer, json_body, parse_object, read_body
@@ -34,6 +34,7 @@ def add_repository_routes(app: FastAPI, engine: Engine, max_request_bytes: int) 
     # Also for names that are none, which are refused for that.
     @app.post("/v2/repository/models/{name:path}/load", tags=["repository"], summary="Load a model")
     async def load(request: Request, name: str) -> Response:
+        _refuse_other_sites(request)
         engine.control.check(name)  # before its body is taken
         await engine.control.load(name, await _parameters(request))
         return _DONE()
@@ -42,6 +43,7 @@ def add_repository_routes(app: FastAPI, engine: Engine, max_request_bytes: int) 
         "/v2/repository/models/{name:path}/unload", tags=["repository"], summary="Unload a model"
     )
     async def unload(request: Request, name: str) -> Response:
+        _refuse_other_sites(request)
         engine.control.check(name)
         dependents = unload_dependents_of_json(await json_body(request))
         await engine.control.unload(name, dependents)
@@ -69,6 +71,17 @@ def add_repository_routes(app: FastAPI, engine: Engine, max_request_bytes: int) 
             return await asyncio.to_thread(_read, body)
         finally:
             engine.admission.leave(held)
+
+
+def _refuse_other_sites(request: Request) -> None:
+    """Raise `Restricted` for what a page of another site has a browser send.
+
+    Such a page cannot read the answer, but it need not: whoever opens it beside a server on their
+    own machine would load what its author has written.
+    """
+    origin = request.headers.get("origin")
+    if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
+        raise Restricted(f"models are not controlled by pages of other sites: '{origin[:80]}'")
 
 
 def _read(body: bytes) -> LoadParameters:
