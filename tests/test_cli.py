@@ -57,10 +57,17 @@ def _refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 # --- usage
 
 
-@pytest.mark.parametrize("words", [["--help"], ["serve", "--help"], ["models", "check", "--help"]])
-def test_help(capsys: pytest.CaptureFixture[str], words: Sequence[str]) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        "", "serve", "infer", "top", "models", "models check", "models list", "models load",
+        "models unload", "models config", "models stats", "models traffic", "models traffic set",
+        "environments build", "completion",
+    ],
+)  # fmt: skip
+def test_help(capsys: pytest.CaptureFixture[str], line: str) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(words)
+        main([*line.split(), "--help"])
     assert ended.value.code == 0
     assert "usage: headrace" in capsys.readouterr().out
 

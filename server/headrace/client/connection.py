@@ -95,6 +95,10 @@ class Connection:
         """Send a body of `pieces`; raises `ClientError`."""
         return self._whole("POST", path, pieces, headers)
 
+    def delete(self, path: str) -> Answer:
+        """Ask to delete what `path` names; raises `ClientError`."""
+        return self._whole("DELETE", path)
+
     def events(self, path: str, body: bytes) -> Iterator[str]:
         """Send `body` and yield the data of each server-sent event as it comes.
 

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
 
-from headrace.client.connection import Connection
+from headrace.client.connection import Answer, Connection
 from headrace.client.errors import BadAnswer, Refused
 from headrace.client.inference import Question, Reply, decode, encode
 
@@ -65,6 +65,21 @@ class Server:
         """Unload a model, with `dependents` also models that were loaded for it."""
         self._control(model, "unload", {"unload_dependents": dependents})
 
+    def traffic(self, model: str) -> Document:
+        """How requests are divided between the versions of a model, and by which rules."""
+        return self._document(_path(model, "", "/traffic"))
+
+    def change_traffic(self, model: str, action: str, document: Document) -> Document:
+        """Replace the rules (an empty `action`), `promote` a version, or `rollback`; what is so
+        from then on."""
+        path = _path(model, "", f"/traffic/{action}".rstrip("/"))
+        return _object(path, self._post(path, document).json())
+
+    def reset_traffic(self, model: str) -> Document:
+        """Go back to the rules of the model's configuration; what is so from then on."""
+        path = _path(model, "", "/traffic")
+        return _object(path, self._connection.delete(path).json())
+
     def infer(self, model: str, version: str, question: Question) -> Reply:
         """Ask a model for one response."""
         pieces, headers = encode(question)
@@ -100,10 +115,7 @@ class Server:
         self.close()
 
     def _document(self, path: str) -> Document:
-        found = self._connection.get(path).json()
-        if not isinstance(found, dict):
-            raise BadAnswer(f"the answer to {path} is no JSON object")
-        return found
+        return _object(path, self._connection.get(path).json())
 
     def _listed(self, path: str, document: Document) -> list[Document]:
         found = self._post(path, document).json()
@@ -115,9 +127,15 @@ class Server:
         path = f"/v2/repository/models/{quote(model, safe='')}/{action}"
         self._post(path, {"parameters": parameters} if parameters else {})
 
-    def _post(self, path: str, document: Document) -> Any:
+    def _post(self, path: str, document: Document) -> Answer:
         body = json.dumps(document).encode()
         return self._connection.post(path, [body], {"content-type": "application/json"})
+
+
+def _object(path: str, found: Any) -> Document:
+    if not isinstance(found, dict):
+        raise BadAnswer(f"the answer to {path} is no JSON object")
+    return found
 
 
 def _path(model: str, version: str, suffix: str = "") -> str:

@@ -7,6 +7,7 @@ from headrace.client.server import Server
 from headrace.commands.environment_options import add_environment_options, environment_options
 from headrace.commands.parser import Commands
 from headrace.commands.remote import Action, add_json, add_remote
+from headrace.commands.traffic_options import add_traffic
 from headrace.settings import OPTIONS
 
 _CONTROL_SECS = 600.0  # models may take long to load, and to finish what they have
@@ -24,6 +25,7 @@ def add_models(commands: Commands) -> None:
     _add_list(actions)
     _add_control(actions)
     _add_documents(actions)
+    add_traffic(actions)
 
 
 def _add_list(actions: Commands) -> None:

@@ -1,0 +1,114 @@
+"""`headrace models traffic`: how requests are divided between the versions of a model."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from headrace.client.server import Document, Server
+from headrace.commands.remote import CommandFailed, print_json
+from headrace.commands.text import number, table
+
+_HEADS = ("VERSION", "STATE", "ROLE", "WEIGHT", "SHARE", "ROUTED", "FAILED", "LATENCY", "REASON")
+_RIGHT = "WEIGHT SHARE ROUTED FAILED LATENCY"
+
+
+def traffic(options: argparse.Namespace, server: Server) -> int:
+    """Show it, or change it and show what has become of it."""
+    model: str = options.model
+    match options.traffic:
+        case "set":
+            found = server.change_traffic(model, "", _rules(options.rules))
+        case "reset":
+            found = server.reset_traffic(model)
+        case "promote" | "rollback":
+            given = {"version": options.version, "reason": options.reason}
+            document: Document = {name: value for name, value in given.items() if value}
+            found = server.change_traffic(model, options.traffic, document)
+        case _:
+            found = server.traffic(model)
+    if options.json:
+        print_json(found)
+    else:
+        print(*_lines(found), sep="\n")
+    return 0
+
+
+def _rules(words: list[str]) -> Document:
+    """Rules as JSON, from a file, or a split as VERSION=WEIGHT; raises `CommandFailed`."""
+    if all("=" in word for word in words) and not words[0].lstrip().startswith("{"):
+        pairs = [word.partition("=")[::2] for word in words]
+        try:
+            return {"split": {version: float(weight) for version, weight in pairs}}
+        except ValueError:
+            raise CommandFailed(f"expected VERSION=WEIGHT, got {' '.join(words)!r}") from None
+    if len(words) > 1:
+        raise CommandFailed(f"expected one document of rules, got {len(words)}")
+    text, where = words[0], "the rules on the command line"
+    if not text.lstrip().startswith("{"):
+        where = text
+        try:
+            text = Path(text).read_text(encoding="utf-8-sig")
+        except OSError as error:
+            raise CommandFailed(f"{where}: {error.strerror}") from None
+        except UnicodeDecodeError as error:
+            raise CommandFailed(f"{where}: {error}") from None
+    try:
+        rules = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CommandFailed(f"{where}: not JSON: {error}") from None
+    if not isinstance(rules, dict):
+        raise CommandFailed(f"{where}: expected a JSON object")
+    return rules
+
+
+def _lines(found: Document) -> list[str]:
+    source, since = found.get("source", "none"), found.get("since", "")
+    lines = [f"{found.get('name', '')}: " + _origin(source, since)]
+    if found.get("reason"):
+        lines[0] += f" ({found['reason']})"
+    rules = {name: value for name, value in (found.get("rules") or {}).items() if value}
+    rules.pop("split", None)
+    rules.pop("baseline", None)
+    lines += [f"  {name:8}  {_flat(value)}" for name, value in rules.items()]
+    rules_are = source != "none"
+    rows = []
+    for version in found.get("versions", ()):
+        recent = version.get("recent") or {}
+        seen = recent.get("requests", 0)
+        rows.append((
+            version["version"],
+            version["state"] or "not loaded",
+            version["role"] or "-",
+            number(version["weight"] if rules_are else None),
+            f"{version['share']:.1%}" if rules_are else "-",
+            str(version["routed"]),
+            f"{recent['error_rate']:.1%}" if seen else "-",
+            f"{number(recent['latency_ms'])} ms" if seen else "-",
+            version["reason"],
+        ))  # fmt: skip
+    lines += ["", *table(_HEADS, rows, _RIGHT)]
+    for copies in found.get("shadows", ()):
+        lines.append(
+            f"copies to version {copies['version']}: {copies['success']} answered,"
+            f" {copies['failure']} failed, {copies['dropped']} dropped;"
+            f" p50 {number(copies['median_ms'])} ms, p95 {number(copies['p95_ms'])} ms"
+        )
+    return lines
+
+
+def _origin(source: str, since: str) -> str:
+    texts = {
+        "none": "no rules, the highest version answers",
+        "config": "rules of its configuration",
+        "call": "rules of a call",
+        "promotion": "promoted",
+        "rollback": "rolled back",
+    }
+    return texts.get(source, source) + (f", since {since}" if since else "")
+
+
+def _flat(value: Any) -> str:
+    if not isinstance(value, dict):
+        return str(value)
+    return ", ".join(f"{name} {_flat(part)}" for name, part in value.items())
