@@ -1,6 +1,7 @@
 """Requests that name no version, divided between the versions of a model, over every door."""
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,8 +14,11 @@ from headrace.core.errors import InvalidRequest, NotFound, ServerError, Unavaila
 from headrace.wire.pb import grpc_service_pb2 as pb
 from tests.contract import graphs
 from tests.contract.conftest import CARRIERS, CLIENTS
+from tests.contract.test_generate import events
 from tests.models.onnx_graphs import lookup, write_model
-from tests.support.client import Client, Input
+from tests.models.python_models import tensors, write_python_model
+from tests.models.streaming_models import TELLER, TELLER_CONFIG
+from tests.support.client import Client, Input, strings
 from tests.support.grpc_client import GrpcClient, infer_message, read_answer
 from tests.support.http_socket import ask
 from tests.support.scrape import Scraper, until
@@ -298,3 +302,101 @@ def test_a_bad_version_loses_its_requests(
     assert reason == second.reason
     assert reason.startswith("rolled back: ")
     assert "version 2 is rolled back" in divided.log
+
+
+ASKER = """
+    import triton_python_backend_utils as pb_utils
+
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [self.ask(request) for request in requests]
+
+        def ask(self, request):
+            [name] = pb_utils.get_input_tensor_by_name(request, "MODEL").as_numpy().ravel()
+            tensor = pb_utils.get_input_tensor_by_name(request, "INPUT0")
+            answer = pb_utils.InferenceRequest(
+                model_name=name.decode(), requested_output_names=["OUTPUT0"], inputs=[tensor]
+            ).exec()
+            if answer.has_error():
+                return pb_utils.InferenceResponse(error=answer.error())
+            return pb_utils.InferenceResponse(
+                [pb_utils.get_output_tensor_by_name(answer, "OUTPUT0")]
+            )
+"""
+ASKER_CONFIG = (
+    "max_batch_size: 8\n"
+    + tensors("input", ("MODEL", "STRING", "1"), ("INPUT0", "FP32", "1"))
+    + tensors("output", ("OUTPUT0", "FP32", "1"))
+)
+
+
+def rules(document: object) -> str:
+    """The parameter of a configuration."""
+    return (
+        "version_policy { all {} }\n"
+        f"parameters {{ key: 'traffic' value {{ string_value: '{json.dumps(document)}' }} }}"
+    )
+
+
+@pytest.fixture(scope="session", params=CARRIERS)
+def python_server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """A server of Python models that are divided."""
+    root = tmp_path_factory.mktemp("divided_python")
+    write_versions(root, "plain", SPLIT, graphs.add_constant)
+    write_python_model(root, "asker", ASKER, ASKER_CONFIG + rules({"split": {"1": 1}}))
+    write_python_model(root, "teller", TELLER, TELLER_CONFIG + rules(SPLIT | {"shadow": "3"}))
+    for number in ("2", "3"):
+        shutil.copytree(root / "teller" / "1", root / "teller" / number)
+    with ServerProcess(root, options=CARRIERS[request.param]) as process:
+        yield process
+        assert process.stop() == 0
+        assert "bug " not in process.log, process.log
+
+
+@pytest.mark.slow
+def test_what_models_ask_for_is_divided(python_server: ServerProcess) -> None:
+    with GrpcClient(python_server.grpc) as client:
+        inputs = {"MODEL": strings([b"plain"], [1, 1]), "INPUT0": X}
+        answers = [float(client.infer("asker", inputs)["OUTPUT0"][0, 0]) for _ in range(20)]
+        assert {1.0, 2.0} == set(answers)
+        # One that would wait for itself is told so, though it names no version.
+        inputs["MODEL"] = strings([b"asker"], [1, 1])
+        with pytest.raises(ServerError, match="asks itself while it executes"):
+            client.infer("asker", inputs)
+
+
+@pytest.mark.slow
+def test_streams_are_divided(python_server: ServerProcess) -> None:
+    inputs = [
+        Input("TEXT", strings([b"a"], [1, 1])), Input("COUNT", np.array([[3]], np.int32)),
+    ]  # fmt: skip
+    messages = [infer_message("teller", inputs, id=str(number)) for number in range(20)]
+    found: dict[str, set[str]] = {}
+    with GrpcClient(python_server.grpc) as client, Scraper(python_server.metrics) as metrics:
+        for response in client.stream(messages):
+            assert not response.error_message
+            answer = response.infer_response
+            found.setdefault(answer.id, set()).add(answer.model_version)
+        copies = {"model": "teller", "version": "3", "outcome": "success"}
+        until(
+            lambda: metrics.now().value("headrace_shadow_requests_total", **copies) == 20,
+            "twenty copies",
+        )
+    assert len(found) == 20
+    assert all(len(versions) == 1 for versions in found.values())
+    assert {version for [version] in found.values()} == {"1", "2"}
+
+
+@pytest.mark.slow
+def test_generated_streams_are_divided(python_server: ServerProcess) -> None:
+    body = json.dumps({"TEXT": "a", "COUNT": 2}).encode()
+    path = "/v2/models/teller/generate_stream"
+    answered: set[str] = set()
+    for _ in range(8):
+        documents = events(ask(python_server.http, "POST", path, body))
+        [version] = {document["model_version"] for document in documents}
+        answered.add(version)
+    assert answered == {"1", "2"}

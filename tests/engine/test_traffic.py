@@ -243,6 +243,23 @@ def test_promotion_and_its_undoing(tmp_path: Path) -> None:
     run(tmp_path, test, SPLIT)
 
 
+def test_nothing_is_rolled_back_to_what_is_not_ready(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        with pytest.raises(InvalidRequest, match="version 1 is not ready: it is not given more"):
+            world.engine.traffic.roll_back("m", "")
+        assert await world.count(10) == {2: 10}
+        world.write(SPLIT, "12")
+        assert await world.load() == ""
+        world.engine.traffic.promote("m", "2")
+        world.write(SPLIT, "23")
+        assert await world.load() == ""
+        with pytest.raises(InvalidRequest, match="version 1 is not ready: it is not given all"):
+            world.engine.traffic.roll_back("m", "")
+        assert await world.count(10) == {2: 10}
+
+    run(tmp_path, test, SPLIT, versions="23")
+
+
 def test_a_rollback_by_a_call(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         traffic = world.engine.traffic
@@ -261,7 +278,7 @@ def test_a_rollback_by_a_call(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("act", "error"),
     [
-        (lambda t: t.promote("m", "4"), "version 4 is not ready: not promoted"),
+        (lambda t: t.promote("m", "4"), "version 4 is not ready: it is not promoted"),
         (lambda t: t.promote("m", "x"), "should be an integral value"),
         (lambda t: t.roll_back("m", "3"), "version 3 gets no requests that could be rolled back"),
         (lambda t: t.set("m", {"split": {"1": -1}}), r"rules of model 'm': split\['1'\]"),

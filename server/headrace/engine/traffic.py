@@ -108,11 +108,9 @@ class ModelTraffic:
 
     def promote(self, version: int, reason: str) -> None:
         """Give a version all requests, 0 for the only candidate; raises `InvalidRequest`."""
-        name, rules = self.model.name, self.rules
+        rules = self.rules
         number = version or self._only_candidate("promote")
-        found = self.model.versions.get(number)
-        if found is None or not found.ready:
-            raise InvalidRequest(f"model '{name}' version {number} is not ready: not promoted")
+        self._check_ready(number, "promoted")
         self.apply(rules.only(number), "promotion", reason)
         self._promoted = rules
 
@@ -133,8 +131,10 @@ class ModelTraffic:
                     f"model '{self.model.name}' has nothing to roll back: {self._candidates()}, and"
                     " none was promoted"
                 )
+            self._check_ready(self._promoted.baseline, "given all requests again")
             self.reasons[rules.baseline] = reason or _BY_CALL
             rules = self._promoted.only(self._promoted.baseline)
+        self._check_ready(rules.baseline, "given more requests")
         for number in [version] if version else candidates:
             rules = rules.without(number)
             self.reasons[number] = reason or _BY_CALL
@@ -151,6 +151,12 @@ class ModelTraffic:
             extra={"model": name, "version": str(number)},
         )  # fmt: skip
         self.apply(self.rules.without(number), "rollback", reason)
+
+    def _check_ready(self, number: int, what: str) -> None:
+        found = self.model.versions.get(number)
+        if found is None or not found.ready:
+            name = self.model.name
+            raise InvalidRequest(f"model '{name}' version {number} is not ready: it is not {what}")
 
     def _only_candidate(self, what: str) -> int:
         candidates = self.rules.candidates
