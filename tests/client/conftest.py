@@ -46,5 +46,9 @@ def _serve(listener: socket.socket, answers: list[bytes]) -> None:
             while answers and (answers[0] == b"" or connection.recv(65536)):
                 answer = answers.pop(0)
                 if not answer:
+                    # Not at once: what the client has still under way would reset it.
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(65536):
+                        pass
                     break
                 connection.sendall(answer)

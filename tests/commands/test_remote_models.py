@@ -1,7 +1,10 @@
 """`headrace models` on a running server: what it prints, and how it fails."""
 
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -10,6 +13,8 @@ from google.protobuf import text_format
 
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 from tests.commands.conftest import Headrace
+from tests.support.command import run
+from tests.support.server_process import ServerProcess
 
 
 def test_list(headrace: Headrace) -> None:
@@ -192,3 +197,22 @@ def test_headers_go_with_every_request(command: Headrace) -> None:
     assert b"\r\nb: \r\n" in received[0]
     assert ended.status == 1
     assert ended.err == "headrace models list: expecting header; --header sends one\n"
+
+
+def test_texts_that_the_terminal_has_no_characters_for(server: ServerProcess) -> None:
+    ended = run(
+        "infer", "text_language", "…", "--id=…", "--json", f"--url={server.url}",
+        environment={"PYTHONIOENCODING": "ascii:strict"},
+    )  # fmt: skip
+    assert ended.returncode == 0
+    assert '"id": "\\u2026"' in ended.stdout
+
+
+def test_a_reader_that_has_enough(server: ServerProcess) -> None:
+    words = [sys.executable, "-m", "headrace", "models", "list", f"--url={server.url}"]
+    ours, theirs = os.pipe()
+    os.close(ours)
+    with subprocess.Popen(words, stdout=theirs, stderr=subprocess.PIPE) as process:
+        os.close(theirs)
+        _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (141, b"")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.commands.text import duration, number, size, table
+from headrace.commands.text import duration, number, printable, size, table
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,10 @@ def test_sizes(nbytes: float | None, text: str) -> None:
 def test_numbers() -> None:
     shown = [number(value) for value in (None, 0, 0.25, 12.34, 123.4, 12_345, 1.5e6)]
     assert shown == ["-", "0", "0.25", "12.3", "123", "12345", "1.5M"]
+
+
+def test_what_would_change_a_terminal() -> None:
+    assert printable("a\x1b[2Jb\x9bc\r\n\td\xa0é") == "a\\x1b[2Jb\\x9bc\\r\n\td\xa0é"
 
 
 def test_tables() -> None:

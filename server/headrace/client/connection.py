@@ -168,10 +168,8 @@ class Connection:
                 return NotReached(f"no answer from {address} within {self._timeout:g} s")
             case ConnectionRefusedError():
                 return NotReached(f"no server at {address}: connection refused")
-            case ConnectionError() | http.client.RemoteDisconnected():
-                return NotReached(f"{address} has closed the connection without an answer")
-            case http.client.IncompleteRead():
-                return NotReached(f"{address} has closed the connection within its answer")
+            case ConnectionError() | http.client.IncompleteRead():
+                return NotReached(f"{address} has closed the connection before it had answered")
             case OSError():
                 return NotReached(f"no server at {address}: {error.strerror or error}")
         return BadAnswer(f"what answers at {address} does not speak HTTP")

@@ -18,6 +18,7 @@ from headrace.commands.images import ImageOptions
 from headrace.commands.infer_inputs import Given, Random, Reader
 from headrace.commands.remote import CommandFailed, print_json
 from headrace.commands.replies import reply_document, reply_lines, save, timing_line
+from headrace.commands.text import printable
 from headrace.core.datatypes import Datatype
 from headrace.core.tensors import Tensor
 
@@ -110,7 +111,8 @@ def _print_response(response: Document, wanted: list[str], as_json: bool, texts:
         print(json.dumps(response, ensure_ascii=False), flush=True)
     elif texts:
         value = response.get(wanted[0], "")
-        print(value if isinstance(value, str) else "\n".join(map(str, value)), end="", flush=True)
+        text = value if isinstance(value, str) else "\n".join(map(str, value))
+        print(printable(text), end="", flush=True)
     else:
         shown = {name: response[name] for name in wanted if name in response}
         print(json.dumps(shown, ensure_ascii=False), flush=True)

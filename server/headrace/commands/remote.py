@@ -5,6 +5,7 @@ Results go to standard output, everything else to standard error.
 
 import argparse
 import difflib
+import io
 import json
 import os
 import sys
@@ -98,6 +99,8 @@ def complain(options: argparse.Namespace, text: str) -> None:
 
 def _run(action: Action, options: argparse.Namespace) -> int:
     headers = dict(options.header)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # texts of others may have no form in it
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with Server(Connection(address(options), headers, options.timeout)) as server:
             try:

@@ -14,7 +14,7 @@ import numpy as np
 from headrace.client.inference import Reply
 from headrace.client.server import Document
 from headrace.commands.remote import CommandFailed
-from headrace.commands.text import duration, table
+from headrace.commands.text import duration, printable, table
 from headrace.core.datatypes import Datatype
 from headrace.core.tensors import Array, Tensor, brackets
 
@@ -133,7 +133,7 @@ def _array_lines(tensor: Tensor, width: int) -> list[str]:
             item.decode("utf-8", "backslashreplace") for item in array.ravel().tolist()
         ]
         if len(texts) == 1:
-            return texts[0].split("\n")
+            return printable(texts[0]).split("\n")
         array = np.array([json.dumps(text, ensure_ascii=False) for text in texts], object)
         array = array.reshape(tensor.array.shape)
         form = {"object": str}
@@ -154,7 +154,7 @@ def _class_lines(tensor: Tensor) -> list[str]:
     for number, row in enumerate(rows):
         if len(rows) > 1:
             lines.append(f"  row {number}")
-        parts = [item.decode("utf-8", "backslashreplace").split(":", 2) for item in row]
+        parts = [printable(item.decode("utf-8", "backslashreplace")).split(":", 2) for item in row]
         cells = [("  " + p[0], *p[1:], *[""] * (3 - len(p))) for p in parts]
         lines += table(("  SCORE", "CLASS", "LABEL"), cells, right="  SCORE CLASS")
     return lines

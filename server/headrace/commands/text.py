@@ -1,7 +1,9 @@
 """Tables, times and sizes as people read them in a terminal."""
 
+import re
 from collections.abc import Iterable, Sequence
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _TIMES = ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms"))
 _SIZES = ("KiB", "MiB", "GiB", "TiB")
 
@@ -19,6 +21,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: str = "") -
         ).rstrip()
         for line in lines
     ]
+
+
+def printable(text: str) -> str:
+    """`text` without what would move a terminal's cursor or change its colours."""
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def duration(seconds: float | None) -> str:
