@@ -8,7 +8,7 @@ Either end counts on the other to be of the same version, and on nothing else: w
 raises `BrokenLink`, after which the link is given up.
 """
 
-from enum import IntEnum, IntFlag
+from enum import IntEnum, IntFlag, unique
 from struct import Struct
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ class BrokenLink(Exception):
     """The other end sent what is no frame."""
 
 
+@unique
 class Kind(IntEnum):
     """What a frame is about. Those of one exchange have the same number."""
 
@@ -39,9 +40,9 @@ class Kind(IntEnum):
     ANSWER = 19  # to a call
     DRAIN = 20  # admit nothing new, finish, and end
     FINISH = 21  # a request ends without a further response
-    HEADERS = 23  # by model, the header whose value its requests bring along as a parameter
     DECOUPLED = 22  # a request is for a model that answers as often, and whenever, it likes
     LOGS = 23  # the settings of the log from now on
+    HEADERS = 24  # which headers' values requests are to bring along, as parameters
 
 
 class Flag(IntFlag):
