@@ -16,8 +16,10 @@ from headrace.core.tensors import Array, Tensor
 from headrace.engine.admission import Admission
 from headrace.engine.doors import HEADER_PARAMETER, Target
 from headrace.engine.engine import Engine
+from headrace.engine.model import Model
 from headrace.engine.router import Router
 from headrace.engine.shadow import ShadowCopies
+from headrace.engine.traffic import Traffic
 from headrace.engine.traffic_documents import model_traffic
 from headrace.engine.version import FutureSink, ModelVersion
 from headrace.observability.traffic import ShadowLedger, TrafficSeries
@@ -505,3 +507,20 @@ def test_what_is_still_to_be_fetched_is_not_copied(tmp_path: Path) -> None:
         assert world.shadow.dropped == 1
 
     run(tmp_path, test, SHADOW)
+
+
+def test_nothing_is_kept_of_a_model_that_is_gone(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        models = {name: Model(read_model_directory(world.root)) for name in ("a", "b")}
+        for name, model in models.items():
+            model.name = name
+        traffic = Traffic(models, world.admission, True, lambda: None)
+        traffic.set("a", {"split": {"1": 1}, "sticky": {"header": "x"}})
+        model = models.pop("a")
+        assert not traffic.series()
+        traffic.set("b", {})
+        models["a"] = model
+        assert traffic.of("a").source == "none"
+        assert traffic.headers == {}
+
+    run(tmp_path, test)

@@ -295,7 +295,8 @@ class Traffic:
 
     def series(self) -> list[TrafficSeries]:
         """Everything as a scrape sees it."""
-        return [self._by_model[name].series() for name in sorted(self._by_model)]
+        known = sorted(self._by_model.keys() & self._models.keys())
+        return [self._by_model[name].series() for name in known]
 
     def close(self) -> None:
         """Judge no more."""
@@ -306,9 +307,17 @@ class Traffic:
     def _known(self, model: Model) -> ModelTraffic:
         traffic = self._by_model.get(model.name)
         if traffic is None:
+            self._forget_gone()
             traffic = ModelTraffic(model, self._admission, self._on_change)
             self._by_model[model.name] = traffic
         return traffic
+
+    def _forget_gone(self) -> None:
+        """Keep nothing of models that the engine does not know any more."""
+        for name in [name for name in self._by_model if name not in self._models]:
+            traffic = self._by_model.pop(name)
+            if traffic.watch is not None:
+                traffic.watch.stop()
 
     def _on_change(self) -> None:
         self._changed()
