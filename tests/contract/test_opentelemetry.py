@@ -78,8 +78,15 @@ def collector() -> Iterator[OtlpReceiver]:
 
 @pytest.fixture(
     scope="module",
-    params=[(), ("--frontends=1",), ("--http-fast-path=false", "--grpc-transport=grpcio")],
-    ids=["default", "frontends", "reference"],
+    params=[
+        pytest.param((), id="default"),
+        pytest.param(("--frontends=1",), id="frontends"),
+        pytest.param(
+            ("--http-fast-path=false", "--grpc-transport=grpcio"),
+            id="reference",
+            marks=pytest.mark.slow,
+        ),
+    ],
 )
 def server(
     request: pytest.FixtureRequest,
