@@ -19,6 +19,9 @@ def print_models(versions: list[ModelVersion], unavailable: list[tuple[str, str]
              f"{version.load_seconds:.2f} s" if version.ready else "")
         )  # fmt: skip
     rows += [(name, "", "", "", "UNAVAILABLE", "") for name, _ in unavailable if "/" not in name]
+    if len(rows) == 1:
+        print("no model is loaded", flush=True)
+        return
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print(

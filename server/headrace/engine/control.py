@@ -9,6 +9,7 @@ Owned by the event-loop thread.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -35,6 +36,8 @@ from headrace.repository.fingerprint import Fingerprint, fingerprint
 from headrace.repository.layout import ModelSource
 from headrace.repository.uploads import Uploads
 from headrace.wire.pb import grpc_service_pb2 as pb
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _State: TypeAlias = tuple[Fingerprint, bytes | None]
@@ -186,6 +189,7 @@ class Control:
         async with self._turn(name):
             self._lifecycle.unload(name)
             if (model := self._models.get(name)) is not None:
+                log.info("unloading %s: a client asks for it", name, extra={"model": name})
                 model.source = replace(model.source, upload=None)  # its versions keep it for now
 
     async def _read(self, name: str, parameters: LoadParameters) -> tuple[ModelSource, _State]:

@@ -80,6 +80,12 @@ _SCHEMAS = {
 }
 
 
+def optional_body(properties: dict[str, Any]) -> dict[str, Any]:
+    """What a route adds to its description that takes a JSON object, or an empty body."""
+    schema = {"type": "object", "properties": properties}
+    return {"requestBody": {"content": {"application/json": {"schema": schema}}}}
+
+
 def describe_inference(app: FastAPI) -> None:
     """Let `app` describe the infer and generate routes beside its own."""
     generate = app.openapi

@@ -9,9 +9,33 @@ from headrace.core.errors import InvalidRequest, Restricted, Unsupported
 from headrace.core.load_parameters import LoadParameters
 from headrace.engine.engine import Engine
 from headrace.transports.http.json_bodies import json_answer, json_body, parse_object, read_body
+from headrace.transports.http.openapi import optional_body
 from headrace.wire.documents import to_json
 from headrace.wire.load_parameters import load_parameters_of_json, unload_dependents_of_json
 
+_INDEX = optional_body({"ready": {"type": "boolean", "description": "Only what serves"}})
+_LOAD = optional_body(
+    {
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "config": {"type": "string", "description": "A configuration, as JSON text"}
+            },
+            "additionalProperties": {
+                "type": "string",
+                "description": "As `file:PATH`: a file of the model's directory, in base64",
+            },
+        }
+    }
+)
+_UNLOAD = optional_body(
+    {
+        "parameters": {
+            "type": "object",
+            "properties": {"unload_dependents": {"type": "boolean"}},
+        }
+    }
+)
 _LARGE = 64 << 10  # bytes of a body, from which on it is parsed on a thread
 _DONE = partial(Response, media_type="application/json")
 
@@ -19,7 +43,10 @@ _DONE = partial(Response, media_type="application/json")
 def add_repository_routes(app: FastAPI, engine: Engine, max_request_bytes: int) -> None:
     """Let `app` tell which models there are, and load and unload them."""
 
-    @app.post("/v2/repository/index", tags=["repository"], summary="All models and their states")
+    @app.post(
+        "/v2/repository/index", tags=["repository"], summary="All models and their states",
+        openapi_extra=_INDEX,
+    )  # fmt: skip
     @app.post("/v2/repository/{repository}/index", include_in_schema=False)
     async def index(request: Request) -> Response:
         ready = (await json_body(request)).get("ready", False)
@@ -32,7 +59,10 @@ def add_repository_routes(app: FastAPI, engine: Engine, max_request_bytes: int) 
         )
 
     # Also for names that are none, which are refused for that.
-    @app.post("/v2/repository/models/{name:path}/load", tags=["repository"], summary="Load a model")
+    @app.post(
+        "/v2/repository/models/{name:path}/load", tags=["repository"], summary="Load a model",
+        openapi_extra=_LOAD,
+    )  # fmt: skip
     async def load(request: Request, name: str) -> Response:
         _refuse_other_sites(request)
         engine.control.check(name)  # before its body is taken
@@ -40,8 +70,9 @@ def add_repository_routes(app: FastAPI, engine: Engine, max_request_bytes: int) 
         return _DONE()
 
     @app.post(
-        "/v2/repository/models/{name:path}/unload", tags=["repository"], summary="Unload a model"
-    )
+        "/v2/repository/models/{name:path}/unload", tags=["repository"], summary="Unload a model",
+        openapi_extra=_UNLOAD,
+    )  # fmt: skip
     async def unload(request: Request, name: str) -> Response:
         _refuse_other_sites(request)
         engine.control.check(name)
