@@ -54,6 +54,11 @@ def test_reserved_with_a_wrong_value(name: str, value: Any, expected: str) -> No
         split_parameters({name: value}, TRANSPORT)
 
 
+@pytest.mark.parametrize("name", ["headrace_trace", "headrace_header:x-user"])
+def test_what_the_server_alone_says_is_left_out(name: str) -> None:
+    assert split_parameters({name: "7", "mine": 1}, TRANSPORT) == ({}, {"mine": 1})
+
+
 @pytest.mark.parametrize("value", ["text", "", 7, -(2**63), MAX, 0.5, float("inf"), True])
 def test_others_are_the_models(value: str | int | float | bool) -> None:
     assert split_parameters({"mine": value}, TRANSPORT) == ({}, {"mine": value})

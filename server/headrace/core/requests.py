@@ -10,6 +10,10 @@ from headrace.core.tensors import Tensor
 
 Parameter = str | int | float | bool
 
+# A front end has the headers, and the engine's process what needs one: its value travels as a
+# parameter with this in front of its name, which clients' parameters cannot have.
+HEADER_PARAMETER = "headrace_header:"
+
 MAX_TENSORS = 4096  # inputs, or named outputs, of a request; no model comes near
 
 

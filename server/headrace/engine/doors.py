@@ -11,9 +11,6 @@ from headrace.core.requests import InferRequest, Sink, Ticket
 from headrace.core.signature import Signature
 from headrace.engine.admission import Admission
 
-# A front end has the headers, and the engine's process the router that needs one: its value travels
-# as a parameter with this in front of its name.
-HEADER_PARAMETER = "header:"
 CONTEXT_HEADERS = ("traceparent", "tracestate")  # which trace a request is part of
 
 # Why a decoupled model, which answers as often as it likes, is refused by doors with one answer.

@@ -13,10 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.core.errors import InvalidRequest, ServerError
-from headrace.core.requests import InferRequest, Sink, Ticket
+from headrace.core.requests import HEADER_PARAMETER, InferRequest, Sink, Ticket
 from headrace.core.signature import Signature
 from headrace.engine.admission import Admission
-from headrace.engine.doors import HEADER_PARAMETER
 from headrace.engine.shadow import ShadowCopies
 from headrace.engine.version import ModelVersion
 from headrace.observability.traffic import ShadowLedger, VersionLedger

@@ -8,7 +8,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from headrace.core.errors import Cancelled, ServerError
-from headrace.core.requests import InferRequest, InferResponse, Sink, Ticket
+from headrace.core.requests import HEADER_PARAMETER, InferRequest, InferResponse, Sink, Ticket
 from headrace.core.signature import Signature
 from headrace.core.trace_context import (
     TRACE_PARAMETER,
@@ -17,7 +17,7 @@ from headrace.core.trace_context import (
     read_traceparent,
     write_link,
 )
-from headrace.engine.doors import CONTEXT_HEADERS, HEADER_PARAMETER, DoorSink, Target
+from headrace.engine.doors import CONTEXT_HEADERS, DoorSink, Target
 from headrace.observability.trace_settings import Sampler
 from headrace.observability.traces import BACKEND_OUTPUT, QUEUE_INPUT, Trace
 from headrace.scheduling.batch import Pending

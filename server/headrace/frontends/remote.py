@@ -12,10 +12,10 @@ from typing import Any, cast
 import orjson
 
 from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
-from headrace.core.requests import InferRequest, RawRequest, Ticket
+from headrace.core.requests import HEADER_PARAMETER, InferRequest, RawRequest, Ticket
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Admission
-from headrace.engine.doors import HEADER_PARAMETER, DoorSink, RoutedSink
+from headrace.engine.doors import DoorSink, RoutedSink
 from headrace.frontends.channel import Channel
 from headrace.frontends.wanted_headers import WantedHeaders
 from headrace.observability.logs import LogSettings

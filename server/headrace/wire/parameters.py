@@ -3,7 +3,8 @@
 from typing import Any
 
 from headrace.core.errors import InvalidRequest
-from headrace.core.requests import Parameter
+from headrace.core.requests import HEADER_PARAMETER, Parameter
+from headrace.core.trace_context import TRACE_PARAMETER
 
 # What InferRequest calls each reserved parameter, and what it takes.
 _RESERVED: dict[str, tuple[tuple[type, ...], str]] = {
@@ -22,8 +23,9 @@ def split_parameters(
 ) -> tuple[dict[str, Any], dict[str, Parameter]]:
     """Reserved parameters as arguments of `InferRequest`, and the rest, which models may read.
 
-    Names in `also_reserved` belong to the transport and are left out. Raises `InvalidRequest` for a
-    value of a wrong type, an integer beyond 64 bits and names that start with `triton_`.
+    Names in `also_reserved` belong to the transport and are left out, as are those by which the
+    server itself tells of traces and headers. Raises `InvalidRequest` for a value of a wrong type,
+    an integer beyond 64 bits and names that start with `triton_`.
     """
     reserved: dict[str, Any] = {}
     custom: dict[str, Parameter] = {}
@@ -38,7 +40,7 @@ def split_parameters(
                     f"invalid value type for '{name}' parameter, expected {expected}, got {value!r}"
                 )
             reserved[name] = value
-        elif name in also_reserved:
+        elif name in also_reserved or name == TRACE_PARAMETER or name.startswith(HEADER_PARAMETER):
             continue
         elif name.startswith("triton_"):
             raise InvalidRequest(
