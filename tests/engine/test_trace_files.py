@@ -2,7 +2,10 @@
 
 import json
 import logging
+import resource
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -90,6 +93,47 @@ def test_what_cannot_be_written_is_said_once(
     assert found(tmp_path / "later") == {"t": [3]}
 
 
+@contextmanager
+def files_at_most(size: int) -> Iterator[None]:
+    """What is written beyond `size` bytes of a file fails, after what fits, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("room", [0, 20])
+def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path, room: int) -> None:
+    files, sampler = TraceFiles(tmp_path / "t"), Sampler(FOREVER)
+    files.write(traces(sampler, 1))
+    with files_at_most((tmp_path / "t").stat().st_size + room):
+        files.write(traces(sampler, *range(100, 200)))
+        assert found(tmp_path) == {"t": [1]}
+    files.write(traces(sampler, 2))
+    assert found(tmp_path) == {"t": [1, 2]}
+
+
+def test_a_full_disk_leaves_no_part_of_a_numbered_file(tmp_path: Path) -> None:
+    files, sampler = TraceFiles(tmp_path / "t"), Sampler(EVERY_TWO)
+    with files_at_most(20):
+        files.write(traces(sampler, 1, 2))
+    files.write(traces(sampler, 3, 4))
+    assert found(tmp_path) == {"t.1": [3, 4]}
+
+
+def test_what_waits_for_its_numbered_file_is_written_before_it_is_too_much(tmp_path: Path) -> None:
+    files = TraceFiles(tmp_path / "t", held_bytes=500)
+    sampler = Sampler(TraceSettings(timestamps=True, log_frequency=2**32 - 1))
+    for number in range(100):
+        files.write(traces(sampler, number))
+    kept = [number for numbers in found(tmp_path).values() for number in numbers]
+    assert set(kept) >= set(range(80))
+    files.close()
+    assert sorted(n for numbers in found(tmp_path).values() for n in numbers) == list(range(100))
+
+
 class Slow:
     """A writer that waits until it may go on, and remembers what it got."""
 
@@ -140,3 +184,25 @@ def test_a_thread_that_had_nothing_to_do_was_never_there() -> None:
     thread = TraceThread(Slow())
     assert threading.active_count() == before
     thread.close(0)
+
+
+class Faulty(Slow):
+    """A writer with a bug."""
+
+    def write(self, items: object) -> None:
+        super().write(items)
+        raise MemoryError
+
+
+def test_a_fault_does_not_end_the_thread(caplog: pytest.LogCaptureFixture) -> None:
+    writer = Faulty()
+    writer.go.set()
+    thread = TraceThread(writer)
+    made = traces(Sampler(FOREVER), 1, 2)
+    thread.put(made[0])
+    assert writer.begun.wait(30)
+    thread.put(made[1])
+    thread.close(30)
+    assert writer.written == made
+    assert writer.closed
+    assert "bug while writing traces" in caplog.text

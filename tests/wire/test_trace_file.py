@@ -89,3 +89,18 @@ def test_an_id_may_be_any_text(text: str) -> None:
     trace = a_trace()
     trace.request_id = text
     assert objects(trace)[0]["request_id"] == text.encode(errors="replace").decode()
+
+
+@pytest.mark.parametrize("datatype", [Datatype.FP64, Datatype.BYTES])
+def test_large_tensors_are_written_with_pauses(datatype: Datatype) -> None:
+    trace = a_trace(TENSORS)
+    values = np.arange(300_000).reshape(3, -1)
+    array: Array = values.astype(NUMPY[datatype])
+    if datatype is Datatype.BYTES:
+        array = np.array([b"%d" % value for value in values.flat], object).reshape(3, -1)
+    trace.keep(QUEUE_INPUT, [Tensor("x", datatype, array)])
+    pauses: list[None] = []
+    text = encode_trace(trace, lambda: pauses.append(None))
+    assert len(pauses) > 100
+    elements = json.loads(whole_file([text]))[1]["tensor"]["data"].split(",")
+    assert [int(float(element.strip('"'))) for element in elements] == list(range(300_000))

@@ -8,16 +8,21 @@ complete JSON whenever it is looked at: an addition replaces the bracket at its 
 
 import logging
 import os
+import stat
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from time import sleep
 
 from headrace.engine.trace_thread import Item
 from headrace.observability.trace_settings import Sampler
-from headrace.wire.trace_file import addition, encode_trace, whole_file
+from headrace.wire.trace_file import END, addition, encode_trace, whole_file
 
 log = logging.getLogger(__name__)
 
-_HELD_BYTES = 64 << 20  # of traces that wait for a numbered file; more are in the one file
+_HELD_BYTES = 64 << 20  # of traces that wait for a numbered file; more are written early
+_AT_ONCE_BYTES = 8 << 20  # of traces that are written together
+_turn = partial(sleep, 0)  # has the event loop go first, if it wants to
 
 
 class _Held:
@@ -37,8 +42,10 @@ class _Held:
 class TraceFiles:
     """`TraceWriter` of a file; what cannot be written is lost, and the log says why."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, held_bytes: int = _HELD_BYTES) -> None:
+        """Of a sampler's traces, at most `held_bytes` wait for their numbered file."""
         self._path = path
+        self._held_bytes = held_bytes
         self._size = 0  # of the one file
         self._next = 0  # number of a file
         self._held: dict[Sampler, _Held] = {}
@@ -47,13 +54,19 @@ class TraceFiles:
     def write(self, items: Sequence[Item]) -> None:
         """`TraceWriter.write`."""
         now: list[bytes] = []
+        nbytes = 0
         for item in items:
             try:
-                now += self._take(item)
+                texts = self._take(item)
             except Exception:
                 log.exception("bug while writing a trace")
-        if now:
-            self._add(now)
+                continue
+            now += texts
+            nbytes += sum(map(len, texts))
+            if nbytes > _AT_ONCE_BYTES:
+                self._add(now)
+                now, nbytes = [], 0
+        self._add(now)
 
     def close(self) -> None:
         """`TraceWriter.close`."""
@@ -66,11 +79,12 @@ class TraceFiles:
             return self._end(item)
         sampler = item.sampler
         held = self._held.setdefault(sampler, _Held())
-        held.add(encode_trace(item))
+        held.add(encode_trace(item, _turn))
         frequency = sampler.settings.log_frequency
-        if item.last or (frequency and len(held.texts) >= frequency):
+        full = held.nbytes > self._held_bytes
+        if item.last or (frequency and (len(held.texts) >= frequency or full)):
             self._write_numbered(self._held.pop(sampler).texts)
-        elif not frequency and (sampler.settings.count < 0 or held.nbytes > _HELD_BYTES):
+        elif not frequency and (sampler.settings.count < 0 or full):
             return self._held.pop(sampler).texts
         return []
 
@@ -102,15 +116,18 @@ class TraceFiles:
             self._size += len(data) - 1
 
     def _put(self, path: str, data: bytes, position: int) -> bool:
-        """Write into a file, a new one at position 0; whether that went well."""
+        """Write into a file, a new one at position 0; whether that went well.
+
+        If it did not, the file is as it was before; a new one is not there.
+        """
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (0 if position else os.O_TRUNC)
             descriptor = os.open(path, flags, 0o666)
             try:
-                view = memoryview(data)
-                while view:
-                    written = os.pwrite(descriptor, view, position)
-                    view, position = view[written:], position + written
+                _write(descriptor, data, position)
+            except OSError:
+                _undo(descriptor, path, position)
+                raise
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -120,3 +137,21 @@ class TraceFiles:
             return False
         self._failed = False
         return True
+
+
+def _write(descriptor: int, data: bytes, position: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, position)
+        view, position = view[written:], position + written
+
+
+def _undo(descriptor: int, path: str, position: int) -> None:
+    """Take back what was written from `position` on, where the end of the array was."""
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return
+    if not position:
+        os.unlink(path)
+        return
+    _write(descriptor, END, position)
+    os.ftruncate(descriptor, position + len(END))

@@ -79,7 +79,7 @@ class TraceThread:
                 items, self._items = self._items, []
                 dropped, self._nbytes = self._dropped, 0
             if items:
-                self._writer.write(items)
+                self._write(items)
             elif self._closed.is_set():
                 self._writer.close()
                 return
@@ -88,3 +88,9 @@ class TraceThread:
                 log.warning("%d traces so far were dropped: more came than could be written",
                             dropped)  # fmt: skip
             self._closed.wait(_REST_SECS)
+
+    def _write(self, items: Sequence[Item]) -> None:
+        try:
+            self._writer.write(items)
+        except Exception:  # there is no other thread for those that come
+            log.exception("bug while writing traces")

@@ -6,11 +6,17 @@ Times are nanoseconds of the monotonic clock. Their names are Triton's, so that 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from headrace.core.tensors import Tensor
+from headrace.core.datatypes import Datatype
+from headrace.core.tensors import Array, Tensor, elsewhere
 from headrace.core.trace_context import TraceContext
 from headrace.observability.trace_settings import Sampler
 
 QUEUE_INPUT, BACKEND_OUTPUT = "TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"
+MOST_BYTES = 16 << 20  # of the tensors of a trace; what is beyond is there without its data
+MOST_TIMES = 10_000  # from which on the times of responses are left out, and their tensors
+_REPEATED = ("INFER_RESPONSE_COMPLETE", "HTTP_SEND_START", "HTTP_SEND_END", "GRPC_SEND_START",
+             "GRPC_SEND_END")  # fmt: skip
+_OBJECT = 40  # bytes of an object beside its text
 
 
 @dataclass(slots=True)
@@ -18,7 +24,8 @@ class Trace:
     """One request. Made and filled on the event-loop thread, then handed on and left alone.
 
     `door` is HTTP, GRPC, or "" for what a model has asked for; that has a `parent`, 0 for none.
-    `version` is -1 where none was found. `offset` makes times those of the wall clock.
+    `version` is -1 where none was found. `offset` makes times those of the wall clock. `nbytes` are
+    those of the tensors.
     """
 
     number: int
@@ -34,21 +41,34 @@ class Trace:
     error: str = ""
     spans: "SpanIds | None" = None
     last: bool = False  # of all that its sampler may pick
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensors."""
-        return sum(tensor.array.nbytes for _, tensor in self.tensors)
+    nbytes: int = 0
 
     def time(self, name: str, ns: int) -> None:
         """Record when something has happened."""
-        self.times.append((name, ns))
+        if len(self.times) < MOST_TIMES or name not in _REPEATED:
+            self.times.append((name, ns))
 
     def keep(self, activity: str, tensors: Sequence[Tensor]) -> None:
         """Record tensors; copies, since what they lie in may be used again."""
+        if len(self.times) >= MOST_TIMES or len(self.tensors) >= MOST_TIMES:
+            return
         for tensor in tensors:
-            copied = Tensor(tensor.name, tensor.datatype, tensor.array.copy())
-            self.tensors.append((activity, copied))
+            name, datatype, array = tensor.name, tensor.datatype, tensor.array
+            nbytes = _size(datatype, array, MOST_BYTES - self.nbytes)
+            if self.nbytes + nbytes > MOST_BYTES:
+                kept = elsewhere(name, datatype, array.shape)
+            else:
+                kept = Tensor(name, datatype, array.copy())
+                self.nbytes += nbytes
+            self.tensors.append((activity, kept))
+
+
+def _size(datatype: Datatype, array: Array, most: int) -> int:
+    """What a tensor takes; of strings that are too many for `most` bytes, only a part of it."""
+    size: int = array.nbytes
+    if datatype is Datatype.BYTES and 0 < size <= most:
+        size += sum(map(len, array.ravel().tolist())) + _OBJECT * array.size
+    return size
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ Every object has the number of its trace: one with the model, one for each time,
 tensor, whose elements are a text with commas between them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 
 import orjson
@@ -14,10 +14,18 @@ from headrace.core.tensors import Array, Tensor
 from headrace.observability.traces import Trace
 
 EMPTY, END = b"[", b"]"
+_PIECE = 1024  # elements: a thread that makes a text of them holds all others up meanwhile
 
 
-def encode_trace(trace: Trace) -> bytes:
-    """The objects of a trace, with commas between them."""
+def _go_on() -> None:
+    """Make no pause."""
+
+
+def encode_trace(trace: Trace, pause: Callable[[], object] = _go_on) -> bytes:
+    """The objects of a trace, with commas between them.
+
+    `pause` is called now and then: a text of large tensors takes seconds.
+    """
     head: dict[str, object] = {
         "id": trace.number, "model_name": trace.model, "model_version": trace.version
     }  # fmt: skip
@@ -31,7 +39,7 @@ def encode_trace(trace: Trace) -> bytes:
             {"id": trace.number, "timestamps": [{"name": name, "ns": ns}]}
             for name, ns in sorted(trace.times, key=itemgetter(1))
         ]
-    objects += [_tensor(trace.number, activity, tensor) for activity, tensor in trace.tensors]
+    objects += [_tensor(trace.number, name, tensor, pause) for name, tensor in trace.tensors]
     return b",".join(map(orjson.dumps, objects))
 
 
@@ -45,22 +53,33 @@ def addition(traces: Sequence[bytes]) -> bytes:
     return b"".join(b",\n" + trace for trace in traces) + END
 
 
-def _tensor(number: int, activity: str, tensor: Tensor) -> dict[str, object]:
-    shape = ",".join(map(str, tensor.array.shape))
+def _tensor(
+    number: int, activity: str, tensor: Tensor, pause: Callable[[], object]
+) -> dict[str, object]:
+    pieces: list[str] = []
+    for piece in _pieces(tensor.datatype, tensor.array):
+        pieces.append(piece)
+        pause()
     return {
         "id": number,
         "activity": activity,
         "tensor": {
-            "name": tensor.name, "data": _elements(tensor.datatype, tensor.array),
-            "shape": shape, "dtype": tensor.datatype.value,
+            "name": tensor.name, "data": ",".join(pieces),
+            "shape": ",".join(map(str, tensor.array.shape)), "dtype": tensor.datatype.value,
         },
     }  # fmt: skip
 
 
-def _elements(datatype: Datatype, array: Array) -> str:
-    if not array.nbytes:  # it has no elements, or they went into a client's shared memory
-        return ""
+def _pieces(datatype: Datatype, array: Array) -> Iterator[str]:
+    """The elements, some at a time: what numpy makes of a number takes 128 bytes."""
+    if not array.nbytes:  # it has no elements, or they are not here
+        return
     flat = array.ravel()
+    for start in range(0, flat.size, _PIECE):
+        yield _elements(datatype, flat[start : start + _PIECE])
+
+
+def _elements(datatype: Datatype, flat: Array) -> str:
     if datatype is Datatype.BYTES:
         return ",".join(f'"{_printable(element)}"' for element in flat.tolist())
     if datatype is Datatype.BOOL:
