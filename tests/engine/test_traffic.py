@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import InvalidRequest, NotFound, Unavailable
-from headrace.core.requests import InferRequest, InferResponse
+from headrace.core.requests import HEADER_PARAMETER, InferRequest, InferResponse
 from headrace.core.tensors import Array, Tensor
 from headrace.engine.admission import Admission
-from headrace.engine.doors import HEADER_PARAMETER, Target
+from headrace.engine.doors import Target
 from headrace.engine.engine import Engine
 from headrace.engine.model import Model
 from headrace.engine.router import Router
