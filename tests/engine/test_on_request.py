@@ -17,6 +17,7 @@ from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from headrace.engine.opening import LoadOptions
 from headrace.engine.residency import ResidencyOptions
+from headrace.observability.memory import GrowthMeter
 from headrace.repository.layout import scan
 from tests.engine.test_engine_loading import CONFIG, FP32, Constants, until
 
@@ -52,14 +53,15 @@ class World:
         for number, name in enumerate(names):
             self.write(name, str(number))
         self.ahead = 0.0
+        options_of_loads = LoadOptions(cores=1, meter=GrowthMeter(lambda: 0))
         self.engine = Engine(
-            "server", "0", {"constant": self.backend}, LoadOptions(cores=1), Admission(0, 0),
+            "server", "0", {"constant": self.backend}, options_of_loads, Admission(0, 0),
             residency=replace(options, clock=lambda: time() + self.ahead),
         )  # fmt: skip
         self.door = self.engine.at_door(0)
 
-    def write(self, name: str, text: str) -> None:
-        folder = self.root / name / "1"
+    def write(self, name: str, text: str, version: int = 1) -> None:
+        folder = self.root / name / str(version)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "model.constant").write_text(text)
         (folder.parent / "config.pbtxt").write_text(CONFIG.format("inline"))

@@ -9,7 +9,14 @@ import logging
 from collections.abc import Callable
 from typing import Protocol, cast
 
-from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError, Unsupported
+from headrace.core.errors import (
+    ExecutionFailed,
+    InvalidRequest,
+    NotFound,
+    ServerError,
+    Unavailable,
+    Unsupported,
+)
 from headrace.core.requests import InferRequest, RawRequest, Sink, Ticket
 from headrace.core.signature import Signature
 from headrace.engine.admission import Admission
@@ -163,7 +170,7 @@ class WaitingRoom:
         """What serves requests for a model, in memory or not; raises `ServerError`."""
         try:
             return self._engine.find(name, version)
-        except ServerError:
+        except (NotFound, Unavailable):
             if not self._bringing.offers(name, version):
                 raise
         return AwaitedTarget(self._engine, self._bringing, self._door, name, version)

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from headrace.core.errors import InvalidRequest, NotFound, ServerError, Unavailable
+from headrace.core.errors import InvalidRequest, NotFound, Unavailable
 from headrace.engine import documents
 from headrace.engine.admission import Admission
 from headrace.engine.awaited import AwaitedTarget, WaitingRoom
@@ -142,7 +142,7 @@ class Engine:
             return self.find(name, version)
         try:
             return self.find(name, version)
-        except ServerError:
+        except (NotFound, Unavailable):
             if not self.on_request.offers(name, version):
                 raise
         return AwaitedTarget(self, self.on_request, 0, name, version, refusal)

@@ -3,36 +3,37 @@
 A request for a model that is not in memory waits until it is, for a bounded time. Which models go
 for it is decided in `headrace.engine.residency`; what is known of each is put together here. A
 model that could not be loaded is not tried again with every request, but after a while, which
-grows.
+grows. What an operator loads, or unloads, comes before what is asked for.
 
-Owned by the event-loop thread. Invariants: a name is in `_coming` exactly while a task brings it;
-who waits for it is in `_waiting`, and is told once, either by that task or by its own timer.
+Owned by the event-loop thread. Invariants: a model is `coming` exactly while a task brings it; who
+waits for it is told once, either by that task, by its own timer, or by whoever unloads the model.
 """
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from headrace.core.errors import ServerError, ServerExiting, Unavailable
 from headrace.engine.control import Loads
-from headrace.engine.model import Model
+from headrace.engine.entries import Done, Entry, Failure, Waiter
+from headrace.engine.lifecycle import EXITING
+from headrace.engine.model import Model, parse_version
 from headrace.engine.residency import ResidencyOptions, Resident, idle, make_room, surplus
-from headrace.engine.version import ModelVersion
+from headrace.engine.version import ModelVersion, State
 from headrace.observability.metrics import MemoryCounts
+from headrace.repository.catalogue import DUPLICATE
 from headrace.repository.layout import ModelSource
+from headrace.repository.sizes import largest_version
 
 log = logging.getLogger(__name__)
 
-Done = Callable[[ServerError | None], None]
-
+T = TypeVar("T")
 _SWEEP_SECS = 1.0
 _LEAST_BYTES = 1 << 20  # of a model whose files tell nothing of the memory that it will take
 _RETRY_SECS, _LONGEST_RETRY_SECS = 1.0, 60.0
+_UNLOADED = "it was unloaded"
 
 
 class KnownLoads(Loads, Protocol):
@@ -46,24 +47,6 @@ class KnownLoads(Loads, Protocol):
         """Versions that are being unloaded."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    source: ModelSource
-    reason: str
-    until: float
-    delay: float
-
-
-class _Waiter:
-    """Somebody who is told once."""
-
-    __slots__ = ("done", "timer")
-
-    def __init__(self, done: Done) -> None:
-        self.done = done
-        self.timer: asyncio.TimerHandle | None = None
-
-
 class OnRequest:
     """Brings models into memory and sends them out of it."""
 
@@ -75,14 +58,8 @@ class OnRequest:
         self._loads = loads
         self._options = options
         self._clock = options.clock
-        self._waiting: dict[str, set[_Waiter]] = {}
-        self._coming: dict[str, int] = {}  # estimates of those that are being loaded, else 0
-        self._expected: dict[str, int] = {}  # what each took last, or may take
-        self._loaded: dict[str, float] = {}
-        self._asked: dict[str, float] = {}
-        self._failed: dict[str, _Failure] = {}
-        self._off: set[str] = set()  # models that are to stay unloaded
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._entries: dict[str, Entry] = {}  # of models that are known
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._change = asyncio.Event()
         self._stopped = False
         self._sweeper: asyncio.TimerHandle | None = None
@@ -95,15 +72,18 @@ class OnRequest:
     # --- what is asked
 
     def offers(self, name: str, version: str = "") -> bool:
-        """Whether a model can be brought, with a version if one is named."""
+        """Whether a model that is not in memory can be brought, with a version if one is named."""
         model = self._models.get(name)
-        if model is None or model.source.problem or model.source.duplicate or name in self._off:
+        if model is None or model.newest() is not None or self._entry(name).off:
+            return False  # what is in memory has no other versions
+        source = model.source
+        if source.problem or source.duplicate:
             return False
-        return not version or int(version) in model.source.versions
+        return not version or parse_version(version) in source.versions
 
     def failing(self, name: str) -> bool:
         """Whether it is known that a model cannot be loaded."""
-        return name in self._failed
+        return self._entry(name).failure is not None
 
     def when_loaded(self, name: str, done: Done, patient: bool = False) -> Callable[[], None]:
         """Have `done` called when a model that is on offer is in memory, or with an error.
@@ -111,21 +91,23 @@ class OnRequest:
         Who is not patient waits for a bounded time. What is returned calls that off.
         """
         loop = asyncio.get_running_loop()
-        waiter = _Waiter(done)
-        model, now = self._models[name], self._clock()
-        self._asked[name] = now
-        failure = self._failed.get(name)
-        if failure is not None and now < failure.until and failure.source == model.source:
-            loop.call_soon(done, _refused(name, failure.reason))
+        entry, now = self._entry(name), self._clock()
+        entry.asked = now
+        refusal: ServerError | None = ServerExiting(EXITING) if self._stopped else None
+        if entry.failure is not None and now < entry.failure.until:
+            refusal = _refused(name, entry.failure.reason)
+        if refusal is not None:
+            loop.call_soon(done, refusal)
             return _nothing
-        waiters = self._waiting.setdefault(name, set())
-        waiters.add(waiter)
+        waiter = Waiter(done)
+        entry.waiting.add(waiter)
         if not patient:
-            waiter.timer = loop.call_later(self._options.wait_secs, self._give_up, name, waiter)
-        if name not in self._coming:
-            self._coming[name] = 0
-            self._begin(self._bring(model))
-        return lambda: self._forget(name, waiter)
+            wait = self._options.wait_secs
+            waiter.timer = loop.call_later(wait, self._give_up, name, entry, waiter)
+        if not entry.coming:
+            entry.coming = True
+            self._begin(self._bring(name, entry))
+        return lambda: self._forget(entry, waiter)
 
     async def bring(self, name: str, patient: bool = False) -> None:
         """Have a model that is on offer in memory; raises `ServerError`."""
@@ -145,7 +127,7 @@ class OnRequest:
         finally:
             forget()
 
-    # --- what the operator does
+    # --- what operators do, and files
 
     def at_start(self, name: str) -> bool:
         """Whether a model is loaded before anybody asks for it."""
@@ -155,39 +137,51 @@ class OnRequest:
     def load(self, source: ModelSource) -> "asyncio.Future[str]":
         """Load a model that nobody has asked for, or load it again; answers as `Loads.load`.
 
-        One that is not in memory waits for room, as long as that takes.
+        One that is not in memory waits for room, as long as that takes. If it cannot be loaded, it
+        is what it was before.
         """
-        self._off.discard(source.name)
-        self._failed.pop(source.name, None)
         model = self._models.get(source.name)
-        if model is None or model.ready_versions() or model.loading:
+        if new := model is None:
+            model = self._loads.know(source)
+        entry = self._entry(source.name)
+        entry.off, entry.failure = False, None
+        if model.ready_versions() or model.loading:
             return self._loads.load(source)
-        model.source = source
-        return asyncio.ensure_future(self._load_and_tell(source.name))
+        entry.wanted = source
+        return asyncio.shield(self._begin(self._load_and_tell(source.name, new)))
+
+    async def _load_and_tell(self, name: str, new: bool) -> str:
+        entry = self._entry(name)
+        try:
+            await self.bring(name, patient=True)
+        except ServerError:
+            entry.off = entry.off or new  # nothing of it was ever good
+        return entry.problem
 
     def follow(self, source: ModelSource) -> None:
         """A model is new in its repository, or has changed: load it again if it is in memory."""
-        model = self._models.get(source.name)
-        self._off.discard(source.name)
-        self._failed.pop(source.name, None)
-        if model is None:
-            self._loads.know(source)
-        elif model.ready_versions() or model.loading:
+        model = self._models.get(source.name) or self._loads.know(source)
+        entry = self._entry(source.name)
+        entry.off, entry.failure = False, None
+        model.source = source
+        if model.ready_versions() or model.loading:
             self._loads.load(source)
-        else:
-            model.source, model.reason = source, source.problem
-
-    async def _load_and_tell(self, name: str) -> str:
-        try:
-            await self.bring(name, patient=True)
-        except ServerError as error:
-            return str(error)
-        return ""
+            return
+        model.reason = DUPLICATE if source.duplicate else source.problem
+        if source.name in self._options.pinned and not model.reason:
+            self.load(source)
 
     def unload(self, name: str) -> "asyncio.Future[None]":
         """Unload a model, also for those who ask for it, until it is loaded; as `Loads.unload`."""
-        self._off.add(name)
-        return self._loads.unload(name)
+        gone = self._loads.unload(name)
+        if (model := self._models.get(name)) is not None:
+            entry = self._entry(name)
+            entry.off, entry.wanted, entry.problem = True, None, _UNLOADED
+            entry.tell(_refused(name, _UNLOADED))
+            self._changed()
+            if not model.versions:
+                model.reason = "unloaded"
+        return gone
 
     def start(self) -> None:
         """Look after memory from now on."""
@@ -199,103 +193,102 @@ class OnRequest:
         self._stopped = True
         if self._sweeper is not None:
             self._sweeper.cancel()
-        for name in list(self._waiting):
-            self._tell(name, ServerExiting("Server exiting"))
-        self._change.set()
+        for entry in self._entries.values():
+            entry.problem = EXITING
+            entry.tell(ServerExiting(EXITING))
+        self._changed()
 
     # --- how it is done
 
-    async def _bring(self, model: Model) -> None:
-        name = model.name
-        error: ServerError | None = None
+    async def _bring(self, name: str, entry: Entry) -> None:
+        problem, decided = "", False
         try:
-            error = await self._make_room(model)
-            if error is None and name in self._waiting:
-                error = await self._load(model)
+            while not decided:
+                wanted = entry.wanted
+                problem = await self._make_room(name, entry)
+                if not problem and entry.waiting and entry.wanted is wanted:
+                    problem = await self._load(name, entry)
+                decided = entry.wanted is wanted  # otherwise an operator wants another by now
         except Exception as bug:
             log.error("bug while loading %s on request", name, exc_info=bug)
-            error = Unavailable(f"model '{name}' could not be loaded: internal error")
+            problem = "internal error"
         finally:
-            del self._coming[name]
+            entry.coming, entry.counted, entry.wanted = False, 0, None
             self._changed()
-        self._tell(name, error)
+        if entry.waiting:
+            entry.problem = problem or self._left_out(name)
+            entry.tell(_refused(name, problem) if problem else None)
 
-    async def _make_room(self, model: Model) -> ServerError | None:
-        """Wait until there is room for a model; it is counted in from then on."""
-        options, name = self._options, model.name
-        needed = self._expected.get(name, 0) or await asyncio.to_thread(_size, model.source)
-        self._expected[name] = needed
-        while options.budget and name in self._waiting and not self._stopped:
+    async def _make_room(self, name: str, entry: Entry) -> str:
+        """Wait until there is room for a model, which is counted in from then on, while anybody
+        waits for it; why there will never be any.
+        """
+        options = self._options
+        source = entry.wanted or self._models[name].source
+        size = max(await asyncio.to_thread(largest_version, source), _LEAST_BYTES)
+        if size != entry.size:
+            entry.size = entry.expected = size
+        needed = entry.expected
+        while options.budget and entry.waiting:
             others = [one for one in self._residents() if one.name != name or one.leaving]
             room = make_room(others, needed, options.budget, self._clock(), options.minimum_secs)
             if room.problem:
-                return Unavailable(f"model '{name}' cannot be loaded: {room.problem}")
+                return room.problem
             self._unload(room.unload, f"to make room for {name}")
             if room.wait is None:
                 break
             await self._wait_for_change(room.wait)
-        self._coming[name] = needed
-        return None
+        entry.counted = needed
+        return ""
 
-    async def _load(self, model: Model) -> ServerError | None:
-        name, source = model.name, model.source
+    async def _load(self, name: str, entry: Entry) -> str:
+        """Load a model; why that did not work out."""
+        source, failure = entry.wanted or self._models[name].source, entry.failure
         reason = await self._loads.load(source)
-        now = self._clock()
-        if not model.ready_versions():
-            before = self._failed.get(name)
-            again = before is not None and before.source == source
-            delay = min(before.delay * 2, _LONGEST_RETRY_SECS) if again and before else _RETRY_SECS
-            self._failed[name] = _Failure(source, reason, now + delay, delay)
-            return _refused(name, reason)
-        self._failed.pop(name, None)
-        self._loaded[name] = now
-        self._trim()
-        return None
+        model, now = self._models[name], self._clock()
+        if model.newest() is not None:
+            entry.failure, entry.loaded = None, now
+            self._trim()
+            return ""
+        if source == model.source and not entry.off:
+            delay = min(failure.delay * 2, _LONGEST_RETRY_SECS) if failure else _RETRY_SECS
+            entry.failure = Failure(reason, now + delay, delay)
+        return reason or _UNLOADED
+
+    def _left_out(self, name: str) -> str:
+        """Why some versions of a model are not in memory that is."""
+        versions = self._models[name].versions.values()
+        return "; ".join(one.reason for one in versions if one.state is State.UNAVAILABLE)
+
+    def _entry(self, name: str) -> Entry:
+        """What is known of a model that is known."""
+        found = self._entries.get(name)
+        if found is None:
+            found = self._entries[name] = Entry()
+        return found
 
     def _residents(self) -> list[Resident]:
         """The models in memory, and those on their way."""
-        found = []
-        for model in self._models.values():
-            versions = model.ready_versions()
-            coming = self._coming.get(model.name, 0)
-            if not (versions or coming):
-                continue
-            nbytes = sum(version.memory_bytes for version in versions)
-            if nbytes and not coming:
-                self._expected[model.name] = nbytes
-            nbytes = nbytes or self._expected.get(model.name, 0)
-            found.append(
-                Resident(
-                    model.name,
-                    max(nbytes, coming),
-                    self._last_used(model.name, versions),
-                    self._loaded.get(model.name, 0.0),
-                    pinned=model.name in self._options.pinned,
-                    busy=bool(coming) or any(version.busy for version in versions),
-                )
-            )
-        found += [
+        pinned = self._options.pinned
+        found = [
+            self._entry(name).resident(model, name in pinned)
+            for name, model in self._models.items()
+        ]
+        leaving = [
             Resident(version.model, self._size_of(version), 0.0, 0.0, leaving=True)
             for version in self._loads.leaving
         ]
-        return found
+        return [*(one for one in found if one is not None), *leaving]
 
     def _size_of(self, version: ModelVersion) -> int:
-        return version.memory_bytes or self._expected.get(version.model, 0)
-
-    def _last_used(self, name: str, versions: Iterable[ModelVersion]) -> float:
-        executed = max((version.statistics.last_inference_ms for version in versions), default=0)
-        return max(executed / 1_000, self._asked.get(name, 0.0))
+        entry = self._entries.get(version.model)
+        return version.memory_bytes or (entry.expected if entry is not None else 0)
 
     def _unload(self, names: Iterable[str], why: str) -> None:
         for name in names:
             self.evictions += 1
             log.info("unloading %s %s", name, why, extra={"model": name})
-            self._begin(self._unload_one(name))
-
-    async def _unload_one(self, name: str) -> None:
-        await self._loads.unload(name)
-        self._changed()
+            self._loads.unload(name).add_done_callback(lambda _: self._changed())
 
     def _trim(self) -> None:
         if budget := self._options.budget:
@@ -303,36 +296,23 @@ class OnRequest:
             self._unload(over, "because models in memory have grown beyond the budget")
 
     def _sweep(self) -> None:
-        if self._stopped:
-            return
+        self.start()
+        for name in self._entries.keys() - self._models.keys():
+            if not self._entries[name].coming:
+                del self._entries[name]
         self._trim()
         if seconds := self._options.idle_secs:
             names = idle(self._residents(), self._clock(), seconds)
             self._unload(names, f"after {seconds:g} s without a request")
-        self.start()
 
-    # --- who is told what
-
-    def _tell(self, name: str, error: ServerError | None) -> None:
-        for waiter in self._waiting.pop(name, ()):
-            if waiter.timer is not None:
-                waiter.timer.cancel()
-            waiter.done(error)
-
-    def _give_up(self, name: str, waiter: _Waiter) -> None:
-        self._forget(name, waiter)
+    def _give_up(self, name: str, entry: Entry, waiter: Waiter) -> None:
+        self._forget(entry, waiter)
         seconds = self._options.wait_secs
         waiter.done(Unavailable(f"model '{name}' was not loaded within {seconds:g} s; try again"))
 
-    def _forget(self, name: str, waiter: _Waiter) -> None:
-        if waiter.timer is not None:
-            waiter.timer.cancel()
-        waiters = self._waiting.get(name)
-        if waiters is not None:
-            waiters.discard(waiter)
-            if not waiters:
-                del self._waiting[name]
-                self._changed()
+    def _forget(self, entry: Entry, waiter: Waiter) -> None:
+        if entry.forget(waiter):
+            self._changed()
 
     def _changed(self) -> None:
         self._change.set()
@@ -343,33 +323,17 @@ class OnRequest:
             async with asyncio.timeout(seconds):
                 await self._change.wait()
 
-    def _begin(self, work: Coroutine[None, None, None]) -> None:
+    def _begin(self, work: Coroutine[None, None, T]) -> "asyncio.Task[T]":
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 def _refused(name: str, reason: str) -> ServerError:
+    if reason == EXITING:
+        return ServerExiting(EXITING)
     return Unavailable(f"model '{name}' could not be loaded: {reason}")
-
-
-def _size(source: ModelSource) -> int:
-    """The size of a model's largest version, which stands in for the memory that it will take."""
-    if source.file is not None:
-        sizes = [_file_size(source.file)]
-    else:
-        sizes = [
-            sum(_file_size(Path(top, name)) for top, _, names in os.walk(path) for name in names)
-            for path in (source.path / str(number) for number in source.versions)
-        ]
-    return max([*sizes, _LEAST_BYTES])
-
-
-def _file_size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:  # it has gone meanwhile; loading tells
-        return 0
 
 
 def _nothing() -> None:
