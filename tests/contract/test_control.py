@@ -48,10 +48,10 @@ class World:
         ]
 
 
-SLOWLY = [pytest.param(name, marks=pytest.mark.slow) for name in ("reference",)]
+SLOWLY = [pytest.param(name, marks=pytest.mark.slow) for name in ("reference", "frontends")]
 
 
-@pytest.fixture(scope="module", params=["default", "frontends", *SLOWLY])
+@pytest.fixture(scope="module", params=["default", *SLOWLY])
 def explicit(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Path, ServerProcess]]:
@@ -247,9 +247,15 @@ def test_parameters_of_the_wrong_type_over_grpc(explicit: tuple[Path, ServerProc
 
 def test_explicit_mode_with_nothing_loaded_is_ready(tmp_path: Path) -> None:
     write_model(tmp_path, "first", graphs.add_constant(1), CONFIG)
-    with ServerProcess(tmp_path, options=("--model-control-mode=explicit",)) as server:
+    options = ("--model-control-mode=explicit", "--load-overrides=none")
+    with ServerProcess(tmp_path, options=options) as server:
+        assert "no model is loaded" in server.output
         assert httpx.get(f"{server.url}/v2/health/ready").status_code == 200
         assert httpx.post(f"{server.url}/v2/repository/index").json() == [{"name": "first"}]
+        url = f"{server.url}/v2/repository/models/first/load"
+        response = httpx.post(url, json={"parameters": {"config": "{}"}})
+        assert response.status_code == 400
+        assert "--load-overrides=config takes them" in response.json()["error"]
 
 
 def test_models_of_one_name_in_namespaces(tmp_path: Path) -> None:
@@ -499,25 +505,6 @@ class TritonPythonModel:
         output = pb_utils.Tensor("OUTPUT0", np.ones((1, 1), np.float32))
         return [pb_utils.InferenceResponse([output]) for _ in requests]
 """
-
-
-@pytest.mark.parametrize(
-    ("level", "parameters", "text"),
-    [
-        ("none", {"config": "{}"}, "--load-overrides=config takes them"),
-        ("config", {"config": "{}", "file:1/model.onnx": ""}, "--load-overrides=files takes them"),
-    ],
-)
-def test_what_the_operator_does_not_allow(
-    tmp_path: Path, level: str, parameters: dict[str, str], text: str
-) -> None:
-    write_model(tmp_path, "first", graphs.add_constant(1), CONFIG)
-    options = ("--model-control-mode=explicit", f"--load-overrides={level}")
-    with ServerProcess(tmp_path, options=options) as server:
-        url = f"{server.url}/v2/repository/models/first/load"
-        response = httpx.post(url, json={"parameters": parameters})
-        assert response.status_code == 400
-        assert text in response.json()["error"]
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

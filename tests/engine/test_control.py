@@ -21,7 +21,12 @@ from tests.engine.test_engine_loading import CONFIG, Constants, ask, until
 class World:
     """An engine with a repository, of which nothing is loaded yet."""
 
-    def __init__(self, root: Path, mode: ControlMode = ControlMode.EXPLICIT) -> None:
+    def __init__(
+        self,
+        root: Path,
+        mode: ControlMode = ControlMode.EXPLICIT,
+        overrides: LoadOverrides = LoadOverrides.FILES,
+    ) -> None:
         self.root = root
         self.backend = Constants()
         self.engine = Engine(
@@ -30,7 +35,7 @@ class World:
             {"constant": self.backend},
             LoadOptions(cores=1),
             Admission(0, 0),
-            control=ControlOptions(mode, Catalogue((root,)), LoadOverrides.FILES, max_new_models=5),
+            control=ControlOptions(mode, Catalogue((root,)), overrides, max_new_models=5),
         )
 
     @property
@@ -211,3 +216,33 @@ def test_models_of_requests_alone_are_forgotten_in_the_end(tmp_path: Path) -> No
         assert "new5" not in [name for name, *_ in await world.index()]
 
     run(tmp_path, test)
+
+
+@pytest.mark.parametrize("allowed", LoadOverrides)
+def test_what_the_operator_allows(tmp_path: Path, allowed: LoadOverrides) -> None:
+    config = '{"backend": "constant", "max_batch_size": 2}'
+    code = '{"parameters": {"own": {"string_value": "x"}}}'
+    asked = {
+        LoadOverrides.NONE: LoadParameters(),
+        LoadOverrides.CONFIG: LoadParameters(config),
+        LoadOverrides.FILES: LoadParameters(config, {"1/model.constant": b"2"}),
+        LoadOverrides.CODE: LoadParameters(code),
+    }
+
+    async def test() -> None:
+        world = World(tmp_path, overrides=allowed)
+        await world.engine.load_all([])
+        world.write("m", "1")
+        for level, parameters in asked.items():
+            if level <= allowed:
+                await world.control.load("m", parameters)
+                continue
+            # One step after the other, where a request asks for more than one.
+            needed = LoadOverrides.CONFIG if not parameters.files and not allowed else level
+            with pytest.raises(ModelLoadFailed, match=f"--load-overrides={needed.name.lower()}"):
+                await world.control.load("m", parameters)
+        assert await world.ask("m") == (2 if allowed is LoadOverrides.FILES else 1)
+        await world.engine.unload_all()
+        world.control.close()
+
+    asyncio.run(test())
