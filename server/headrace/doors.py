@@ -33,7 +33,7 @@ def grpc_handlers(engine: Engine, max_request_bytes: int, rules: HeaderRules) ->
     check = check_handlers(engine)
     handlers = Handlers(
         direct=infer_handlers(engine.at_door(Flag.UNARY), max_request_bytes, pattern),
-        unary=document_handlers(engine) | traffic_handlers(engine) | check,
+        unary=document_handlers(engine, max_request_bytes) | traffic_handlers(engine) | check,
         server_stream=watch_handlers(check[CHECK], engine.admission),
         bidi_stream=reflection_handlers(services),
         sessions=stream_handlers(engine.at_door(0), max_request_bytes, pattern=pattern),
@@ -90,7 +90,8 @@ class FrontDoors:
         settings, engine = self._settings, self._engine
         limits = settings.max_request_bytes, settings.http_body_timeout_secs
         app = create_app(engine, *limits, False, settings.http_rules)
-        unary = document_handlers(engine) | traffic_handlers(engine) | check_handlers(engine)
+        documents = document_handlers(engine, settings.max_request_bytes)
+        unary = documents | traffic_handlers(engine) | check_handlers(engine)
         calls = EngineCalls(app, unary)
         config = self._config()
         doors = {door: engine.at_door(door) for door in DOORS}

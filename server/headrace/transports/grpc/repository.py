@@ -10,7 +10,7 @@ from headrace.wire.load_parameters import load_parameters_of_message, unload_dep
 from headrace.wire.pb import grpc_service_pb2 as pb
 
 
-def repository_handlers(engine: Engine) -> dict[str, Unary]:
+def repository_handlers(engine: Engine, max_request_bytes: int) -> dict[str, Unary]:
     """The procedures, by name."""
 
     async def index(message: pb.RepositoryIndexRequest) -> Message:
@@ -30,9 +30,9 @@ def repository_handlers(engine: Engine) -> dict[str, Unary]:
         return pb.RepositoryModelUnloadResponse()
 
     return {
-        "RepositoryIndex": awaits(pb.RepositoryIndexRequest, index),
-        "RepositoryModelLoad": awaits(pb.RepositoryModelLoadRequest, load),
-        "RepositoryModelUnload": awaits(pb.RepositoryModelUnloadRequest, unload),
+        "RepositoryIndex": awaits(pb.RepositoryIndexRequest, index, max_request_bytes),
+        "RepositoryModelLoad": awaits(pb.RepositoryModelLoadRequest, load, max_request_bytes),
+        "RepositoryModelUnload": awaits(pb.RepositoryModelUnloadRequest, unload, max_request_bytes),
     }
 
 

@@ -6,7 +6,6 @@ from google.protobuf.message import DecodeError
 
 from headrace.core.errors import (
     ExecutionFailed,
-    PayloadTooLarge,
     ServerError,
     Unsupported,
 )
@@ -20,8 +19,7 @@ from headrace.transports.grpc.log_settings import log_settings_handler
 from headrace.transports.grpc.repository import repository_handlers
 from headrace.transports.grpc.shared_memory import shared_memory_handlers
 from headrace.transports.grpc.trace_setting import trace_setting_handler
-from headrace.transports.grpc.unary import answers
-from headrace.wire.compression import too_large
+from headrace.transports.grpc.unary import answers, check_size
 from headrace.wire.grpc_messages import InferReader, InferWriter
 from headrace.wire.header_rules import HeaderPattern
 from headrace.wire.pb import grpc_service_pb2 as pb
@@ -151,7 +149,7 @@ def infer_handlers(
     return {f"/{SERVICE}/ModelInfer": infer}
 
 
-def document_handlers(engine: Engine) -> dict[str, Unary]:
+def document_handlers(engine: Engine, max_request_bytes: int) -> dict[str, Unary]:
     """The other unary procedures, by full path."""
 
     table: dict[str, Unary] = {
@@ -177,7 +175,7 @@ def document_handlers(engine: Engine) -> dict[str, Unary]:
             pb.ModelStatisticsRequest, lambda m: engine.model_statistics(m.name, m.version)
         ),
         "LogSettings": log_settings_handler(engine.logs),
-        **repository_handlers(engine),
+        **repository_handlers(engine, max_request_bytes),
         "TraceSetting": trace_setting_handler(engine.tracing),
         **shared_memory_handlers(engine.regions),
     }
@@ -201,10 +199,3 @@ def _bringing(
         return await handler(data, call)
 
     return bring
-
-
-def check_size(data: Buffer, limit: int) -> int:
-    """The size of a message; raises `PayloadTooLarge`."""
-    if len(data) > limit:
-        raise PayloadTooLarge(too_large("request message", limit, len(data)))
-    return len(data)

@@ -20,7 +20,8 @@ from headrace.core.tensors import Buffer
 from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES, Entrance, Target, not_read
 from headrace.engine.forwarding import forwarding
 from headrace.transports.grpc.call import Message, Open, Peer, Session
-from headrace.transports.grpc.service import SERVICE, check_size
+from headrace.transports.grpc.service import SERVICE
+from headrace.transports.grpc.unary import check_size
 from headrace.wire.grpc_messages import InferReader, InferWriter, stream_message, stream_response
 from headrace.wire.header_rules import HeaderPattern
 from headrace.wire.timing import add_timing, wants_timing

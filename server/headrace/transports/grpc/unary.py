@@ -5,11 +5,19 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from headrace.core.errors import InvalidRequest
+from headrace.core.errors import InvalidRequest, PayloadTooLarge
 from headrace.core.tensors import Buffer
 from headrace.transports.grpc.call import Call, Unary
+from headrace.wire.compression import too_large
 
 M = TypeVar("M", bound=Message)
+
+
+def check_size(data: Buffer, limit: int) -> int:
+    """The size of a message; raises `PayloadTooLarge`."""
+    if len(data) > limit:
+        raise PayloadTooLarge(too_large("request message", limit, len(data)))
+    return len(data)
 
 
 def answers(kind: type[M], answer: Callable[[M], Message]) -> Unary:
@@ -21,10 +29,14 @@ def answers(kind: type[M], answer: Callable[[M], Message]) -> Unary:
     return handler
 
 
-def awaits(kind: type[M], answer: Callable[[M], Awaitable[Message]]) -> Unary:
-    """A procedure whose answer takes its time."""
+def awaits(
+    kind: type[M], answer: Callable[[M], Awaitable[Message]], max_request_bytes: int = 0
+) -> Unary:
+    """A procedure whose answer takes its time; 0 leaves its limit to the transport."""
 
     async def handler(data: Buffer, call: Call) -> bytes:
+        if max_request_bytes:
+            check_size(data, max_request_bytes)
         return (await answer(_parsed(kind, data))).SerializeToString()
 
     return handler
