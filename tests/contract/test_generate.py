@@ -140,6 +140,18 @@ def test_timings(server: ServerProcess) -> None:
         ("row_sum", {"INPUT0": "x"}, 400, "input 'INPUT0' of datatype FP32 takes numbers"),
         ("simple", {"INPUT0": [1, 2]}, 400, "The schema can not convert input 'INPUT0'"),
         ("row_sum", {"INPUT0": 1, "a": {}}, 400, "parameter 'a' has invalid type"),
+        (
+            "identity_BYTES",
+            {"INPUT0": 1},
+            400,
+            "attempt to access JSON non-string as string",
+        ),
+        (
+            "identity_BOOL",
+            {"INPUT0": 1},
+            400,
+            "attempt to access JSON non-boolean as boolean",
+        ),
         ("row_sum", {"parameters": 1}, 400, "Expected JSON object for keyword: 'parameters'"),
         ("row_sum", {"parameters": {"a": []}}, 400, "Converting keyword: 'parameters': parameter"),
         ("row_sum", {"triton_x": 1}, 400, "parameter keys starting with 'triton_' are reserved"),

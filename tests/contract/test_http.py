@@ -204,18 +204,18 @@ def test_index_as_json(server: ServerProcess, path: str, body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "text"),
+    ("body", "status", "text"),
     [
-        (b'{"ready": 1}', "Invalid value for 'ready': expected a boolean"),
-        (b'{"ready": null}', "Invalid value for 'ready': expected a boolean"),
-        (b"[]", "the request must be a JSON object"),
-        (b"{", "failed to parse the request JSON buffer"),
-        (b" " * 2_000_000, "the request body exceeds 1048576 bytes"),
+        (b'{"ready": 1}', 400, "Invalid value for 'ready': expected a boolean"),
+        (b'{"ready": null}', 400, "Invalid value for 'ready': expected a boolean"),
+        (b"[]", 400, "the request must be a JSON object"),
+        (b"{", 400, "failed to parse the request JSON buffer"),
+        (b" " * 2_000_000, 413, "the request body exceeds 1048576 bytes"),
     ],
 )
-def test_index_with_a_bad_body(server: ServerProcess, body: bytes, text: str) -> None:
+def test_index_with_a_bad_body(server: ServerProcess, body: bytes, status: int, text: str) -> None:
     answer = ask(server.http, "POST", "/v2/repository/index", body)
-    assert answer.status == 400
+    assert answer.status == status
     assert answer.error.startswith(text)
 
 

@@ -106,6 +106,11 @@ def _same(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Inputs:
         ),
         (
             "simple",
+            [Input("INPUT0", _ROW), Input("INPUT1", _ROW, shape=[2**31, 2**31])],
+            "byte size overflow for input 'INPUT1'",
+        ),
+        (
+            "simple",
             [Input("INPUT0", _ROW), Input("INPUT1", _ROW, shape=[1] * 33)],
             "input 'INPUT1' has 33 dimensions, at most 32 are allowed",
         ),

@@ -52,7 +52,7 @@ def test_elements(datatype: str, data: list[Any], values: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("datatype", "element", "parts"),
     [
-        ("BOOL", 1, ["takes true or false", "an integer"]),
+        ("BOOL", 1, ["takes true or false", "an integer", "non-boolean as boolean"]),
         ("BOOL", "true", ["takes true or false", "a string"]),
         ("UINT8", True, ["takes integers", "a boolean"]),
         ("INT32", 1.0, ["takes integers", "a number with a fraction or exponent"]),
@@ -62,7 +62,7 @@ def test_elements(datatype: str, data: list[Any], values: list[Any]) -> None:
         ("FP32", True, ["takes numbers", "a boolean"]),
         ("FP32", None, ["takes numbers", "null"]),
         ("FP64", {}, ["takes numbers", "an object"]),
-        ("BYTES", 1, ["takes strings", "an integer"]),
+        ("BYTES", 1, ["takes strings", "an integer", "non-string as string"]),
         ("BYTES", None, ["takes strings", "null"]),
         ("UINT8", -1, ["out of the range of UINT8"]),
         ("UINT8", 256, ["out of the range of UINT8"]),

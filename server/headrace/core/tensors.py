@@ -44,6 +44,7 @@ class Tensor:
 
 
 MAX_RANK = 32
+_MAX_COUNT = 2**63 - 1  # elements that the protocol can speak of
 _MAX_ELEMENTS = 2**59  # 8 bytes each is as far as numpy can address
 
 
@@ -63,9 +64,14 @@ def element_count(name: str, shape: Sequence[int]) -> int:
     count = math.prod(shape)
     # A zero hides the other dimensions from the product, not from numpy.
     if count > _MAX_ELEMENTS or (count == 0 and math.prod(filter(None, shape)) > _MAX_ELEMENTS):
+        if math.prod(filter(None, shape)) > _MAX_COUNT:
+            raise InvalidRequest(
+                f"shape {brackets(shape)} of input '{name}' causes total element count to exceed"
+                f" maximum size of {_MAX_COUNT}"
+            )
         raise InvalidRequest(
-            f"shape {brackets(shape)} of input '{name}' causes total element count to exceed"
-            f" maximum size of {_MAX_ELEMENTS}"
+            f"byte size overflow for input '{name}': shape {brackets(shape)} has more than"
+            f" {_MAX_ELEMENTS} elements"
         )
     return count
 

@@ -35,6 +35,11 @@ _EXPECTED: dict[Datatype, str] = {
     Datatype.FP64: "numbers",
     Datatype.BYTES: "strings",
 }
+# What Triton says of these two, by which its clients may know such errors.
+_TRITONS_WORDS: dict[Datatype, str] = {
+    Datatype.BOOL: " (attempt to access JSON non-boolean as boolean)",
+    Datatype.BYTES: " (attempt to access JSON non-string as string)",
+}
 _JSON_NAMES: dict[type, str] = {
     dict: "an object", list: "an array", str: "a string", bool: "a boolean",
     int: "an integer", float: "a number with a fraction or exponent", type(None): "null",
@@ -102,6 +107,7 @@ def tensor_from_json(name: str, datatype: Datatype, shape: list[int], data: list
         raise InvalidRequest(
             f"input '{name}' of datatype {datatype} takes {_EXPECTED.get(datatype, 'integers')},"
             f" but its data holds {' and '.join(sorted(map(json_name, wrong)))}"
+            f"{_TRITONS_WORDS.get(datatype, '')}"
         )
     if len(values) != (count := element_count(name, shape)):
         fault = (

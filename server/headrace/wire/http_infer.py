@@ -286,6 +286,7 @@ def _input(
     if not set(map(type, shape)) <= _INT or (shape and min(shape) < 0):
         raise InvalidRequest(
             f"Unable to parse 'shape' of input '{name}': expected non-negative integers"
+            " (attempt to access JSON non-unsigned-integer as unsigned-integer)"
         )
     text = _member(item, "datatype", str, None)
     datatype = BY_NAME.get(text)

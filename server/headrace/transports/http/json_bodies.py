@@ -13,12 +13,15 @@ _CONTROL_LIMIT = 1 << 20  # bytes of a control request's body
 
 
 async def json_body(request: Request) -> dict[str, Any]:
-    """The JSON object of a control request; empty for an empty body. Raises `InvalidRequest`."""
+    """The JSON object of a control request; empty for an empty body.
+
+    Raises `InvalidRequest`, and `PayloadTooLarge` for more than such a request can have use for.
+    """
     pieces = b""
     async for piece in request.stream():
         pieces += piece
         if len(pieces) > _CONTROL_LIMIT:
-            raise InvalidRequest(f"the request body exceeds {_CONTROL_LIMIT} bytes")
+            raise PayloadTooLarge(f"the request body exceeds {_CONTROL_LIMIT} bytes")
     return parse_object(pieces)
 
 

@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Path, Request, Response
@@ -37,6 +38,7 @@ _CUDA: dict[str, Any] = {
         "byte_size": {"type": "integer", "minimum": 1},
     },
 }
+_DONE = partial(Response, media_type="application/json")
 _KINDS = (
     ("systemsharedmemory", "system shared memory", False),
     ("cudasharedmemory", "CUDA shared memory", True),
@@ -59,7 +61,7 @@ def add_shared_memory_routes(app: FastAPI, regions: Regions) -> None:
         key = _member(body, "key", str)
         offset = 0 if body.get("offset") is None else _member(body, "offset", int)
         await regions.register_system(region, key, offset, _member(body, "byte_size", int))
-        return Response()
+        return _DONE()
 
     @app.post(
         "/v2/cudasharedmemory/region/{region}/register", tags=["shared memory"],
@@ -75,7 +77,7 @@ def add_shared_memory_routes(app: FastAPI, regions: Regions) -> None:
             raise InvalidRequest("'raw_handle' must have 'b64', a text in base64") from None
         size = _member(body, "byte_size", int)
         await regions.register_cuda(region, handle, _member(body, "device_id", int), size)
-        return Response()
+        return _DONE()
 
 
 def _add_status(app: FastAPI, regions: Regions, path: str, words: str, cuda: bool) -> None:
@@ -106,7 +108,7 @@ def _add_unregister(app: FastAPI, regions: Regions, path: str, words: str, cuda:
     )  # fmt: skip
     async def unregister_all() -> Response:
         regions.unregister("", cuda)
-        return Response()
+        return _DONE()
 
     @app.post(
         f"/v2/{path}/region/{{region}}/unregister", tags=["shared memory"],
@@ -114,7 +116,7 @@ def _add_unregister(app: FastAPI, regions: Regions, path: str, words: str, cuda:
     )  # fmt: skip
     async def unregister(region: _Region) -> Response:
         regions.unregister(region, cuda)
-        return Response()
+        return _DONE()
 
 
 def _body(schema: dict[str, Any]) -> dict[str, Any]:
