@@ -7,7 +7,7 @@ import httpx
 import numpy as np
 import pytest
 
-from headrace.core.errors import NotFound, Unavailable, Unsupported
+from headrace.core.errors import InvalidRequest, NotFound, Unavailable, Unsupported
 from tests.contract import graphs
 from tests.contract.conftest import CARRIERS, CLIENTS
 from tests.contract.test_decoupled import tell, told
@@ -16,6 +16,7 @@ from tests.contract.test_grpc_stream import Stream
 from tests.models.onnx_graphs import write_model
 from tests.models.python_models import write_python_model
 from tests.models.streaming_models import TELLER, TELLER_CONFIG
+from tests.models.warmup_models import sample
 from tests.support.client import Client, Input, strings
 from tests.support.grpc_client import GrpcClient, infer_message
 from tests.support.http_client import HttpClient
@@ -61,9 +62,12 @@ def server(
     (root / "broken" / "1").mkdir(parents=True)
     (root / "broken" / "1" / "model.onnx").write_bytes(b"no model")
     write_python_model(root, "asks", ASKS, ASKS_CONFIG)
+    warm_up = sample("zeros", "zero_data: true", dims=1)
+    write_python_model(root, "warm", ASKS.replace("asked", "cold"), ASKS_CONFIG + warm_up)
+    write_model(root, "cold", graphs.add_constant(7), CONFIG)
     for name in ("teller", "flat", "unary_http", "unary_grpc"):
         write_python_model(root, name, TELLER, TELLER_CONFIG)
-    options = (*CARRIERS[request.param], "--load-on-request")
+    options = (*CARRIERS[request.param], "--load-on-request", "--model-load-thread-count=1")
     with ServerProcess(root, options=options) as process:
         yield process
         assert process.stop() == 0
@@ -176,6 +180,26 @@ def test_models_that_other_models_ask_for(server: ServerProcess) -> None:
         assert state(client, "asked") == ""
         assert add(client, "asks") == 5
         assert state(client, "asked") == "READY"
+
+
+def test_models_that_are_asked_while_another_is_warmed_up(server: ServerProcess) -> None:
+    """Only one may be loaded at a time here, but for those that it waits for."""
+    with GrpcClient(server.grpc) as client:
+        assert add(client, "warm") == 7
+        assert state(client, "cold") == "READY"
+
+
+def test_what_is_no_version(server: ServerProcess) -> None:
+    with GrpcClient(server.grpc) as client, Stream(client) as stream:
+        with pytest.raises(InvalidRequest, match="version string 'x'"):
+            add(client, "asked", "x")
+        one = [Input("INPUT0", np.ones((1, 1), np.float32))]
+        for version in ("x", "1"):
+            stream.send(infer_message("asked", one, version=version))
+        stream.half_close()
+        refused, answer = stream.rest()
+    assert "version string 'x'" in refused.error_message
+    assert answer.infer_response.model_version == "1"
 
 
 def test_memory_is_kept_within_its_budget(tmp_path: Path) -> None:

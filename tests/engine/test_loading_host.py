@@ -15,6 +15,7 @@ class Server:
 
     def __init__(self) -> None:
         self.told: list[object] = []
+        self.waits: list[bool] = []  # whether anything waits for it
 
     def submit(self, request: InferRequest, decoupled: bool, inside: bool, sink: Sink) -> "Server":
         """Two responses and the end; there is no model 'none', and 'never' does not answer."""
@@ -71,7 +72,7 @@ def beside(work: Callable[[LoadingHost, Server], Coroutine[Any, Any, None]]) -> 
 
         def load() -> None:
             try:
-                asyncio.run(work(LoadingHost(server, loop), server))
+                asyncio.run(work(LoadingHost(server, loop, server.waits.append), server))
             except BaseException as error:
                 failures.append(error)
             loop.call_soon_threadsafe(done.set)
@@ -123,6 +124,7 @@ def test_holding_and_cancelling() -> None:
         host.submit(request("m"), True, True, answers)
         await answers.ended.wait()
         assert server.told == [True, False, "cancel"]
+        assert server.waits == [True, False] * 2
 
     beside(work)
 
@@ -139,5 +141,22 @@ def test_other_questions() -> None:
             else:
                 assert isinstance(error, InvalidRequest)
         host.metric({})
+        assert server.waits == []  # it was answered at once
+
+    beside(work)
+
+
+def test_a_load_that_is_over_waits_for_nobody() -> None:
+    async def work(host: LoadingHost, server: Server) -> None:
+        ticket = host.submit(request("never"), False, True, Answers())
+        answers = Answers()
+        host.submit(request("m"), False, True, answers)
+        await answers.ended.wait()
+        assert server.waits == [True]
+        host.close()
+        ticket.cancel()
+        host.submit(request("m"), False, True, answers := Answers())
+        await answers.ended.wait()
+        assert server.waits == [True, False]
 
     beside(work)

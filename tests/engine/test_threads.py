@@ -42,6 +42,32 @@ def test_so_many_at_a_time_and_the_others_in_order() -> None:
     asyncio.run(test())
 
 
+def test_work_that_waits_for_other_work_lets_it_begin() -> None:
+    async def test() -> None:
+        threads = Threads(1, "t")
+        go, done = threading.Event(), list[str]()
+
+        def waits() -> None:
+            go.wait(30)
+            done.append("waits")
+
+        first = asyncio.ensure_future(threads.run(waits))
+        second = asyncio.ensure_future(threads.run(partial(done.append, "second")))
+        await asyncio.sleep(0)
+        assert threads.under_way == 1
+        threads.wait(True)
+        await second
+        threads.wait(False)
+        third = asyncio.ensure_future(threads.run(partial(done.append, "third")))
+        await asyncio.sleep(0)
+        assert threads.under_way == 1
+        go.set()
+        await asyncio.gather(first, third)
+        assert done == ["second", "waits", "third"]
+
+    asyncio.run(test())
+
+
 def test_what_takes_too_long_is_left_behind() -> None:
     async def test() -> None:
         threads = Threads(1, "t")

@@ -54,9 +54,11 @@ RECORDER_CONFIG = (
 )
 
 
-def sample(name: str, data: str, batch_size: int = 1, more: str = "", kind: str = "FP32") -> str:
+def sample(
+    name: str, data: str, batch_size: int = 1, more: str = "", kind: str = "FP32", dims: int = 2
+) -> str:
     """A sample for such an input; `data` says where the values come from."""
     return (
         f'model_warmup {{ name: "{name}" batch_size: {batch_size} {more}\n'
-        f'  inputs {{ key: "INPUT0" value {{ data_type: TYPE_{kind} dims: 2 {data} }} }} }}\n'
+        f'  inputs {{ key: "INPUT0" value {{ data_type: TYPE_{kind} dims: {dims} {data} }} }} }}\n'
     )

@@ -187,12 +187,13 @@ class Lifecycle:
     async def _update(self, version: ModelVersion, opened: Opened) -> Result | str:
         """What makes a version what it is to be, or why there is nothing."""
         what = f"{opened.source.name} version {version.name}"
-        host = LoadingHost(self._host(version), asyncio.get_running_loop())
-        options = replace(self._options, host=host)
-        work = partial(update, version.serving, opened, version.number, options)
+        loop = asyncio.get_running_loop()
         limit = self._options.limit_secs
         left = self._options.retries
         while not self._is_stopped():
+            host = LoadingHost(self._host(version), loop, self._threads.wait)
+            options = replace(self._options, host=host)
+            work = partial(update, version.serving, opened, version.number, options)
             try:
                 return await self._threads.run(work, limit, _close)
             except Stopped:
@@ -205,6 +206,8 @@ class Lifecycle:
                 return reason
             except Exception as error:  # one version's failure must not keep others from loading
                 reason = _reason(what, error)
+            finally:
+                host.close()
             if not left:
                 return reason
             log.info("%s is loaded once more, %d times at most", what, left)

@@ -1,7 +1,8 @@
 """The server as a model reaches it that is warmed up, from the thread that loads it.
 
 What the model asks for is asked on the server's event loop, and what comes of it is told on the
-event loop of the loading thread. Models that are not ready yet cannot be asked.
+event loop of the loading thread. Meanwhile the load does not count among those that are done at a
+time: what it waits for may have to be loaded, too. Models that are not ready yet cannot be asked.
 """
 
 import asyncio
@@ -19,13 +20,32 @@ Answer = Callable[[object, ServerError | None], None]
 class LoadingHost:
     """Hands on what a model asks `host` for, which belongs to `loop`; to be used on other loops."""
 
-    def __init__(self, host: Host, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, host: Host, loop: asyncio.AbstractEventLoop, wait: Callable[[bool], None]
+    ) -> None:
+        """`wait` is told when the load begins to wait for somebody, and when it does not."""
         self._host = host
         self._loop = loop
+        self._wait = wait
+        self._asked = 0
+        self._over = False
+
+    def close(self) -> None:
+        """The load is over, whatever it has asked; on the server's event loop."""
+        self.count(-self._asked)
+        self._over = True
+
+    def count(self, more: int) -> None:
+        """So many answers more, or less, are waited for; on the server's event loop."""
+        if self._over:
+            return
+        before, self._asked = self._asked, self._asked + more
+        if bool(before) != bool(self._asked):
+            self._wait(bool(self._asked))
 
     def submit(self, request: InferRequest, decoupled: bool, inside: bool, sink: Sink) -> Ticket:
         """Have a model run; errors come to the sink."""
-        asked = _Asked(self._loop, asyncio.get_running_loop(), sink)
+        asked = _Asked(self, self._loop, asyncio.get_running_loop(), sink)
         _on(self._loop, asked.begin, self._host, request, decoupled, inside)
         return asked
 
@@ -33,14 +53,22 @@ class LoadingHost:
         """Do something else, and answer once."""
         here = asyncio.get_running_loop()
 
+        waits = answered = False
+
         def back(value: object, error: ServerError | None) -> None:
+            nonlocal answered
+            answered = True
+            self.count(-waits)
             _on(here, answer, value, error)
 
         def ask() -> None:
+            nonlocal waits
             try:
                 self._host.control(document, back)
             except Exception as error:  # what nonsense raises
                 back(None, InvalidRequest(f"{type(error).__name__}: {error}"))
+            waits = not answered
+            self.count(waits)
 
         _on(self._loop, ask)
 
@@ -52,30 +80,50 @@ class _Asked:
     """A request that another model runs: its sink there, its ticket here."""
 
     def __init__(
-        self, there: asyncio.AbstractEventLoop, here: asyncio.AbstractEventLoop, sink: Sink
+        self,
+        owner: LoadingHost,
+        there: asyncio.AbstractEventLoop,
+        here: asyncio.AbstractEventLoop,
+        sink: Sink,
     ) -> None:
+        self._owner = owner
         self._there = there
         self._here = here
         self._sink = sink
         self._ticket: Ticket | None = None
+        self._over = False
 
     # --- on the server's event loop
 
     def begin(self, host: Host, request: InferRequest, decoupled: bool, inside: bool) -> None:
         """Submit it."""
+        self._owner.count(1)
         try:
             self._ticket = host.submit(request, decoupled, inside, self)
         except ServerError as error:
             self.fail(error)
 
     def respond(self, response: InferResponse, final: bool) -> None:
+        if final:
+            self._end()
         _on(self._here, self._sink.respond, response, final)
 
     def finish(self) -> None:
+        self._end()
         _on(self._here, self._sink.finish)
 
     def fail(self, error: ServerError) -> None:
+        self._end()
         _on(self._here, self._sink.fail, error)
+
+    def _end(self) -> None:
+        if not self._over:
+            self._over = True
+            self._owner.count(-1)
+
+    def _cancel(self) -> None:
+        self._end()
+        self._change(lambda ticket: ticket.cancel())
 
     def _change(self, change: Callable[[Ticket], None]) -> None:
         if self._ticket is not None:
@@ -84,7 +132,7 @@ class _Asked:
     # --- on that of the loading thread
 
     def cancel(self) -> None:
-        _on(self._there, self._change, lambda ticket: ticket.cancel())
+        _on(self._there, self._cancel)
 
     def hold(self, held: bool) -> None:
         _on(self._there, self._change, lambda ticket: ticket.hold(held))

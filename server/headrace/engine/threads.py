@@ -71,6 +71,13 @@ class Threads:
         finally:
             del problem
 
+    def wait(self, waits: bool) -> None:
+        """A piece of work waits for another one, whose turn has to come, or does not any more."""
+        if waits:
+            self._next()
+        else:
+            self._free -= 1
+
     def stop(self) -> None:
         """Begin nothing more, and wait for nothing."""
         self._stopped = True
@@ -82,7 +89,7 @@ class Threads:
     async def _turn(self) -> None:
         if self._stopped:
             raise Stopped
-        if self._free:
+        if self._free > 0:
             self._free -= 1
             return
         turn = asyncio.get_running_loop().create_future()
@@ -96,12 +103,12 @@ class Threads:
 
     def _next(self) -> None:
         """Hand the turn on."""
-        while self._waiting:
+        self._free += 1
+        while self._waiting and self._free > 0:
             turn = self._waiting.popleft()
             if not turn.done():
+                self._free -= 1
                 turn.set_result(None)
-                return
-        self._free += 1
 
     def _work(
         self,
