@@ -371,6 +371,24 @@ def test_what_is_not_http(server: ServerProcess, data: bytes) -> None:
     assert ask(server.http, "GET", "/v2/health/live").status == 200
 
 
+def test_a_length_beyond_all_lengths_is_refused(server: ServerProcess) -> None:
+    with HttpSocket(server.http) as connection:
+        # As much as the parser takes; beyond that it is no HTTP any more.
+        head = f"POST {_INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {2**64 - 1}\r\n\r\n"
+        connection.send(head.encode() + b"hello")
+        answer = connection.receive()
+        assert answer.status == 400
+        assert "Content-Length must be a number of bytes" in answer.error
+        assert connection.at_end()
+
+
+def test_spaces_around_a_length_are_not_part_of_it(server: ServerProcess) -> None:
+    with HttpSocket(server.http) as connection:
+        head = f"POST {_INFER} HTTP/1.1\r\nHost: x\r\nContent-Length:  {len(_GOOD)} \t \r\n\r\n"
+        connection.send(head.encode() + _GOOD)
+        assert _is_sum(connection.receive())
+
+
 def test_trailers_are_read_and_dropped(server: ServerProcess) -> None:
     head = f"POST {_INFER} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
     body = b"%x\r\n%b\r\n0\r\n" % (len(_GOOD), _GOOD)

@@ -262,7 +262,7 @@ def head_of(
     values = {name: value.decode("latin-1") for name, value in headers}
     length: int | None = None
     if b"transfer-encoding" not in values:
-        text = values.get(b"content-length", "0")
+        text = values.get(b"content-length", "0").strip(" \t")
         if not (text.isascii() and text.isdigit()) or len(text) > 19:
             raise InvalidRequest(f"Content-Length must be a number of bytes, got {text[:40]!r}")
         length = int(text)

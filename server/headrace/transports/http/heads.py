@@ -4,6 +4,7 @@ from typing import Any
 
 import httptools
 
+from headrace.core.errors import InvalidRequest
 from headrace.engine.doors import Entrance
 from headrace.transports.http.exchange import Head, header_entrance, opens, read_head, unquoted
 from headrace.transports.http.protocol import without_upgrade
@@ -54,7 +55,10 @@ class Heads:
         entrance = self._engine
         if self._pattern is not None:
             entrance = header_entrance(entrance, self._pattern, reader.headers)
-        return read_head(entrance, path, headers)
+        try:
+            return read_head(entrance, path, headers)
+        except InvalidRequest:  # which the plain route tells
+            return None
 
 
 class _HeadReader:
