@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -170,6 +171,21 @@ def test_two_of_a_name_at_once(shared: SharedFile) -> None:
     first, second = asyncio.run(both())
     assert first is None
     assert isinstance(second, AlreadyExists)
+
+
+def test_regions_leave_files_for_connections(shared: SharedFile) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    regions = regions_of()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (400, hard))
+    try:
+        for number in range(100):
+            register(regions, f"r{number}", shared.key)
+        with pytest.raises(Overloaded, match="there are 100 shared memory regions"):
+            register(regions, "one more", shared.key)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    register(regions, "one more", shared.key)
+    regions.unregister("", cuda=False)
 
 
 def test_there_is_an_end_to_regions(shared: SharedFile) -> None:

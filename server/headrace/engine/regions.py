@@ -13,10 +13,10 @@ other. Invariant: a region is closed once, when it is neither registered nor in 
 import asyncio
 import logging
 import os
+import resource
 import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
 
 from headrace.core.errors import (
     AlreadyExists,
@@ -30,6 +30,7 @@ from headrace.core.errors import (
 from headrace.core.requests import Stretch
 from headrace.engine.admission import Admission
 from headrace.engine.cuda import Cuda, CudaError, find_cuda
+from headrace.engine.region_memory import CudaMemory, Memory, SharedFile
 from headrace.wire.pb import grpc_service_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -45,74 +46,6 @@ _MOST_REGIONS = 1024  # each has a file open
 _MOST = 2**63 - 1
 _HANDLE_SIZE = 64  # bytes of a cudaIpcMemHandle_t
 _THREADS = 4
-
-
-class Memory(Protocol):
-    """What a region's bytes lie in. Methods block, and may be called on any thread."""
-
-    def read(self, into: memoryview, offset: int) -> int:
-        """Fill `into` from `offset` on; the bytes that were there. Raises `OSError`."""
-
-    def write(self, data: memoryview, offset: int) -> bool:
-        """Write `data` at `offset`, unless the memory is too short. Raises `OSError`."""
-
-    def close(self) -> None:
-        """Let go of it."""
-
-
-class SharedFile:
-    """An open file of system shared memory, from `start` on."""
-
-    def __init__(self, descriptor: int, start: int) -> None:
-        self._descriptor = descriptor
-        self._start = start
-
-    def read(self, into: memoryview, offset: int) -> int:
-        """`Memory.read`."""
-        done = 0
-        while done < len(into):  # one call gives 2 GiB at most
-            count = os.preadv(self._descriptor, [into[done:]], self._start + offset + done)
-            if not count:
-                break
-            done += count
-        return done
-
-    def write(self, data: memoryview, offset: int) -> bool:
-        """`Memory.write`."""
-        # A file that has become shorter would grow again: what it had is the client's to give.
-        if os.fstat(self._descriptor).st_size < self._start + offset + len(data):
-            return False
-        done = 0
-        while done < len(data):
-            done += os.pwrite(self._descriptor, data[done:], self._start + offset + done)
-        return True
-
-    def close(self) -> None:
-        """`Memory.close`."""
-        os.close(self._descriptor)
-
-
-class CudaMemory:
-    """Memory of a GPU that another process has allocated."""
-
-    def __init__(self, cuda: Cuda, device: int, address: int) -> None:
-        self._cuda = cuda
-        self._device = device
-        self._address = address
-
-    def read(self, into: memoryview, offset: int) -> int:
-        """`Memory.read`."""
-        self._cuda.to_host(self._device, self._address + offset, into)
-        return len(into)
-
-    def write(self, data: memoryview, offset: int) -> bool:
-        """`Memory.write`."""
-        self._cuda.to_device(self._device, self._address + offset, data)
-        return True
-
-    def close(self) -> None:
-        """`Memory.close`."""
-        self._cuda.close(self._device, self._address)
 
 
 class Region:
@@ -345,10 +278,10 @@ class Regions:
             )
         if name in self._regions or name in self._opening:
             raise AlreadyExists(f"shared memory region '{name}' already in manager")
-        if len(self._regions) + len(self._opening) >= _MOST_REGIONS:
+        if len(self._regions) + len(self._opening) >= (most := _most_regions()):
             raise Overloaded(
-                f"there are {_MOST_REGIONS} shared memory regions, which is the most: unregister"
-                " what is not needed"
+                f"there are {most} shared memory regions, which is the most: unregister what is"
+                " not needed"
             )
         self._opening.add(name)
         future = asyncio.get_running_loop().run_in_executor(self.threads, opened)
@@ -369,6 +302,12 @@ class Regions:
         if not (region.registered or region.users):
             # On a thread: the last one to close a large file frees it.
             self.threads.submit(region.close)
+
+
+def _most_regions() -> int:
+    """Fewer where the process may have few files open: most of them are for connections."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST_REGIONS if files == resource.RLIM_INFINITY else min(_MOST_REGIONS, files // 4)
 
 
 def _open_file(name: str, key: str, file_name: str, offset: int, byte_size: int) -> SharedFile:
