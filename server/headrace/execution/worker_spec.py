@@ -8,8 +8,11 @@ from headrace.workers.limits import Limits
 
 # What a model may see of the server's environment; other variables may be secrets.
 _PASSED = frozenset(
-    {"PATH", "HOME", "USER", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV"}
-)
+    {
+        "PATH", "HOME", "USER", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH",
+        "VIRTUAL_ENV", "ORT_DISABLE_TELEMETRY",
+    }
+)  # fmt: skip
 _PASSED_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "HF_", "TRANSFORMERS_", "TORCH_", "OMP_", "MKL_")
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
