@@ -3,11 +3,13 @@
 import json
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.support.http_socket import ask
 from tests.support.server_process import ServerProcess
+from tests.support.shared_memory import SharedFile
 
 CONTROL = {  # which this server does not allow
     ("post", "/v2/repository/models/{name}/load"),
@@ -70,21 +72,126 @@ def test_every_route_is_described(document: dict[str, dict[str, dict[str, object
     assert described == ROUTES
 
 
-def test_every_route_that_is_described_is_there(server: ServerProcess) -> None:
-    for method, path in ROUTES:
+def test_every_route_answers_as_described(
+    server: ServerProcess, document: dict[str, dict[str, dict[str, object]]]
+) -> None:
+    for method, path in sorted(ROUTES):
         target = path.format(name="row_sum", version="1", region="r")
-        answer = ask(server.http, method.upper(), target)
         expected = 200
         # Without a body the inference routes have nothing to run.
         if target.endswith(("/infer", "/generate", "/generate_stream", "/register")):
             expected = 400
-        elif target.endswith(("/load", "/unload")):  # models are not controlled by request
+        elif (method, path) in CONTROL:
             expected = 503
         elif target.endswith("/r/status"):  # there is no such region
             expected = 404
-        elif (method, path) in CONTROL:
-            expected = 503
-        assert answer.status == expected, path
+        _check(server, document, method, path, target, b"", expected)
+
+
+_TWO = json.dumps(
+    {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}
+).encode()
+_BIG = b" " * 2_000_000
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "names", "body", "status"),
+    [
+        ("get", "/v2/models/{name}", {"name": "nope"}, b"", 404),
+        ("get", "/v2/models/{name}/config", {"name": "spin_priority"}, b"", 200),
+        ("get", "/v2/models/{name}/config", {"name": "nope"}, b"", 404),
+        ("get", "/v2/models/{name}/ready", {"name": "nope"}, b"", 503),
+        ("get", "/v2/models/{name}/versions/{version}/ready",
+         {"name": "simple", "version": "9" * 30}, b"", 400),
+        ("get", "/v2/models/{name}/versions/{version}",
+         {"name": "simple", "version": "9" * 30}, b"", 400),
+        ("get", "/v2/models/{name}/stats", {"name": "nope"}, b"", 400),
+        ("get", "/v2/models/{name}/traffic", {"name": "nope"}, b"", 404),
+        ("get", "/v2/models/{name}/trace/setting", {"name": "nope"}, b"", 400),
+        ("post", "/v2/models/{name}/infer", {"name": "row_sum"}, _TWO, 200),
+        ("post", "/v2/models/{name}/infer", {"name": "nope"}, _TWO, 404),
+        ("post", "/v2/models/{name}/infer", {"name": "decoupled"}, _TWO, 501),
+        ("post", "/v2/models/{name}/generate", {"name": "row_sum"}, b'{"INPUT0": [1]}', 200),
+        ("post", "/v2/repository/index", {}, b'{"ready": 1}', 400),
+        ("post", "/v2/repository/index", {}, _BIG, 413),
+        ("post", "/v2/logging", {}, b'{"log_info": true, "log_format": null}', 200),
+        ("post", "/v2/logging", {}, b'{"log_info": 1}', 400),
+        ("post", "/v2/logging", {}, b'{"log_file": "x"}', 501),
+        ("post", "/v2/logging", {}, b'{"log_format": "x"}', 503),
+        ("post", "/v2/logging", {}, _BIG, 413),
+        ("post", "/v2/trace/setting", {}, b'{"trace_rate": null}', 200),
+        ("post", "/v2/trace/setting", {}, b'{"trace_rate": "x"}', 400),
+        ("post", "/v2/trace/setting", {}, b'{"trace_file": "x"}', 501),
+        ("post", "/v2/trace/setting", {}, _BIG, 413),
+        ("post", "/v2/systemsharedmemory/region/{region}/register", {"region": "r"},
+         b'{"key": "/none-of-this-name", "byte_size": 1}', 400),
+        ("post", "/v2/systemsharedmemory/region/{region}/register", {"region": "r"}, _BIG, 413),
+        ("post", "/v2/models/{name}/traffic", {"name": "simple"}, _BIG, 413),
+    ],
+)  # fmt: skip
+def test_answers_are_as_described(
+    server: ServerProcess,
+    document: dict[str, dict[str, dict[str, object]]],
+    method: str,
+    path: str,
+    names: dict[str, str],
+    body: bytes,
+    status: int,
+) -> None:
+    _check(server, document, method, path, path.format(**names), body, status)
+
+
+def test_what_shared_memory_answers(
+    server: ServerProcess, document: dict[str, dict[str, dict[str, object]]]
+) -> None:
+    with SharedFile(64) as file:
+        given = json.dumps({"key": file.key, "byte_size": 64}).encode()
+        region = "/v2/systemsharedmemory/region/{region}"
+        for method, path, body in (
+            ("post", f"{region}/register", given),
+            ("get", f"{region}/status", b""),
+            ("post", f"{region}/unregister", b""),
+        ):
+            _check(server, document, method, path, path.format(region="described"), body, 200)
+
+
+def test_a_server_without_shared_memory(
+    narrow: ServerProcess, document: dict[str, dict[str, dict[str, object]]]
+) -> None:
+    path = "/v2/cudasharedmemory/region/{region}/unregister"
+    _check(narrow, document, "post", path, path.format(region="r"), b"", 501)
+
+
+def _check(
+    server: ServerProcess,
+    document: Any,
+    method: str,
+    path: str,
+    target: str,
+    body: bytes,
+    status: int,
+) -> None:
+    """Ask, and hold status, type and body against what the document says of them."""
+    answer = ask(server.http, method.upper(), target, body)
+    assert answer.status == status, (target, answer.body)
+    described = document["paths"][path][method]["responses"][str(status)]
+    if "content" not in described:
+        assert answer.body == b""
+        return
+    schema = described["content"][answer.headers["content-type"]]["schema"]
+    validator = pytest.importorskip("jsonschema").Draft202012Validator
+    whole = schema | {"components": _strict(document["components"])}
+    validator(whole).validate(json.loads(answer.body))
+
+
+def _strict(components: dict[str, Any]) -> dict[str, Any]:
+    """The same, in which no object has members beside those that are named."""
+    return {
+        "schemas": {
+            name: {"additionalProperties": False} | schema
+            for name, schema in components["schemas"].items()
+        }
+    }
 
 
 def test_operations_are_complete(document: dict[str, dict[str, dict[str, object]]]) -> None:

@@ -14,6 +14,15 @@ from headrace.engine.engine import Engine
 from headrace.transports.http import openapi
 from headrace.transports.http.access import AccessLog
 from headrace.transports.http.categories import inference_routes, restricted_routes
+from headrace.transports.http.described import (
+    MODEL_CONFIG,
+    MODEL_METADATA,
+    SERVER_METADATA,
+    STATISTICS,
+    Schema,
+    answers,
+    record,
+)
 from headrace.transports.http.docs_page import render_docs
 from headrace.transports.http.json_bodies import json_answer
 from headrace.transports.http.log_routes import add_log_routes
@@ -32,6 +41,13 @@ log = logging.getLogger(__name__)
 Name = Annotated[str, Path(description="Name of a model")]
 Version = Annotated[str, Path(pattern="^[0-9]+$", description="Number of a version")]
 _JSON = "application/json"
+_LIVE = record({"live": {"type": "boolean"}}, "live")
+_READY = record({"ready": {"type": "boolean"}}, "ready")
+_MODEL_READY = record(
+    {"name": {"type": "string"}, "ready": {"type": "boolean"}, "error": {"type": "string"}},
+    "name",
+    "ready",
+)
 
 
 def create_app(
@@ -47,6 +63,9 @@ def create_app(
         title="headrace",
         version=__version__,
         summary="KServe V2 (Open Inference) protocol",
+        description="An operation that the server restricts is answered with 403 without its"
+        " header; every operation with 503 while the server is overloaded or shuts down, and with"
+        " 500 where it has a bug.",
         redirect_slashes=False,
         docs_url=None,
         redoc_url=None,
@@ -77,37 +96,54 @@ def create_app(
 def _health(app: FastAPI, engine: Engine) -> None:
     """Some load balancers probe with HEAD."""
 
-    @app.get("/v2/health/live", tags=["health"], summary="Is the server alive?")
+    @app.get(
+        "/v2/health/live", tags=["health"], summary="Is the server alive?",
+        response_class=Response, responses=answers("It is", _LIVE),
+    )  # fmt: skip
     @app.head("/v2/health/live", include_in_schema=False)
     async def live() -> Response:
         return json_answer({"live": engine.live})
 
-    @app.get("/v2/health/ready", tags=["health"], summary="Does the server take requests?")
+    @app.get(
+        "/v2/health/ready", tags=["health"], summary="Does the server take requests?",
+        response_class=Response, responses=answers("It does", _READY, unready=_READY),
+    )  # fmt: skip
     @app.head("/v2/health/ready", include_in_schema=False)
     async def ready() -> Response:
         return json_answer({"ready": engine.ready}, 200 if engine.ready else 503)
 
-    @app.get("/v2/models/{name}/ready", tags=["health"], summary="Does the model take requests?")
+    @app.get(
+        "/v2/models/{name}/ready", tags=["health"], summary="Does the model take requests?",
+        response_class=Response, responses=answers("It does", _MODEL_READY, unready=_MODEL_READY),
+    )  # fmt: skip
     @app.head("/v2/models/{name}/ready", include_in_schema=False)
     async def model_ready(name: Name) -> Response:
         return _model_ready(engine, name, "")
 
     @app.get(
-        "/v2/models/{name}/versions/{version}/ready", tags=["health"], summary="… this version?"
-    )
+        "/v2/models/{name}/versions/{version}/ready", tags=["health"],
+        summary="Does the version take requests?", response_class=Response,
+        responses=answers("It does", _MODEL_READY, 400, unready=_MODEL_READY),
+    )  # fmt: skip
     @app.head("/v2/models/{name}/versions/{version}/ready", include_in_schema=False)
     async def version_ready(name: Name, version: Version) -> Response:
         return _model_ready(engine, name, version)
 
 
 def _metadata(app: FastAPI, engine: Engine) -> None:
-    @app.get("/v2", tags=["metadata"], summary="Server metadata")
+    @app.get(
+        "/v2", tags=["metadata"], summary="Server metadata",
+        response_class=Response, responses=answers("What the server offers", SERVER_METADATA),
+    )  # fmt: skip
     @app.get("/v2/", include_in_schema=False)
     async def server_metadata() -> Response:
         return json_answer(to_json(engine.server_metadata()))
 
     # Before the routes with a model name: a model cannot be called "stats".
-    @app.get("/v2/models/stats", tags=["statistics"], summary="Statistics of all models")
+    @app.get(
+        "/v2/models/stats", tags=["statistics"], summary="Statistics of all models",
+        response_class=Response, responses=answers("By model and version", STATISTICS),
+    )  # fmt: skip
     async def all_statistics() -> Response:
         return json_answer(to_json(engine.model_statistics()))
 
@@ -122,9 +158,9 @@ def _metadata(app: FastAPI, engine: Engine) -> None:
     async def statistics(name: str, version: str) -> dict[str, Any]:
         return to_json(engine.model_statistics(name, version))
 
-    _add_document(app, "", "metadata", "Model metadata", metadata)
-    _add_document(app, "/config", "metadata", "Model configuration", config)
-    _add_document(app, "/stats", "statistics", "Model statistics", statistics)
+    _add_document(app, "", "metadata", "Model metadata", metadata, MODEL_METADATA)
+    _add_document(app, "/config", "metadata", "Model configuration", config, MODEL_CONFIG)
+    _add_document(app, "/stats", "statistics", "Model statistics", statistics, STATISTICS)
 
 
 def _add_document(
@@ -133,17 +169,24 @@ def _add_document(
     tag: str,
     summary: str,
     document: Callable[[str, str], Awaitable[dict[str, Any]]],
+    schema: Schema,
 ) -> None:
     """A document of a model, with and without a version."""
     operation = f"model{suffix.replace('/', '_')}"
+    # A client that asks for statistics of what is not there has made a mistake, says Triton.
+    errors = (400,) if schema is STATISTICS else (400, 404, 503)
 
-    @app.get(f"/v2/models/{{name}}{suffix}", tags=[tag], summary=summary, operation_id=operation)
+    @app.get(
+        f"/v2/models/{{name}}{suffix}", tags=[tag], summary=summary, operation_id=operation,
+        response_class=Response, responses=answers(summary, schema, *errors),
+    )  # fmt: skip
     async def of_model(name: Name) -> Response:
         return json_answer(await document(name, ""))
 
     @app.get(
         f"/v2/models/{{name}}/versions/{{version}}{suffix}",
         tags=[tag], summary=f"{summary} of a version", operation_id=f"version_{operation}",
+        response_class=Response, responses=answers(summary, schema, *errors),
     )  # fmt: skip
     async def of_version(name: Name, version: Version) -> Response:
         return json_answer(await document(name, version))

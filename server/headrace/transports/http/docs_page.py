@@ -16,9 +16,10 @@ code, pre { font: 13px/1.45 ui-monospace, monospace }
 pre { background: #f6f7f8; padding: .8rem; overflow: auto }
 details { margin: .4rem 0; border: 1px solid #ddd; border-radius: 4px; padding: .35rem .7rem }
 summary { cursor: pointer } summary span { color: #666; margin-left: .7rem }
-.get, .post { display: inline-block; width: 3.4rem; font-weight: 700 }
+.get, .post, .delete { display: inline-block; width: 4.2rem; font-weight: 700 }
 .get { color: #0a6 }
 .post { color: #06c }
+.delete { color: #b40 }
 table { border-collapse: collapse } td { padding: .15rem 1.2rem .15rem 0; vertical-align: top }
 """
 
@@ -31,7 +32,8 @@ def render_docs(document: dict[str, Any]) -> str:
         "<meta name=viewport content='width=device-width, initial-scale=1'>",
         f"<title>{escape(info['title'])}</title><style>{_STYLE}</style>",
         f"<h1>{escape(info['title'])} <small>{escape(info['version'])}</small></h1>",
-        f"<p>{escape(info.get('summary', ''))}. The same as a document for tools:"
+        f"<p>{escape(info.get('summary', ''))}. {escape(info.get('description', ''))}"
+        " The same as a document for tools:"
         " <a href=/openapi.json>/openapi.json</a></p>",
     ]
     by_tag: dict[str, list[str]] = {}
@@ -43,7 +45,8 @@ def render_docs(document: dict[str, Any]) -> str:
         parts += [f"<h2>{escape(tag)}</h2>", *texts]
     parts.append("<h2>schemas</h2>")
     for name, schema in document["components"]["schemas"].items():
-        parts.append(f"<details><summary>{escape(name)}</summary>{_json(schema)}</details>")
+        head = f"<details id='{escape(name)}'><summary>{escape(name)}</summary>"
+        parts.append(f"{head}{_json(schema)}</details>")
     return "\n".join(parts)
 
 
@@ -54,7 +57,8 @@ def _operation(path: str, method: str, operation: dict[str, Any]) -> str:
         for p in operation.get("parameters", ())
     ]
     rows += [
-        f"<tr><td>{escape(status)}<td colspan=2>{escape(answer['description'])}"
+        f"<tr><td>{escape(status)}<td>{escape(answer['description'])}"
+        f"<td>{''.join(map(_schema, answer.get('content', {}).values()))}"
         for status, answer in operation["responses"].items()
     ]
     body = operation.get("requestBody")
@@ -64,6 +68,14 @@ def _operation(path: str, method: str, operation: dict[str, Any]) -> str:
         f"<span>{escape(operation.get('summary', ''))}</span></summary>"
         f"<table>{''.join(rows)}</table>{_json(body['content']) if body else ''}</details>"
     )
+
+
+def _schema(content: dict[str, Any]) -> str:
+    """The form of an answer: a link where it has a name."""
+    reference = content["schema"].get("$ref", "").rpartition("/")[2]
+    if reference:
+        return f"<a href='#{escape(reference)}'>{escape(reference)}</a> "
+    return _json(content["schema"])
 
 
 def _json(value: Any) -> str:

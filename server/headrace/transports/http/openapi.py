@@ -4,6 +4,8 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from headrace.transports.http.described import document_schemas
+
 _PARAMETERS = {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}}
 _TENSOR: dict[str, Any] = {
     "type": "object",
@@ -80,12 +82,6 @@ _SCHEMAS = {
 }
 
 
-def optional_body(properties: dict[str, Any]) -> dict[str, Any]:
-    """What a route adds to its description that takes a JSON object, or an empty body."""
-    schema = {"type": "object", "properties": properties}
-    return {"requestBody": {"content": {"application/json": {"schema": schema}}}}
-
-
 def describe_inference(app: FastAPI) -> None:
     """Let `app` describe the infer and generate routes beside its own."""
     generate = app.openapi
@@ -93,7 +89,8 @@ def describe_inference(app: FastAPI) -> None:
     def openapi() -> dict[str, Any]:
         document = generate()
         _leave_out_validation(document)
-        document.setdefault("components", {}).setdefault("schemas", {}).update(_SCHEMAS)
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        schemas.update(_SCHEMAS | document_schemas())
         for suffix, operation in (
             ("infer", _infer), ("generate", _generate), ("generate_stream", _generate_stream)
         ):  # fmt: skip
@@ -134,7 +131,9 @@ def _operation(
             "400": _answer("The request breaks the protocol or the model's signature", "Error"),
             "404": _answer("No such model or version", "Error"),
             "413": _answer("The request is too large", "Error"),
+            "422": _answer("Workers have died of these inputs before", "Error"),
             "500": _answer("The model failed", "Error"),
+            "501": _answer("Another compression, or not for models of this kind", "Error"),
             "503": _answer("Not now: not ready, queue full, timed out or overloaded", "Error"),
         },
     }
@@ -145,6 +144,14 @@ def _infer(name: str, parameters: list[str]) -> dict[str, Any]:
         "application/octet-stream": {"schema": {"type": "string", "format": "binary"}}
     }
     good = _answer("The outputs", "InferResponse")
+    good["content"]["application/octet-stream"] = {
+        "schema": {
+            "type": "string",
+            "format": "binary",
+            "description": "An InferResponse in as many bytes as Inference-Header-Content-Length"
+            " says, and behind it the outputs that were asked for in binary",
+        }
+    }
     operation = _operation(name, "Run the model", parameters, request, good)
     operation["parameters"].append(
         {

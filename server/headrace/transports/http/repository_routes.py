@@ -8,34 +8,38 @@ from fastapi import FastAPI, Request, Response
 from headrace.core.errors import InvalidRequest, Restricted, Unsupported
 from headrace.core.load_parameters import LoadParameters
 from headrace.engine.engine import Engine
+from headrace.transports.http.described import answers, body, record
 from headrace.transports.http.json_bodies import json_answer, json_body, parse_object, read_body
-from headrace.transports.http.openapi import optional_body
 from headrace.wire.documents import to_json
 from headrace.wire.load_parameters import load_parameters_of_json, unload_dependents_of_json
 
-_INDEX = optional_body({"ready": {"type": "boolean", "description": "Only what serves"}})
-_LOAD = optional_body(
-    {
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "config": {"type": "string", "description": "A configuration, as JSON text"}
-            },
-            "additionalProperties": {
+_TEXT = {"type": "string"}
+_INDEX = body(record({"ready": {"type": "boolean", "description": "Only what serves"}}))
+_MODELS = {
+    "type": "array",
+    "items": record(
+        {
+            "name": _TEXT,
+            "version": _TEXT,
+            "state": {
                 "type": "string",
-                "description": "As `file:PATH`: a file of the model's directory, in base64",
+                "enum": ["UNKNOWN", "READY", "UNAVAILABLE", "LOADING", "UNLOADING"],
             },
-        }
+            "reason": _TEXT,
+        },
+        "name",
+    ),
+}
+_OVERRIDES = record(
+    {"config": {"type": "string", "description": "A configuration, as JSON text"}}
+) | {
+    "additionalProperties": {
+        "type": "string",
+        "description": "As `file:PATH`: a file of the model's directory, in base64",
     }
-)
-_UNLOAD = optional_body(
-    {
-        "parameters": {
-            "type": "object",
-            "properties": {"unload_dependents": {"type": "boolean"}},
-        }
-    }
-)
+}
+_LOAD = body(record({"parameters": _OVERRIDES}))
+_UNLOAD = body(record({"parameters": record({"unload_dependents": {"type": "boolean"}})}))
 _LARGE = 64 << 10  # bytes of a body, from which on it is parsed on a thread
 _DONE = partial(Response, media_type="application/json")
 
@@ -45,7 +49,8 @@ def add_repository_routes(app: FastAPI, engine: Engine, max_request_bytes: int) 
 
     @app.post(
         "/v2/repository/index", tags=["repository"], summary="All models and their states",
-        openapi_extra=_INDEX,
+        openapi_extra=_INDEX, response_class=Response,
+        responses=answers("All versions of all models", _MODELS, 400, 413),
     )  # fmt: skip
     @app.post("/v2/repository/{repository}/index", include_in_schema=False)
     async def index(request: Request) -> Response:
@@ -61,7 +66,8 @@ def add_repository_routes(app: FastAPI, engine: Engine, max_request_bytes: int) 
     # Also for names that are none, which are refused for that.
     @app.post(
         "/v2/repository/models/{name:path}/load", tags=["repository"], summary="Load a model",
-        openapi_extra=_LOAD,
+        openapi_extra=_LOAD, response_class=Response,
+        responses=answers("The model is loaded", None, 400, 403, 404, 413, 503),
     )  # fmt: skip
     async def load(request: Request, name: str) -> Response:
         _refuse_other_sites(request)
@@ -71,7 +77,8 @@ def add_repository_routes(app: FastAPI, engine: Engine, max_request_bytes: int) 
 
     @app.post(
         "/v2/repository/models/{name:path}/unload", tags=["repository"], summary="Unload a model",
-        openapi_extra=_UNLOAD,
+        openapi_extra=_UNLOAD, response_class=Response,
+        responses=answers("The model is not served any more", None, 400, 403, 413, 503),
     )  # fmt: skip
     async def unload(request: Request, name: str) -> Response:
         _refuse_other_sites(request)
