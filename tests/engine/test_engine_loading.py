@@ -3,6 +3,8 @@ test.
 """
 
 import asyncio
+import os
+import shutil
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -702,5 +704,28 @@ def test_a_model_with_a_manifest_is_taken_when_it_is_complete(tmp_path: Path) ->
         assert await world.engine.load(world.source()) == ""
         assert await world.ask() == 2
         assert world.backend.begun == ["1", "1", "2"]
+
+    run(tmp_path, test)
+
+
+def test_what_clients_are_told_is_text(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        source = world.write("1")
+        (world.root / "1" / "model.constant").unlink()
+        os.close(os.open(os.fsencode(world.root) + b"/1/\xff", os.O_CREAT))
+        assert await world.engine.load(source)
+        [(_, state, reason)] = world.index()
+        assert state == "READY"
+        assert r"found \udcff;" in reason
+
+    run(tmp_path, test)
+
+
+def test_a_version_that_has_gone_is_told_of(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        source = world.write("1")
+        shutil.rmtree(world.root / "1")
+        problem = "its version 1 cannot be read: No such file or directory"
+        assert await world.engine.load(source) == problem
 
     run(tmp_path, test)

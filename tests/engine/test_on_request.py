@@ -14,10 +14,13 @@ from headrace.core.errors import NotFound, ServerError, ServerExiting, Unavailab
 from headrace.core.requests import InferRequest, InferResponse
 from headrace.core.tensors import Tensor
 from headrace.engine.admission import Admission
+from headrace.engine.control import ControlMode, ControlOptions
 from headrace.engine.engine import Engine
 from headrace.engine.opening import LoadOptions
 from headrace.engine.residency import ResidencyOptions
+from headrace.engine.sources import LoadOverrides
 from headrace.observability.memory import GrowthMeter
+from headrace.repository.catalogue import Catalogue
 from headrace.repository.layout import scan
 from tests.engine.test_engine_loading import CONFIG, FP32, Constants, until
 
@@ -53,10 +56,14 @@ class World:
         for number, name in enumerate(names):
             self.write(name, str(number))
         self.ahead = 0.0
+        control = ControlOptions(
+            ControlMode.EXPLICIT, Catalogue((root,)), LoadOverrides.FILES, max_new_models=2
+        )
         options_of_loads = LoadOptions(cores=1, meter=GrowthMeter(lambda: 0))
         self.engine = Engine(
             "server", "0", {"constant": self.backend}, options_of_loads, Admission(0, 0),
             residency=replace(options, clock=lambda: time() + self.ahead),
+            control=control,
         )  # fmt: skip
         self.door = self.engine.at_door(0)
 
@@ -83,6 +90,7 @@ async def serving(world: World) -> AsyncIterator[World]:
     await world.engine.load_all(scan([world.root]))
     yield world
     await world.engine.unload_all()
+    world.engine.control.close()
 
 
 def test_a_model_is_loaded_when_it_is_asked_for(tmp_path: Path) -> None:

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from headrace.core.errors import InvalidRequest, NotFound, Unavailable
+from headrace.core.errors import (
+    InvalidRequest,
+    ModelLoadFailed,
+    NotFound,
+    Overloaded,
+    Unavailable,
+)
+from headrace.core.load_parameters import LoadParameters
 from headrace.engine.on_request import OnRequest
 from headrace.engine.residency import ResidencyOptions
 from headrace.repository.layout import ModelSource, scan
@@ -24,6 +31,13 @@ def on_request(world: World) -> OnRequest:
 
 def source(world: World, name: str) -> ModelSource:
     return next(source for source in scan([world.root]) if source.name == name)
+
+
+def files(content: object) -> LoadParameters:
+    """A model that answers with that, as a request brings it along."""
+    return LoadParameters(
+        '{"backend": "constant", "max_batch_size": 4}', {"1/model.constant": str(content).encode()}
+    )
 
 
 def test_what_is_no_version_is_refused(tmp_path: Path) -> None:
@@ -132,6 +146,47 @@ def test_what_could_not_be_loaded_for_an_operator_is_not_what_comes(tmp_path: Pa
             problem = await world.engine.load(replace(good, problem="not like this"))
             assert "not like this" in problem
             assert await world.ask("a") == 0
+
+    asyncio.run(main())
+
+
+def test_what_a_request_has_brought_along_comes_back(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(World(tmp_path, ROOM_FOR_ONE, "a", "b")) as world:
+            control = world.engine.control
+            await control.load("a", LoadParameters('{"max_batch_size": 3}'))
+            assert await world.ask("b") == 1
+            assert world.in_memory == {"b"}
+            assert await world.ask("a") == 0
+            assert world.engine.model_config("a").max_batch_size == 3
+            for number in (5, 6):
+                await control.load(f"new{number}", files(number))
+            assert world.in_memory == {"new6"}
+            assert await world.ask("new5") == 5
+            with pytest.raises(Overloaded, match="2 models are loaded from files"):
+                await control.load("new7", files(7))
+            with pytest.raises(ModelLoadFailed, match="'x' is no number"):
+                await control.load("new6", files("x"))
+            assert await world.ask("new6") == 6
+            await control.unload("new5")
+            with pytest.raises(ModelLoadFailed, match="'x' is no number"):
+                await control.load("new8", files("x"))
+            with pytest.raises(NotFound, match="'new8' has no available versions"):
+                world.ask("new8")
+            await control.load("new7", files(7))
+            assert await world.ask("new7") == 7
+
+    asyncio.run(main())
+
+
+def test_a_load_that_there_is_never_room_for(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(World(tmp_path, ROOM_FOR_ONE, "a", "b")) as world:
+            await world.ask("a")
+            await world.ask("b")
+            (tmp_path / "a" / "1" / "large").write_bytes(bytes(MIB + 1))
+            with pytest.raises(ModelLoadFailed, match="load failed for model 'a': it needs about"):
+                await world.engine.control.load("a")
 
     asyncio.run(main())
 

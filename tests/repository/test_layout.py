@@ -46,6 +46,21 @@ def test_a_link_to_a_directory_is_a_version(tmp_path: Path) -> None:
     assert read_model_directory(root / "m").versions == (7,)
 
 
+@pytest.mark.parametrize("name", ["config.pbtxt", "configs/mine.pbtxt"])
+def test_a_configuration_that_cannot_be_looked_at(tmp_path: Path, name: str) -> None:
+    directories(tmp_path, "m/1", "m/configs", "n/1")
+    (tmp_path / "m" / name).symlink_to("x" * 300)
+    bad, good = scan([tmp_path], "mine")
+    assert bad.problem == "its directory cannot be read: File name too long"
+    assert (good.name, good.problem) == ("n", "")
+
+
+def test_a_name_that_is_no_text_is_no_model(tmp_path: Path) -> None:
+    directories(tmp_path, "m/1")
+    os.makedirs(os.fsencode(tmp_path) + b"/n\xff/1")
+    assert [source.name for source in scan([tmp_path])] == ["m"]
+
+
 def test_the_configuration_is_optional(tmp_path: Path) -> None:
     assert read_model_directory(tmp_path).config_path is None
     (tmp_path / "config.pbtxt").write_text("")

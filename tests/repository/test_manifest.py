@@ -99,12 +99,13 @@ def test_a_file_is_read_again_only_if_it_has_changed(model: Path) -> None:
         ("[" * 100_000, "no JSON"),
         ("[]", 'expected an object with the member "files"'),
         ('{"files": []}', 'expected an object with the member "files"'),
-        ('{"files": {"a": 1}}', "a: expected sha256:"),
-        ('{"files": {"a": "md5:12"}}', "a: expected sha256:"),
+        ('{"files": {"a": 1}}', "'a': expected sha256:"),
+        ('{"files": {"a": "md5:12"}}', "'a': expected sha256:"),
         ('{"files": {"/etc/passwd": "sha256:' + ZEROS, "no path within"),
         ('{"files": {"1/../../x": "sha256:' + ZEROS, "no path within"),
         ('{"files": {"": "sha256:' + ZEROS, "no path within"),
         ('{"files": {"a\\u0000b": "sha256:' + ZEROS, "no path within"),
+        ('{"files": {"a\\ud800b": "sha256:' + ZEROS, "no path within"),
     ],
 )
 def test_a_manifest_that_makes_no_sense(tmp_path: Path, text: str, told: str) -> None:

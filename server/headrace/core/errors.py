@@ -121,6 +121,8 @@ class RepositoryError(Exception):
     """
 
     def __init__(self, text: str, public: str = "") -> None:
+        # Names of files need not be text, but what clients are told has to be.
+        text = text.encode(errors="backslashreplace").decode()
         super().__init__(text)
         self.public = public or text
 

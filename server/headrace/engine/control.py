@@ -176,13 +176,17 @@ class Control:
                 loading = self._lifecycle.load(source)
             upload = source.upload
             del source, state  # which keep its files
-        problem = await loading
         model = self._models[name]
-        if model.loading is None:
-            self._handed.pop(name, None)
+        try:
+            problem = await loading
+        finally:
+            if model.loading is None:
+                self._handed.pop(name, None)
         if problem:
             if upload is not None and all(v.upload is not upload for v in model.versions.values()):
                 upload.remove()  # whatever of the load may still be held by its error
+                if model.source.upload is upload:
+                    model.source = replace(model.source, upload=None)
             raise self._failure(model, problem)
 
     async def _unload(self, name: str) -> None:
@@ -237,8 +241,9 @@ class Control:
         model = self._models.get(name)
         if model is None:
             return True
-        states = {version.state for version in model.versions.values()}
-        return model.loading is None and states <= {State.UNAVAILABLE}
+        if model.loading is not None or model.source.upload is not None or name in self._handed:
+            return False  # it may be out of memory for now, and come back
+        return all(version.state is State.UNAVAILABLE for version in model.versions.values())
 
     def _failure(self, model: Model, problem: str) -> Exception:
         """The error for a load that did not work out."""
@@ -249,7 +254,7 @@ class Control:
         failed = "; ".join(
             f"version {v.name} is at UNAVAILABLE state: {v.reason}"
             for v in model.versions.values()
-            if v.state is State.UNAVAILABLE
+            if v.state is State.UNAVAILABLE and v.reason in problem
         )
         text = _one_line(failed or problem)
         return ModelLoadFailed(f"load failed for model '{model.name}': {text}")

@@ -5,16 +5,26 @@ while the server finishes what it has.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from headrace.core.errors import InvalidRequest, NotFound, ServerError, Unsupported
+from headrace.core.errors import (
+    ExecutionFailed,
+    InvalidRequest,
+    NotFound,
+    ServerError,
+    Unsupported,
+)
 from headrace.core.load_parameters import LoadParameters
 from headrace.core.requests import InferRequest, Sink, Ticket
 from headrace.core.trace_context import TRACE_PARAMETER
 from headrace.engine.tracing import Tracing
 from headrace.observability.model_metrics import ModelMetrics
 from headrace.wire.load_parameters import load_parameters_of_json
+from headrace.wire.status import INTERNAL_TEXT
+
+log = logging.getLogger(__name__)
 
 
 class Found(Protocol):
@@ -107,7 +117,8 @@ class ModelHost:
     async def _change(
         self, document: Mapping[str, Any], answer: Callable[[object, ServerError | None], None]
     ) -> None:
-        name, error = str(document["model"]), None
+        name = str(document["model"])
+        error: ServerError | None = None
         try:
             if document["op"] == "load":
                 given = {"config": document["config"]} if document["config"] else {}
@@ -117,6 +128,9 @@ class ModelHost:
                 await self._models.control.unload(name, bool(document["dependents"]))
         except ServerError as raised:
             error = raised
+        except Exception as bug:
+            log.error("bug while a model has %s loaded or unloaded", name, exc_info=bug)
+            error = ExecutionFailed(INTERNAL_TEXT)
         answer(None, error)
 
     def _do(self, document: Mapping[str, Any]) -> object:

@@ -107,10 +107,7 @@ def open_model(
     refuse(file, validation.problems(file.config, source.written_name))
     if not source.versions:
         raise InvalidConfig(_no_versions(source))
-    directory = source.path / str(source.versions[0])
-    filenames = (
-        [entry.name for entry in directory.iterdir()] if source.file is None else [source.file.name]
-    )
+    filenames = _filenames(source)
     config = completion.complete_backend(file, source.name, filenames, backends)
     backend = backends[config.backend]
     if source.data_only and backend.isolated:
@@ -128,9 +125,22 @@ def open_model(
     warnings = tuple(_config_warnings(source, file, backend, versions))
     named: Mapping[str, str] = {}
     if source.file is None:
-        named = (digests or Digests()).verified(source.path, versions)
+        # Directories that come along with requests come once: there is nothing to remember.
+        known = Digests() if digests is None or source.upload is not None else digests
+        named = known.verified(source.path, versions)
     made_of = origins(state, file, config, versions, named)
     return Opened(source, file, config, backend, made_of, warnings)
+
+
+def _filenames(source: ModelSource) -> list[str]:
+    """What lies in the directory of a version."""
+    if source.file is not None:
+        return [source.file.name]
+    version = source.versions[0]
+    try:
+        return [entry.name for entry in (source.path / str(version)).iterdir()]
+    except OSError as error:
+        raise LoadFailed(f"its version {version} cannot be read: {error.strerror}") from error
 
 
 def _no_versions(source: ModelSource) -> str:

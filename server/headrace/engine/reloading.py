@@ -61,4 +61,4 @@ class Reloader:
             "%s has changed: loading model %s again", names, source.name,
             extra={"model": source.name},
         )  # fmt: skip
-        self._engine.load(source)
+        self._engine.follow(source, False)

@@ -129,22 +129,22 @@ def nothing_in(repository: Path) -> str:
 
 def read_model_directory(path: Path, config_name: str = "") -> ModelSource:
     """What lies in one model directory."""
+    config = path / "config.pbtxt"
     try:
         entries = [entry.name for entry in path.iterdir() if entry.is_dir()]
+        if config_name and (named := path / "configs" / f"{config_name}.pbtxt").is_file():
+            config = named
+        configured = config.is_file()
     except OSError as error:
         return ModelSource(
             path.name, path, None, (), problem=f"its directory cannot be read: {error.strerror}"
         )
-    config = path / "config.pbtxt"
-    if config_name:
-        named = path / "configs" / f"{config_name}.pbtxt"
-        config = named if named.is_file() else config
     numbers = [name for name in entries if name.isdecimal()]
     usable = [name for name in numbers if str(int(name)) == name]
     return ModelSource(
         path.name,
         path,
-        config if config.is_file() else None,
+        config if configured else None,
         tuple(sorted(map(int, usable))),
         tuple(sorted(set(numbers) - set(usable))),
     )
@@ -154,11 +154,7 @@ def model_directories(repository: Path) -> Sequence[Path]:
     """The directories of a repository that are models; raises `LoadFailed` if it is none."""
     try:
         entries = sorted(repository.iterdir())
-        found = [
-            entry
-            for entry in entries
-            if entry.is_dir() and not entry.name.startswith(".") and entry.name != _FILE_SYSTEMS_OWN
-        ]
+        found = [entry for entry in entries if entry.is_dir() and _may_be_a_model(entry.name)]
         is_model = _is_model(repository, found)
     except OSError as error:
         if repository.is_file():
@@ -175,6 +171,12 @@ def model_directories(repository: Path) -> Sequence[Path]:
             " that it lies in"
         )
     return found
+
+
+def _may_be_a_model(name: str) -> bool:
+    """Whether clients could ask for a directory's name, and it is meant for them."""
+    is_text = not any("\ud800" <= char <= "\udfff" for char in name)
+    return is_text and not name.startswith(".") and name != _FILE_SYSTEMS_OWN
 
 
 def _is_model(path: Path, directories: Sequence[Path]) -> bool:

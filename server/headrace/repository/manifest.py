@@ -114,11 +114,16 @@ def read_manifest(directory: Path) -> Mapping[str, str]:
         raise LoadFailed(f'{NAME}: expected an object with the member "files", an object')
     for name, digest in files.items():
         if not (isinstance(digest, str) and _DIGEST.fullmatch(digest)):
-            raise LoadFailed(f"{NAME}: {name}: expected sha256: and 64 hexadecimal digits")
+            raise LoadFailed(f"{NAME}: {name!r}: expected sha256: and 64 hexadecimal digits")
         path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
+        if path.is_absolute() or ".." in path.parts or not path.parts or not _is_name(name):
             raise LoadFailed(f"{NAME}: {name!r} is no path within its directory")
     return files
+
+
+def _is_name(text: str) -> bool:
+    """Whether it is text, without what no path has."""
+    return "\0" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def write_manifest(directory: Path) -> Mapping[str, str]:
