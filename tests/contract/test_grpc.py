@@ -222,6 +222,17 @@ def test_parameters_of_a_wrong_type(
         _infer(grpc_client, message)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"), [("int64_param", 0), ("int64_param", -1), ("string_param", "1")]
+)
+def test_class_counts_that_are_none(grpc_client: GrpcClient, field: str, value: object) -> None:
+    message = _simple()
+    output = message.outputs.add(name="OUTPUT0")
+    setattr(output.parameters["classification"], field, value)
+    with pytest.raises(InvalidRequest, match="'classification' of output 'OUTPUT0' must be a posi"):
+        _infer(grpc_client, message)
+
+
 def test_a_parameter_without_a_value(grpc_client: GrpcClient) -> None:
     message = _simple()
     message.parameters["custom"].SetInParent()

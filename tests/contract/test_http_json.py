@@ -245,3 +245,9 @@ def test_sequence_parameters_are_accepted(server: ServerProcess) -> None:
         parameters = {"sequence_id": sequence, "sequence_start": True, "sequence_end": True}
         answer = _post(server, "row_sum", _request([1, 2], [1, 2], parameters=parameters))
         assert _data(answer) == [3.0]
+
+
+def test_no_classes(server: ServerProcess) -> None:
+    """Zero asks for the tensor itself."""
+    outputs = [{"name": "OUTPUT0", "parameters": {"classification": 0}}]
+    assert _data(_post(server, "row_sum", _request([1, 2], [1, 2], outputs=outputs))) == [3.0]

@@ -1,0 +1,104 @@
+"""docs/protocol.md names every route and procedure, and tests that exist for what it claims."""
+
+import re
+from itertools import pairwise, product
+from pathlib import Path
+
+import pytest
+
+from headrace.engine.documents import EXTENSIONS
+from headrace.wire.pb import POOL
+from tests.contract.test_openapi import ROUTES
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+TEST = re.compile(r"`([\w/]+\.py)(?:::(\w+))?`")
+SECTIONS = {
+    head: text for head, text in re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S)
+}
+WITHOUT_TESTS = {"Not offered", "Deliberate differences from Triton"}
+NAMES = {"NAME": "{name}", "V": "{version}", "REGION": "{region}"}
+SERVICES = (
+    "inference.GRPCInferenceService",
+    "headrace.v1.TrafficService",
+    "grpc.health.v1.Health",
+    "grpc.reflection.v1.ServerReflection",
+)
+
+
+def tables(text: str) -> list[list[list[str]]]:
+    """The tables in a text, each with its head, as cells."""
+    found: list[list[list[str]]] = []
+    lines = ["", *text.splitlines()]
+    for before, line in pairwise(lines):
+        if not line.startswith("|"):
+            continue
+        if not before.startswith("|"):
+            found.append([])
+        if not line.startswith("| ---"):
+            found[-1].append([cell.strip() for cell in line.strip("|").split(" | ")])
+    return found
+
+
+def rows(section: str) -> list[list[str]]:
+    return [row for table in tables(SECTIONS[section]) for row in table[1:]]
+
+
+def test_every_test_that_is_named_is_there() -> None:
+    for path, name in TEST.findall(PAGE):
+        file = ROOT / "tests" / path
+        assert file.is_file(), path
+        assert not name or f"def {name}(" in file.read_text(encoding="utf-8"), f"{path}::{name}"
+
+
+@pytest.mark.parametrize("section", sorted(SECTIONS.keys() - WITHOUT_TESTS))
+def test_every_claim_has_a_test(section: str) -> None:
+    for table in tables(SECTIONS[section]):
+        assert table[0][-1] == "test"
+        for row in table[1:]:
+            assert len(row) == len(table[0]), row
+            assert TEST.search(row[-1]), row
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_nothing_is_said_twice(section: str) -> None:
+    first = [row[0] for row in rows(section)]
+    assert len(set(first)) == len(first)
+
+
+def test_every_route_is_named() -> None:
+    named = set()
+    for row in rows("HTTP endpoints"):
+        for methods, path in re.findall(r"`([A-Z, ]+) (/\S+)`", row[0]):
+            for method, target in product(methods.split(", "), spelled_out(path)):
+                named.add((method.lower(), target))
+    assert named == ROUTES
+
+
+def spelled_out(path: str) -> list[str]:
+    """A path with and without the part in brackets, in the words of the OpenAPI document."""
+    ways = [re.sub(r"\[.*\]", "", path), path.replace("[", "").replace("]", "")]
+    return [
+        "/".join(NAMES.get(part, part) for part in way.split("/")) for way in dict.fromkeys(ways)
+    ]
+
+
+def test_every_procedure_is_named() -> None:
+    named = " ".join(row[0] for row in rows("gRPC procedures"))
+    for service in SERVICES:
+        for method in POOL.FindServiceByName(service).methods:
+            assert f"`{method.name}`" in named, method.full_name
+
+
+def test_every_extension_is_named() -> None:
+    assert [row[0].strip("`") for row in rows("Extensions")] == list(EXTENSIONS)
+
+
+def test_links_lead_somewhere() -> None:
+    for target, anchor in re.findall(r"\]\(([\w/.-]*)(?:#([\w-]+))?\)", PAGE):
+        page = (ROOT / "docs" / target).read_text(encoding="utf-8") if target else PAGE
+        anchors = {
+            re.sub(r"[^\w -]", "", head).strip().lower().replace(" ", "-")
+            for head in re.findall(r"^#+ (.+)$", page, re.M)
+        }
+        assert not anchor or anchor in anchors, (target, anchor)
