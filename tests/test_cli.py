@@ -99,6 +99,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["serve"], "give --model-repository DIR, or a model file"),
         (["serve", "--model-repository"], "--model-store: expected at least one argument"),
         (["serve", "--http-port"], "--http-port: expected one argument"),
+        (["infer", "m", "--scale", "-1/255"], "; write --scale=VALUE if it begins with -"),
     ],
 )
 def test_incomplete_commands(

@@ -151,8 +151,10 @@ def test_texts(headrace: Headrace, lone_file: Write, monkeypatch: pytest.MonkeyP
     assert languages(f"@{lone_file('x.txt', german)}") == ["de"]
     assert languages(str(lone_file("x.csv", f"{german}\n{english}\n"))) == ["de", "en"]
     assert languages(str(lone_file("x.npy", npy([german, english])))) == ["de", "en"]
-    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{english}\n"))
-    assert languages("--input=text=-") == ["en"]
+    assert languages(str(lone_file("x.csv", f"text\n{german}\n"))) == ["de"]
+    for words in ("--input=text=-", "-"):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(f"{english}\n"))
+        assert languages(words) == ["en"]
 
 
 def test_made_up_inputs(headrace: Headrace) -> None:

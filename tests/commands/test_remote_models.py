@@ -61,6 +61,14 @@ def test_no_such_model(headrace: Headrace) -> None:
     assert (ended.status, ended.out) == (0, "no models called no*\n")
 
 
+def test_a_name_that_no_model_has(headrace: Headrace) -> None:
+    ended = headrace("models", "list", "nope", "simple")
+    assert (ended.status, ended.err) == (1, "headrace models list: no model called nope\n")
+    assert [line.split()[0] for line in ended.out.splitlines()] == ["MODEL", "simple"]
+    ended = headrace("models", "list", "--ready", "--json", "nope")
+    assert (ended.status, ended.document) == (1, {"models": []})
+
+
 def test_config(headrace: Headrace) -> None:
     config = ModelConfig()
     text_format.Parse(headrace("models", "config", "digits").out, config)

@@ -84,7 +84,7 @@ def test_promotion_and_roll_back(traffic: Headrace) -> None:
     ("words", "text"),
     [
         (["set", "1=x"], "expected VERSION=WEIGHT, got '1=x'"),
-        (["set", "none.json"], "none.json: No such file or directory"),
+        (["set", "none.json"], "none.json: No such file or directory; expected VERSION=WEIGHT, "),
         (["set", "{"], "the rules on the command line: not JSON"),
         (["set", "{}", "{}"], "expected one document of rules, got 2"),
         (["set", '{"split": 3}'], "split: must be an object of weights by version, got 3"),

@@ -5,7 +5,6 @@ A value is a file, told by its suffix, or JSON, or for a BYTES input the text it
 
 import difflib
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,9 +21,9 @@ from headrace.commands.input_files import (
     parse_json,
     read_cells,
     read_file,
-    read_inline,
     read_member,
     read_rows,
+    read_standard_input,
     read_text,
     to_array,
 )
@@ -124,7 +123,13 @@ class Reader:
                 for name in arrays.files:
                     self._add(given, self._declared(name), read_member(path, arrays, name))
         elif text == "-" or text.lstrip()[:1] in ("{", "["):
-            self._document(given, *read_inline(text))
+            where = "standard input" if text == "-" else "the JSON on the command line"
+            text = read_standard_input() if text == "-" else text
+            if text.lstrip()[:1] in ("{", "["):
+                self._document(given, parse_json(text, where), where)
+            else:
+                declared = self._only(given)
+                self._add(given, declared, self._inline(text, declared))
         elif path is not None and path.suffix == ".json":
             self._document(given, parse_json(read_text(path), str(path)), str(path))
         elif path is not None and path.suffix == ".csv" and len(self._left(given)) > 1:
@@ -210,13 +215,15 @@ class Reader:
     # --- one input
 
     def _value(self, text: str, declared: Declared) -> Array:
-        takes_text = declared.datatype is Datatype.BYTES
         if text == "-":
-            text = sys.stdin.read()
-            if takes_text:
-                text = text.removesuffix("\n")
-        elif (path := file_of(text)) is not None:
+            return self._inline(read_standard_input(), declared)
+        if (path := file_of(text)) is not None:
             return read_file(path, declared, self._images)
+        return self._inline(text, declared)
+
+    def _inline(self, text: str, declared: Declared) -> Array:
+        """JSON, or for a BYTES input the text itself."""
+        takes_text = declared.datatype is Datatype.BYTES
         try:
             value = json.loads(text)
         except ValueError:

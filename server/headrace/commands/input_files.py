@@ -42,7 +42,9 @@ def read_file(path: Path, declared: Declared, images: ImageOptions) -> Array:
     if suffix == ".json":
         return to_array(parse_json(read_text(path), str(path)), declared)
     if suffix == ".csv":
-        return read_cells(path, read_rows(path), declared)
+        rows = read_rows(path)
+        named = {cell.strip() for cell in rows[0]} == {declared.name}
+        return read_cells(path, rows[1:] if named and len(rows) > 1 else rows, declared)
     if declared.datatype is Datatype.BYTES:
         return np.array(_bytes(path), object)
     if suffix in SUFFIXES:
@@ -53,10 +55,9 @@ def read_file(path: Path, declared: Declared, images: ImageOptions) -> Array:
     )
 
 
-def read_inline(text: str) -> tuple[Any, str]:
-    """JSON as it stands on the command line, for a dash on standard input; and what to call it."""
-    where = "standard input" if text == "-" else "the JSON on the command line"
-    return parse_json(sys.stdin.read() if text == "-" else text, where), where
+def read_standard_input() -> str:
+    """All of it, without the line feed at its end."""
+    return sys.stdin.read().removesuffix("\n")
 
 
 def parse_json(text: str, where: str) -> Any:

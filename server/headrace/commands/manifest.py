@@ -19,8 +19,8 @@ def write_manifests(directories: Sequence[Path], check: bool, as_json: bool) -> 
         for problem in report["problems"]:
             print(f"error: {report['directory']}: {problem}", file=sys.stderr)
         if not (as_json or report["problems"]):
-            done = "as it says" if check else "written"
-            print(f"{report['directory']}: {NAME} {done}, files: {len(report['files'])}")
+            done = f"as {NAME} says" if check else f"{NAME} written"
+            print(f"{report['directory']}: {done}, files: {len(report['files'])}")
     return int(any(report["problems"] for report in reports))
 
 

@@ -4,6 +4,7 @@ A command's parser is in its namespace as `parser`, and what runs the command as
 """
 
 import argparse
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeAlias
 
@@ -52,6 +53,8 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End because of the command line."""
+        if found := re.match(r"argument (--[\w-]+).*: expected one argument$", message):
+            message += f"; write {found[1]}=VALUE if it begins with -"
         self.exit(EXIT_USAGE, f"{self.prog}: {message}\nSee '{self.prog} --help'.\n")
 
     def refuse_rest(self, rest: Sequence[str]) -> NoReturn:

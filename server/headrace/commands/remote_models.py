@@ -32,10 +32,15 @@ def list_models(options: argparse.Namespace, server: Server) -> int:
             for entry in entries
             if any(fnmatch.fnmatchcase(entry["name"], pattern) for pattern in options.pattern)
         ]
+    names = {entry["name"] for entry in entries}
+    missing = [p for p in options.pattern if p not in names and not set(p) & set("*?[")]
+    for name in missing:
+        complain(options, f"no model called {name}" + (" is ready" if options.ready else ""))
+    status = EXIT_FAILURE if missing else 0
     if options.names:
         for name in dict.fromkeys(entry["name"] for entry in entries):
             print(name)
-        return 0
+        return status
     if options.long:
         for entry in entries:
             entry |= _description(server, entry)
@@ -49,9 +54,9 @@ def list_models(options: argparse.Namespace, server: Server) -> int:
             for e in entries
         ]
         print(*table(("MODEL", "VERSION", "STATE", "REASON"), rows), sep="\n")
-    else:
+    elif not missing:
         print("no models" + (f" called {' or '.join(options.pattern)}" if options.pattern else ""))
-    return 0
+    return status
 
 
 def _description(server: Server, entry: Document) -> Document:
@@ -99,7 +104,8 @@ def load(options: argparse.Namespace, server: Server) -> int:
     if options.config is not None:
         config = _config_text(options.config)
     files = {path: _content(local) for path, local in options.file}
-    return _each(options, server, "loaded", lambda name: server.load(name, config, files))
+    known = not files  # else the name may be new
+    return _each(options, server, "loaded", lambda name: server.load(name, config, files), known)
 
 
 def unload(options: argparse.Namespace, server: Server) -> int:
@@ -107,7 +113,9 @@ def unload(options: argparse.Namespace, server: Server) -> int:
     return _each(options, server, "unloaded", lambda name: server.unload(name, options.dependents))
 
 
-def _each(options: argparse.Namespace, server: Server, done: str, act: Any) -> int:
+def _each(
+    options: argparse.Namespace, server: Server, done: str, act: Any, known: bool = True
+) -> int:
     reports: list[Document] = []
     for name in options.models:
         started = time.monotonic()
@@ -115,7 +123,7 @@ def _each(options: argparse.Namespace, server: Server, done: str, act: Any) -> i
             act(name)
             problem = None
         except ClientError as error:
-            problem = explain(error, server, name)
+            problem = explain(error, server, name if known else "")
             complain(options, f"{name}: {problem}" if len(options.models) > 1 else problem)
         taken = time.monotonic() - started
         reports.append({"name": name, "ok": problem is None, "error": problem, "seconds": taken})

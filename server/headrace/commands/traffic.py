@@ -50,7 +50,8 @@ def _rules(words: list[str]) -> Document:
         try:
             text = Path(text).read_text(encoding="utf-8-sig")
         except OSError as error:
-            raise CommandFailed(f"{where}: {error.strerror}") from None
+            expected = "VERSION=WEIGHT, rules in JSON, or a file with them"
+            raise CommandFailed(f"{where}: {error.strerror}; expected {expected}") from None
         except UnicodeDecodeError as error:
             raise CommandFailed(f"{where}: {error}") from None
     try:
