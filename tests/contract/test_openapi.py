@@ -245,6 +245,8 @@ def test_documentation_page(server: ServerProcess) -> None:
     assert b"/openapi.json" in answer.body
     for path in (b"/v2/models/{name}/infer", b"/v2/health/ready"):
         assert path in answer.body
+    assert b"<a href='#ModelMetadataResponse'>" in answer.body
+    assert b"<details id='ModelMetadataResponse'>" in answer.body
     assert not re.search(rb"(src|href)=['\"]?(https?:)?//", answer.body)  # nothing from elsewhere
 
 

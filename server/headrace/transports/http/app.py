@@ -15,13 +15,15 @@ from headrace.transports.http import openapi
 from headrace.transports.http.access import AccessLog
 from headrace.transports.http.categories import inference_routes, restricted_routes
 from headrace.transports.http.described import (
+    LIVE,
     MODEL_CONFIG,
     MODEL_METADATA,
+    MODEL_READY,
+    READY,
     SERVER_METADATA,
     STATISTICS,
     Schema,
     answers,
-    record,
 )
 from headrace.transports.http.docs_page import render_docs
 from headrace.transports.http.json_bodies import json_answer
@@ -41,13 +43,6 @@ log = logging.getLogger(__name__)
 Name = Annotated[str, Path(description="Name of a model")]
 Version = Annotated[str, Path(pattern="^[0-9]+$", description="Number of a version")]
 _JSON = "application/json"
-_LIVE = record({"live": {"type": "boolean"}}, "live")
-_READY = record({"ready": {"type": "boolean"}}, "ready")
-_MODEL_READY = record(
-    {"name": {"type": "string"}, "ready": {"type": "boolean"}, "error": {"type": "string"}},
-    "name",
-    "ready",
-)
 
 
 def create_app(
@@ -64,8 +59,7 @@ def create_app(
         version=__version__,
         summary="KServe V2 (Open Inference) protocol",
         description="An operation that the server restricts is answered with 403 without its"
-        " header; every operation with 503 while the server is overloaded or shuts down, and with"
-        " 500 where it has a bug.",
+        " header, and any with 500 where the server has a bug.",
         redirect_slashes=False,
         docs_url=None,
         redoc_url=None,
@@ -98,7 +92,7 @@ def _health(app: FastAPI, engine: Engine) -> None:
 
     @app.get(
         "/v2/health/live", tags=["health"], summary="Is the server alive?",
-        response_class=Response, responses=answers("It is", _LIVE),
+        response_class=Response, responses=answers("It is", LIVE),
     )  # fmt: skip
     @app.head("/v2/health/live", include_in_schema=False)
     async def live() -> Response:
@@ -106,7 +100,7 @@ def _health(app: FastAPI, engine: Engine) -> None:
 
     @app.get(
         "/v2/health/ready", tags=["health"], summary="Does the server take requests?",
-        response_class=Response, responses=answers("It does", _READY, unready=_READY),
+        response_class=Response, responses=answers("It does", READY, unready=READY),
     )  # fmt: skip
     @app.head("/v2/health/ready", include_in_schema=False)
     async def ready() -> Response:
@@ -114,7 +108,7 @@ def _health(app: FastAPI, engine: Engine) -> None:
 
     @app.get(
         "/v2/models/{name}/ready", tags=["health"], summary="Does the model take requests?",
-        response_class=Response, responses=answers("It does", _MODEL_READY, unready=_MODEL_READY),
+        response_class=Response, responses=answers("It does", MODEL_READY, unready=MODEL_READY),
     )  # fmt: skip
     @app.head("/v2/models/{name}/ready", include_in_schema=False)
     async def model_ready(name: Name) -> Response:
@@ -123,7 +117,7 @@ def _health(app: FastAPI, engine: Engine) -> None:
     @app.get(
         "/v2/models/{name}/versions/{version}/ready", tags=["health"],
         summary="Does the version take requests?", response_class=Response,
-        responses=answers("It does", _MODEL_READY, 400, unready=_MODEL_READY),
+        responses=answers("It does", MODEL_READY, 400, unready=MODEL_READY),
     )  # fmt: skip
     @app.head("/v2/models/{name}/versions/{version}/ready", include_in_schema=False)
     async def version_ready(name: Name, version: Version) -> Response:

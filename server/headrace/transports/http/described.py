@@ -6,6 +6,7 @@ It stands beside each route, and is written in the form that the web framework t
 from collections.abc import Mapping
 from typing import Any
 
+from headrace.observability.logs import FORMATS
 from headrace.wire.json_schema import message_schemas, reference
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig
@@ -35,11 +36,22 @@ CUDA_REGIONS = {
     "type": "array",
     "items": reference(pb.CudaSharedMemoryStatusResponse.RegionStatus.DESCRIPTOR),
 }
+LIVE, READY, MODEL_READY, MODEL_INDEX, LOG_SETTINGS, TRACE_SETTINGS = (
+    {"$ref": f"#/components/schemas/{name}"}
+    for name in (
+        "ServerLive", "ServerReady", "ModelReady", "RepositoryIndex", "LogSettings", "TraceSettings"
+    )
+)  # fmt: skip
+_TEXT = {"type": "string"}
+_FLAG = {"type": "boolean"}
+_NUMBER = {"type": "string", "pattern": "^-?[0-9]+$"}
+_STATES = ["UNKNOWN", "READY", "UNAVAILABLE", "LOADING", "UNLOADING"]
+TRACE_LEVELS = {"type": "array", "items": {"enum": ["OFF", "TIMESTAMPS", "TENSORS"]}}
 
 
 def document_schemas() -> dict[str, Schema]:
-    """Schemas of the documents that are the same over both protocols, by their names."""
-    return message_schemas(
+    """Schemas of what routes answer, by the names that `described` refers to them by."""
+    return _own_schemas() | message_schemas(
         (
             pb.ServerMetadataResponse.DESCRIPTOR,
             pb.ModelMetadataResponse.DESCRIPTOR,
@@ -50,6 +62,30 @@ def document_schemas() -> dict[str, Schema]:
             ModelTrafficResponse.DESCRIPTOR,
         )
     )
+
+
+def _own_schemas() -> dict[str, Schema]:
+    """Of documents that are not those of gRPC."""
+    log = {
+        "log_file": _TEXT, "log_info": _FLAG, "log_warning": _FLAG, "log_error": _FLAG,
+        "log_verbose_level": {"type": "integer", "minimum": 0},
+        "log_format": _TEXT | {"enum": list(FORMATS)},
+    }  # fmt: skip
+    trace = {
+        "trace_level": TRACE_LEVELS, "trace_rate": _NUMBER, "trace_count": _NUMBER,
+        "trace_mode": _TEXT | {"enum": ["triton", "opentelemetry"]},
+    }  # fmt: skip
+    # A model that was never loaded has a name and nothing else.
+    model = {"name": _TEXT, "version": _TEXT, "state": _TEXT | {"enum": _STATES}, "reason": _TEXT}
+    return {
+        "ServerLive": record({"live": _FLAG}, "live"),
+        "ServerReady": record({"ready": _FLAG}, "ready"),
+        "ModelReady": record({"name": _TEXT, "ready": _FLAG, "error": _TEXT}, "name", "ready"),
+        "RepositoryIndex": {"type": "array", "items": record(model, "name")},
+        "LogSettings": record(log, *log),
+        # Beside these, as texts, what there is to know of the mode.
+        "TraceSettings": record(trace, *trace) | {"additionalProperties": _TEXT},
+    }
 
 
 def answers(

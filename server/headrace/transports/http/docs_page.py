@@ -66,7 +66,14 @@ def _operation(path: str, method: str, operation: dict[str, Any]) -> str:
         f"<details><summary><code><span class={method}>{method.upper()}</span>"
         f" {escape(path)}</code>"
         f"<span>{escape(operation.get('summary', ''))}</span></summary>"
-        f"<table>{''.join(rows)}</table>{_json(body['content']) if body else ''}</details>"
+        f"<table>{''.join(rows)}</table>{_body(body['content']) if body else ''}</details>"
+    )
+
+
+def _body(contents: dict[str, Any]) -> str:
+    return "".join(
+        f"<div>A body of the type <code>{escape(kind)}</code>: {_schema(content)}</div>"
+        for kind, content in contents.items()
     )
 
 

@@ -5,18 +5,17 @@ from fastapi import FastAPI, Request, Response
 from headrace.core.errors import Unavailable
 from headrace.engine.log_control import LogControl
 from headrace.observability.logs import FORMATS
-from headrace.transports.http.described import answers, body, record
+from headrace.transports.http.described import LOG_SETTINGS, answers, body, record
 from headrace.transports.http.json_bodies import json_answer, json_body
 
-_FLAG = {"type": "boolean"}
+_FLAG = {"type": ["boolean", "null"]}  # null leaves a setting as it is
 _CHANGES = {
     "log_info": _FLAG,
     "log_warning": _FLAG,
     "log_error": _FLAG,
-    "log_verbose_level": {"type": "integer", "minimum": 0},
-    "log_format": {"type": "string", "enum": list(FORMATS)},
+    "log_verbose_level": {"type": ["integer", "null"], "minimum": 0},
+    "log_format": {"enum": [*FORMATS, None]},
 }
-_SETTINGS = record({"log_file": {"type": "string"}, **_CHANGES}, "log_file", *_CHANGES)
 _TOLD = "The settings in force"
 
 
@@ -25,7 +24,7 @@ def add_log_routes(app: FastAPI, logs: LogControl) -> None:
 
     @app.get(
         "/v2/logging", tags=["logging"], summary="Settings of the log",
-        response_class=Response, responses=answers(_TOLD, _SETTINGS),
+        response_class=Response, responses=answers(_TOLD, LOG_SETTINGS),
     )  # fmt: skip
     async def settings() -> Response:
         return json_answer(logs.document())
@@ -33,7 +32,7 @@ def add_log_routes(app: FastAPI, logs: LogControl) -> None:
     @app.post(
         "/v2/logging", tags=["logging"], summary="Change settings of the log",
         openapi_extra=body(record(_CHANGES)),
-        response_class=Response, responses=answers(_TOLD, _SETTINGS, 400, 413, 501, 503),
+        response_class=Response, responses=answers(_TOLD, LOG_SETTINGS, 400, 413, 501, 503),
     )  # fmt: skip
     async def change(request: Request) -> Response:
         changes = await json_body(request)

@@ -91,15 +91,17 @@ def describe_inference(app: FastAPI) -> None:
         _leave_out_validation(document)
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
         schemas.update(_SCHEMAS | document_schemas())
+        inference: dict[str, Any] = {}
         for suffix, operation in (
             ("infer", _infer), ("generate", _generate), ("generate_stream", _generate_stream)
         ):  # fmt: skip
-            document["paths"] |= {
+            inference |= {
                 f"/v2/models/{{name}}/{suffix}": {"post": operation(suffix, ["name"])},
                 f"/v2/models/{{name}}/versions/{{version}}/{suffix}": {
                     "post": operation(f"{suffix}_version", ["name", "version"])
                 },
             }
+        document["paths"] = inference | document["paths"] | inference  # first, and made anew
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend it
@@ -133,7 +135,6 @@ def _operation(
             "413": _answer("The request is too large", "Error"),
             "422": _answer("Workers have died of these inputs before", "Error"),
             "500": _answer("The model failed", "Error"),
-            "501": _answer("Another compression, or not for models of this kind", "Error"),
             "503": _answer("Not now: not ready, queue full, timed out or overloaded", "Error"),
         },
     }
@@ -153,6 +154,9 @@ def _infer(name: str, parameters: list[str]) -> dict[str, Any]:
         }
     }
     operation = _operation(name, "Run the model", parameters, request, good)
+    operation["responses"]["501"] = _answer(
+        "Another compression, or a model with any number of responses", "Error"
+    )
     operation["parameters"].append(
         {
             "name": "Inference-Header-Content-Length",

@@ -8,28 +8,12 @@ from fastapi import FastAPI, Request, Response
 from headrace.core.errors import InvalidRequest, Restricted, Unsupported
 from headrace.core.load_parameters import LoadParameters
 from headrace.engine.engine import Engine
-from headrace.transports.http.described import answers, body, record
+from headrace.transports.http.described import MODEL_INDEX, answers, body, record
 from headrace.transports.http.json_bodies import json_answer, json_body, parse_object, read_body
 from headrace.wire.documents import to_json
 from headrace.wire.load_parameters import load_parameters_of_json, unload_dependents_of_json
 
-_TEXT = {"type": "string"}
 _INDEX = body(record({"ready": {"type": "boolean", "description": "Only what serves"}}))
-_MODELS = {
-    "type": "array",
-    "items": record(
-        {
-            "name": _TEXT,
-            "version": _TEXT,
-            "state": {
-                "type": "string",
-                "enum": ["UNKNOWN", "READY", "UNAVAILABLE", "LOADING", "UNLOADING"],
-            },
-            "reason": _TEXT,
-        },
-        "name",
-    ),
-}
 _OVERRIDES = record(
     {"config": {"type": "string", "description": "A configuration, as JSON text"}}
 ) | {
@@ -50,7 +34,7 @@ def add_repository_routes(app: FastAPI, engine: Engine, max_request_bytes: int) 
     @app.post(
         "/v2/repository/index", tags=["repository"], summary="All models and their states",
         openapi_extra=_INDEX, response_class=Response,
-        responses=answers("All versions of all models", _MODELS, 400, 413),
+        responses=answers("All versions of all models", MODEL_INDEX, 400, 413),
     )  # fmt: skip
     @app.post("/v2/repository/{repository}/index", include_in_schema=False)
     async def index(request: Request) -> Response:

@@ -7,37 +7,29 @@ from fastapi import FastAPI, Path, Request, Response
 
 from headrace.core.errors import InvalidRequest
 from headrace.engine.tracing import Tracing
-from headrace.transports.http.described import answers, body, record
+from headrace.transports.http.described import (
+    TRACE_LEVELS,
+    TRACE_SETTINGS,
+    answers,
+    body,
+    record,
+)
 from headrace.transports.http.json_bodies import json_answer, json_body
 
 Name = Annotated[str, Path(description="Name of a model")]
-_LEVELS = {"type": "array", "items": {"enum": ["OFF", "TIMESTAMPS", "TENSORS"]}}
-_NUMBER = {"type": "string", "pattern": "^-?[0-9]+$"}
+_NUMBER = {"type": ["string", "null"], "pattern": "^-?[0-9]+$"}
 _NUMBERS = ("trace_rate", "trace_count", "log_frequency")
 # What null does: a model's setting becomes the server's, the server's that of the command line.
 _CHANGES = body(
     record(
         {
-            "trace_level": _LEVELS | {"type": ["array", "null"]},
-            **{name: _NUMBER | {"type": ["string", "null"]} for name in _NUMBERS},
+            "trace_level": TRACE_LEVELS | {"type": ["array", "null"]},
+            **dict.fromkeys(_NUMBERS, _NUMBER),
         }
     )
 )
-# Beside these, as texts, what there is to know of the mode.
-_SETTINGS = record(
-    {
-        "trace_level": _LEVELS,
-        "trace_rate": _NUMBER,
-        "trace_count": _NUMBER,
-        "trace_mode": {"type": "string", "enum": ["triton", "opentelemetry"]},
-    },
-    "trace_level",
-    "trace_rate",
-    "trace_count",
-    "trace_mode",
-) | {"additionalProperties": {"type": "string"}}
 _TOLD = "The settings in force"
-_CHANGED = answers(_TOLD, _SETTINGS, 400, 413, 501)
+_CHANGED = answers(_TOLD, TRACE_SETTINGS, 400, 413, 501)
 
 
 def add_trace_routes(app: FastAPI, tracing: Tracing) -> None:
@@ -49,7 +41,7 @@ def add_trace_routes(app: FastAPI, tracing: Tracing) -> None:
 
     @app.get(
         "/v2/trace/setting", tags=["trace"], summary="Trace settings",
-        response_class=Response, responses=answers(_TOLD, _SETTINGS),
+        response_class=Response, responses=answers(_TOLD, TRACE_SETTINGS),
     )  # fmt: skip
     async def settings() -> Response:
         return _settings(tracing, "")
@@ -63,7 +55,7 @@ def add_trace_routes(app: FastAPI, tracing: Tracing) -> None:
 
     @app.get(
         "/v2/models/{name}/trace/setting", tags=["trace"], summary="Trace settings of a model",
-        response_class=Response, responses=answers(_TOLD, _SETTINGS, 400),
+        response_class=Response, responses=answers(_TOLD, TRACE_SETTINGS, 400),
     )  # fmt: skip
     async def settings_of_model(name: Name) -> Response:
         return _settings(tracing, name)
