@@ -31,6 +31,10 @@ CARRIERS: dict[str, tuple[str, ...]] = {
     "reference": ("--http-fast-path=false", "--grpc-transport=grpcio"),
     "frontends": ("--frontends=2",),
 }
+# What was written first is compared with in the slow tests alone.
+EACH_CARRIER = [
+    pytest.param(name, marks=pytest.mark.slow) if name == "reference" else name for name in CARRIERS
+]
 Rounds = Callable[[float], Array]
 _TRIAL_ROUNDS = 20_000
 
@@ -43,7 +47,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="session", params=CARRIERS)
+@pytest.fixture(scope="session", params=EACH_CARRIER)
 def server(request: pytest.FixtureRequest, repository: Path) -> Iterator[ServerProcess]:
     """The suite's server, by each way to carry requests. It must not have met a bug in the end."""
     options = ("--allow-client-shm", *CARRIERS[request.param])
