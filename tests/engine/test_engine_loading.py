@@ -524,6 +524,30 @@ def test_a_load_that_fails_is_tried_again(tmp_path: Path) -> None:
     asyncio.run(test())
 
 
+def test_so_many_models_are_loaded_at_once(tmp_path: Path) -> None:
+    async def test() -> None:
+        world = World(tmp_path, options=LoadOptions(cores=1, threads=2))
+        world.write("1")
+        others = []
+        for number in ("2", "3", "4"):
+            folder = tmp_path / f"m{number}"
+            shutil.copytree(world.root, folder)
+            (folder / "1" / "model.constant").write_text(number)
+            others.append(read_model_directory(folder))
+        async with serving(world):
+            world.backend.load_now.clear()
+            loads = [asyncio.ensure_future(world.engine.load(source)) for source in others]
+            await until(lambda: len(world.backend.begun) == 3)
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert len(world.backend.begun) == 3  # the third of them waits
+            world.backend.load_now.set()
+            assert await asyncio.gather(*loads) == [""] * 3
+            assert sorted(world.backend.begun) == ["1", "2", "3", "4"]
+
+    asyncio.run(test())
+
+
 def test_a_load_that_takes_too_long_is_left_behind(tmp_path: Path) -> None:
     async def test() -> None:
         options = LoadOptions(cores=1, limit_secs=0.05, retries=3, threads=1)
