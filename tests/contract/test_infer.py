@@ -9,6 +9,7 @@ from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest, NotFound, Unsupported
 from headrace.core.tensors import Array
 from tests.support.client import Client, Input, Parameter, strings
+from tests.support.grpc_client import GrpcClient
 
 _TWO_ROWS = {
     "INPUT0": np.arange(32, dtype=np.int32).reshape(2, 16),
@@ -154,7 +155,9 @@ def test_versions(client: Client, model: str, version: str, served: int) -> None
 
 
 def test_a_decoupled_model_is_for_streams(client: Client) -> None:
-    with pytest.raises(Unsupported, match="support models with decoupled transaction policy"):
+    door = "ModelInfer RPC" if isinstance(client, GrpcClient) else "HTTP end point"
+    text = f"^{door} doesn't support models with decoupled transaction policy$"
+    with pytest.raises(Unsupported, match=text):
         client.infer("decoupled", {"INPUT0": np.zeros((1, 1), np.float32)})
 
 

@@ -594,6 +594,16 @@ def test_what_has_not_changed_is_not_loaded_again(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
+def test_a_policy_that_no_version_fits(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        world.configure(CONFIG.format("inline") + "\nversion_policy { specific { versions: 7 } }")
+        problem = await world.engine.load(world.source())
+        assert "at least one version must be available under the version policy of" in problem
+        assert await world.ask() == 1
+
+    run(tmp_path, test)
+
+
 def test_only_the_versions_that_have_changed_are_loaded(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         both = CONFIG.format("inline") + "\nversion_policy { all {} }"
