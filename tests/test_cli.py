@@ -14,8 +14,8 @@ import pytest
 from headrace import __version__
 from headrace.cli import main
 from headrace.options import ENV_PREFIX
-from headrace.settings import OPTIONS, from_environment
-from headrace.triton_options import NOT_OFFERED, WITHOUT_EFFECT
+from headrace.settings import OPTIONS, SECTIONS, from_environment
+from headrace.triton_options import BY_VALUE, WITHOUT_EFFECT, translate
 from tests.support.command import run, write_bad_repository, write_model
 from tests.support.http_client import HttpClient
 from tests.support.http_socket import ask
@@ -355,14 +355,43 @@ def test_serving_the_rest(bad: Path) -> None:
 @pytest.mark.parametrize(
     ("word", "says"),
     [
-        ("--cache-config=local,size=1", "is an option of Triton's that headrace does not offer"),
-        ("--strict-model-config=false", "--disable-auto-complete-config does what"),
+        ("--allow-sagemaker", "is an option of Triton's that headrace does not offer"),
+        ("--allow-vertex-ai=true", "is an option of Triton's that headrace does not offer"),
+        ("--backend-config=python", "must be BACKEND,SETTING=VALUE, got 'python'"),
+        ("--backend-config=onnxruntime,default-max-batch-size=x", "must be a whole number"),
+        ("--strict-model-config=maybe", "must be true or false, got 'maybe'"),
     ],
 )
-def test_options_of_tritons(capsys: pytest.CaptureFixture[str], word: str, says: str) -> None:
-    message = _refused(capsys, "serve", "--model-repository", "x", word)
-    assert says in message
-    assert "headrace serve --help" in message
+def test_options_of_tritons_that_are_refused(
+    capsys: pytest.CaptureFixture[str], word: str, says: str
+) -> None:
+    assert says in _refused(capsys, "serve", "--model-repository", "x", word)
+
+
+def test_options_of_tritons_that_are_settings_here() -> None:
+    settings, lines = translate(
+        [
+            ("--strict-model-config", "false"),
+            ("--backend-config", "onnxruntime,default-max-batch-size=4"),
+            ("--backend-config", "python,shm-default-byte-size=1"),
+            ("--allow-sagemaker", "false"),
+        ]
+    )
+    assert settings == {"disable_auto_complete_config": "false", "default_max_batch_size": "4"}
+    assert lines == [
+        "--backend-config has no effect: shm-default-byte-size: settings of a backend lie in a"
+        " model's parameters",
+        "--allow-sagemaker has no effect: there is no door of this kind",
+    ]
+
+
+def test_help_of_serve_names_every_option_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    text = capsys.readouterr().out
+    assert text.startswith("usage: headrace serve [OPTIONS] [FILE ...]\n")
+    assert [text.count(f"\n  --{option.name} ") for option in OPTIONS] == [1] * len(OPTIONS)
+    assert [line[:-1] for line in text.splitlines() if line[:-1] in SECTIONS] == list(SECTIONS)
 
 
 def test_options_about_tritons_inside_are_taken(good: Path) -> None:
@@ -383,8 +412,8 @@ def test_options_about_tritons_inside_are_taken(good: Path) -> None:
 
 def test_no_option_of_tritons_is_a_setting_too() -> None:
     settings = {f"--{name}" for option in OPTIONS for name in (option.name, *option.aliases)}
-    assert not settings & {*NOT_OFFERED, *WITHOUT_EFFECT}
-    assert not NOT_OFFERED.keys() & WITHOUT_EFFECT.keys()
+    assert not settings & {*BY_VALUE, *WITHOUT_EFFECT}
+    assert not BY_VALUE.keys() & WITHOUT_EFFECT.keys()
 
 
 def test_a_server_without_doors_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

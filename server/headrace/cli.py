@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -14,23 +14,16 @@ from headrace.commands.infer_options import add_infer
 from headrace.commands.models import add_models
 from headrace.commands.parser import EXIT_INTERRUPTED, EXIT_USAGE, CommandParser
 from headrace.commands.top_options import add_top
-from headrace.options import SettingsError, Value
-from headrace.settings import CONFIG_FILE_ENV, OPTIONS, Settings, from_environment, from_file
-from headrace.triton_options import NOT_OFFERED, WITHOUT_EFFECT
-
-
-class _Named(argparse.Action):
-    """Collects the names of the options that were given, whatever their values."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
-        names: list[str | None] = getattr(namespace, self.dest) or []
-        setattr(namespace, self.dest, [*names, option_string])
+from headrace.options import Option, SettingsError, Value
+from headrace.settings import (
+    CONFIG_FILE_ENV,
+    OPTIONS,
+    SECTIONS,
+    Settings,
+    from_environment,
+    from_file,
+)
+from headrace.triton_options import add_triton_options, translate
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -38,10 +31,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     words = list(sys.argv[1:] if arguments is None else arguments)
     options, rest = _parser().parse_known_args(words)
     if rest:
-        name = rest[0].partition("=")[0]
-        if options.command == "serve" and name in NOT_OFFERED:
-            text = f"{name} is an option of Triton's that headrace does not offer"
-            options.parser.error(text + (f"; {NOT_OFFERED[name]}" if NOT_OFFERED[name] else ""))
         options.parser.refuse_rest(rest)
     try:
         sys.exit(options.run(options))
@@ -51,19 +40,23 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _serve(options: argparse.Namespace) -> int:
     try:
-        settings = _settings(options)
+        brought, without_effect = translate(options.triton_options or ())
+        settings = _settings(options, brought)
     except SettingsError as error:
         options.parser.exit(EXIT_USAGE, f"headrace serve: {error}\n")
-    for name in dict.fromkeys(options.without_effect or ()):
-        print(f"headrace serve: {name} has no effect: {WITHOUT_EFFECT[name]}", file=sys.stderr)
+    for line in without_effect:
+        print(f"headrace serve: {line}", file=sys.stderr)
     # Imported late: `--help` and usage errors should not wait for ONNX Runtime.
     from headrace.app import run
 
     return run(settings)
 
 
-def _settings(options: argparse.Namespace) -> Settings:
-    """Command line, then environment, then settings file; raises `SettingsError`."""
+def _settings(options: argparse.Namespace, brought: Mapping[str, str]) -> Settings:
+    """Command line, then environment, then settings file; raises `SettingsError`.
+
+    `brought` is what options of Triton's with other names on the command line set.
+    """
     given: dict[str, Value] = {}
     if path := options.config_file or os.environ.get(CONFIG_FILE_ENV):
         given |= from_file(Path(path))
@@ -72,6 +65,8 @@ def _settings(options: argparse.Namespace) -> Settings:
         options.model_file = [*(options.model_file or ()), *options.files]
     for option in OPTIONS:
         value = getattr(options, option.field)
+        if value is None:
+            value = brought.get(option.field)
         if value is not None:
             given[option.field] = option.parse(value, f"--{option.name}")
     settings = Settings(**given)  # type: ignore[arg-type]  # parsed to each field's own type
@@ -86,39 +81,17 @@ def _parser() -> CommandParser:
     serve = commands.add_parser(
         "serve", help="serve model repositories",
         description="Serve the models of one or more repositories over HTTP and gRPC.",
+        usage="%(prog)s [OPTIONS] [FILE ...]",
         epilog="Each option can also be set as an environment variable, HEADRACE_HTTP_PORT for"
         " --http-port, or in a settings file.",
     )  # fmt: skip
     serve.add_argument("files", nargs="*", metavar="FILE", help="model files to serve as they are")
     serve.add_argument("--config-file", metavar="FILE", help="read settings from this TOML file")
-    for option in OPTIONS:
-        flags = [f"--{name}" for name in (option.name, *option.aliases)]
-        text = option.meaning.replace("%", "%%")
-        if option.choices:
-            text += f" ({', '.join(option.choices)})"
-        if option.default not in ("", []):
-            text += f" (default: {str(option.default).lower()})"
-        if option.kind is list and option.between != ":":
-            serve.add_argument(
-                *flags, dest=option.field, action="append", metavar="TEXT", help=text
-            )
-        elif option.kind is list:
-            metavars = {"model_file": "FILE", "load_model": "MODEL"}
-            metavar = metavars.get(option.field, "DIR")
-            serve.add_argument(
-                *flags, dest=option.field, nargs="+", action="extend", metavar=metavar, help=text
-            )
-        elif option.kind is bool:
-            serve.add_argument(
-                *flags, dest=option.field, nargs="?", const="true", metavar="BOOL", help=text
-            )
-        else:
-            metavar = "N" if option.kind is int else "TEXT"
-            serve.add_argument(*flags, dest=option.field, metavar=metavar, help=text)
-    for name in WITHOUT_EFFECT:
-        serve.add_argument(
-            name, dest="without_effect", nargs="?", action=_Named, help=argparse.SUPPRESS
-        )
+    for section, options in SECTIONS.items():
+        group = serve.add_argument_group(section)
+        for option in options:
+            _add_setting(group, option)
+    add_triton_options(serve)
     serve.set_defaults(run=_serve)
     add_infer(commands)
     add_top(commands)
@@ -126,3 +99,23 @@ def _parser() -> CommandParser:
     add_environments(commands)
     add_completion(commands, parser)
     return parser
+
+
+def _add_setting(group: argparse._ArgumentGroup, option: Option) -> None:
+    flags = [f"--{name}" for name in (option.name, *option.aliases)]
+    text = option.meaning.replace("%", "%%")
+    if option.default not in ("", []):
+        text += f" (default: {str(option.default).lower()})"
+    metavar = option.metavar
+    if option.kind is list and option.between == ":":
+        group.add_argument(
+            *flags, dest=option.field, nargs="+", action="extend", metavar=metavar, help=text
+        )
+    elif option.kind is list:
+        group.add_argument(*flags, dest=option.field, action="append", metavar=metavar, help=text)
+    elif option.kind is bool:
+        group.add_argument(
+            *flags, dest=option.field, nargs="?", const="true", metavar=metavar, help=text
+        )
+    else:
+        group.add_argument(*flags, dest=option.field, metavar=metavar, help=text)

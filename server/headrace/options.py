@@ -6,6 +6,12 @@ from typing import Any
 
 ENV_PREFIX = "HEADRACE_"
 Value = str | int | float | bool | list[str]
+# Of texts that are more than that.
+METAVARS = {
+    "model_repository": "DIR", "model_file": "FILE", "load_model": "MODEL", "pin_model": "MODEL",
+    "environment_cache": "DIR", "wheelhouse": "DIR", "grpc_server_cert": "FILE",
+    "grpc_server_key": "FILE", "grpc_root_cert": "FILE", "log_file": "FILE", "trace_file": "FILE",
+}  # fmt: skip
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
 
@@ -52,6 +58,15 @@ class Option:
     least: int
     form: tuple[str, str]
     between: str
+
+    @property
+    def metavar(self) -> str:
+        """What stands for the value in help, which completion goes by, too."""
+        if self.choices:
+            return f"{{{','.join(self.choices)}}}"
+        if self.field in METAVARS:
+            return METAVARS[self.field]
+        return {int: "N", bool: "BOOL"}.get(self.kind, "TEXT")
 
     @classmethod
     def of(cls, declared: "Field[Any]") -> "Option":

@@ -157,6 +157,24 @@ class Settings(DoorSettings, ModelSettings):
 
 
 OPTIONS: tuple[Option, ...] = tuple(Option.of(declared) for declared in fields(Settings))
+_SECTIONS = {  # by the option that each begins with
+    "model-repository": "Models", "environment-cache": "Environments of models",
+    "allow-http": "HTTP", "allow-grpc": "gRPC", "allow-metrics": "Metrics",
+    "allow-client-shm": "Shared memory", "max-request-bytes": "Limits", "frontends": "Processes",
+    "id": "Life cycle", "log-verbose": "Logs", "trace-config": "Traces",
+}  # fmt: skip
+
+
+def _sections() -> dict[str, list[Option]]:
+    found: dict[str, list[Option]] = {}
+    for option in OPTIONS:
+        if option.name in _SECTIONS:
+            section = found[_SECTIONS[option.name]] = []
+        section.append(option)
+    return found
+
+
+SECTIONS = _sections()  # for people: the options by the title of what they are about
 # Kubernetes puts such variables into every pod for a Service that is called "headrace" or alike.
 _LINK_NAME = re.compile(r"HEADRACE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_\w+)")
 _LINK_VALUES = ("tcp://", "udp://", "sctp://")

@@ -51,6 +51,8 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("headrace infer dig", ["digits"]),
         ("headrace models load simple_", ["simple_identity", "simple_string"]),
         ("headrace completion z", ["zsh"]),
+        ("headrace serve --model-control-mode ", ["none", "poll", "explicit"]),
+        ("headrace serve --reload f", ["false"]),
         ("headrace infer digits thr", ["three.png"]),
     ],
 )

@@ -14,6 +14,7 @@ import pytest
 
 from headrace.cli import main
 from headrace.settings import OPTIONS
+from headrace.triton_options import BY_VALUE, WITHOUT_EFFECT
 from tests.support.server_process import ServerProcess
 
 ROOT = Path(__file__).parents[2]
@@ -96,6 +97,7 @@ def test_the_options_that_pages_name_exist(capsys: pytest.CaptureFixture[str]) -
     for words in COMMANDS:
         with pytest.raises(SystemExit):
             main([*words.split(), "--help"])
+    known |= {*WITHOUT_EFFECT, *BY_VALUE}
     known |= set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
     assert named <= known
 

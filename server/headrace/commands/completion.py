@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from headrace.commands.parser import EXIT_FAILURE, CommandParser, Commands
+from headrace.options import Option
+from headrace.settings import OPTIONS
 
 SHELLS = ("bash", "zsh", "fish", "tcsh", "powershell")
 # Asked each time: the server in the environment has what there is to be completed.
@@ -43,11 +45,18 @@ def _print_script(options: argparse.Namespace, parser: CommandParser) -> int:
     kinds: dict[str, Any] = dict.fromkeys(_FILES, shtab.FILE)
     kinds |= dict.fromkeys(_FOLDERS, shtab.DIRECTORY)
     kinds |= dict.fromkeys(_NAMES, shtab.cmd(_MODELS))
+    choices = {f"--{option.name}": _choices(option) for option in OPTIONS}
     for action in _actions(parser):
+        if action.option_strings and not action.choices:  # which settings have checked on their own
+            action.choices = choices.get(action.option_strings[0]) or None
         if isinstance(action.metavar, str) and action.metavar in kinds:
             action.complete = kinds[action.metavar]  # type: ignore[attr-defined]  # shtab's own
     print(shtab.complete(parser, options.shell))
     return 0
+
+
+def _choices(option: Option) -> tuple[str, ...]:
+    return ("true", "false") if option.kind is bool else option.choices
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:

@@ -24,6 +24,12 @@ class _Help(argparse.HelpFormatter):
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return text if "\n" in text else super()._fill_text(text, width, indent)
 
+    def add_argument(self, action: argparse.Action) -> None:
+        """As argparse, which forgets that subcommands are indented once more."""
+        super().add_argument(action)
+        if isinstance(action, argparse._SubParsersAction):
+            self._action_max_length += self._indent_increment
+
 
 class CommandParser(argparse.ArgumentParser):
     """Ends with 2 for wrong usage, saying in one line what was wrong, and where help is."""
