@@ -106,6 +106,33 @@ def test_a_change_outlives_its_model(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_version_that_took_the_place_of_another_unnoticed(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(World(tmp_path, ROOM_FOR_ONE, "a", "b")) as world:
+            await world.ask("a")
+            await world.ask("b")
+            (tmp_path / "a" / "1").rename(tmp_path / "a" / "2")
+            assert await world.ask("a") == 0
+            assert await world.ask("a", "2") == 0
+
+    asyncio.run(main())
+
+
+def test_files_that_are_replaced_while_they_are_loaded(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(World(tmp_path, ResidencyOptions(), "a")) as world:
+            world.write("a", "half")
+            world.backend.load_now.clear()
+            answer = world.ask("a")
+            await until(lambda: world.backend.begun == ["half"])
+            world.write("a", "5")
+            world.backend.load_now.set()
+            assert await answer == 5
+            assert world.engine.model_ready("a")
+
+    asyncio.run(main())
+
+
 def test_one_that_is_loaded_again_does_not_go(tmp_path: Path) -> None:
     options = ResidencyOptions(idle_secs=100)
 

@@ -148,14 +148,20 @@ class Engine:
         return AwaitedTarget(self, self.on_request, 0, name, version, refusal)
 
     async def bring(self, name: str, version: str = "") -> None:
-        """Have a model in memory if it is one that is loaded on request; raises `ServerError`."""
+        """Have a model in memory if it is one that is loaded on request; raises `ServerError`.
+
+        It is there for as long as the caller does not wait for anything else.
+        """
         if self.on_request is None:
             return
-        try:
-            self.find(name, version)
-        except (NotFound, Unavailable):
-            if self.on_request.offers(name, version):
-                await self.on_request.bring(name)
+        while True:
+            try:
+                self.find_version(name, version)
+                return
+            except (NotFound, Unavailable):
+                if not self.on_request.offers(name, version):
+                    return
+            await self.on_request.bring(name)
 
     def _find(self, name: str, version: str) -> ModelVersion | Router:
         if not version and (model := self._models.get(name)) is not None:

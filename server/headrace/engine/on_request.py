@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
-from headrace.core.errors import ServerError, ServerExiting, Unavailable
+from headrace.core.errors import LoadFailed, ServerError, ServerExiting, Unavailable
 from headrace.engine.control import Loads
 from headrace.engine.entries import Done, Entry, Failure, Waiter
 from headrace.engine.lifecycle import EXITING
@@ -24,7 +24,8 @@ from headrace.engine.residency import ResidencyOptions, Resident, idle, make_roo
 from headrace.engine.version import ModelVersion, State
 from headrace.observability.metrics import MemoryCounts
 from headrace.repository.catalogue import DUPLICATE
-from headrace.repository.layout import ModelSource
+from headrace.repository.fingerprint import Fingerprint, fingerprint
+from headrace.repository.layout import ModelSource, looked_at_again
 from headrace.repository.sizes import largest_version
 
 log = logging.getLogger(__name__)
@@ -201,14 +202,20 @@ class OnRequest:
     # --- how it is done
 
     async def _bring(self, name: str, entry: Entry) -> None:
-        problem, decided = "", False
+        problem, decided, again = "", False, False
         try:
             while not decided:
                 wanted = entry.wanted
+                state = await self._look(name, entry)
                 problem = await self._make_room(name, entry)
                 if not problem and entry.waiting and entry.wanted is wanted:
                     problem = await self._load(name, entry)
-                decided = entry.wanted is wanted  # otherwise an operator wants another by now
+                if problem and not again:  # which may be because its files were just replaced
+                    again = state != await self._look(name, entry)
+                    decided = not again
+                else:
+                    decided = True
+                decided = decided and entry.wanted is wanted  # or an operator wants another by now
         except Exception as bug:
             log.error("bug while loading %s on request", name, exc_info=bug)
             problem = "internal error"
@@ -219,16 +226,22 @@ class OnRequest:
             entry.problem = problem or self._left_out(name)
             entry.tell(_refused(name, problem) if problem else None)
 
+    async def _look(self, name: str, entry: Entry) -> object:
+        """Look at the files of a model; what tells whether they have changed."""
+        model = self._models[name]
+        source = entry.wanted or model.source
+        found, size, state = await asyncio.to_thread(_look_at, source)
+        if model.source is source:
+            model.source = found
+        if size != entry.size:
+            entry.size = entry.expected = size
+        return state
+
     async def _make_room(self, name: str, entry: Entry) -> str:
         """Wait until there is room for a model, which is counted in from then on, while anybody
         waits for it; why there will never be any.
         """
-        options = self._options
-        source = entry.wanted or self._models[name].source
-        size = max(await asyncio.to_thread(largest_version, source), _LEAST_BYTES)
-        if size != entry.size:
-            entry.size = entry.expected = size
-        needed = entry.expected
+        options, needed = self._options, entry.expected
         while options.budget and entry.waiting:
             others = [one for one in self._residents() if one.name != name or one.leaving]
             room = make_room(others, needed, options.budget, self._clock(), options.minimum_secs)
@@ -328,6 +341,16 @@ class OnRequest:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _look_at(source: ModelSource) -> tuple[ModelSource, int, Fingerprint | None]:
+    """A model as it is now, about how much memory it takes, and the state of its files."""
+    found = looked_at_again(source)
+    try:
+        state = fingerprint(found)
+    except LoadFailed:  # which loading tells of
+        state = None
+    return found, max(largest_version(found), _LEAST_BYTES), state
 
 
 def _refused(name: str, reason: str) -> ServerError:

@@ -150,6 +150,16 @@ def read_model_directory(path: Path, config_name: str = "") -> ModelSource:
     )
 
 
+def looked_at_again(source: ModelSource) -> ModelSource:
+    """The model with the versions that are there now, if some of its own are not any more."""
+    if source.file is not None or all(
+        (source.path / str(version)).is_dir() for version in source.versions
+    ):
+        return source
+    found = read_model_directory(source.path)
+    return source if found.problem else replace(source, versions=found.versions)
+
+
 def model_directories(repository: Path) -> Sequence[Path]:
     """The directories of a repository that are models; raises `LoadFailed` if it is none."""
     try:
