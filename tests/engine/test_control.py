@@ -141,10 +141,11 @@ def test_a_load_that_the_end_of_the_server_calls_off(tmp_path: Path) -> None:
         asked = asyncio.ensure_future(world.control.load("m"))
         await until(lambda: world.backend.begun == ["1"])
         world.engine.stop_loading()
-        world.backend.load_now.set()
-        for late in (asked, world.control.load("m")):
+        for late in (asked, world.control.load("m")):  # neither waits for what is being loaded
             with pytest.raises(Unavailable, match="the server is shutting down"):
-                await late
+                await asyncio.wait_for(late, 10)
+        world.backend.load_now.set()
+        await until(lambda: not world.engine.loading)
 
     run(tmp_path, test)
 

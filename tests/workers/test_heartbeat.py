@@ -1,6 +1,9 @@
 """A count that two ends share."""
 
 import os
+import select
+import subprocess
+import sys
 from time import monotonic, sleep
 
 import pytest
@@ -17,6 +20,26 @@ def test_the_other_end_counts() -> None:
     while heartbeat.count < 3:
         assert monotonic() < deadline
         sleep(BEAT_SECS / 10)
+
+
+def test_a_worker_ends_with_its_server() -> None:
+    """Also while it is in the middle of something."""
+    worker = (
+        "import time; from headrace.workers.heartbeat import Heartbeat, beat;"
+        "beat(Heartbeat().descriptor, 0.1); print('begun', flush=True); time.sleep(600)"
+    )
+    server = (
+        "import subprocess, sys;"
+        f"worker = subprocess.Popen([sys.executable, '-c', {worker!r}], stdout=subprocess.PIPE);"
+        "worker.stdout.readline(); print(worker.pid)"
+    )
+    made = subprocess.run([sys.executable, "-c", server], capture_output=True, check=True)
+    try:
+        descriptor = os.pidfd_open(int(made.stdout))
+    except ProcessLookupError:
+        return
+    with open(descriptor) as process:
+        assert select.select([process], [], [], 60)[0]
 
 
 def test_its_size_is_fixed() -> None:

@@ -102,6 +102,7 @@ class Control:
         self._sources = Sources(options.catalogue, options.overrides, self._uploads, open_source)
         self._uploaded: dict[str, None] = {}  # names that no repository has, the oldest first
         self._threads = Threads(_READERS, "control")
+        self._exit = asyncio.Event()
         self._names: asyncio.Task[Mapping[str, str]] | None = None
         self._turns: dict[str, tuple[asyncio.Lock, int]] = {}  # and how many want it
         self._tasks: set[asyncio.Task[Any]] = set()  # which nobody may wait for any more
@@ -143,8 +144,9 @@ class Control:
         await self._see_through(self._unload(name))
 
     def stop(self) -> None:
-        """Begin nothing more."""
+        """Begin nothing more; who waits is told, since nothing comes of what was begun."""
         self._threads.stop()
+        self._exit.set()
 
     def close(self) -> None:
         """Remove the files that requests have brought along, whatever still uses them."""
@@ -268,7 +270,7 @@ class Control:
                 self._names = None
 
             task.add_done_callback(done)
-        return await asyncio.shield(self._names)
+        return await self._outcome(self._names)
 
     async def _aside(self, work: Callable[[], T]) -> T:
         try:
@@ -278,7 +280,18 @@ class Control:
 
     async def _see_through(self, work: Coroutine[Any, Any, T]) -> T:
         """Do it to the end, even if whoever waits for it goes."""
-        return await asyncio.shield(self._keep(work))
+        return await self._outcome(self._keep(work))
+
+    async def _outcome(self, task: "asyncio.Task[T]") -> T:
+        """What comes of it, unless the server ends before."""
+        exiting = asyncio.get_running_loop().create_task(self._exit.wait())
+        try:
+            await asyncio.wait((task, exiting), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            exiting.cancel()
+        if not task.done():
+            raise Unavailable(EXITING)
+        return task.result()
 
     def _keep(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         task = asyncio.get_running_loop().create_task(work)

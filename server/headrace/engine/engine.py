@@ -152,16 +152,14 @@ class Engine:
 
         It is there for as long as the caller does not wait for anything else.
         """
-        if self.on_request is None:
-            return
-        while True:
+        while self.on_request is not None:
             try:
                 self.find_version(name, version)
                 return
             except (NotFound, Unavailable):
                 if not self.on_request.offers(name, version):
-                    return
-            await self.on_request.bring(name)
+                    return  # whoever looks for it is told why
+                await self.on_request.bring(name)
 
     def _find(self, name: str, version: str) -> ModelVersion | Router:
         if not version and (model := self._models.get(name)) is not None:

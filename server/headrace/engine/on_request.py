@@ -94,7 +94,7 @@ class OnRequest:
         loop = asyncio.get_running_loop()
         entry, now = self._entry(name), self._clock()
         entry.asked = now
-        refusal: ServerError | None = ServerExiting(EXITING) if self._stopped else None
+        refusal: ServerError | None = ServerExiting("Server exiting") if self._stopped else None
         if entry.failure is not None and now < entry.failure.until:
             refusal = _refused(name, entry.failure.reason)
         if refusal is not None:
@@ -196,7 +196,7 @@ class OnRequest:
             self._sweeper.cancel()
         for entry in self._entries.values():
             entry.problem = EXITING
-            entry.tell(ServerExiting(EXITING))
+            entry.tell(ServerExiting("Server exiting"))
         self._changed()
 
     # --- how it is done
@@ -355,7 +355,7 @@ def _look_at(source: ModelSource) -> tuple[ModelSource, int, Fingerprint | None]
 
 def _refused(name: str, reason: str) -> ServerError:
     if reason == EXITING:
-        return ServerExiting(EXITING)
+        return ServerExiting("Server exiting")
     return Unavailable(f"model '{name}' could not be loaded: {reason}")
 
 

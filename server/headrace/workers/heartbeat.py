@@ -12,6 +12,7 @@ import threading
 import time
 
 BEAT_SECS = 0.5
+_ORPHAN_SECS = 10.0  # that a model has to end by itself once the server is no more
 _SIZE = mmap.PAGESIZE
 _MOST = 2**64
 
@@ -46,15 +47,24 @@ class Heartbeat:
         self._page.close()
 
 
-def beat(descriptor: int) -> None:
-    """Count in the page behind `descriptor`, which is closed, from now on, on a thread."""
+def beat(descriptor: int, orphan_secs: float = _ORPHAN_SECS) -> None:
+    """Count in the page behind `descriptor`, which is closed, from now on, on a thread.
+
+    The process ends `orphan_secs` after the one that started it, if it has not ended by itself: it
+    may be in the middle of loading a model, or hang.
+    """
     page = mmap.mmap(descriptor, _SIZE)
     os.close(descriptor)
     counts = memoryview(page).cast("Q")
+    parent = os.getppid()
 
     def run() -> None:
-        while True:
+        left = orphan_secs
+        while left > 0 or os.getppid() == parent:
             counts[0] = (counts[0] + 1) % _MOST
             time.sleep(BEAT_SECS)
+            if os.getppid() != parent:
+                left -= BEAT_SECS
+        os._exit(1)
 
     threading.Thread(target=run, name="heartbeat", daemon=True).start()
