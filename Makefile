@@ -80,7 +80,8 @@ $(VENV)/.serve: $(VENV)/.made pyproject.toml requirements/serve.txt requirements
 	$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# What the example models need in their workers; the server itself does not.
+# What the example models need in their workers, and the command line for images, colours and
+# completion; the server itself needs none of it.
 $(VENV)/.examples: $(VENV)/.serve requirements/examples.txt
 	$(LOCKED) -r requirements/examples.txt
 	@touch $@

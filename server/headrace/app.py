@@ -65,7 +65,10 @@ def run(settings: Settings) -> int:
     try:
         logs = configure_logging(settings.logs)
     except OSError as error:
-        print(f"headrace serve: cannot write the log: {error}", file=sys.stderr)
+        print(
+            f"headrace serve: cannot write the log {settings.log_file}: {error.strerror}",
+            file=sys.stderr,
+        )
         return 1
     try:
         tracing = make_tracing(settings.traces)

@@ -203,7 +203,9 @@ def from_file(path: Path) -> dict[str, Value]:
     by_name = {name: option for option in OPTIONS for name in (option.name, *option.aliases)}
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise SettingsError(f"settings file {path}: {error.strerror}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"settings file {path}: {error}") from error
     found: dict[str, Value] = {}
     for name, value in document.items():

@@ -391,10 +391,15 @@ def test_requests_in_every_turn_of_many_swaps(tmp_path: Path) -> None:
     run(tmp_path, test, "thread")
 
 
-def test_an_unloaded_model_stays_known_and_may_be_loaded_again(tmp_path: Path) -> None:
+def test_an_unloaded_model_stays_known_and_may_be_loaded_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+
     async def test(world: World) -> None:
         assert await world.ask() == 1
         await world.engine.unload("m")
+        assert caplog.messages[-1] == "unloaded m version 1"
         assert world.backend.loaded[0].closed
         assert world.index() == [("1", "UNAVAILABLE", "unloaded")]
         assert world.engine.ready

@@ -42,7 +42,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 _State: TypeAlias = tuple[Fingerprint, bytes | None]
 
-DISABLED = "explicit model load / unload is not allowed if polling is enabled"
+DISABLED = (
+    "explicit model load / unload is not allowed if polling is enabled;"
+    " --model-control-mode=explicit allows it"
+)
 _READERS = 4  # threads that read repositories for requests
 
 

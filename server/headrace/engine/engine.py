@@ -324,11 +324,10 @@ class Engine:
             if source.duplicate or earlier is not None:
                 model.reason = "model appears in two or more repositories"
             if model.reason:
-                places = [m.source.file or m.source.path for m in (earlier, model) if m is not None]
-                log.error(
-                    "failed to load %s: %s (%s)", source.name, model.reason,
-                    " and ".join(map(str, places)),
-                )  # fmt: skip
+                both = [m.source for m in (earlier, model) if m is not None]
+                places = [s.file or s.path for s in both if s.file or s.path.name]
+                where = f" ({' and '.join(map(str, places))})" if places else ""
+                log.error("failed to load %s: %s%s", source.name, model.reason, where)
         self._initialised = True
         wanted = [model.source for model in self._models.values() if not model.reason]
         if self.on_request is not None:

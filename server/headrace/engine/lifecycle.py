@@ -334,11 +334,24 @@ class Lifecycle:
         def gone(task: "asyncio.Task[None]") -> None:
             timer.cancel()
             del self._leaving[version]
-            if not task.cancelled() and (error := task.exception()) is not None:
+            if task.cancelled():
+                return
+            if (error := task.exception()) is not None:
                 log.error("bug while freeing %s", version.model, exc_info=error)
+            elif self._is_gone(version):
+                log.info(
+                    "unloaded %s version %s", version.model, version.name,
+                    extra={"model": version.model, "version": version.name},
+                )  # fmt: skip
 
         task.add_done_callback(gone)
         return task
+
+    def _is_gone(self, version: ModelVersion) -> bool:
+        """Whether a version that was freed has none in its place."""
+        model = self._models.get(version.model)
+        now = model.versions.get(version.number) if model is not None else None
+        return now is None or not now.ready
 
     async def _discard(self, loaded: Sequence[Result]) -> None:
         """Close what nobody wants any more: on a loading thread, since it may take time."""
