@@ -37,6 +37,7 @@ from headrace.engine.tracing import Tracing
 from headrace.execution.artefact_backend import artefact_backends
 from headrace.execution.cores import core_limit
 from headrace.execution.python_backend import PythonBackend
+from headrace.execution.remote.backend import RemoteBackend
 from headrace.model_sources import control_options, sources_at_start
 from headrace.observability.latencies import SummarisedStatistics
 from headrace.observability.logs import configure_logging
@@ -57,7 +58,7 @@ BACKENDS: Mapping[str, Backend] = {"onnxruntime": OnnxBackend(), "python": Pytho
 
 def backends(trust_model_code: bool = False) -> dict[str, Backend]:
     """All backends by name, in the order in which a model's files are looked at."""
-    return {**BACKENDS, **artefact_backends(trust_model_code)}
+    return {**BACKENDS, **artefact_backends(trust_model_code), "triton": RemoteBackend()}
 
 
 def run(settings: Settings) -> int:

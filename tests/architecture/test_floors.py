@@ -42,7 +42,7 @@ LIBRARIES = {
     "fastapi": {"transports.http", "transports.grpc", "composition"},
     "starlette": {"transports.http", "transports.grpc", "frontends", "composition"},
     "uvicorn": {"transports.http", "transports.grpc", "composition"},
-    "grpc": {"transports.grpc", "composition"},
+    "grpc": {"transports.grpc", "execution", "composition"},
     "onnxruntime": {"backends"},
 }
 # The root imports nothing but this, and that only for whoever asks for a name of it.

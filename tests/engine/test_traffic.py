@@ -16,12 +16,13 @@ from headrace.core.tensors import Array, Tensor
 from headrace.engine.admission import Admission
 from headrace.engine.doors import Target
 from headrace.engine.engine import Engine
+from headrace.engine.future_sink import FutureSink
 from headrace.engine.model import Model
 from headrace.engine.router import Router
 from headrace.engine.shadow import ShadowCopies
 from headrace.engine.traffic import Traffic
 from headrace.engine.traffic_documents import model_traffic
-from headrace.engine.version import FutureSink, ModelVersion
+from headrace.engine.version import ModelVersion
 from headrace.observability.traffic import ShadowLedger, TrafficSeries
 from headrace.repository.layout import read_model_directory
 from headrace.scheduling.traffic_rules import Shadow

@@ -18,7 +18,9 @@ ServerError ─┬─ InvalidRequest       the client broke the protocol or the 
              ├─ AlreadyExists        a model's own answer: what it was to make is there
              ├─ Unknown              a model's own answer: an error of no known kind
              └─ ExecutionFailed      the backend raised, or gave something that breaks the signature
-                 └─ WorkerDied       the worker process that had begun it is no more
+                 ├─ WorkerDied       the worker process that had begun it is no more
+                 ├─ RemoteLost       the connection to the server that had it is no more
+                 └─ RemoteTimeout    the server that had it has not answered in time
 
 RepositoryError ─┬─ InvalidConfig    a model's configuration is wrong; names file, line and field
                  ├─ InvalidOption    the same as a backend tells it, which knows the field only
@@ -103,6 +105,14 @@ class ExecutionFailed(ServerError):
 
 class WorkerDied(ExecutionFailed):
     """The worker process ended while the request was under way there."""
+
+
+class RemoteLost(ExecutionFailed):
+    """The connection to another server ended while that may have been executing the request."""
+
+
+class RemoteTimeout(ExecutionFailed):
+    """Another server has not answered in time; it may still be executing the request."""
 
 
 class AlreadyExists(ServerError):

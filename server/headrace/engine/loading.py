@@ -23,6 +23,7 @@ from headrace.execution.choice import AutoChoice, InstanceKind
 from headrace.execution.cores import threads_for
 from headrace.execution.in_process import IN_PROCESS, LoadedInProcess
 from headrace.execution.python_backend import LoadedWorker, PythonBackend
+from headrace.execution.remote.backend import RemoteModel
 from headrace.execution.runner import LoadedModel, run
 from headrace.execution.warming import Sample, warm_up
 from headrace.repository import completion, reading, validation
@@ -92,9 +93,11 @@ def complete(opened: Opened, model: LoadedModel, options: LoadOptions) -> ModelC
         config = model.completed(config)
         refuse(file, _undeclared(config))
     elif options.auto_complete:
-        config = completion.complete_tensors(
-            file, config, inputs, outputs, options.default_max_batch_size
-        )
+        rows = options.default_max_batch_size
+        if isinstance(model, RemoteModel):
+            config = model.declared(config)
+            rows = rows if model.max_batch_size is None else model.max_batch_size
+        config = completion.complete_tensors(file, config, inputs, outputs, rows)
     config = completion.normalise(config)
     if not config.output and outputs and all(info.datatype is None for info in outputs):
         types = ", ".join(f"'{info.name}' is a {info.type_name}" for info in outputs)
@@ -248,10 +251,13 @@ def _load(opened: Opened, spec: LoadSpec) -> LoadedModel:
 
 
 def _begin(opened: Opened, model: LoadedModel, config: ModelConfig) -> None:
-    """Start what has to know its whole configuration before it runs; raises `RepositoryError`."""
+    """Tell its whole configuration to what has to know it; raises `RepositoryError`."""
     try:
         if isinstance(model, LoadedPython):
             model.begin(config)
+        elif isinstance(model, RemoteModel):
+            batches = reading.scheduling_policy(config).batch.max_rows > 0
+            model.begin(config, reading.signature(config), batches)
     except Contradiction as error:
         raise _explained(opened, error) from error
 
@@ -302,4 +308,6 @@ def _kind_of(kind: InstanceKind | AutoChoice) -> InstanceKind:
 def _choose(wanted: str, model: LoadedModel, signature: Signature) -> InstanceKind | AutoChoice:
     if isinstance(model, LoadedWorker):
         return InstanceKind.PROCESS
+    if isinstance(model, RemoteModel):
+        return InstanceKind.REMOTE
     return AutoChoice(measure(model, signature)) if wanted == "auto" else InstanceKind(wanted)

@@ -80,7 +80,8 @@ class OnRequest:
         source = model.source
         if source.problem or source.duplicate:
             return False
-        return not version or parse_version(version) in source.versions
+        # There are none where the model is on another server.
+        return not version or not source.versions or parse_version(version) in source.versions
 
     def failing(self, name: str) -> bool:
         """Whether it is known that a model cannot be loaded."""

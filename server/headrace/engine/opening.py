@@ -5,7 +5,7 @@ loading thread.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from headrace.core.errors import InvalidConfig, LoadFailed
@@ -14,6 +14,8 @@ from headrace.execution.choice import InstanceKind
 from headrace.execution.in_process import IN_PROCESS
 from headrace.execution.model_calls import Host
 from headrace.execution.python_backend import PARAMETERS, PythonBackend
+from headrace.execution.remote.backend import RemoteBackend
+from headrace.execution.remote.options import version_without_directory
 from headrace.execution.runner import LoadedModel
 from headrace.observability.memory import GrowthMeter
 from headrace.observability.responses import FIRST_RESPONSE
@@ -106,8 +108,14 @@ def open_model(
     file = source.override or read_config(source.config_path, source.name)
     refuse(file, validation.problems(file.config, source.written_name))
     if not source.versions:
-        raise InvalidConfig(_no_versions(source))
-    filenames = _filenames(source)
+        if not isinstance(backends.get(file.config.backend), RemoteBackend):
+            raise InvalidConfig(_no_versions(source))
+        number = version_without_directory(reading.parameters(file.config))
+        source = replace(source, versions=(number,))
+        state = replace(state, source=source, versions={number: {}})
+        filenames = []
+    else:
+        filenames = _filenames(source)
     config = completion.complete_backend(file, source.name, filenames, backends)
     backend = backends[config.backend]
     if source.data_only and backend.isolated:
@@ -158,6 +166,16 @@ def _execution_problems(
 ) -> Iterator[Problem]:
     """Where a model is to run, but cannot or must not."""
     wanted = reading.execution(config)
+    if isinstance(backend, RemoteBackend):
+        if config.instance_group:
+            text = (
+                "the model's servers have the instances; how many batches they are sent at a time"
+                " is parameters['max_in_flight']"
+            )
+            yield Problem("instance_group", text)
+        if wanted != "auto":
+            yield Problem("parameters['execution']", "the model runs on other servers")
+        return
     if wanted == InstanceKind.PROCESS and not backend.isolated:
         text = f"'process' is for Python models; those of {config.backend} run inline or in threads"
         yield Problem("parameters['execution']", text)
@@ -183,7 +201,8 @@ def _config_warnings(
         for name, known in misspelt(file.config, PARAMETERS):
             text = f"only the model itself may read this; did you mean '{known}'?"
             yield file.explain(Problem(f"parameters['{name}']", text))
-    if file.config.model_transaction_policy.decoupled and not backend.isolated:
+    decoupled = file.config.model_transaction_policy.decoupled
+    if decoupled and not backend.isolated and not isinstance(backend, RemoteBackend):
         text = (
             "requests are only taken over ModelStreamInfer and generate, and each gets one"
             " response; infer over HTTP and ModelInfer are refused"

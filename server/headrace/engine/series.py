@@ -18,4 +18,5 @@ def series_of(version: ModelVersion) -> VersionSeries:
         version.workers,
         version.memory_bytes,
         Counter(instance.kind.value for instance in version.instances),
+        version.endpoints,
     )

@@ -4,11 +4,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from headrace.core.errors import ExecutionFailed, InvalidRequest, ModelNotReady, ServerError
+from headrace.core.errors import InvalidRequest, ModelNotReady, ServerError
 from headrace.core.requests import InferRequest, InferResponse, Sink, Ticket
 from headrace.core.signature import Signature
 from headrace.engine.clock import LoopClock
+from headrace.engine.future_sink import FutureSink
 from headrace.engine.loading import LoadedInstance, LoadedVersion
 from headrace.engine.model_host import ModelHost
 from headrace.engine.regions import Regions
@@ -19,7 +21,9 @@ from headrace.execution.choice import InstanceKind
 from headrace.execution.local import LocalInstance
 from headrace.execution.process import WorkerInstance, waiting_error
 from headrace.execution.python_backend import LoadedWorker
+from headrace.execution.remote.backend import RemoteModel
 from headrace.execution.supervision import WorkerSet
+from headrace.observability.endpoints import EndpointSeries
 from headrace.observability.statistics import VersionStatistics
 from headrace.observability.workers import WorkerSeries
 from headrace.repository.origin import Origin
@@ -29,6 +33,9 @@ from headrace.scheduling.batch import Pending
 from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.quarantine import Quarantine
 from headrace.wire.pb.model_config_pb2 import ModelConfig
+
+if TYPE_CHECKING:
+    from headrace.execution.remote.pool import RemotePool
 
 log = logging.getLogger(__name__)
 
@@ -40,31 +47,6 @@ class State(StrEnum):
     READY = "READY"
     UNLOADING = "UNLOADING"
     UNAVAILABLE = "UNAVAILABLE"
-
-
-class FutureSink:
-    """A sink for a caller that awaits the one response of its request."""
-
-    __slots__ = ("future",)
-
-    def __init__(self, future: "asyncio.Future[InferResponse]") -> None:
-        self.future = future
-
-    def respond(self, response: InferResponse, final: bool) -> None:
-        """Resolve the future."""
-        if not self.future.done():
-            self.future.set_result(response)
-
-    def finish(self) -> None:
-        """Fail the future: there is no response."""
-        self.fail(ExecutionFailed("the model has ended the request without a response"))
-
-    def fail(self, error: ServerError) -> None:
-        """Fail the future."""
-        if not self.future.done():
-            self.future.set_exception(error)
-
-    refuse = fail
 
 
 class ModelVersion:
@@ -101,6 +83,7 @@ class ModelVersion:
         self._local: list[LocalInstance] = []
         self._removed: list[LocalInstance] = []
         self._workers: WorkerSet | None = None
+        self._remote: RemotePool | None = None  # the servers that run it, if others do
         self._memory: dict[str, int] = {}
         self._leaves = False  # `unload` was called
         self._given_up = False  # no worker comes back for now
@@ -112,18 +95,28 @@ class ModelVersion:
 
     @property
     def healthy(self) -> bool:
-        """Whether requests that it takes are executed: not while all its workers are down."""
-        return self.ready and (not self._workers or any(w.willing for w in self._workers))
+        """Whether requests that it takes are executed: not while all its workers are down, or
+        none of its servers can be reached.
+        """
+        if not self.ready or (self._remote is not None and not self._remote.healthy):
+            return False
+        return not self._workers or any(w.willing for w in self._workers)
 
     @property
-    def instances(self) -> list[LocalInstance | WorkerInstance]:
-        """Its instances, wherever they run."""
-        return [*self._local, *(self._workers or ())]
+    def instances(self) -> "list[LocalInstance | WorkerInstance | RemotePool]":
+        """Its instances, wherever they run; the servers of one that runs elsewhere are one."""
+        remote = () if self._remote is None else (self._remote,)
+        return [*self._local, *(self._workers or ()), *remote]
 
     @property
     def workers(self) -> WorkerSeries | None:
         """Its workers as a scrape sees them; None if it has none."""
         return self._workers.series() if self._workers else None
+
+    @property
+    def endpoints(self) -> Sequence[EndpointSeries]:
+        """Its servers as a scrape sees them, if others run it."""
+        return () if self._remote is None else self._remote.series()
 
     @property
     def memory_bytes(self) -> int:
@@ -180,7 +173,7 @@ class ModelVersion:
         if self._submit is None or self._signature is None:
             raise self.not_ready()
         if self._given_up:
-            raise waiting_error(self._signature)
+            raise self._waiting_error(self._signature)
         if request.classes is not None:
             return self._special.submit(request, sink)
         try:
@@ -194,7 +187,7 @@ class ModelVersion:
         if self._submit is None or self._signature is None:
             raise self.not_ready()
         if self._given_up:
-            raise waiting_error(self._signature)
+            raise self._waiting_error(self._signature)
         return self._submit(request, sink, rows)
 
     async def infer(self, request: InferRequest) -> InferResponse:
@@ -287,6 +280,9 @@ class ModelVersion:
             if isinstance(item.model, LoadedWorker):
                 workers.add(item.name, item.model)
                 continue
+            if isinstance(item.model, RemoteModel):
+                self._remote = item.model.pool(item.name, batcher, loop, self._on_remote)
+                continue
             instance = LocalInstance(item.name, item.model, item.kind, loop)
             self._local.append(instance)
             batcher.add_instance(instance)
@@ -319,6 +315,9 @@ class ModelVersion:
         self._removed.clear()
         if workers is not None:
             await workers.closed()
+        if self._remote is not None:
+            await self._remote.closed()
+            self._remote = None
         self._memory.clear()
         if self._host is not None:
             self._host.close()
@@ -331,6 +330,15 @@ class ModelVersion:
         self._given_up = bool(self._workers) and all(w.given_up for w in self._workers or ())
         if self._given_up and self._batcher is not None and self._signature is not None:
             self._batcher.fail_waiting(waiting_error(self._signature))
+
+    def _on_remote(self) -> None:
+        """A server can be reached again, or nothing waits for one any more."""
+        self._given_up = self._remote is not None and self._remote.given_up
+
+    def _waiting_error(self, signature: Signature) -> ServerError:
+        """What a request is told that nothing can run."""
+        remote = self._remote
+        return waiting_error(signature) if remote is None else remote.waiting_error()
 
     def not_ready(self) -> ModelNotReady:
         """The error for a request that names this version while it does not serve."""

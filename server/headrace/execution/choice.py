@@ -14,6 +14,7 @@ class InstanceKind(StrEnum):
     INLINE = "inline"
     THREAD = "thread"
     PROCESS = "process"
+    REMOTE = "remote"
 
 
 BUDGET_NS = 500_000

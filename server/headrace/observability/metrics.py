@@ -20,6 +20,7 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from headrace.observability.endpoints import EndpointSeries, endpoint_families
 from headrace.observability.latencies import first_response_family, summary_families
 from headrace.observability.machine import Machine
 from headrace.observability.metrics_options import MetricsOptions
@@ -42,7 +43,8 @@ class VersionSeries:
     """One model version as a scrape sees it. `tags` are the configuration's `metric_tags`.
 
     `workers` is None where the model runs in this process. `memory_bytes` is 0 if it is not known.
-    `instances` has how many there are by their kind.
+    `instances` has how many there are by their kind, `endpoints` the servers that run it, if others
+    do.
     """
 
     model: str
@@ -54,6 +56,7 @@ class VersionSeries:
     workers: WorkerSeries | None = None
     memory_bytes: int = 0
     instances: Mapping[str, int] = field(default_factory=dict)
+    endpoints: Sequence[EndpointSeries] = ()
 
 
 class LoadCounts(NamedTuple):
@@ -131,6 +134,7 @@ class ServerCollector(Collector):
         yield from worker_families(
             [(_labels(series), series.workers) for series in versions if series.workers]
         )
+        yield from endpoint_families([(_labels(series), series.endpoints) for series in versions])
 
     def of_server(self) -> Iterator[Metric]:
         """The other families."""

@@ -50,10 +50,11 @@ def complete_backend(
     backend = backends.get(config.backend)
     if backend is None:
         known = ", ".join(sorted(backends))
+        files = [b.default_filename for b in backends.values() if b.default_filename]
         if not (config.backend or config.platform):
             raise InvalidConfig(
                 f"{file.name}: no backend or platform is named, and no file tells: expected"
-                f" {' or '.join(b.default_filename for b in backends.values())},"
+                f" {' or '.join(files)},"
                 f" found {', '.join(sorted(names)[:5]) or 'nothing'};"
                 f" backends of this server: {known}"
             )

@@ -78,7 +78,7 @@ def load_spec(
         config.name,
         root / str(version) / config.default_model_filename,
         root,
-        {name: parameter.string_value for name, parameter in config.parameters.items()},
+        parameters(config),
         config.optimization.graph.level,
         tuple((a.name, dict(a.parameters)) for a in chosen),
         placement.device,
@@ -88,6 +88,11 @@ def load_spec(
         placement.name,
         json.dumps(to_json(config)),
     )
+
+
+def parameters(config: ModelConfig) -> dict[str, str]:
+    """The configuration's parameters as strings."""
+    return {name: parameter.string_value for name, parameter in config.parameters.items()}
 
 
 def execution(config: ModelConfig) -> str:

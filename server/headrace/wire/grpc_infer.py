@@ -31,7 +31,8 @@ _LONG = 64 << 10  # bytes of a message above which its fields are counted before
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 _TRANSPORT = frozenset({EMPTY_FINAL_RESPONSE, "binary_data_output"})
 _OF_SHARED = frozenset({*PARAMETERS, "classification"})
-_CONTENTS: dict[Datatype, str] = {
+# In which field of typed contents the elements of a datatype are.
+CONTENTS: dict[Datatype, str] = {
     Datatype.BOOL: "bool_contents",
     Datatype.UINT8: "uint_contents",
     Datatype.UINT16: "uint_contents",
@@ -189,8 +190,10 @@ def encode_infer(response: InferResponse) -> pb.ModelInferResponse:
     return message
 
 
-def set_parameter(message: pb.ModelInferResponse, name: str, value: Parameter) -> None:
-    """Put a parameter into a response under the field of its type."""
+def set_parameter(
+    message: pb.ModelInferRequest | pb.ModelInferResponse, name: str, value: Parameter
+) -> None:
+    """Put a parameter into a message under the field of its type."""
     parameter = message.parameters[name]
     if isinstance(value, bool):  # before int: bool is one
         parameter.bool_param = value
@@ -200,6 +203,15 @@ def set_parameter(message: pb.ModelInferResponse, name: str, value: Parameter) -
         parameter.double_param = value
     else:
         parameter.string_param = value
+
+
+def parameter_values(parameters: Mapping[str, pb.InferParameter]) -> dict[str, Parameter]:
+    """Parameters of a message as values; one without a value is left out."""
+    found: dict[str, Parameter] = {}
+    for name, parameter in parameters.items():
+        if choice := parameter.WhichOneof("parameter_choice"):
+            found[name] = getattr(parameter, choice)
+    return found
 
 
 def _value(name: str, parameter: pb.InferParameter) -> Any:
@@ -216,7 +228,7 @@ def _from_contents(
     item: pb.ModelInferRequest.InferInputTensor, datatype: Datatype, model: str
 ) -> Tensor:
     name = item.name
-    expected = _CONTENTS.get(datatype)
+    expected = CONTENTS.get(datatype)
     if expected is None:
         raise InvalidRequest(
             f"{datatype} data has no typed contents; use raw_input_contents for input '{name}'"

@@ -21,6 +21,8 @@ from headrace.core.errors import (
     Quarantined,
     QueueFull,
     QueueTimeout,
+    RemoteLost,
+    RemoteTimeout,
     Restricted,
     ServerError,
     ServerExiting,
@@ -61,6 +63,8 @@ STATUS: dict[type[ServerError], Status] = {
     Unknown: Status(400, 2),  # UNKNOWN
     ExecutionFailed: Status(500, 13),  # INTERNAL
     WorkerDied: Status(500, 13),
+    RemoteLost: Status(502, 14),
+    RemoteTimeout: Status(504, 4),  # DEADLINE_EXCEEDED
 }
 INTERNAL = Status(500, 13)
 INTERNAL_TEXT = "internal error"

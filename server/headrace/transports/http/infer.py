@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from headrace.core.errors import InvalidRequest, ServerExiting
 from headrace.core.requests import InferRequest, InferResponse
 from headrace.engine.doors import Entrance, Target
-from headrace.engine.version import FutureSink
+from headrace.engine.future_sink import FutureSink
 from headrace.transports.http.exchange import (
     CLOSE,
     JSON,

@@ -1,0 +1,1 @@
+"""Models that another server runs: its endpoints, and how they are asked."""

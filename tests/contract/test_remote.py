@@ -1,0 +1,248 @@
+"""Models that another server runs: clients are told what that server would have told them."""
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.app import backends
+from headrace.core.datatypes import Datatype
+from headrace.core.errors import InvalidRequest, RepositoryError, ServerError
+from headrace.engine.loading import load_version
+from headrace.engine.opening import LoadOptions, open_model
+from headrace.repository.layout import read_model_directory
+from tests.contract.conftest import CARRIERS, CLIENTS
+from tests.support.client import Client, Inputs
+from tests.support.remote import values, write_remote
+from tests.support.scrape import Scraper
+from tests.support.server_process import ServerProcess
+
+NAMES = [f"identity_{datatype}" for datatype in Datatype] + [
+    "simple", "unbatched", "scalar", "matrix", "row_sum", "optional_bias", "convert", "flat",
+    "folded", "two_unknown", "lookup",
+]  # fmt: skip
+FLOATS = np.arange(6, dtype=np.float32)
+INTS = np.arange(32, dtype=np.int32).reshape(2, 16)
+CASES: list[tuple[str, Inputs]] = [
+    ("simple", {"INPUT0": INTS, "INPUT1": INTS}),
+    ("unbatched", {"INPUT0": FLOATS[:3], "INPUT1": FLOATS[3:]}),
+    ("scalar", {"INPUT0": np.array(2.5)}),
+    ("matrix", {"INPUT0": FLOATS.reshape(1, 2, 3)}),
+    ("matrix", {"INPUT0": FLOATS.reshape(2, 3, 1)}),
+    ("two_unknown", {"INPUT0": FLOATS.reshape(2, 3)}),
+    ("flat", {"INPUT0": FLOATS.reshape(6, 1)}),
+    ("simple", {"INPUT0": INTS}),
+    ("simple", {"INPUT0": INTS, "INPUT1": INTS[:, :3]}),
+    ("simple", {"INPUT0": INTS, "other": INTS}),
+    ("simple", {"INPUT0": INTS, "INPUT1": INTS.astype(np.int64)}),
+    ("simple", {"INPUT0": np.zeros((9, 16), np.int32), "INPUT1": np.zeros((9, 16), np.int32)}),
+    ("lookup", {"INPUT0": np.array([[10_000]], np.int64)}),
+    ("nope", {"INPUT0": INTS}),
+]
+
+
+@pytest.fixture(scope="module")
+def there(repository: Path) -> Iterator[ServerProcess]:
+    """The server that runs the models."""
+    with ServerProcess(repository) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def models(there: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository whose models all run on the other server."""
+    root = tmp_path_factory.mktemp("front")
+    for name in NAMES:
+        write_remote(root, name, there.grpc)
+    write_remote(root, "other_name", there.grpc, remote_model="simple", remote_version="1")
+    write_remote(root, "third", there.grpc, remote_model="versions_all", remote_version="3")
+    write_remote(root, "versions_all", there.grpc, more="version_policy { all { } }")
+    for number in (1, 10):
+        (root / "versions_all" / str(number)).mkdir()
+    return root
+
+
+@pytest.fixture(scope="module")
+def front(models: Path) -> Iterator[ServerProcess]:
+    """The server before the other one."""
+    with ServerProcess(models) as process:
+        yield process
+        assert process.stop() == 0
+        assert "bug " not in process.log
+        assert "Traceback" not in process.log
+
+
+@pytest.fixture(scope="module")
+def split_front(models: Path) -> Iterator[ServerProcess]:
+    """The same with front ends."""
+    with ServerProcess(models, options=CARRIERS["frontends"]) as process:
+        yield process
+        assert process.stop() == 0
+        assert "bug " not in process.log
+
+
+@pytest.fixture(scope="module", params=[*CLIENTS, "frontends"])
+def pair(request: pytest.FixtureRequest, there: ServerProcess) -> Iterator[tuple[Client, Client]]:
+    """The model's server, and the one before it."""
+    kind: str = request.param
+    before: ServerProcess = request.getfixturevalue(
+        "split_front" if kind == "frontends" else "front"
+    )
+    client = CLIENTS.get(kind, CLIENTS["grpc"])
+    with client(there) as direct, client(before) as through:
+        yield direct, through
+
+
+def outcome(client: Client, name: str, inputs: Inputs) -> object:
+    """What comes back, in a form that can be compared."""
+    try:
+        answer = client.infer(name, inputs, id="an id")
+    except ServerError as error:
+        return type(error), str(error)
+    return (
+        answer.model_name, answer.model_version, answer.id, answer.datatypes,
+        {name: (array.shape, array.tolist()) for name, array in answer.outputs.items()},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "inputs"), CASES)
+def test_answers_are_the_same(pair: tuple[Client, Client], name: str, inputs: Inputs) -> None:
+    direct, through = pair
+    assert outcome(through, name, inputs) == outcome(direct, name, inputs)
+
+
+@pytest.mark.parametrize("datatype", Datatype)
+@pytest.mark.parametrize("shape", [(1, 3), (8, 2), (2, 0)])
+def test_every_datatype(
+    pair: tuple[Client, Client], datatype: Datatype, shape: tuple[int, int]
+) -> None:
+    direct, through = pair
+    if not direct.carries(datatype) or (datatype is Datatype.BYTES and not direct.carries_bytes):
+        pytest.skip("this form of tensors has no place for it")
+    inputs = {"INPUT0": values(datatype, shape)}
+    name = f"identity_{datatype}"
+    assert outcome(through, name, inputs) == outcome(direct, name, inputs)
+
+
+def test_metadata_are_completed_from_the_server(pair: tuple[Client, Client]) -> None:
+    direct, through = pair
+    for name in NAMES:
+        there, here = direct.model_metadata(name), through.model_metadata(name)
+        assert list(here.inputs) == list(there.inputs)
+        assert list(here.outputs) == list(there.outputs)
+        config = through.model_config(name)
+        assert config.backend == "triton"
+        assert config.max_batch_size == direct.model_config(name).max_batch_size
+
+
+def test_another_name_and_version_there(pair: tuple[Client, Client]) -> None:
+    _, through = pair
+    answer = through.infer("other_name", {"INPUT0": INTS, "INPUT1": INTS})
+    assert (answer.model_name, answer.model_version) == ("other_name", "1")
+    assert answer["OUTPUT0"].tolist() == (INTS + INTS).tolist()
+    answer = through.infer("third", {"INPUT0": np.zeros((1, 1), np.float32)})
+    assert (answer.model_version, answer["OUTPUT0"].tolist()) == ("3", [[3]])
+
+
+def test_version_directories_are_versions_there(pair: tuple[Client, Client]) -> None:
+    _, through = pair
+    zero = {"INPUT0": np.zeros((1, 1), np.float32)}
+    assert through.infer("versions_all", zero)["OUTPUT0"].tolist() == [[10]]
+    assert through.infer("versions_all", zero, version="1")["OUTPUT0"].tolist() == [[1]]
+
+
+def test_requests_are_batched_here(
+    there: ServerProcess, front: ServerProcess, pool: ThreadPoolExecutor
+) -> None:
+    """Many at once: each has its own rows, and there are fewer calls than requests."""
+    through = CLIENTS["grpc"](front)
+
+    def ask(number: int) -> bool:
+        row = np.full((1, 4), number, np.float32)
+        return bool(through.infer("row_sum", {"INPUT0": row})["OUTPUT0"].ravel()[0] == 4 * number)
+
+    with through, Scraper(front.metrics) as scraper:
+        labels = {"model": "row_sum", "version": "1", "endpoint": f"grpc://{there.grpc}"}
+        before = scraper.now()
+        assert all(pool.map(ask, range(256)))
+        after = scraper.now()
+    name = "headrace_endpoint_requests_total"
+    assert 0 < after.value(name, **labels) - before.value(name, **labels) < 256
+    assert after.value("headrace_endpoint_outstanding", **labels) == 0
+    assert after.value("headrace_endpoint_healthy", **labels) == 1
+
+
+def test_one_of_a_batch_that_fails_fails_alone(
+    pair: tuple[Client, Client], pool: ThreadPoolExecutor
+) -> None:
+    _, through = pair
+
+    def ask(index: int) -> bool:
+        try:
+            through.infer("lookup", {"INPUT0": np.array([[index]], np.int64)})
+        except InvalidRequest:
+            raise
+        except ServerError:
+            return False
+        return True
+
+    assert list(pool.map(ask, [0, 10_000] * 16)) == [True, False] * 16
+
+
+def test_requests_with_parameters_keep_theirs(
+    pair: tuple[Client, Client], pool: ThreadPoolExecutor
+) -> None:
+    """`headrace_timing` is one that the other server answers itself."""
+    _, through = pair
+
+    def ask(number: int) -> bool:
+        wanted = bool(number % 2)
+        answer = through.infer(
+            "simple", {"INPUT0": INTS, "INPUT1": INTS},
+            parameters={"headrace_timing": True} if wanted else {},
+        )  # fmt: skip
+        return ("compute_us" in answer.parameters) is wanted
+
+    assert all(pool.map(ask, range(32)))
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "given", "text"),
+    [
+        ("simple", "max_batch_size: 9", {}, r"config.pbtxt:3: max_batch_size: .* takes 8 rows"),
+        (
+            "simple",
+            'input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 16 ] }'
+            ' input { name: "INPUT1" data_type: TYPE_INT32 dims: [ 15 ] }',
+            {},
+            r"input 'INPUT0' is INT32, not FP32(.|\n)*'INPUT1' has shape \[-1,16\]",
+        ),
+        ("simple", "instance_group { count: 2 }", {}, r"instance_group: .*max_in_flight"),
+        ("simple", "", {"endpoints": ""}, r"name at least one server"),
+        ("simple", "", {"execution": "thread"}, r"the model runs on other servers"),
+        ("decoupled", "", {}, r"decoupled models cannot be forwarded"),
+        ("nope", "", {}, r"no server answers for model 'nope'"),
+        ("simple", "", {"max_in_fligth": "2"}, None),
+    ],
+)
+def test_what_cannot_be_served_is_explained(
+    there: ServerProcess,
+    tmp_path_factory: pytest.TempPathFactory,
+    name: str,
+    more: str,
+    given: dict[str, str],
+    text: str | None,
+) -> None:
+    root = tmp_path_factory.mktemp("wrong")
+    write_remote(root, name, there.grpc, more=more, **given)
+    source, options = read_model_directory(root / name), LoadOptions(1)
+    if text is None:
+        opened = open_model(source, backends(), options)
+        assert any("max_in_fligth" in warning for warning in opened.warnings)
+        return
+    with pytest.raises(RepositoryError) as refused:
+        load_version(open_model(source, backends(), options), 1, options)
+    assert re.search(text, str(refused.value)), str(refused.value)

@@ -1,0 +1,116 @@
+"""Which server gets the next call, and when one gets none."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.scheduling.endpoints import (
+    FAILURES,
+    FIRST_CHECK_SECS,
+    FIRST_EJECTION_SECS,
+    LONGEST_EJECTION_SECS,
+    Condition,
+    abandoned,
+    begun,
+    checked,
+    choose,
+    disconnected,
+    failed,
+    next_check,
+    succeeded,
+)
+
+WELL = Condition(reachable=True)
+CONDITIONS = st.builds(
+    Condition,
+    reachable=st.booleans(),
+    outstanding=st.integers(0, 9),
+    taken=st.integers(0, 99),
+    failures=st.integers(0, FAILURES - 1),
+    ejections=st.integers(0, 2000),
+    ejected_until=st.floats(0, 100),
+    misses=st.integers(0, 2000),
+)
+TIMES = st.floats(0, 100)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "chosen"),
+    [
+        ([], None),
+        ([Condition()], None),
+        ([Condition(), WELL], 1),
+        ([replace(WELL, outstanding=2), replace(WELL, outstanding=1)], 1),
+        ([replace(WELL, taken=9), replace(WELL, taken=8)], 1),  # of equals, whoever had less
+        ([replace(WELL, ejected_until=5.0), replace(WELL, outstanding=9)], 1),
+        ([replace(WELL, ejected_until=5.0), Condition()], 0),  # better than nothing
+        ([replace(WELL, ejected_until=0.5), replace(WELL, outstanding=1)], 0),  # that is over
+    ],
+)
+def test_choose(conditions: list[Condition], chosen: int | None) -> None:
+    assert choose(conditions, 1.0) == chosen
+
+
+@given(st.lists(CONDITIONS, max_size=6), TIMES, st.sets(st.integers(0, 5)))
+def test_who_is_chosen_is_reachable_and_has_the_fewest_calls(
+    conditions: list[Condition], now: float, tried: set[int]
+) -> None:
+    index = choose(conditions, now, tried)
+    able = [i for i, c in enumerate(conditions) if c.reachable and i not in tried]
+    if index is None:
+        assert not able
+        return
+    assert index in able
+    in_use = [i for i in able if conditions[i].ejected_until <= now] or able
+    assert index in in_use
+    assert conditions[index].outstanding == min(conditions[i].outstanding for i in in_use)
+
+
+@given(CONDITIONS, TIMES)
+def test_every_end_of_a_call_takes_back_its_beginning(condition: Condition, now: float) -> None:
+    ends = [
+        succeeded(begun(condition)), abandoned(begun(condition)), disconnected(begun(condition)),
+        failed(begun(condition), now),
+    ]  # fmt: skip
+    assert {end.outstanding for end in ends} == {condition.outstanding}
+    assert {end.taken for end in ends} == {condition.taken + 1}
+    assert not ends[2].reachable
+
+
+@given(CONDITIONS, TIMES)
+def test_ejections_are_bounded(condition: Condition, now: float) -> None:
+    after = failed(begun(condition), now)
+    if condition.failures + 1 < FAILURES:
+        assert after.ejected_until == condition.ejected_until
+    else:
+        seconds = after.ejected_until - now
+        assert seconds + 1e-9 >= FIRST_EJECTION_SECS
+        assert seconds <= LONGEST_EJECTION_SECS + 1e-9
+
+
+def test_ejections_double_until_something_succeeds() -> None:
+    condition, lengths = WELL, []
+    for _ in range(7):
+        for _ in range(FAILURES):
+            condition = failed(begun(condition), 0.0)
+        lengths.append(condition.ejected_until)
+    assert lengths == [1, 2, 4, 8, 16, 30, 30]
+    condition = succeeded(begun(condition))
+    for _ in range(FAILURES):
+        condition = failed(begun(condition), 0.0)
+    assert condition.ejected_until == 1
+
+
+@given(CONDITIONS, st.floats(0.2, 60))
+def test_what_is_down_is_looked_at_soon_and_at_least_as_often(
+    condition: Condition, interval: float
+) -> None:
+    seconds = next_check(condition, interval)
+    assert seconds <= interval
+    assert condition.reachable or seconds >= FIRST_CHECK_SECS
+    assert next_check(disconnected(begun(condition)), interval) == FIRST_CHECK_SECS
+    well = checked(condition, True)
+    assert well.reachable
+    assert next_check(well, interval) == interval

@@ -1,0 +1,54 @@
+"""What statuses of other servers mean."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.core.errors import (
+    ExecutionFailed,
+    InvalidRequest,
+    NotFound,
+    PayloadTooLarge,
+    RemoteLost,
+    RemoteTimeout,
+    ServerError,
+    Unavailable,
+    Unsupported,
+)
+from headrace.wire.remote_status import Fate, failure_of
+from headrace.wire.status import STATUS
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "fate", "error"),
+    [
+        (14, "failed to connect to all addresses; last error: …", Fate.UNSENT, Unavailable),
+        (14, "Socket closed", Fate.UNCERTAIN, RemoteLost),
+        (14, "Stream removed (Socket closed)", Fate.UNCERTAIN, RemoteLost),
+        (14, "upstream connect error", Fate.UNCERTAIN, RemoteLost),
+        (14, "", Fate.UNCERTAIN, RemoteLost),
+        (14, "Request for unknown model: 'a' is not at ready state", Fate.REFUSED, Unavailable),
+        (14, "Exceeds maximum queue size", Fate.REFUSED, Unavailable),
+        (14, "Server exiting", Fate.REFUSED, Unavailable),
+        (4, "Deadline Exceeded", Fate.LATE, RemoteTimeout),
+        (3, "unexpected shape", Fate.ANSWERED, InvalidRequest),
+        (5, "no such model", Fate.ANSWERED, NotFound),
+        (8, "too large", Fate.ANSWERED, PayloadTooLarge),
+        (12, "no", Fate.ANSWERED, Unsupported),
+        (13, "raised", Fate.ANSWERED, ExecutionFailed),
+        (16, "who are you", Fate.ANSWERED, ExecutionFailed),
+    ],
+)
+def test_failures(status: int, text: str, fate: Fate, error: type[ServerError]) -> None:
+    failure = failure_of("m", status, text)
+    assert failure.fate is fate
+    assert type(failure.error) is error
+
+
+@given(st.integers(-1, 99), st.text())
+def test_every_status_is_an_error_that_clients_know(status: int, text: str) -> None:
+    assert type(failure_of("m", status, text).error) in STATUS
+
+
+def test_credentials_are_nothing_for_clients() -> None:
+    assert "secret" not in str(failure_of("m", 16, "token secret is wrong").error)
