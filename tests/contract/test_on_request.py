@@ -135,8 +135,19 @@ def test_a_raw_body_has_the_model_loaded(server: ServerProcess, fresh: Iterator[
 
 def test_flat_json_has_the_model_loaded(server: ServerProcess, fresh: Iterator[int]) -> None:
     number = next(fresh)
-    answer = httpx.post(f"{server.url}/v2/models/add_{number}/generate", json={"INPUT0": 1})
-    assert answer.json()["OUTPUT0"] == number + 1
+    for _ in range(2):
+        given = {"INPUT0": 1, "headrace_timing": True}
+        answer = httpx.post(f"{server.url}/v2/models/add_{number}/generate", json=given)
+        assert answer.json()["OUTPUT0"] == number + 1
+        assert answer.json()["batch_rows"] == 1
+
+
+def test_a_model_may_be_traced_before_it_is_there(
+    server: ServerProcess, fresh: Iterator[int]
+) -> None:
+    url = f"{server.url}/v2/models/add_{next(fresh)}/trace/setting"
+    assert httpx.post(url, json={"log_frequency": "7"}).json()["log_frequency"] == "7"
+    assert httpx.get(url).json()["log_frequency"] == "7"
 
 
 def test_a_stream_has_models_loaded(server: ServerProcess, fresh: Iterator[int]) -> None:

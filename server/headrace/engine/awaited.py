@@ -7,7 +7,7 @@ cannot take is refused, once the model is there.
 
 import logging
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from headrace.core.errors import (
     ExecutionFailed,
@@ -17,7 +17,7 @@ from headrace.core.errors import (
     Unavailable,
     Unsupported,
 )
-from headrace.core.requests import InferRequest, RawRequest, Sink, Ticket
+from headrace.core.requests import InferRequest, InferResponse, RawRequest, Sink, Ticket
 from headrace.core.signature import Signature
 from headrace.engine.admission import Admission
 from headrace.engine.doors import (
@@ -31,6 +31,7 @@ from headrace.wire.generate import decode_generate
 from headrace.wire.http_infer import body_of, decode_raw
 from headrace.wire.link_frames import Flag
 from headrace.wire.status import INTERNAL_TEXT
+from headrace.wire.timing import add_timing, wants_timing
 
 log = logging.getLogger(__name__)
 
@@ -140,9 +141,11 @@ class AwaitedTarget:
         if found.decoupled and self._refusal:
             raise Unsupported(self._refusal)
         refuse_decoupled(found, self._door)
-        request = decoded(request, found.signature, self._door)
         # The engine refuses at once, by raising: its versions take any sink.
-        self._ticket = found.submit(request, cast(DoorSink, sink))
+        door_sink = cast(DoorSink, sink)
+        if type(request) is RawRequest:
+            request, door_sink = decoded(request, found.signature, self._door, door_sink)
+        self._ticket = found.submit(request, door_sink)
         if self._held:
             self._ticket.hold(True)
 
@@ -182,18 +185,39 @@ def refuse_decoupled(found: Target, door: int) -> None:
         raise Unsupported(HTTP_NOT_DECOUPLED if door & Flag.HTTP else GRPC_NOT_DECOUPLED)
 
 
-def decoded(request: InferRequest, signature: Signature | None, door: int) -> InferRequest:
-    """A request whose body is decoded only now if it is raw; raises `InvalidRequest`."""
-    if type(request) is not RawRequest:
-        return request
+class _TimedSink:
+    """Puts timings into responses on their way to `sink`."""
+
+    def __init__(self, sink: DoorSink) -> None:
+        self._sink = sink
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        """Hand a response on."""
+        add_timing(response)
+        self._sink.respond(response, final)
+
+    def __getattr__(self, name: str) -> Any:
+        """All else that the sink is."""
+        return getattr(self._sink, name)
+
+
+def decoded(
+    request: RawRequest, signature: Signature | None, door: int, sink: DoorSink
+) -> tuple[InferRequest, DoorSink]:
+    """A raw request, whose body is decoded only now, and the sink for what was asked for in it.
+
+    Raises `InvalidRequest`.
+    """
     if "" not in request.inputs or signature is None:
         raise InvalidRequest("a raw request without a body")
     names = request.model_name, request.model_version
     if door & Flag.GENERATE:
         found = decode_generate(signature, *names, body_of(request))
+        if wants_timing(found):
+            sink = cast(DoorSink, _TimedSink(sink))
     else:
         found, _ = decode_raw(signature, *names, body_of(request))
     found.nbytes = request.nbytes
     if request.parameters:  # from headers
         found.parameters.update(request.parameters)
-    return found
+    return found, sink

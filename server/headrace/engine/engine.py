@@ -227,9 +227,11 @@ class Engine:
             )
 
     def _is_known(self, name: str) -> bool:
-        """Whether any version of a model takes requests."""
+        """Whether any version of a model takes requests, or could."""
         model = self._models.get(name)
-        return model is not None and model.newest() is not None
+        if model is not None and model.newest() is not None:
+            return True
+        return self.on_request is not None and self.on_request.offers(name)
 
     # --- documents
 

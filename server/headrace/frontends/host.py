@@ -15,19 +15,18 @@ from typing import Any, Protocol
 import orjson
 
 from headrace.core.errors import ServerError
-from headrace.core.requests import InferRequest, InferResponse, Ticket
+from headrace.core.requests import InferRequest, InferResponse, RawRequest, Ticket
 from headrace.engine.awaited import AwaitedTarget, decoded, refuse_decoupled
 from headrace.engine.doors import GIVE_UP_BYTES, DoorSink, Entrance, Target, not_read
 from headrace.frontends.channel import Channel
 from headrace.frontends.wanted_headers import WantedHeaders
 from headrace.wire.link_frames import BrokenLink, Flag, Frame, Kind, frame
 from headrace.wire.link_infer import RequestReader, ResponseWriter, error_parts, read_held
-from headrace.wire.timing import add_timing, wants_timing
 
 log = logging.getLogger(__name__)
 
 # Of `Flag`, without the cost of its operators.
-_FINAL, _REFUSE, _RAW, _ONE_ANSWER, _GENERATE, _WEB, _DOOR = 2, 4, 8, 48, 64, 80, 112
+_FINAL, _REFUSE, _RAW, _ONE_ANSWER, _WEB, _DOOR = 2, 4, 8, 48, 80, 112
 DOORS = (0, Flag.HTTP, Flag.UNARY, Flag.GENERATE)
 _PAUSE_BYTES = 1 << 20  # that the front end has not read, from which on models are asked to pause
 _BY_CLIENT, _BY_LINK = 1, 2  # who has them pause
@@ -178,24 +177,6 @@ class _RpcAwaited(_Awaited):
     door = "GRPC"
 
 
-class _Timed:
-    """Puts timings into responses on their way to `sink`."""
-
-    __slots__ = ("_sink", "fail", "finish", "refuse", "routed")
-
-    door = "HTTP"
-
-    def __init__(self, sink: _Request) -> None:
-        self._sink = sink
-        self.routed = sink.routed
-        self.finish, self.fail, self.refuse = sink.finish, sink.fail, sink.refuse
-
-    def respond(self, response: InferResponse, final: bool) -> None:
-        """Hand a response on."""
-        add_timing(response)
-        self._sink.respond(response, final)
-
-
 class Host:
     """Takes one front end's frames. `ready` is called once its doors are open."""
 
@@ -336,10 +317,8 @@ class Host:
             under_way = kind(self, number, entered, found.name)
             self._under_way[number] = under_way
             sink: DoorSink = under_way
-            if flags & _RAW and found.signature is not None:
-                request = decoded(request, found.signature, flags)
-                if flags & _GENERATE and wants_timing(request):
-                    sink = _Timed(under_way)
+            if type(request) is RawRequest and found.signature is not None:
+                request, sink = decoded(request, found.signature, flags, sink)
             if isinstance(under_way, _Awaited):
                 under_way.found = found
             under_way.ticket = found.submit(request, sink)
