@@ -167,7 +167,8 @@ def _execution_problems(
     """Where a model is to run, but cannot or must not."""
     wanted = reading.execution(config)
     if isinstance(backend, RemoteBackend):
-        if config.instance_group:
+        # A completed configuration has one plain group, and may come back from a client.
+        if any(g.count > 1 or g.gpus or g.kind == g.KIND_GPU for g in config.instance_group):
             text = (
                 "the model's servers have the instances; how many batches they are sent at a time"
                 " is parameters['max_in_flight']"
