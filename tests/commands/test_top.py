@@ -208,7 +208,7 @@ def test_no_metrics(headrace: Headrace, server: ServerProcess) -> None:
         " --metrics-url says where metrics are\n"
     )
     ended = headrace("top", "--once", f"--metrics-url={server.url}")
-    assert (ended.status, ended.err) == (1, "headrace top: Not Found\n")
+    assert (ended.status, ended.err) == (1, "headrace top: Not Found: /docs describes all paths\n")
 
 
 def test_metrics_of_something_else(headrace: Headrace) -> None:

@@ -190,7 +190,7 @@ def test_answers_are_never_compressed(server: ServerProcess, verb: str) -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_wrong_method(server: ServerProcess, verb: str) -> None:
     answer = ask(server.http, "GET", f"/v2/models/row_sum/{verb}")
-    assert (answer.status, answer.error) == (405, "Method Not Allowed")
+    assert (answer.status, answer.error) == (405, "Method Not Allowed: this path takes POST")
 
 
 def test_connections_are_kept(server: ServerProcess) -> None:

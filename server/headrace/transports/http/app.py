@@ -186,6 +186,9 @@ def _add_document(
         return json_answer(await document(name, version))
 
 
+NO_ROUTE = "Not Found: /docs describes all paths"
+
+
 def _errors(app: FastAPI) -> None:
     """Every error in the protocol's form, also those that FastAPI itself finds."""
 
@@ -197,14 +200,17 @@ def _errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(_: Request, error: HTTPException) -> Response:
-        return Response(error_body(error.detail), error.status_code, error.headers, _JSON)
+        text = NO_ROUTE if error.status_code == 404 else error.detail
+        if allowed := (error.headers or {}).get("Allow"):
+            text += f": this path takes {allowed}"
+        return Response(error_body(text), error.status_code, error.headers, _JSON)
 
     # A path parameter that does not fit: a version that is no number has no route, as in Triton.
     from fastapi.exceptions import RequestValidationError
 
     @app.exception_handler(RequestValidationError)
     async def no_route(_: Request, error: RequestValidationError) -> Response:
-        return Response(error_body("Not Found"), 404, media_type=_JSON)
+        return Response(error_body(NO_ROUTE), 404, media_type=_JSON)
 
     @app.exception_handler(Exception)
     async def bug(request: Request, error: Exception) -> Response:

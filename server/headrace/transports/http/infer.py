@@ -83,7 +83,9 @@ class PostRoute(BaseRoute):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Starlette's routing interface. Never raises."""
         if scope["method"] != "POST":
-            await send_answer(send, Answer(405, JSON, [error_body("Method Not Allowed")]))
+            await send_answer(
+                send, Answer(405, JSON, [error_body("Method Not Allowed: this path takes POST")])
+            )
             return
         await self.post(scope, receive, send)
 
