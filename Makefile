@@ -15,6 +15,9 @@ LOCKED := $(PIP) install --require-hashes
 SCRIPTS = $(shell grep -lsE '^\#!.*python' scripts/*)
 CHECKED = server tests $(wildcard benchmarks) $(SCRIPTS)
 
+# Files of tests run beside one another, as many as there are cores, up to four.
+BESIDE := --numprocesses auto --maxprocesses 4 --dist loadfile
+
 .DEFAULT_GOAL := help
 .PHONY: help serve test test-slow coverage check fmt bench scorecard protos models lock clean
 .DELETE_ON_ERROR:
@@ -26,10 +29,10 @@ serve: $(VENV)/.examples ## run the server on ./model_repository
 	$(BIN)/headrace serve --model-repository model_repository $(ARGS)
 
 test: $(VENV)/.dev ## run the tests, without the slow ones
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(BESIDE) $(ARGS)
 
 test-slow: $(VENV)/.dev ## run the slow tests
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(BIN)/python -m pytest -m slow $(BESIDE) $(ARGS)
 
 coverage: $(VENV)/.dev ## run the tests and show which lines they miss
 	$(BIN)/python -m coverage run -m pytest $(ARGS)

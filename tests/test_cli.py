@@ -303,7 +303,7 @@ def test_log_file_that_cannot_be_written(good: Path, tmp_path: Path) -> None:
     file = tmp_path / "no" / "such" / "directory.log"
     ended = run("serve", "--model-repository", str(good), *_PORTS, f"--log-file={file}")
     assert ended.returncode == 1
-    assert ended.stderr.startswith("headrace serve: cannot write the log: ")
+    assert ended.stderr.startswith(f"headrace serve: cannot write the log {file}: ")
 
 
 def test_a_file_in_place_of_a_repository(good: Path) -> None:

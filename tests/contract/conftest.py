@@ -39,6 +39,12 @@ Rounds = Callable[[float], Array]
 _TRIAL_ROUNDS = 20_000
 
 
+# For extensions, which front ends have the engine answer, or pass on as they pass on everything.
+FIRST_CARRIER = [
+    pytest.param(name, marks=pytest.mark.slow) if name != "default" else name for name in CARRIERS
+]
+
+
 @pytest.fixture(scope="session")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The suite's model repository."""

@@ -29,7 +29,7 @@ from headrace.wire.http2.protocol import (
     frame,
 )
 from headrace.wire.pb import grpc_service_pb2 as pb
-from tests.contract.conftest import CARRIERS, EACH_CARRIER
+from tests.contract.conftest import CARRIERS, FIRST_CARRIER
 from tests.support.client import Input
 from tests.support.command import run
 from tests.support.grpc_client import OPTIONS, SERVICE, GrpcClient, infer_message, procedure
@@ -117,7 +117,7 @@ class Connection:
         return Frame(head[3], head[4], int.from_bytes(head[5:]), payload)
 
 
-@pytest.fixture(scope="module", params=EACH_CARRIER)
+@pytest.fixture(scope="module", params=FIRST_CARRIER)
 def watchful(request: pytest.FixtureRequest, small_repository: Path) -> Iterator[ServerProcess]:
     """A server that wants signs of life, and compresses."""
     options = (
@@ -133,7 +133,7 @@ def watchful(request: pytest.FixtureRequest, small_repository: Path) -> Iterator
         assert "bug " not in process.log
 
 
-@pytest.fixture(scope="module", params=EACH_CARRIER)
+@pytest.fixture(scope="module", params=FIRST_CARRIER)
 def restless(request: pytest.FixtureRequest, small_repository: Path) -> Iterator[ServerProcess]:
     """A server whose connections for gRPC are short."""
     options = (

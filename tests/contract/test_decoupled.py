@@ -14,7 +14,7 @@ import pytest
 
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.workers import triton_api
-from tests.contract.conftest import CARRIERS, CLIENTS, EACH_CARRIER
+from tests.contract.conftest import CARRIERS, CLIENTS, FIRST_CARRIER
 from tests.contract.test_generate import events
 from tests.contract.test_grpc_stream import Stream
 from tests.models.python_models import write_python_model
@@ -35,7 +35,7 @@ _WAITING = 48 << 20  # bytes that may wait for it: the system's buffers are most
 _GROWN = 160 << 20  # bytes that all processes of the server may take more for it
 
 
-@pytest.fixture(scope="module", params=EACH_CARRIER)
+@pytest.fixture(scope="module", params=FIRST_CARRIER)
 def streaming(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:

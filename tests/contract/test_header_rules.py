@@ -12,7 +12,7 @@ from headrace.core.errors import Restricted
 from headrace.wire.pb import POOL
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.status import STATUS
-from tests.contract.conftest import CARRIERS, EACH_CARRIER
+from tests.contract.conftest import CARRIERS, FIRST_CARRIER
 from tests.support.command import run
 from tests.support.grpc_client import OPTIONS, SERVICE, infer_message, procedure
 from tests.support.http_socket import HttpSocket, RawAnswer, ask, request
@@ -63,7 +63,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module", params=EACH_CARRIER)
+@pytest.fixture(scope="module", params=FIRST_CARRIER)
 def served(request: pytest.FixtureRequest, repository: Path) -> Iterator[ServerProcess]:
     """A server that forwards some headers, and asks for a key whatever is wanted of it."""
     options = (

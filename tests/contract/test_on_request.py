@@ -9,7 +9,7 @@ import pytest
 
 from headrace.core.errors import InvalidRequest, NotFound, Unavailable, Unsupported
 from tests.contract import graphs
-from tests.contract.conftest import CARRIERS, CLIENTS
+from tests.contract.conftest import CARRIERS, CLIENTS, FIRST_CARRIER
 from tests.contract.test_decoupled import tell, told
 from tests.contract.test_generate import events
 from tests.contract.test_grpc_stream import Stream
@@ -49,7 +49,7 @@ output { name: "OUTPUT0" data_type: TYPE_FP32 dims: 1 }
 
 @pytest.fixture(
     scope="module",
-    params=["default", "frontends", pytest.param("reference", marks=pytest.mark.slow)],
+    params=FIRST_CARRIER,
 )
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory

@@ -11,7 +11,7 @@ import pytest
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest, ServerError, Unsupported
 from headrace.wire.pb import grpc_service_pb2 as pb
-from tests.contract.conftest import CARRIERS, CLIENTS, EACH_CARRIER
+from tests.contract.conftest import CARRIERS, CLIENTS, FIRST_CARRIER
 from tests.contract.test_grpc_stream import Stream
 from tests.models.onnx_graphs import add_sub, identity, write_model
 from tests.support.client import Input, error_by_http
@@ -123,7 +123,7 @@ def test_a_version_has_no_settings(server: ServerProcess) -> None:
 # --- traces in a file
 
 
-@pytest.fixture(scope="module", params=EACH_CARRIER)
+@pytest.fixture(scope="module", params=FIRST_CARRIER)
 def traced(
     request: pytest.FixtureRequest, small: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[Traced]]:

@@ -13,7 +13,7 @@ import pytest
 from headrace.core.errors import InvalidRequest, NotFound, ServerError, Unavailable
 from headrace.wire.pb import grpc_service_pb2 as pb
 from tests.contract import graphs
-from tests.contract.conftest import CARRIERS, CLIENTS, EACH_CARRIER
+from tests.contract.conftest import CARRIERS, CLIENTS, FIRST_CARRIER
 from tests.contract.test_generate import events
 from tests.models.onnx_graphs import lookup, write_model
 from tests.models.python_models import tensors, write_python_model
@@ -41,7 +41,7 @@ def write_versions(root: Path, name: str, rules: object, graph: Callable[[int], 
         write_model(root, name, graph(number), config, version=number)
 
 
-@pytest.fixture(scope="session", params=EACH_CARRIER)
+@pytest.fixture(scope="session", params=FIRST_CARRIER)
 def divided(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
@@ -339,7 +339,7 @@ def rules(document: object) -> str:
     )
 
 
-@pytest.fixture(scope="session", params=EACH_CARRIER)
+@pytest.fixture(scope="session", params=FIRST_CARRIER)
 def python_server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:

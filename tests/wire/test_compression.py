@@ -32,11 +32,11 @@ def test_large_bodies_come_back(encoding: str, size: int) -> None:
     [
         (b"hello", ""),
         (b"hello", "identity"),
-        (gzip.compress(b"hello"), "gzip"),
-        (gzip.compress(b"hello"), " GZip "),
+        (gzip.compress(b"hello", mtime=0), "gzip"),
+        (gzip.compress(b"hello", mtime=0), " GZip "),
         (zlib.compress(b"hello"), "deflate"),
         (zlib.compress(b"hello", 0), "deflate"),
-        (gzip.compress(b"hello"), "deflate"),  # clients mix the two up
+        (gzip.compress(b"hello", mtime=0), "deflate"),  # clients mix the two up
         (zlib.compress(b"hello"), "gzip"),
     ],
 )
