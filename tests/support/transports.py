@@ -8,8 +8,13 @@ TRANSPORTS = ("native", "grpcio")
 
 
 def over_both_transports(fixture: str) -> pytest.MarkDecorator:
-    """Let a test, or a module, run with a server fixture for each transport."""
-    return pytest.mark.parametrize(fixture, TRANSPORTS, indirect=True, scope="session")
+    """Let a test, or a module, run with a server fixture for each transport.
+
+    With the library, only among the slow tests.
+    """
+    first, *others = TRANSPORTS
+    each = [first, *(pytest.param(name, marks=pytest.mark.slow) for name in others)]
+    return pytest.mark.parametrize(fixture, each, indirect=True, scope="session")
 
 
 def grpc_transport(request: pytest.FixtureRequest) -> Sequence[str]:
