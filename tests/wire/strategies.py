@@ -14,7 +14,7 @@ from headrace.core.tensors import Array, Tensor
 
 T = TypeVar("T")
 
-PROPERTY = settings(max_examples=100, deadline=None)
+PROPERTY = settings(max_examples=100)
 
 EVERY = tuple(Datatype)
 IN_JSON = tuple(d for d in Datatype if d not in (Datatype.FP16, Datatype.BF16))

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import InvalidRequest
-from headrace.wire.parameters import split_parameters
+from headrace.core.requests import Parameter
+from headrace.wire.parameters import json_parameter, json_parameters, split_parameters
 from tests.wire.strategies import PROPERTY, any_text
 
 TRANSPORT = frozenset({"binary_data_output", "triton_of_this_transport"})
@@ -98,3 +99,24 @@ def test_whatever_is_given_is_split_or_refused(given: dict[str, Any]) -> None:
     except InvalidRequest:
         return
     assert reserved.keys() | custom.keys() == given.keys() - TRANSPORT
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (float("nan"), b"NaN"),
+        (float("inf"), b"Infinity"),
+        (float("-inf"), b"-Infinity"),
+        (0.5, b"0.5"),
+        (MAX, b"18446744073709551615"),
+        (True, b"true"),
+        ("null", b'"null"'),
+    ],
+)
+def test_values_in_json(value: Parameter, text: bytes) -> None:
+    assert json_parameter(value) == text
+    assert (
+        json_parameters({"null": "null", "ä": value})
+        == '{"null":"null","ä":'.encode() + text + b"}"
+    )
+    assert json_parameters({"a": value}) == b'{"a":' + text + b"}"

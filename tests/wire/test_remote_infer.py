@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
-from headrace.core.requests import InferResponse, Parameter, Timing
+from headrace.core.requests import InferResponse, OpaqueRequest, Parameter, Timing
 from headrace.core.tensors import Tensor
 from headrace.wire.grpc_infer import decode_infer, encode_infer
 from headrace.wire.pb import grpc_service_pb2 as pb
-from headrace.wire.remote_infer import RemoteInput, RemoteMessages, read_answer
+from headrace.wire.remote_infer import AnswerReader, RemoteInput, RemoteMessages, response_in
 from tests.support.remote import values
 
 
@@ -27,7 +27,7 @@ def test_rows_of_several_requests_are_one_tensor(datatype: Datatype) -> None:
     parts = [values(datatype, (2, 3)), values(datatype, (1, 3))]
     given = [RemoteInput("IN", datatype, (3, 3), parts)]
     for _ in range(2):  # the second is written from memory
-        message = read(messages.request(given, ["OUT"], {}))
+        message = read(b"".join(messages.request(given, ["OUT"], {})))
         assert (message.model_name, message.model_version, message.id) == ("there", "3", "")
         assert [output.name for output in message.outputs] == ["OUT"]
         request = decode_infer(message, 0)
@@ -37,13 +37,13 @@ def test_rows_of_several_requests_are_one_tensor(datatype: Datatype) -> None:
 
 PARAMETERS = st.dictionaries(
     st.text(min_size=1),
-    st.text() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False),
+    st.text() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False),
 )
 
 
 @given(PARAMETERS, st.text())
 def test_parameters_and_id(parameters: dict[str, Parameter], id: str) -> None:
-    message = read(RemoteMessages("m", "").request([], [], parameters, id))
+    message = read(b"".join(RemoteMessages("m", "").request([], [], parameters, id)))
     assert message.id == id
     found = {
         name: getattr(value, value.WhichOneof("parameter_choice") or "")
@@ -59,11 +59,27 @@ def test_answers(datatype: Datatype, shape: tuple[int, ...]) -> None:
     other = Tensor("B", Datatype.FP32, np.ones((1, 2), np.float32))
     parameters: dict[str, Parameter] = {"a": 1, "b": "c"}
     response = InferResponse("m", "1", "id", [tensor, other], Timing(0, 0, 1), parameters)
-    answer = read_answer(encode_infer(response).SerializeToString())
-    assert answer.parameters == parameters
-    assert answer.outputs["OUT"].dtype == NUMPY[datatype]
-    np.testing.assert_array_equal(answer.outputs["OUT"], tensor.array)
-    np.testing.assert_array_equal(answer.outputs["B"], other.array)
+    reader = AnswerReader()
+    for id in ("id", "", "another"):  # the second is read from memory
+        response.id = id
+        answer = reader.read(encode_infer(response).SerializeToString())
+        assert answer.parameters == parameters
+        assert answer.id == id
+        assert answer.outputs["OUT"].dtype == NUMPY[datatype]
+        np.testing.assert_array_equal(answer.outputs["OUT"], tensor.array)
+        np.testing.assert_array_equal(answer.outputs["B"], other.array)
+
+
+def test_an_answer_whose_sizes_do_not_fit_its_head_is_refused() -> None:
+    reader = AnswerReader()
+    message = pb.ModelInferResponse(model_name="m", raw_output_contents=[b"1234"])
+    message.outputs.add(name="OUT", datatype="FP32", shape=[1])
+    assert reader.read(message.SerializeToString()).outputs["OUT"].shape == (1,)
+    for wrong in ([b"12345678"], [b"1234", b"1234"], []):
+        del message.raw_output_contents[:]
+        message.raw_output_contents.extend(wrong)
+        with pytest.raises(InvalidRequest):
+            reader.read(message.SerializeToString())
 
 
 def test_typed_contents_are_read() -> None:
@@ -74,7 +90,9 @@ def test_typed_contents_are_read() -> None:
     message.outputs.add(name="T", datatype="BYTES", shape=[1]).contents.bytes_contents.append(
         b"\xff"
     )
-    answer = read_answer(message.SerializeToString())
+    reader = AnswerReader()
+    reader.read(message.SerializeToString())
+    answer = reader.read(message.SerializeToString())
     assert answer.outputs["OUT"].tolist() == [1, 2]
     assert answer.outputs["T"].tolist() == [b"\xff"]
 
@@ -82,7 +100,7 @@ def test_typed_contents_are_read() -> None:
 @given(st.binary(max_size=200))
 def test_anything_else_is_refused_or_read(data: bytes) -> None:
     with suppress(InvalidRequest):
-        read_answer(data)
+        AnswerReader().read(data)
 
 
 @given(st.data())
@@ -92,7 +110,64 @@ def test_what_is_cut_short_is_refused_or_read(data: st.DataObject) -> None:
     whole = encode_infer(response).SerializeToString()
     cut = data.draw(st.integers(0, len(whole)))
     try:
-        answer = read_answer(whole[:cut])
+        answer = AnswerReader().read(whole[:cut])
     except InvalidRequest:
         return
     assert cut == len(whole) or set(answer.outputs) <= {"A", "B"}
+
+
+@pytest.mark.parametrize("id", [0, 7, 2**63 - 1, 2**63, 2**64 - 1])
+def test_sequence_ids_have_64_bits(id: int) -> None:
+    messages = RemoteMessages("m", "")
+    message = pb.ModelInferRequest.FromString(
+        b"".join(messages.request([], [], {"sequence_id": id}))
+    )
+    assert message.parameters["sequence_id"].int64_param % 2**64 == id
+
+
+@given(st.binary(max_size=300), st.text())
+def test_the_response_in_a_message_of_a_stream(raw: bytes, id: str) -> None:
+    message = pb.ModelStreamInferResponse()
+    message.infer_response.id = id
+    message.infer_response.raw_output_contents.append(raw)
+    data = message.SerializeToString()
+    found = response_in(data)
+    assert found is not None
+    assert pb.ModelInferResponse.FromString(bytes(found)) == message.infer_response
+    message.error_message = "not this one"
+    assert response_in(message.SerializeToString()) is None
+
+
+@given(st.binary(max_size=20))
+def test_what_is_no_message_of_a_stream(data: bytes) -> None:
+    found = response_in(data)
+    assert found is None or data.endswith(bytes(found))
+
+
+@given(
+    name=st.sampled_from(["m", "mm"]),
+    version=st.sampled_from(["", "1", "3"]),
+    id=st.text(max_size=3),
+)
+def test_a_message_goes_on_with_the_names_that_the_model_has_there(
+    name: str, version: str, id: str
+) -> None:
+    sent = pb.ModelInferRequest(model_name=name, model_version=version, id=id)
+    sent.inputs.add(name="x", datatype="FP32", shape=[1])
+    data = sent.SerializeToString()
+    messages = RemoteMessages("m", "3")
+    passed = b"".join(messages.passed(OpaqueRequest(name, version, id, {}, body=memoryview(data))))
+    assert passed.startswith(data)
+    assert (passed == data) is ((name, version) == ("m", "3"))
+    found = pb.ModelInferRequest.FromString(passed)
+    sent.model_name, sent.model_version = "m", "3"
+    assert found == sent
+
+
+def test_an_answer_comes_back_with_the_name_that_the_model_has_here() -> None:
+    data = pb.ModelInferResponse(model_name="there", model_version="7").SerializeToString()
+    messages = RemoteMessages("there", "")
+    asked = OpaqueRequest("here", "", "", {})
+    found = pb.ModelInferResponse.FromString(bytes(messages.passed_answer(asked, data)))
+    assert (found.model_name, found.model_version) == ("here", "7")
+    assert messages.passed_answer(OpaqueRequest("there", "", "", {}), data) is data

@@ -14,14 +14,17 @@ ENCODINGS = ("gzip", "deflate")
 FREE_BYTES = 16 << 20
 MAX_RATIO = 250
 _CHUNK = 1 << 20
+LARGE = 64 << 10  # bytes of what is packed that take a while, and up to `FREE_BYTES` at most
 DEFAULT_LEVEL = 3  # on tensors, higher levels cost several times as much for a few per cent
 
 
-def decompress(body: bytes | memoryview, encoding: str, limit: int) -> bytes | memoryview:
+def decompress(
+    body: bytes | memoryview, encoding: str, limit: int, what: str = "request body"
+) -> bytes | memoryview:
     """`body` unpacked; `limit` bytes at most, and no more than its size can honestly give.
 
-    Raises `UnsupportedEncoding` for another encoding, `InvalidRequest` for a damaged or cut stream,
-    `PayloadTooLarge` past the limit.
+    `what` it is, is for texts. Raises `UnsupportedEncoding` for another encoding, `InvalidRequest`
+    for a damaged or cut stream, `PayloadTooLarge` past the limit.
     """
     encoding = encoding.strip().lower()
     if encoding in ("", "identity"):
@@ -40,22 +43,21 @@ def decompress(body: bytes | memoryview, encoding: str, limit: int) -> bytes | m
             piece = unpacker.decompress(pending, _CHUNK)
             size += len(piece)
             if size > limit:
-                raise PayloadTooLarge(too_large("decompressed request body", limit))
+                raise PayloadTooLarge(too_large(f"decompressed {what}", limit))
             if size > FREE_BYTES and size > MAX_RATIO * len(body):
                 raise PayloadTooLarge(
-                    f"the request body grows to more than {MAX_RATIO} times its compressed size"
+                    f"the {what} grows to more than {MAX_RATIO} times its compressed size"
                     f" ({len(body)} bytes), which is allowed up to {FREE_BYTES} bytes only"
                 )
             pieces.append(piece)
             pending = unpacker.unconsumed_tail
     except zlib.error as error:
-        raise InvalidRequest(f"the request body is not valid {encoding}: {error}") from None
+        raise InvalidRequest(f"the {what} is not valid {encoding}: {error}") from None
     if not unpacker.eof:
-        raise InvalidRequest(f"the {encoding} request body ends before its end marker")
+        raise InvalidRequest(f"the {encoding} {what} ends before its end marker")
     if unpacker.unused_data:
         raise InvalidRequest(
-            f"the {encoding} request body has {len(unpacker.unused_data)} bytes"
-            " after its end marker"
+            f"the {encoding} {what} has {len(unpacker.unused_data)} bytes after its end marker"
         )
     return b"".join(pieces)
 

@@ -16,7 +16,8 @@ import orjson
 
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
-from headrace.core.tensors import MAX_RANK, Tensor, brackets, element_count
+from headrace.core.shapes import brackets
+from headrace.core.tensors import MAX_RANK, Tensor, element_count
 from headrace.wire.bytes_tensor import object_array
 
 MAX_DEPTH = 100

@@ -12,11 +12,12 @@ import orjson
 
 from headrace.core.errors import InvalidRequest
 from headrace.core.requests import MAX_TENSORS, InferRequest, InferResponse, Parameter
+from headrace.core.shapes import brackets
 from headrace.core.signature import Signature, TensorSpec
-from headrace.core.tensors import Buffer, Tensor, brackets
+from headrace.core.tensors import Buffer, Tensor
 from headrace.wire.elements import json_elements, json_name, tensor_from_json
 from headrace.wire.http_infer import parse_json
-from headrace.wire.parameters import split_parameters
+from headrace.wire.parameters import json_parameter, split_parameters
 
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 _PARAMETERS = "parameters"
@@ -112,7 +113,7 @@ def encode_generate(response: InferResponse) -> bytes:
     if response.id:
         members["id"] = orjson.dumps(response.id)
     for name, value in response.parameters.items():
-        members[name] = orjson.dumps(value)
+        members[name] = json_parameter(value)
     for tensor in response.outputs:
         text = json_elements(tensor)
         members[tensor.name] = text[1:-1] if tensor.array.size == 1 else text

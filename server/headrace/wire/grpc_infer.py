@@ -198,7 +198,10 @@ def set_parameter(
     if isinstance(value, bool):  # before int: bool is one
         parameter.bool_param = value
     elif isinstance(value, int):
-        parameter.int64_param = value
+        if value >> 63 > 0:  # JSON has such ones
+            parameter.uint64_param = value
+        else:
+            parameter.int64_param = value
     elif isinstance(value, float):
         parameter.double_param = value
     else:

@@ -10,13 +10,15 @@ Responses are built the other way around: what outputs of the same names, dataty
 in common is serialised once, and the id and the raw tensors are put beside it.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from headrace.core.datatypes import NUMPY, Datatype
-from headrace.core.requests import InferRequest, InferResponse
+from headrace.core.errors import InvalidRequest
+from headrace.core.requests import InferRequest, InferResponse, OpaqueRequest
 from headrace.core.tensors import Array, Buffer, Tensor, raw_bytes
 from headrace.wire.bytes_tensor import decode_bytes_tensor, encode_bytes_tensor
 from headrace.wire.grpc_infer import (
@@ -143,6 +145,16 @@ class InferMessage:
             return self._template.empty_final
         assert self._message is not None
         return wants_empty_final(self._message)
+
+    def opaque(self, nbytes: int) -> OpaqueRequest:
+        """The message as a request that nobody here reads."""
+        if self._template is None and self._fields is not None:
+            # Once, so that further messages with this head are known by its bytes.
+            with suppress(InvalidRequest):
+                self.request(nbytes)
+        return OpaqueRequest(
+            self.model_name, self.model_version, self.id, {}, nbytes=nbytes, body=self._data
+        )
 
     def request(self, nbytes: int) -> InferRequest:
         """The request; raises `InvalidRequest`."""

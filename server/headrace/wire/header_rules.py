@@ -12,6 +12,7 @@ from enum import StrEnum
 from hmac import compare_digest
 
 from headrace.core.errors import InvalidRequest
+from headrace.core.parameter_names import DEADLINE_PARAMETER
 from headrace.core.trace_context import TRACE_PARAMETER
 
 GRPC_PREFIX = "triton-grpc-protocol-"
@@ -19,7 +20,7 @@ _CASE_MATTERS = "(?-i)"
 _RESERVED = frozenset(
     {
         "sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers",
-        "binary_data_output", TRACE_PARAMETER,
+        "binary_data_output", TRACE_PARAMETER, DEADLINE_PARAMETER,
     }
 )  # fmt: skip
 _LONGEST = 256  # characters of a name that can match: patterns may take long on longer ones

@@ -24,8 +24,9 @@ from headrace.core.requests import (
     RawRequest,
     SharedRequest,
 )
+from headrace.core.shapes import brackets
 from headrace.core.signature import Signature, quoted
-from headrace.core.tensors import Buffer, Tensor, brackets, elsewhere
+from headrace.core.tensors import Buffer, Tensor, elsewhere
 from headrace.wire.bytes_tensor import decode_bytes_tensor, object_array
 from headrace.wire.classification import check_class_count
 from headrace.wire.elements import json_name, tensor_from_flat, tensor_from_json

@@ -13,6 +13,7 @@ from headrace.core.requests import InferResponse
 from headrace.core.tensors import Buffer, raw_bytes
 from headrace.wire.bytes_tensor import encode_bytes_tensor
 from headrace.wire.elements import json_elements
+from headrace.wire.parameters import json_parameters
 
 
 @dataclass(slots=True)
@@ -32,7 +33,7 @@ class ResponseForm:
             parts += (b'"id":', orjson.dumps(response.id), b",")
         parts.append(_model_text(response.model_name, response.model_version))
         if response.parameters:
-            parts += (b'"parameters":', orjson.dumps(response.parameters), b",")
+            parts += (b'"parameters":', json_parameters(response.parameters), b",")
         parts.append(b'"outputs":[')
         buffers: list[Buffer] = [b""]
         for tensor in response.outputs:

@@ -43,6 +43,7 @@ class Kind(IntEnum):
     DECOUPLED = 22  # a request is for a model that answers as often, and whenever, it likes
     LOGS = 23  # the settings of the log from now on
     HEADERS = 24  # which headers' values requests are to bring along, as parameters
+    BACKEND = 25  # which backend answers a request, of a model that has several
 
 
 class Flag(IntFlag):

@@ -1,9 +1,14 @@
 """The reserved request parameters, the same for JSON and protobuf once they are Python values."""
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
+import orjson
+
 from headrace.core.errors import InvalidRequest
-from headrace.core.requests import HEADER_PARAMETER, Parameter
+from headrace.core.parameter_names import DEADLINE_PARAMETER, FORWARD_PARAMETER, HEADER_PARAMETER
+from headrace.core.requests import Parameter
 from headrace.core.trace_context import TRACE_PARAMETER
 
 # What InferRequest calls each reserved parameter, and what it takes.
@@ -14,6 +19,9 @@ _RESERVED: dict[str, tuple[tuple[type, ...], str]] = {
     "priority": ((int,), "an unsigned integer"),
     "timeout": ((int,), "an unsigned integer of microseconds"),
 }
+# By these the server tells itself of a request.
+_OURS = frozenset({TRACE_PARAMETER, DEADLINE_PARAMETER})
+_PREFIXES = (HEADER_PARAMETER, FORWARD_PARAMETER)
 _MIN_SIGNED = -(2**63)
 _MAX_UNSIGNED = 2**64 - 1
 
@@ -24,8 +32,8 @@ def split_parameters(
     """Reserved parameters as arguments of `InferRequest`, and the rest, which models may read.
 
     Names in `also_reserved` belong to the transport and are left out, as are those by which the
-    server itself tells of traces and headers. Raises `InvalidRequest` for a value of a wrong type,
-    an integer beyond 64 bits and names that start with `triton_`.
+    server itself tells of traces, headers and deadlines. Raises `InvalidRequest` for a value of a
+    wrong type, an integer beyond 64 bits and names that start with `triton_`.
     """
     reserved: dict[str, Any] = {}
     custom: dict[str, Parameter] = {}
@@ -40,7 +48,7 @@ def split_parameters(
                     f"invalid value type for '{name}' parameter, expected {expected}, got {value!r}"
                 )
             reserved[name] = value
-        elif name in also_reserved or name == TRACE_PARAMETER or name.startswith(HEADER_PARAMETER):
+        elif name in also_reserved or name in _OURS or name.startswith(_PREFIXES):
             continue
         elif name.startswith("triton_"):
             raise InvalidRequest(
@@ -56,3 +64,19 @@ def split_parameters(
                 " It should be either 'int', 'double', 'bool', or 'string'."
             )
     return reserved, custom
+
+
+def json_parameters(parameters: Mapping[str, Parameter]) -> bytes:
+    """Parameters as a JSON object."""
+    text = orjson.dumps(parameters)
+    if b"null" not in text:
+        return text
+    members = (orjson.dumps(name) + b":" + json_parameter(v) for name, v in parameters.items())
+    return b"{%b}" % b",".join(members)
+
+
+def json_parameter(value: Parameter) -> bytes:
+    """The value of one; NaN and infinities are the bare words, as in tensors."""
+    text = orjson.dumps(value)
+    # What orjson writes for them. Nothing else becomes that, since no parameter is None.
+    return text if text != b"null" else json.dumps(value).encode()

@@ -1,18 +1,21 @@
 """Infer messages as a client of another server writes and reads them.
 
-What requests of the same names, datatypes and shapes have in common is serialised once. The rows of
-a batch's requests are joined into the message itself: that is the only copy of a fixed-size tensor.
-In an answer, raw tensors are views into what was received.
+What requests of the same names, datatypes and shapes have in common is serialised once, and what
+answers have in common is read once. Requests are written as buffers that lie behind one another, so
+that the rows of a batch's requests need not be joined. In an answer, raw tensors are views into
+what was received.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 from google.protobuf.message import DecodeError
 
-from headrace.core.datatypes import BY_NAME, Datatype
+from headrace.core.datatypes import BY_NAME, ITEM_SIZES, NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
-from headrace.core.requests import Parameter
+from headrace.core.requests import OpaqueRequest, Parameter
 from headrace.core.tensors import Array, Buffer, Tensor, element_count, raw_bytes
 from headrace.wire.bytes_tensor import decode_bytes_tensor, encode_bytes_tensor
 from headrace.wire.elements import tensor_from_values
@@ -20,8 +23,10 @@ from headrace.wire.grpc_infer import CONTENTS, parameter_values, read_varint, se
 from headrace.wire.grpc_messages import varint
 from headrace.wire.pb import grpc_service_pb2 as pb
 
-_RAW_INPUT = b"\x3a"
-_RAW_OUTPUT = 0x32  # the tag of a ModelInferResponse's raw_output_contents
+_MODEL_NAME, _MODEL_VERSION = b"\x0a", b"\x12"  # in requests and responses
+RAW_INPUT = b"\x3a"
+_ID, _RAW_OUTPUT = 0x1A, 0x32  # tags of a ModelInferResponse: id, raw_output_contents
+_STREAM_RESPONSE = 0x12  # the tag of a ModelStreamInferResponse: infer_response
 _REMEMBERED = 256  # heads
 _REMEMBERED_SIZE = 4096  # bytes of a head
 
@@ -36,19 +41,30 @@ class RemoteInput(NamedTuple):
 
 
 class RemoteAnswer(NamedTuple):
-    """The outputs of a response by name, and its parameters."""
+    """The outputs of a response by name, its parameters, and the id of its request."""
 
     outputs: Mapping[str, Array]
     parameters: dict[str, Parameter]
+    id: str = ""
+
+
+class _Head(NamedTuple):
+    """What requests have in common up to the data of the first input, and what goes before others.
+
+    There is nothing before the data of inputs whose size the shape does not tell.
+    """
+
+    start: bytes
+    prefixes: Sequence[bytes]
 
 
 class RemoteMessages:
-    """Writes requests for one version of a model elsewhere, and reads the responses."""
+    """Writes requests for one version of a model elsewhere."""
 
     def __init__(self, model: str, version: str) -> None:
         self._model = model
         self._version = version
-        self._heads: dict[object, bytes] = {}
+        self._heads: dict[object, _Head] = {}
 
     def request(
         self,
@@ -56,90 +72,206 @@ class RemoteMessages:
         outputs: Sequence[str],
         parameters: Mapping[str, Parameter],
         id: str = "",
-    ) -> bytes:
-        """A ModelInferRequest; all outputs are wanted as raw bytes."""
+    ) -> list[Buffer]:
+        """A ModelInferRequest; all outputs are wanted as raw bytes. Its tensors are views."""
         key = (tuple(outputs), *[(i.name, i.datatype, i.shape) for i in inputs])
         head = self._heads.get(key)
         if head is None:
             head = self._remember(key, inputs, outputs)
-        pieces: list[Buffer] = [head]
+        pieces: list[Buffer] = [head.start]
         if id or parameters:
             own = pb.ModelInferRequest(id=id)
-            for name, value in parameters.items():
-                set_parameter(own, name, value)
+            write_parameters(own, parameters)
             pieces.append(own.SerializeToString())
-        for item in inputs:
-            if item.datatype is Datatype.BYTES:
-                data: list[Buffer] = [encode_bytes_tensor(part) for part in item.parts]
+        for item, prefix in zip(inputs, head.prefixes, strict=True):
+            if prefix:
+                pieces.append(prefix)
+                pieces += [raw_bytes(part) for part in item.parts]
             else:
-                data = [raw_bytes(part) for part in item.parts]
-            pieces += (_RAW_INPUT, varint(sum(map(len, data))), *data)
-        return b"".join(pieces)
+                data = [encode_bytes_tensor(part) for part in item.parts]
+                pieces += (RAW_INPUT + varint(sum(map(len, data))), *data)
+        return pieces
+
+    def passed(self, request: OpaqueRequest) -> list[Buffer]:
+        """The message of a request as it came, but for the names that the model has there.
+
+        Of a field that is there twice, the last one counts: so nothing has to be read.
+        """
+        name, version = request.model_name, request.model_version
+        if name == self._model and version == self._version:
+            return [request.body]
+        own = b"" if name == self._model else _field(_MODEL_NAME, self._model)
+        if version != self._version:
+            own += _field(_MODEL_VERSION, self._version)
+        return [request.body, own]
+
+    def passed_answer(self, request: OpaqueRequest, data: Buffer) -> Buffer:
+        """The message that has come back, with the name that the model has here."""
+        if request.model_name == self._model:
+            return data
+        return b"".join([data, _field(_MODEL_NAME, request.model_name)])
 
     def _remember(
         self, key: object, inputs: Sequence[RemoteInput], outputs: Sequence[str]
-    ) -> bytes:
+    ) -> _Head:
         message = pb.ModelInferRequest(model_name=self._model, model_version=self._version)
+        prefixes = []
         for item in inputs:
             message.inputs.add(name=item.name, datatype=item.datatype.value, shape=item.shape)
+            prefix = b""
+            if item.datatype is not Datatype.BYTES:
+                prefix = RAW_INPUT + varint(math.prod(item.shape) * ITEM_SIZES[item.datatype])
+            prefixes.append(prefix)
         for name in outputs:
             message.outputs.add(name=name)
-        head = message.SerializeToString()
+        head = _Head(message.SerializeToString(), prefixes)
         if len(self._heads) >= _REMEMBERED:
             self._heads.clear()
         self._heads[key] = head
         return head
 
 
-def read_answer(data: bytes) -> RemoteAnswer:
-    """The response in `data`, whose tensors are views into it; raises `InvalidRequest`."""
-    head, raw = _apart(data)
+def write_parameters(message: pb.ModelInferRequest, parameters: Mapping[str, Parameter]) -> None:
+    """Put parameters of a request into its message."""
+    for name, value in parameters.items():
+        if name == "sequence_id" and isinstance(value, int) and value >> 63:
+            value -= 1 << 64  # it has 64 bits without a sign, and travels with one
+        set_parameter(message, name, value)
+
+
+class _Known(NamedTuple):
+    """What is known of answers by their head: outputs, as name, datatype, shape and size in bytes.
+
+    The size is -1 where the shape does not tell. Data is not among the raw contents but in the
+    head itself if `inline`.
+    """
+
+    outputs: Sequence[tuple[str, Datatype, tuple[int, ...], int]]
+    parameters: dict[str, Parameter]
+    inline: Mapping[str, Array] | None
+
+
+class AnswerReader:
+    """Reads ModelInferResponses; one with a head like an earlier one's without parsing it."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, _Known] = {}
+
+    def read(self, data: Buffer, shared: Mapping[str, memoryview] | None = None) -> RemoteAnswer:
+        """The response in `data`, whose tensors are views into it; raises `InvalidRequest`.
+
+        An output that is `shared` is a view into what is there, unless the response has it.
+        """
+        head, id, raw = _apart(data)
+        known = self._known.get(head)
+        if known is None:
+            known = _read_head(head, bool(raw))
+            if len(head) <= _REMEMBERED_SIZE:
+                if len(self._known) >= _REMEMBERED:
+                    self._known.clear()
+                self._known[head] = known
+        outputs: dict[str, Array] = {}
+        if known.inline is not None:
+            if raw:
+                raise InvalidRequest("outputs have both typed and raw contents")
+            outputs.update(known.inline)
+        elif len(raw) != 2 * len(known.outputs):
+            raise InvalidRequest(f"{len(known.outputs)} outputs, but {len(raw) // 2} raw contents")
+        else:
+            position = 0
+            for name, datatype, shape, nbytes in known.outputs:
+                start, stop = raw[position : position + 2]
+                position += 2
+                if stop - start == nbytes:
+                    outputs[name] = np.ndarray(shape, NUMPY[datatype], data, start)
+                elif shared and name in shared and start == stop and nbytes > 0:
+                    outputs[name] = _array(name, datatype, shape, shared[name][:nbytes])
+                else:
+                    outputs[name] = _array(name, datatype, shape, memoryview(data)[start:stop])
+        return RemoteAnswer(outputs, dict(known.parameters), id)
+
+
+def response_in(data: Buffer) -> Buffer | None:
+    """The response in a ModelStreamInferResponse that has nothing else; None if it is not so."""
+    if len(data) < 2 or data[0] != _STREAM_RESPONSE:
+        return None
+    length, start = read_varint(data, 1)
+    return data[start:] if start and start + length == len(data) else None
+
+
+def _array(name: str, datatype: Datatype, shape: tuple[int, ...], raw: memoryview) -> Array:
+    if datatype is Datatype.BYTES:
+        return decode_bytes_tensor(name, shape, raw).array
+    return Tensor.from_bytes(name, datatype, shape, raw).array  # which says what is wrong
+
+
+def _read_head(head: bytes, raw: bool) -> _Known:
+    """What a response without its raw contents says; raises `InvalidRequest`."""
     try:
         message = pb.ModelInferResponse.FromString(head)
     except DecodeError as error:
         raise InvalidRequest(f"not a ModelInferResponse: {error}") from None
-    if raw and len(raw) != len(message.outputs):
-        raise InvalidRequest(f"{len(message.outputs)} outputs, but {len(raw)} raw contents")
-    outputs: dict[str, Array] = {}
-    for index, item in enumerate(message.outputs):
+    outputs = []
+    for item in message.outputs:
         datatype = BY_NAME.get(item.datatype)
         if datatype is None:
             raise InvalidRequest(f"output '{item.name}' has the unknown datatype {item.datatype!r}")
         shape = tuple(item.shape)
-        if not raw:
+        count = element_count(item.name, shape)
+        size = -1 if datatype is Datatype.BYTES else count * ITEM_SIZES[datatype]
+        outputs.append((item.name, datatype, shape, size))
+    inline: dict[str, Array] | None = None
+    if outputs and not raw:
+        inline = {}
+        for item, (name, datatype, shape, _) in zip(message.outputs, outputs, strict=True):
             values = list(getattr(item.contents, CONTENTS.get(datatype, "bytes_contents")))
-            if len(values) != element_count(item.name, shape):
-                raise InvalidRequest(f"output '{item.name}' has {len(values)} values")
-            tensor = tensor_from_values(item.name, datatype, list(shape), values)
-        elif datatype is Datatype.BYTES:
-            tensor = decode_bytes_tensor(item.name, shape, raw[index])
-        else:
-            tensor = Tensor.from_bytes(item.name, datatype, shape, raw[index])
-        outputs[item.name] = tensor.array
-    return RemoteAnswer(outputs, parameter_values(message.parameters))
+            if len(values) != element_count(name, shape):
+                raise InvalidRequest(f"output '{name}' has {len(values)} values")
+            inline[name] = tensor_from_values(name, datatype, list(shape), values).array
+            inline[name].flags.writeable = False  # others may get it, too
+    return _Known(outputs, parameter_values(message.parameters), inline)
 
 
-def _apart(data: bytes) -> tuple[bytes, list[memoryview]]:
-    """A message without its raw contents, and those; raises `InvalidRequest`."""
-    view, size = memoryview(data), len(data)
-    rest: list[memoryview] = []
-    raw: list[memoryview] = []
+def _field(tag: bytes, text: str) -> bytes:
+    data = text.encode()
+    return tag + varint(len(data)) + data
+
+
+def _apart(data: Buffer) -> tuple[bytes, str, list[int]]:
+    """A response without id and raw contents, the id, and where each raw content begins and ends.
+
+    Raises `InvalidRequest`.
+    """
+    size = len(data)
+    head: list[Buffer] = []
+    raw: list[int] = []
+    id = ""
     position = kept = 0
     while position < size:
-        tag, start = read_varint(data, position)
-        if start and tag & 7 == 2:
-            length, start = read_varint(data, start)
-            stop = start + length if start else size + 1
-        elif start and tag & 7 == 0:
-            stop = read_varint(data, start)[1] or size + 1
-        else:  # no field of this message is written in another way
-            stop = size + 1
+        tag = data[position]
+        start = position + 2
+        if tag < 128 and tag & 7 == 2 and start <= size and data[position + 1] < 128:
+            stop = start + data[position + 1]  # as nearly always
+        else:
+            tag, start = read_varint(data, position)
+            if start and tag & 7 == 2:
+                length, start = read_varint(data, start)
+                stop = start + length if start else size + 1
+            elif start and tag & 7 == 0:
+                stop = read_varint(data, start)[1] or size + 1
+            else:  # no field of this message is written in another way
+                stop = size + 1
         if stop > size:
             raise InvalidRequest("not a ModelInferResponse")
-        if tag == _RAW_OUTPUT:
-            rest.append(view[kept:position])
-            raw.append(view[start:stop])
+        if tag in (_RAW_OUTPUT, _ID):
+            if kept < position:
+                head.append(data[kept:position])
             kept = stop
+            if tag == _RAW_OUTPUT:
+                raw += (start, stop)
+            else:
+                id = str(data[start:stop], "utf-8", "replace")
         position = stop
-    rest.append(view[kept:])
-    return b"".join(rest), raw
+    if kept < size:
+        head.append(data[kept:])
+    return b"".join(head), id, raw

@@ -1,8 +1,9 @@
 """What the statuses mean that another server's procedures end with: the error that a client gets
 for it, and what is known of whether anything was executed.
 
-gRPC has one status, UNAVAILABLE, for a connection that could not be made, for one that was lost
-while the server was at work, and for a server that refuses; only the text tells them apart.
+gRPC has one status, UNAVAILABLE, for a server that refuses and for one that something has befallen
+while it was at work; only the text tells them apart. Over HTTP a proxy may answer instead of the
+server, of which nothing is known unless its text tells.
 """
 
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from headrace.core.errors import (
     Quarantined,
     RemoteLost,
     RemoteTimeout,
+    RemoteUnavailable,
     ServerError,
     Unavailable,
     Unknown,
@@ -36,8 +38,6 @@ _CLASSES: dict[int, type[ServerError]] = {
     9: Quarantined,
     12: Unsupported,
 }
-# What gRPC itself says before anything of a call was sent.
-_UNSENT = ("failed to connect to all addresses", "DNS resolution failed", "empty address list")
 # What servers of the protocol say of a request that they have not begun: Triton and this one.
 _REFUSALS = (
     "not at ready state",
@@ -47,7 +47,35 @@ _REFUSALS = (
     "Server is stopping",
     "Server exiting",
     "server is at its limit of",
+    "failed to connect to all addresses",  # gRPC's library, in a server that has others behind it
+    # Knative and Envoy, which stand before KServe's models.
+    "pending request queue full",
+    "no healthy upstream",
+    "reset reason: connection failure",
+    "reset reason: remote connection failure",
+    "reset reason: connection timeout",
+    "reset reason: overflow",
 )
+# What proxies between the two say of a connection to the server, which they have lost.
+_LOSSES = (
+    "Socket closed",
+    "Connection reset",
+    "upstream connect error",
+    "upstream request timeout",
+)
+_HTTP_CLASSES: dict[int, type[ServerError]] = {
+    400: InvalidRequest,
+    404: NotFound,
+    409: AlreadyExists,
+    413: PayloadTooLarge,
+    422: InvalidRequest,
+    499: Cancelled,
+    501: Unsupported,
+}
+
+
+# What they say of a model that they have not.
+_NOT_LOADED = "Request for unknown model"
 
 
 class Fate(Enum):
@@ -68,20 +96,75 @@ class Failure:
     error: ServerError
 
 
+def unsent(model: str) -> Failure:
+    """There is no connection over which a call to serve `model` could be sent."""
+    return Failure(Fate.UNSENT, Unavailable(f"no server of model '{model}' can be reached"))
+
+
+def lost(model: str) -> Failure:
+    """The connection has ended that a call to serve `model` was sent over."""
+    text = f"the connection to the server of model '{model}' was lost during the request"
+    return Failure(Fate.UNCERTAIN, RemoteLost(text))
+
+
+def late(model: str) -> Failure:
+    """A call to serve `model` has not been answered in time."""
+    text = f"the server of model '{model}' has not answered in time"
+    return Failure(Fate.LATE, RemoteTimeout(text))
+
+
+def denied(model: str) -> Failure:
+    """The server of `model` wants other credentials."""
+    text = f"the server of model '{model}' does not accept this server's credentials"
+    return Failure(Fate.ANSWERED, ExecutionFailed(text))
+
+
+def _not_loaded(model: str) -> Failure:
+    """The server has been started again without `model`, or somebody has unloaded it."""
+    return Failure(Fate.REFUSED, Unavailable(f"model '{model}' is not loaded on its server"))
+
+
 def failure_of(model: str, status: int, text: str) -> Failure:
-    """What a call to serve `model` failed with, by the number of its gRPC status and its text."""
+    """What a server has ended a call to serve `model` with, by the number of its gRPC status."""
     if status == _UNAVAILABLE:
-        if text.startswith(_UNSENT):
-            error = Unavailable(f"no server of model '{model}' can be reached")
-            return Failure(Fate.UNSENT, error)
         if any(known in text for known in _REFUSALS):
             return Failure(Fate.REFUSED, Unavailable(text))
-        lost = f"the connection to the server of model '{model}' was lost during the request"
-        return Failure(Fate.UNCERTAIN, RemoteLost(lost))
+        if not text or any(known in text for known in _LOSSES):
+            return lost(model)
+        return Failure(Fate.LATE, RemoteUnavailable(text))  # what the model says, most likely
     if status == _DEADLINE:
-        late = f"the server of model '{model}' has not answered in time"
-        return Failure(Fate.LATE, RemoteTimeout(late))
+        return late(model)
     if status in _DENIED:
-        denied = f"the server of model '{model}' does not accept this server's credentials"
-        return Failure(Fate.ANSWERED, ExecutionFailed(denied))
+        return denied(model)
+    if text.startswith(_NOT_LOADED):
+        return _not_loaded(model)
     return Failure(Fate.ANSWERED, _CLASSES.get(status, ExecutionFailed)(text))
+
+
+def http_failure_of(model: str, status: int, said: str, text: str) -> Failure:
+    """What a call to serve `model` failed with, by the status of HTTP.
+
+    `text` is the body, and `said` the error in it if it has the form that the protocol gives it: no
+    other body reaches a client.
+    """
+    told = said or f"the server of model '{model}' has answered with status {status}"
+    if status == 429 or (status == 503 and any(known in text for known in _REFUSALS)):
+        return Failure(Fate.REFUSED, Unavailable(told))
+    if status == 503:
+        return Failure(Fate.LATE, RemoteUnavailable(told))
+    if status == 502:
+        return Failure(Fate.LATE, lost(model).error)
+    if status in (408, 504):
+        return late(model)
+    if status in (401, 403, 407):
+        return denied(model)
+    if said.startswith(_NOT_LOADED):
+        return _not_loaded(model)
+    return Failure(Fate.ANSWERED, _HTTP_CLASSES.get(status, ExecutionFailed)(told))
+
+
+def failure_of_text(text: str) -> Failure:
+    """What a request on a stream failed with, of which the server gives nothing but a text."""
+    if any(known in text for known in _REFUSALS):
+        return Failure(Fate.REFUSED, Unavailable(text))
+    return Failure(Fate.ANSWERED, ExecutionFailed(text))

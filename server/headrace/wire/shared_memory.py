@@ -9,7 +9,8 @@ from typing import Any
 from headrace.core.datatypes import ITEM_SIZES, Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.requests import SharedInput, Stretch
-from headrace.core.tensors import brackets, element_count
+from headrace.core.shapes import brackets
+from headrace.core.tensors import element_count
 
 REGION = "shared_memory_region"
 _OFFSET, _SIZE = "shared_memory_offset", "shared_memory_byte_size"

@@ -21,8 +21,10 @@ from headrace.core.errors import (
     Quarantined,
     QueueFull,
     QueueTimeout,
+    Relayed,
     RemoteLost,
     RemoteTimeout,
+    RemoteUnavailable,
     Restricted,
     ServerError,
     ServerExiting,
@@ -63,6 +65,8 @@ STATUS: dict[type[ServerError], Status] = {
     Unknown: Status(400, 2),  # UNKNOWN
     ExecutionFailed: Status(500, 13),  # INTERNAL
     WorkerDied: Status(500, 13),
+    Relayed: Status(500, 13),  # unless it is passed on with its own
+    RemoteUnavailable: Status(503, 14),
     RemoteLost: Status(502, 14),
     RemoteTimeout: Status(504, 4),  # DEADLINE_EXCEEDED
 }

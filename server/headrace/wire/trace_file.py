@@ -31,6 +31,8 @@ def encode_trace(trace: Trace, pause: Callable[[], object] = _go_on) -> bytes:
     }  # fmt: skip
     if trace.request_id:
         head["request_id"] = _text(trace.request_id)
+    if trace.backend:
+        head["backend"] = trace.backend
     if trace.parent:
         head["parent_id"] = trace.parent
     objects = [head]

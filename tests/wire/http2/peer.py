@@ -7,8 +7,8 @@ from struct import pack, unpack
 from hpack import Decoder, Encoder
 
 from headrace.transports.grpc.native.head import read_head
+from headrace.wire.http2.block_reader import Headers
 from headrace.wire.http2.budget import Limits
-from headrace.wire.http2.connection import Connection
 from headrace.wire.http2.keep_alive import KeepAlive
 from headrace.wire.http2.protocol import (
     ACK,
@@ -27,8 +27,8 @@ from headrace.wire.http2.protocol import (
     ErrorCode,
     Setting,
 )
-from headrace.wire.http2.request_headers import Headers
-from headrace.wire.http2.sender import OK_FIELDS
+from headrace.wire.http2.response_sender import OK_FIELDS
+from headrace.wire.http2.server_connection import ServerConnection
 from headrace.wire.http2.stream import Stream
 
 REQUEST = [
@@ -149,7 +149,7 @@ class Server:
         self.echo = echo
         self.streams: dict[int, Kept] = {}
         self.interpreted = 0
-        self.connection = Connection(
+        self.connection = ServerConnection(
             self._interpret, RESPONSE_HEAD, lambda: None, limits or Limits(), keep_alive
         )
         self.decoder = Decoder()

@@ -33,21 +33,26 @@ def state(server: Server) -> tuple[object, ...]:
     return streams, data.window, data.left, data.skip, server.rest, server.output()
 
 
+# The stream of a frame, its size, its padding (-1: none), and how often it comes in a row.
 frames = st.lists(
-    st.tuples(st.sampled_from([1, 1, 1, 3]), st.integers(0, 900), st.sampled_from([-1, -1, 0, 9])),
+    st.tuples(
+        st.sampled_from([1, 1, 1, 3]), st.integers(0, 900), st.sampled_from([-1, -1, 0, 9]),
+        st.sampled_from([1, 1, 1, 7]),
+    ),
     max_size=12,
-)
+)  # fmt: skip
 
 
 @given(frames, st.integers(1, 3000), st.lists(st.integers(0, 8000), max_size=8), st.booleans())
 def test_place_makes_no_difference(
-    sizes: list[tuple[int, int, int]], place: int, cuts: list[int], ends: bool
+    sizes: list[tuple[int, int, int, int]], place: int, cuts: list[int], ends: bool
 ) -> None:
     parts = [
-        build(DATA, 0, number, bytes([count]) * size)
+        build(DATA, 0, number, bytes([10 * count + turn]) * size)
         if padding < 0
-        else padded(DATA, 0, number, bytes([count]) * size, padding)
-        for count, (number, size, padding) in enumerate(sizes)
+        else padded(DATA, 0, number, bytes([10 * count + turn]) * size, padding)
+        for count, (number, size, padding, times) in enumerate(sizes)
+        for turn in range(times)
     ]
     if ends:
         parts.append(build(DATA, END_STREAM, 1, b"end"))
@@ -62,9 +67,9 @@ def test_place_makes_no_difference(
 
 
 @given(frames, st.integers(1, 3000))
-def test_every_byte_is_given_back(sizes: list[tuple[int, int, int]], place: int) -> None:
+def test_every_byte_is_given_back(sizes: list[tuple[int, int, int, int]], place: int) -> None:
     server = open_streams(place)
-    for count, (_, size, _) in enumerate(sizes):
+    for count, (_, size, *_) in enumerate(sizes):
         server.feed(build(DATA, 0, 1, bytes([count]) * min(size, 300)))
         stream = server.streams[1]
         assert stream.window + stream.consumed == 4000
@@ -81,6 +86,17 @@ def test_frames_that_come_together_are_taken_at_once() -> None:
     assert (stream.filled, stream.pieces) == (2000, 1)
     assert len(stream.data) == 2600
     assert stream.ended
+
+
+def test_many_frames_of_one_size_are_taken_as_one() -> None:
+    server = open_streams(40_000, Limits())
+    payloads = [bytes([n]) * 3000 for n in range(9)]
+    others = [build(DATA, 0, 3, b"other"), build(DATA, 0, 1, b"y" * 500)]
+    server.feed(*[build(DATA, 0, 1, payload) for payload in payloads], *others)
+    stream = server.streams[1]
+    assert (stream.filled, stream.pieces) == (27_500, 0)
+    assert stream.data == b"".join(payloads) + b"y" * 500
+    assert server.streams[3].data == b"other"
 
 
 def test_a_stream_that_sends_more_than_its_window() -> None:

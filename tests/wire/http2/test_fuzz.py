@@ -155,9 +155,9 @@ def check_bounds(server: Server) -> None:
 
 
 def test_some_mutated_frames() -> None:
-    counts = fuzz(20_000, SEED)
-    assert counts["answered"] > 100
-    assert counts["goaway"] > 100
+    counts = fuzz(8_000, SEED)
+    assert counts["answered"] > 50
+    assert counts["goaway"] > 50
 
 
 @pytest.mark.slow
@@ -168,3 +168,4 @@ def test_a_million_mutated_frames() -> None:
     print(counts)
     assert counts["goaway"] > FRAMES // 100
     assert sys.getallocatedblocks() - before < _HELD
+

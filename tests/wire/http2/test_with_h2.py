@@ -157,7 +157,7 @@ def _text(fields: Iterable[tuple[bytes | str, bytes | str]]) -> list[tuple[str, 
 STEPS = ("open", "send_some", "send_some", "exchange", "disturb", "pay", "cancel")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(),
     steps=st.lists(st.sampled_from(STEPS), min_size=1, max_size=60),

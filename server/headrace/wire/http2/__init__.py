@@ -1,1 +1,1 @@
-"""HTTP/2 as a gRPC server speaks it, without I/O: bytes and times in, bytes and calls out."""
+"""HTTP/2 as gRPC needs it, both sides, without I/O: bytes and times in, bytes and calls out."""

@@ -1,4 +1,4 @@
-"""A connection of an HTTP/2 server (RFC 9113): received bytes become calls of streams.
+"""A connection of HTTP/2 (RFC 9113), on either side: received bytes become calls of streams.
 
 Sans-I/O: `receive` is given what has arrived and the time; frames to send collect in `sender`. One
 pass over the bytes; payload of DATA is handed on as it comes, everything else frame by frame.
@@ -6,18 +6,14 @@ Priorities are ignored, section 5.3.2. Nothing here raises for what a peer does:
 stream resets it, one of the connection sends GOAWAY and sets `closing`.
 """
 
-from collections.abc import Callable
-
+from headrace.wire.http2.block_frames import BlockFrames
 from headrace.wire.http2.budget import Limits
 from headrace.wire.http2.data_reader import DataReader
-from headrace.wire.http2.head_reader import Head, HeadReader
-from headrace.wire.http2.keep_alive import KeepAlive, Strikes
 from headrace.wire.http2.protocol import (
     ACK,
     CONTINUATION,
     DATA,
     DEFAULT_FRAME,
-    DEFAULT_WINDOW,
     END_STREAM,
     GOAWAY,
     HEAD_SIZE,
@@ -25,7 +21,6 @@ from headrace.wire.http2.protocol import (
     MAX_WINDOW,
     PADDED,
     PING,
-    PREFACE,
     PRIORITY,
     PUSH_PROMISE,
     RST_STREAM,
@@ -36,72 +31,44 @@ from headrace.wire.http2.protocol import (
     Setting,
     StreamFailure,
     goaway,
-    settings_frame,
     unpack_head,
     unpack_setting,
     unpack_word,
 )
-from headrace.wire.http2.request_headers import Headers
 from headrace.wire.http2.sender import Sender
-from headrace.wire.http2.stream import Fields, Stream
+from headrace.wire.http2.stream import Stream
 from headrace.wire.http2.streams import Streams
 
-_DRAIN_PING = b"headrace"
 _SMALL_UPDATE = 1024  # bytes; WINDOW_UPDATEs of less mean nothing by themselves
 _SETTINGS_COST = 5  # PINGs: each may change the windows of all streams
 _FIXED_SIZES = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
+_BOUNDED = frozenset({HEADERS, CONTINUATION, SETTINGS, GOAWAY})  # others may be larger
 
 
 class Connection:
     """One connection. Owned by the thread of its event loop."""
 
-    def __init__(
-        self,
-        interpret: Callable[[Headers], Head],
-        response_head: Fields,
-        wake: Callable[[], None],
-        limits: Limits,
-        keep_alive: KeepAlive | None = None,
-    ) -> None:
-        """`interpret` makes something of a request's fields; `wake` is the sender's.
+    # Whether a GOAWAY means nothing to us, and need not be here as a whole.
+    skips_goaway = False
 
-        Without `keep_alive`, the peer may PING as often as its budget for such frames lets it.
-        """
+    def __init__(
+        self, sender: Sender, streams: Streams, heads: BlockFrames, limits: Limits, preface: bytes
+    ) -> None:
+        """`preface` is what the peer's first bytes have to be, before its SETTINGS."""
         self.limits = limits
-        self.sender = Sender(response_head, wake)
-        self.streams = Streams(self.sender, limits)
-        self.data = DataReader(self.streams, self.sender, limits)
+        self.streams = streams
+        self.data = DataReader(streams, sender, limits)
         self.settled = False  # the peer's preface and settings are here
-        self._heads = HeadReader(interpret, self.streams, limits)
-        self._strikes = None if keep_alive is None else Strikes(keep_alive)
-        self._preface = PREFACE  # what of it is still to come
         self.failure = ""  # why we ended it, if we did
+        self._sender = sender
+        self._heads = heads
+        self._preface = preface  # what of it is still to come
         self._failed = False
-        self._draining = False
 
     @property
     def closing(self) -> bool:
         """Whether the socket is to be closed once what was sent is written."""
         return self._failed or self.streams.drained
-
-    @property
-    def sent(self) -> int:
-        """Grows with what is sent to the peer; an answer counts from when its call began."""
-        sender = self.sender
-        return self.streams.last + sender.frames + sender.windows
-
-    def start(self) -> None:
-        """Send the server's preface, section 3.4."""
-        limits = self.limits
-        values = {
-            Setting.MAX_CONCURRENT_STREAMS: limits.streams,
-            Setting.INITIAL_WINDOW_SIZE: limits.stream_window,
-            Setting.MAX_FRAME_SIZE: limits.frame,
-            Setting.MAX_HEADER_LIST_SIZE: limits.header_list,
-            Setting.NO_RFC7540_PRIORITIES: 1,
-        }
-        self.sender.send(settings_frame(values))
-        self.sender.give_window(0, limits.connection_window - DEFAULT_WINDOW)
 
     def receive(self, view: memoryview, end: int, now: float) -> int:
         """Take in `view[:end]`; how many bytes of it were consumed.
@@ -135,23 +102,8 @@ class Connection:
         """End the connection with an error, section 5.4.1."""
         if not self._failed:
             self.failure = f"{code.name}: {text}"
-            self.sender.send(goaway(self.streams.last, code, text))
+            self._sender.send(goaway(self._opened(), code, text))
             self.lost()
-
-    def drain(self, text: str = "") -> None:
-        """Take no more streams, as soon as the peer knows of it, section 6.8."""
-        if not self._draining and not self._failed:
-            self._draining = True
-            self.sender.send(goaway(MAX_WINDOW, ErrorCode.NO_ERROR, text))
-            self.sender.ping(_DRAIN_PING)
-
-    def finish_drain(self) -> None:
-        """Ignore streams opened from now on; the answer to `drain`'s PING does this by itself."""
-        streams = self.streams
-        if self._draining and streams.drain_to == MAX_WINDOW and not self._failed:
-            streams.drain_to = streams.last
-            self.sender.send(goaway(streams.last, ErrorCode.NO_ERROR))
-            streams.look_if_drained()
 
     def release(self, stream: Stream) -> None:
         """Give the window back to the peer that `held` has kept."""
@@ -160,7 +112,7 @@ class Connection:
 
     def pump(self, limit: int) -> None:
         """Let the sender send what waits, about `limit` bytes."""
-        for stream in self.sender.pump(limit):
+        for stream in self._sender.pump(limit):
             self.streams.sent_all(stream)
 
     # --- frames
@@ -221,7 +173,7 @@ class Connection:
                         data.credit(stream, length)
             elif stop > end:
                 self._check(kind, length)
-                if kind == GOAWAY or kind > CONTINUATION:
+                if kind > CONTINUATION or (kind == GOAWAY and self.skips_goaway):
                     streams.count_control(1)
                     data.skip = stop - end
                     return end
@@ -245,7 +197,13 @@ class Connection:
         wrong = _FIXED_SIZES.get(kind, length) != length
         if wrong or (kind == SETTINGS and length % 6):
             raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, f"frame of type {kind}: bad size")
-        if length > DEFAULT_FRAME and kind in (HEADERS, CONTINUATION, SETTINGS):
+        if kind == GOAWAY and length < 8:
+            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY: bad size")
+        if (
+            length > DEFAULT_FRAME
+            and kind in _BOUNDED
+            and not (kind == GOAWAY and self.skips_goaway)
+        ):
             raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, f"frame of type {kind}: too large")
 
     def _other(
@@ -269,11 +227,12 @@ class Connection:
                 raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "PRIORITY on stream 0")
             self.streams.count_control(1)
         elif kind == PUSH_PROMISE:
-            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
-        else:  # GOAWAY: the client will end by itself; unknown types are ignored, section 5.5
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE")
+        else:  # unknown types are ignored, section 5.5
+            self.streams.count_control(1)
             if kind == GOAWAY:
                 _on_connection(number)
-            self.streams.count_control(1)
+                self._on_goaway(view, start, stop)
 
     def _rst_stream(self, number: int, code: int) -> None:
         streams = self.streams
@@ -293,7 +252,7 @@ class Connection:
         if not number:
             if not increment:
                 raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
-            self.sender.widen(increment)
+            self._sender.widen(increment)
             return
         stream = streams.open.get(number)
         if stream is None:
@@ -304,20 +263,29 @@ class Connection:
             streams.fail(stream, ErrorCode.PROTOCOL_ERROR)
         else:
             try:
-                self.sender.widen_stream(stream, increment)
+                self._sender.widen_stream(stream, increment)
             except StreamFailure as failure:
                 streams.fail(stream, failure.code)
 
     def _ping(self, flags: int, payload: bytes) -> None:
-        streams = self.streams
-        streams.count_control(1)
-        if not flags & ACK:
-            strikes = self._strikes
-            if strikes is not None and strikes.ping(streams.now, bool(streams.open), self.sent):
-                raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
-            self.sender.answer_ping(payload)
-        elif payload == _DRAIN_PING:
-            self.finish_drain()
+        self.streams.count_control(1)
+        if flags & ACK:
+            self._on_pong(payload)
+        else:
+            self._on_ping(payload)
+
+    def _on_ping(self, payload: bytes) -> None:
+        self._sender.answer_ping(payload)
+
+    def _on_pong(self, payload: bytes) -> None:
+        """A PING of ours was answered."""
+
+    def _on_goaway(self, view: memoryview, start: int, stop: int) -> None:
+        """The peer takes, or opens, no more streams."""
+
+    def _opened(self) -> int:
+        """The last stream that the peer has opened."""
+        raise NotImplementedError
 
     def _settings(self, flags: int, view: memoryview, start: int, stop: int) -> None:
         if flags & ACK:
@@ -333,10 +301,10 @@ class Connection:
         values = dict(unpack_setting(view, position) for position in range(start, stop, 6))
         for name, value in values.items():
             self._setting(name, value)
-        self.sender.acknowledge_settings()
+        self._sender.acknowledge_settings()
 
     def _setting(self, name: int, value: int) -> None:
-        sender = self.sender
+        sender = self._sender
         if name == Setting.INITIAL_WINDOW_SIZE:
             if value > MAX_WINDOW:
                 raise ConnectionFailure(ErrorCode.FLOW_CONTROL_ERROR, "initial window too large")
@@ -351,7 +319,7 @@ class Connection:
                 raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "bad maximum frame size")
             sender.frame = value
         elif name == Setting.HEADER_TABLE_SIZE:
-            sender.blocks.limit_table(value)
+            sender.table.limit_table(value)
         elif name == Setting.ENABLE_PUSH and value > 1:
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "bad value of ENABLE_PUSH")
 

@@ -8,7 +8,7 @@ together in one pass: one copy costs less than handling each of them.
 
 from collections import deque
 from collections.abc import Callable
-from struct import Struct
+from typing import Protocol
 
 import numpy as np
 
@@ -18,10 +18,7 @@ from headrace.wire.http2.protocol import (
     DATA,
     DEFAULT_FRAME,
     DEFAULT_WINDOW,
-    END_HEADERS,
-    END_STREAM,
     HEAD_SIZE,
-    HEADERS,
     MAX_WINDOW,
     PING,
     SETTINGS,
@@ -33,31 +30,31 @@ from headrace.wire.http2.protocol import (
     rst_stream,
     window_update,
 )
-from headrace.wire.http2.response_headers import ResponseBlocks
-from headrace.wire.http2.stream import Fields, Stream
+from headrace.wire.http2.stream import Stream
 
-# HEADERS of three bytes, the head of DATA, and the prefix of its gRPC message.
-_pack_start = Struct(">IBI3sIBIBI").pack
-_pack_end = Struct(">IBI1s").pack
-_PREFIX = 5
 _TURN = 256 << 10  # bytes of one stream before it is another's turn
-_JOINED = 16 << 10  # buffers up to this size are better joined than written one by one
+JOINED = 16 << 10  # buffers up to this size are better joined than written one by one
 
-OK_FIELDS: Fields = [(b"grpc-status", b"0")]
+
+class Table(Protocol):
+    """What is known of the peer's decoder."""
+
+    def limit_table(self, size: int) -> None:
+        """The peer keeps a table of `size` bytes at most, from now on."""
 
 
 class Sender:
-    """Owned by its connection. `wake` is called when `out` or a queue stops being empty."""
+    """Owned by its connection. Subclasses say what is sent apart from DATA, and ends a stream."""
 
-    def __init__(self, head: Fields, wake: Callable[[], None]) -> None:
-        """`head` are the fields of a good response's head, after the status."""
+    def __init__(self, table: Table, wake: Callable[[], None]) -> None:
+        """`wake` is called when `out` or a queue stops being empty."""
         self.out: list[Buffer] = []
         self.large = False  # whether `out` holds buffers that are not to be joined
         self.queued = 0  # bytes that wait in streams
         self.window = DEFAULT_WINDOW
         self.initial_window = DEFAULT_WINDOW
         self.frame = DEFAULT_FRAME
-        self.blocks = ResponseBlocks(head, OK_FIELDS)
+        self.table = table
         self.awake = False
         self.frames = 0  # of DATA, sent from queues
         self.windows = 0  # WINDOW_UPDATEs
@@ -99,45 +96,7 @@ class Sender:
         """RST_STREAM."""
         self.send(rst_stream(stream, code))
 
-    # --- responses
-
-    def answer(self, stream: Stream, message: list[Buffer], size: int) -> bool:
-        """A whole good response of one uncompressed message, if it can go at once and as usual.
-
-        False if not: then nothing was done. It is for the caller to `rouse`, or to take `out`.
-        """
-        nbytes = size + _PREFIX
-        blocks = self.blocks
-        if (
-            nbytes > self.frame
-            or nbytes > stream.send_window
-            or nbytes > self.window
-            or blocks.head is None
-            or blocks.trailers is None
-        ):
-            return False
-        self.window -= nbytes
-        number = stream.number
-        out = self.out
-        out.append(_pack_start(769, 4, number, blocks.head, nbytes << 8, 0, number, 0, size))
-        out += message
-        out.append(_pack_end(257, 5, number, blocks.trailers))
-        if size > _JOINED:
-            self.large = True
-        stream.local_closed = True
-        return True
-
-    def head(self, stream: Stream, extra: Fields | None = None) -> None:
-        """The good head of a response; `extra` are further fields, of this response alone."""
-        block = self.blocks.good_head()
-        if extra:
-            block += self.blocks.other(extra)
-        self.send(frame(HEADERS, END_HEADERS, stream.number, block))
-
-    def refuse(self, stream: Stream, status: int, fields: Fields) -> None:
-        """A response without any message: one HEADERS that ends the stream."""
-        block = self.blocks.other(fields, status)
-        self._last_headers(stream, block)
+    # --- what windows hold back
 
     def data(self, stream: Stream, message: list[Buffer], size: int) -> None:
         """Send `message`, of `size` bytes altogether, as soon as the windows let it through."""
@@ -148,15 +107,14 @@ class Sender:
         self.queued += size
         self._schedule(stream)
 
-    def trailers(self, stream: Stream, fields: Fields) -> None:
-        """End the response, behind all that is queued for it."""
-        if stream.queued:
-            stream.trailers = fields
-        else:
-            self._trailers(stream, fields)
-
     def drop(self, stream: Stream) -> None:
-        """Forget what is queued for a stream that is no more."""
+        """Forget what is queued for a stream that is no more.
+
+        And the stream itself, which a client may begin anew on another connection.
+        """
+        if stream.scheduled:
+            stream.scheduled = False
+            self._ready.remove(stream)
         self.queued -= stream.queued
         stream.queued = 0
         stream.queue = None
@@ -193,8 +151,6 @@ class Sender:
         while ready and limit > 0 and self.window > 0:
             stream = ready.popleft()
             stream.scheduled = False
-            if not stream.queued:
-                continue  # dropped
             sent = self._turn(stream, min(limit, _TURN))
             limit -= sent
             if stream.queued:
@@ -202,7 +158,7 @@ class Sender:
                     stream.scheduled = True
                     ready.append(stream)
             elif stream.trailers is not None:
-                self._trailers(stream, stream.trailers)
+                self._end(stream)
                 ended.append(stream)
                 continue
             if sent:
@@ -223,7 +179,7 @@ class Sender:
         taken: list[Buffer] = []
         small: list[Buffer] = []
         for buffer in out:
-            if len(buffer) <= _JOINED:
+            if len(buffer) <= JOINED:
                 small.append(buffer)
                 continue
             if small:
@@ -245,7 +201,7 @@ class Sender:
         out = self.out
         while left > 0:
             count = min(left, len(queue[0])) // self.frame
-            if count > 1 and self.frame <= _JOINED:
+            if count > 1 and self.frame <= JOINED:
                 size = count * self.frame
                 whole = memoryview(queue.popleft())
                 out.append(_frames(stream.number, whole[:size], count))
@@ -265,7 +221,7 @@ class Sender:
                     view = memoryview(buffer)
                     queue.appendleft(view[size:])
                     buffer = view[:size]
-                if len(buffer) > _JOINED:
+                if len(buffer) > JOINED:
                     self.large = True
                 size -= len(buffer)
                 out.append(buffer)
@@ -276,22 +232,15 @@ class Sender:
             self.queued -= room
         return max(room, 0)
 
+    def _end(self, stream: Stream) -> None:
+        """Send what ends our side of a stream, behind its queue."""
+        raise NotImplementedError
+
     def _schedule(self, stream: Stream) -> None:
         if not stream.scheduled and stream.send_window > 0:
             stream.scheduled = True
             self._ready.append(stream)
         self.rouse()
-
-    def _trailers(self, stream: Stream, fields: Fields) -> None:
-        blocks = self.blocks
-        block = blocks.good_trailers() if fields is OK_FIELDS else blocks.other(fields)
-        stream.trailers = None
-        self._last_headers(stream, block)
-
-    def _last_headers(self, stream: Stream, block: bytes) -> None:
-        stream.local_closed = True
-        # At most some ten kilobytes, which every peer takes in one frame.
-        self.send(frame(HEADERS, END_HEADERS | END_STREAM, stream.number, block))
 
 
 def _frames(number: int, data: memoryview, count: int) -> memoryview:

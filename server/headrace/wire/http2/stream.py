@@ -34,7 +34,7 @@ class Stream:
         self.queue: deque[Buffer] | None = None  # what waits for windows
         self.queued = 0
         self.scheduled = False
-        self.trailers: Fields | None = None  # to be sent after the queue
+        self.trailers: Fields | None = None  # to end our side with, after the queue
 
     def on_data(self, view: memoryview, start: int, stop: int) -> None:
         """Take `view[start:stop]`, which is valid during this call only."""

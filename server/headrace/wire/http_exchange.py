@@ -1,0 +1,227 @@
+"""HTTP/1.1 as a client speaks it, without a socket: what is sent, and answers from what comes.
+
+Whoever has the socket receives into `ResponseReader.buffer()` and says how much it was. A body of
+known length is received where it stays; a head, and chunks, are bounded and pass through one small
+buffer.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import httptools
+import numpy as np
+
+from headrace.core.errors import InvalidRequest
+from headrace.core.tensors import Buffer
+
+LARGEST_HEAD = 64 << 10
+LARGEST_BODY = 1 << 31  # as protobuf's largest message
+_JOINED = 64 << 10  # bytes of a body up to which one piece is cheaper than several
+_VALUE = re.compile(r"[\t -~\x80-\xff]*")
+_END = b"\r\n\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """A request but for what all requests to a server have in common.
+
+    `path` is quoted. `body` is one behind the other.
+    """
+
+    method: str
+    path: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: Sequence[Buffer] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HttpResponse:
+    """An answer; names of headers are in lower case. `reusable` is the connection afterwards."""
+
+    status: int
+    headers: Mapping[bytes, bytes]
+    body: Buffer
+    reusable: bool
+
+
+def header_lines(headers: Sequence[tuple[str, str]]) -> str:
+    """Headers as they are sent; raises `InvalidRequest` for a value that cannot be one."""
+    for name, value in headers:
+        if not _VALUE.fullmatch(value):
+            raise InvalidRequest(f"the value of the header '{name}' cannot be sent over HTTP")
+    return "".join([f"{name}: {value}\r\n" for name, value in headers])
+
+
+def request_pieces(request: HttpRequest, common: str) -> list[Buffer]:
+    """What is to be sent, with header lines that are `common` to all requests to this server."""
+    size = sum(map(len, request.body))
+    lines = [f"{request.method} {request.path} HTTP/1.1\r\n{common}"]
+    lines += [f"{name}: {value}\r\n" for name, value in request.headers.items()]
+    if request.method == "POST":
+        lines.append(f"content-length: {size}\r\n")
+    lines.append("\r\n")
+    head = "".join(lines).encode("latin-1")
+    if size <= _JOINED:
+        return [b"".join([head, *request.body])]
+    return [head, *request.body]
+
+
+class ResponseReader:
+    """Reads the answers of one connection, one after the other; raises `InvalidRequest`."""
+
+    def __init__(self, largest_body: int = LARGEST_BODY) -> None:
+        self._largest = largest_body
+        self._view = memoryview(bytearray(LARGEST_HEAD))
+        self._end = 0  # of what is in the buffer and not yet read
+        self._head: _Head | None = None
+        self._parser: httptools.HttpResponseParser | None = None
+        self._body = memoryview(b"")  # of known length
+        self._filled = 0
+
+    def buffer(self) -> memoryview:
+        """Where to put what comes next, never empty; `received` says how much it was."""
+        if len(self._body):
+            return self._body[self._filled :]
+        return self._view[self._end :]
+
+    def received(self, count: int) -> HttpResponse | None:
+        """The answer, once it is complete."""
+        if len(self._body):
+            self._filled += count
+            return self._complete(self._body) if self._filled == len(self._body) else None
+        self._end += count
+        head = self._head
+        if head is None:
+            return self._read_head(max(self._end - count - len(_END), 0))
+        return self._go_on(head)
+
+    def closed(self) -> HttpResponse | None:
+        """The answer that the end of the connection completes, if there is one."""
+        head = self._head
+        if head is None or head.chunked or len(self._body):
+            return None
+        return self._complete(b"".join(head.pieces))
+
+    def _read_head(self, searched: int) -> HttpResponse | None:
+        head, parser = self._next_head(searched)
+        while head is not None and head.status < 200:  # it only says that the answer comes
+            head, parser = self._next_head(0)
+        if head is None or parser is None:
+            return None
+        self._head = head
+        encoding = head.headers.get(b"transfer-encoding")
+        if encoding is not None and not head.complete:
+            if encoding.lower().strip() != b"chunked":
+                raise InvalidRequest(f"the transfer encoding {encoding[:40]!r}")
+            head.chunked, self._parser = True, parser
+        if head.complete:
+            return self._complete(b"")
+        length = head.headers.get(b"content-length")
+        return self._go_on(head) if length is None else self._expect(int(length))
+
+    def _next_head(
+        self, searched: int
+    ) -> "tuple[_Head, httptools.HttpResponseParser] | tuple[None, None]":
+        """The head at the front, if it is there; its end is not in the part that is `searched`."""
+        view = self._view
+        # There is no search in a view; what is copied is a head, and what came along with it.
+        found = bytes(view[searched : self._end]).find(_END)
+        if found < 0:
+            if self._end == LARGEST_HEAD:
+                raise InvalidRequest(f"a head of more than {LARGEST_HEAD} bytes")
+            return None, None
+        stop = searched + found + len(_END)
+        head = _Head()
+        parser = head.parser = httptools.HttpResponseParser(head)
+        try:
+            parser.feed_data(view[:stop])
+        except httptools.HttpParserUpgrade:
+            raise InvalidRequest("a switch of protocols that nobody has asked for") from None
+        except httptools.HttpParserError as error:
+            raise InvalidRequest(f"not HTTP/1.1: {error}") from None
+        self._keep(stop)
+        head.parser = None  # they would keep each other alive
+        head.status = parser.get_status_code()
+        return head, parser
+
+    def _expect(self, length: int) -> HttpResponse | None:
+        """Take in a body of known length, of which some may be there."""
+        self._check(length)
+        there = min(self._end, length)
+        if there == length:
+            body = bytes(self._view[:length])
+            self._keep(length)
+            return self._complete(body)
+        # Not a bytearray, which would be written to from end to end when it is made.
+        self._body = np.empty(length, np.uint8).data
+        self._body[:there] = self._view[:there]
+        self._filled = there
+        self._keep(there)
+        return None
+
+    def _go_on(self, head: "_Head") -> HttpResponse | None:
+        """Take in what there is of a body of unknown length."""
+        piece = bytes(self._view[: self._end])
+        self._keep(self._end)
+        if not head.chunked:
+            head.on_body(piece)
+        elif piece and self._parser is not None:
+            try:
+                self._parser.feed_data(piece)
+            except httptools.HttpParserError as error:
+                raise InvalidRequest(f"chunks that are none: {error}") from None
+        self._check(head.size)
+        return self._complete(b"".join(head.pieces)) if head.complete else None
+
+    def _complete(self, body: Buffer) -> HttpResponse:
+        head = self._head
+        assert head is not None
+        # What follows an answer that was the last one asked for belongs to none.
+        reusable = head.reusable and not self._end and not head.more
+        self._head = self._parser = None
+        self._body, self._filled = memoryview(b""), 0
+        return HttpResponse(head.status, head.headers, body, reusable)
+
+    def _keep(self, start: int) -> None:
+        """Move what follows the first `start` bytes to the front."""
+        rest = self._end - start
+        if rest:
+            self._view[:rest] = bytes(self._view[start : self._end])
+        self._end = rest
+
+    def _check(self, size: int) -> None:
+        if size > self._largest:
+            raise InvalidRequest(f"a body of more than {self._largest} bytes")
+
+
+class _Head:
+    """What httptools tells of one answer."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: dict[bytes, bytes] = {}
+        self.pieces: list[bytes] = []
+        self.size = 0
+        self.chunked = self.complete = self.more = self.reusable = False
+        self.parser: httptools.HttpResponseParser | None = None
+        self._begun = self._told = False
+
+    def on_message_begin(self) -> None:
+        self.more, self._begun = self._begun, True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._told:  # otherwise it is a trailer
+            self.headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        self._told = True
+        assert self.parser is not None
+        self.reusable = self.parser.should_keep_alive()  # what is complete is forgotten
+
+    def on_body(self, piece: bytes) -> None:
+        self.pieces.append(piece)
+        self.size += len(piece)
+
+    def on_message_complete(self) -> None:
+        self.complete = True
