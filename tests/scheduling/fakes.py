@@ -230,12 +230,13 @@ class Bench:
         inline: bool = False,
         model: Model = double,
         shape: Signature | None = None,
+        kind: Callable[..., Batcher] = Batcher,
     ) -> None:
         self.clock = FakeClock()
         self.statistics = VersionStatistics()
         self.reports: list[tuple[int, Exception]] = []
         self.log: list[str] = []
-        self.batcher = Batcher(
+        self.batcher = kind(
             shape or signature(),
             "3",
             policy or SchedulingPolicy(BatchPolicy(4)),

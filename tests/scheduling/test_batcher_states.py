@@ -212,5 +212,5 @@ class Scheduling(RuleBasedStateMachine):
         assert self.bench.clock.armed == []
 
 
-Scheduling.TestCase.settings = settings(max_examples=300, stateful_step_count=30, deadline=None)
+Scheduling.TestCase.settings = settings(max_examples=100, stateful_step_count=30)
 TestScheduling = Scheduling.TestCase

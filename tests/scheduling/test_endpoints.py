@@ -12,14 +12,14 @@ from headrace.scheduling.endpoints import (
     FIRST_EJECTION_SECS,
     LONGEST_EJECTION_SECS,
     Condition,
-    abandoned,
-    begun,
-    checked,
+    abandon,
+    begin,
+    check,
     choose,
-    disconnected,
-    failed,
+    disconnect,
+    fail,
     next_check,
-    succeeded,
+    succeed,
 )
 
 WELL = Condition(reachable=True)
@@ -70,19 +70,22 @@ def test_who_is_chosen_is_reachable_and_has_the_fewest_calls(
 
 @given(CONDITIONS, TIMES)
 def test_every_end_of_a_call_takes_back_its_beginning(condition: Condition, now: float) -> None:
-    ends = [
-        succeeded(begun(condition)), abandoned(begun(condition)), disconnected(begun(condition)),
-        failed(begun(condition), now),
-    ]  # fmt: skip
-    assert {end.outstanding for end in ends} == {condition.outstanding}
-    assert {end.taken for end in ends} == {condition.taken + 1}
-    assert not ends[2].reachable
+    for end in (succeed, abandon, disconnect, lambda one: fail(one, now)):
+        one = replace(condition)
+        begin(one)
+        end(one)
+        assert one.outstanding == condition.outstanding
+        assert one.taken == condition.taken + 1
+        assert one.reachable is (condition.reachable and end is not disconnect)
 
 
 @given(CONDITIONS, TIMES)
 def test_ejections_are_bounded(condition: Condition, now: float) -> None:
-    after = failed(begun(condition), now)
-    if condition.failures + 1 < FAILURES:
+    after = replace(condition)
+    begin(after)
+    ejected = fail(after, now)
+    assert ejected is (condition.failures + 1 >= FAILURES)
+    if not ejected:
         assert after.ejected_until == condition.ejected_until
     else:
         seconds = after.ejected_until - now
@@ -91,15 +94,18 @@ def test_ejections_are_bounded(condition: Condition, now: float) -> None:
 
 
 def test_ejections_double_until_something_succeeds() -> None:
-    condition, lengths = WELL, []
+    condition, lengths = replace(WELL), []
     for _ in range(7):
         for _ in range(FAILURES):
-            condition = failed(begun(condition), 0.0)
+            begin(condition)
+            fail(condition, 0.0)
         lengths.append(condition.ejected_until)
     assert lengths == [1, 2, 4, 8, 16, 30, 30]
-    condition = succeeded(begun(condition))
+    begin(condition)
+    succeed(condition)
     for _ in range(FAILURES):
-        condition = failed(begun(condition), 0.0)
+        begin(condition)
+        fail(condition, 0.0)
     assert condition.ejected_until == 1
 
 
@@ -110,7 +116,9 @@ def test_what_is_down_is_looked_at_soon_and_at_least_as_often(
     seconds = next_check(condition, interval)
     assert seconds <= interval
     assert condition.reachable or seconds >= FIRST_CHECK_SECS
-    assert next_check(disconnected(begun(condition)), interval) == FIRST_CHECK_SECS
-    well = checked(condition, True)
-    assert well.reachable
-    assert next_check(well, interval) == interval
+    begin(condition)
+    disconnect(condition)
+    assert next_check(condition, interval) == FIRST_CHECK_SECS
+    check(condition, True)
+    assert condition.reachable
+    assert next_check(condition, interval) == interval

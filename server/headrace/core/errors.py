@@ -19,6 +19,8 @@ ServerError ─┬─ InvalidRequest       the client broke the protocol or the 
              ├─ Unknown              a model's own answer: an error of no known kind
              └─ ExecutionFailed      the backend raised, or gave something that breaks the signature
                  ├─ WorkerDied       the worker process that had begun it is no more
+                 ├─ Relayed          the server that had it has answered with an error of its own
+                 ├─ RemoteUnavailable  the server that had it says so, of the model or of itself
                  ├─ RemoteLost       the connection to the server that had it is no more
                  └─ RemoteTimeout    the server that had it has not answered in time
 
@@ -105,6 +107,21 @@ class ExecutionFailed(ServerError):
 
 class WorkerDied(ExecutionFailed):
     """The worker process ended while the request was under way there."""
+
+
+class Relayed(ExecutionFailed):
+    """An error that another server has answered a request with that was passed on as it came.
+
+    `answer` is what clients are given, which the doors know how to read.
+    """
+
+    def __init__(self, text: str = "", answer: object = None) -> None:
+        super().__init__(text)
+        self.answer = answer
+
+
+class RemoteUnavailable(ExecutionFailed):
+    """Another server answers that something is not available; it may have begun the request."""
 
 
 class RemoteLost(ExecutionFailed):

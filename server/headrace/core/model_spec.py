@@ -6,21 +6,8 @@ from math import inf
 from pathlib import Path
 
 from headrace.core.datatypes import Datatype
+from headrace.core.environment_options import EnvironmentOptions
 from headrace.core.signature import Shape
-
-
-@dataclass(frozen=True, slots=True)
-class EnvironmentOptions:
-    """What the operator decides about the environments that models are given.
-
-    `cache` is the directory where they lie, empty for the usual one. `wheelhouse` is a directory
-    that packages come from and no other place, if it is not empty. Building one may take
-    `build_secs`.
-    """
-
-    cache: str = ""
-    wheelhouse: str = ""
-    build_secs: int = 1800
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +17,14 @@ class LoadSpec:
     `path` is the model file, or a directory that holds it; nothing outside `root`, the model's own
     directory, may be read. `parameters` are the configuration's, as strings. `graph_level` is the
     configuration's `optimization.graph.level`. `accelerators` are (name, options) in order of
-    preference. `device` is None for CPU and a GPU's number otherwise. `threads` is how many cores
-    the instance may use. `group` is the index of its instance group, for messages. `instance` is
-    its name, `config` the configuration as JSON, as far as it goes before the model is loaded, and
-    `auto_complete` whether the model may complete it, with `default_max_batch_size` rows in a batch
-    if the configuration leaves that open; 0 if it does not. What has to be loaded by the time
-    `deadline`, of the monotonic clock, is of no use later.
+    preference. `device` is None for CPU and a GPU's number otherwise; `by_model` is whether the
+    model decides that itself. `pinned_outputs` is whether outputs may be copied from a GPU to
+    page-locked memory. `threads` is how many cores the instance may use. `group` is the index of
+    its instance group, for messages. `instance` is its name, `config` the configuration as JSON, as
+    far as it goes before the model is loaded, and `auto_complete` whether the model may complete
+    it, with `default_max_batch_size` rows in a batch if the configuration leaves that open; 0 if it
+    does not. What has to be loaded by the time `deadline`, of the monotonic clock, is of no use
+    later.
     """
 
     model: str
@@ -51,9 +40,11 @@ class LoadSpec:
     instance: str = ""
     config: str = "{}"
     auto_complete: bool = False
-    environments: EnvironmentOptions = EnvironmentOptions()
+    environments: EnvironmentOptions = field(default_factory=EnvironmentOptions)
     default_max_batch_size: int = 0
     deadline: float = inf
+    by_model: bool = False
+    pinned_outputs: bool = True
 
 
 @dataclass(frozen=True, slots=True)

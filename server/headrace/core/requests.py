@@ -1,18 +1,15 @@
 """What every transport turns its input into, and what it gets back."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from enum import StrEnum, unique
+from typing import Any, Protocol
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ServerError
-from headrace.core.tensors import Tensor
+from headrace.core.tensors import Buffer, Tensor
 
 Parameter = str | int | float | bool
-
-# A front end has the headers, and the engine's process what needs one: its value travels as a
-# parameter with this in front of its name, which clients' parameters cannot have.
-HEADER_PARAMETER = "headrace_header:"
 
 MAX_TENSORS = 4096  # inputs, or named outputs, of a request; no model comes near
 
@@ -83,6 +80,29 @@ class SharedRequest(InferRequest):
     shared_outputs: Mapping[str, Stretch] = field(default_factory=dict)
 
 
+@unique
+class Passes(StrEnum):
+    """Requests of which doors a model takes as they came, to pass them on to another server."""
+
+    NONE = ""
+    GRPC = "grpc"
+    HTTP = "http"
+
+
+@dataclass(slots=True)
+class OpaqueRequest(InferRequest):
+    """A request that goes on to another server as it came; nobody here reads its `body`.
+
+    That is a message of gRPC, or the body of a request over HTTP to `path` below the model's, with
+    the `headers` that tell how to read it. As with shared memory, `classes` are never None.
+    """
+
+    classes: Mapping[str, int] | None = field(default_factory=dict)
+    body: Buffer = b""
+    path: str = ""
+    headers: Sequence[tuple[str, str]] = ()
+
+
 @dataclass(slots=True)
 class Timing:
     """Where a request's time went: nanoseconds in the queue and in execution, rows of its batch."""
@@ -104,6 +124,19 @@ class InferResponse:
     parameters: dict[str, Parameter] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class OpaqueResponse(InferResponse):
+    """What another server has answered to an `OpaqueRequest`, as it came.
+
+    `status` is of the protocol in which it came: 200, or an error's of HTTP with its `headers`; 0,
+    or an error's of gRPC, whose text is the body then.
+    """
+
+    body: Buffer = b""
+    status: int = 0
+    headers: Sequence[tuple[str, str]] = ()
+
+
 class Sink(Protocol):
     """Where the responses to one request go.
 
@@ -118,6 +151,23 @@ class Sink(Protocol):
 
     def fail(self, error: ServerError) -> None:
         """Take the error that ends the request."""
+
+
+class NamedSink(Sink, Protocol):
+    """A sink that is told which backend answers, of a model that has several.
+
+    Those of doors are; others need not be.
+    """
+
+    def answered_by(self, backend: str) -> None:
+        """Take what answers, just before it does; the last one counts."""
+
+
+def name_backend(sink: Sink, backend: str) -> None:
+    """Tell a sink which backend answers, if it is one that takes that."""
+    named: Any = getattr(sink, "answered_by", None)
+    if named is not None:
+        named(backend)
 
 
 class Ticket(Protocol):

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.requests import InferRequest
-from headrace.core.tensors import Array, Tensor, brackets
+from headrace.core.shapes import brackets
+from headrace.core.tensors import Array, Tensor
 
 Shape = tuple[int, ...]
 _KNOWN = 1024  # kinds of request that a signature remembers

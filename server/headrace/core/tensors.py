@@ -9,6 +9,7 @@ import numpy as np
 
 from headrace.core.datatypes import ITEM_SIZES, NUMPY, Datatype, Elsewhere
 from headrace.core.errors import InvalidRequest
+from headrace.core.shapes import brackets
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Buffer = bytes | memoryview
@@ -87,8 +88,3 @@ def raw_bytes(array: Array) -> Buffer:
     if array.nbytes <= _COPIED or not array.flags.c_contiguous:
         return array.tobytes()
     return array.reshape(-1).view(np.uint8).data
-
-
-def brackets(shape: Sequence[int]) -> str:
-    """A shape as messages show it: `[-1,16]`."""
-    return "[" + ",".join(map(str, shape)) + "]"

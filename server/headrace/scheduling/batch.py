@@ -9,9 +9,17 @@ import numpy as np
 
 from headrace.core.datatypes import NUMPY
 from headrace.core.errors import ExecutionFailed, ServerError
-from headrace.core.requests import InferRequest, InferResponse, Parameter, Sink, Timing
+from headrace.core.requests import (
+    InferRequest,
+    InferResponse,
+    OpaqueResponse,
+    Parameter,
+    Sink,
+    Timing,
+)
+from headrace.core.shapes import brackets
 from headrace.core.signature import Signature, TensorSpec, reshaped
-from headrace.core.tensors import Array, Tensor, brackets
+from headrace.core.tensors import Array, Tensor
 
 if TYPE_CHECKING:
     from headrace.scheduling.batcher import Batcher
@@ -90,6 +98,38 @@ class Part:
 
     arrays: Mapping[str, Array]
     parameters: dict[str, Parameter]
+
+    def response_to(
+        self, signature: Signature, version: str, pending: Pending, timing: Timing
+    ) -> InferResponse:
+        """A response to one request; raises `ExecutionFailed` if it breaks the signature.
+
+        A decoupled model answers with as many rows as it likes.
+        """
+        request = pending.request
+        rows = None if signature.decoupled else pending.rows
+        outputs = [
+            _output(signature, spec, self.arrays[spec.name], rows)
+            for spec in signature.outputs
+            if spec.name in self.arrays
+        ]
+        return InferResponse(
+            request.model_name, version, request.id, outputs, timing, self.parameters
+        )
+
+
+@dataclass(slots=True)
+class Whole(Part):
+    """A response that is complete, and nothing of it is to be looked at."""
+
+    response: OpaqueResponse
+
+    def response_to(
+        self, signature: Signature, version: str, pending: Pending, timing: Timing
+    ) -> InferResponse:
+        """The response."""
+        self.response.model_version, self.response.timing = version, timing
+        return self.response
 
 
 class Deferral(Enum):
@@ -218,7 +258,7 @@ class Batch:
                 continue
             timing = Timing(outcome.started - pending.arrived, compute, self.rows)
             try:
-                pending.outcome = response_of(self.signature, version, pending, part, timing)
+                pending.outcome = part.response_to(self.signature, version, pending, timing)
             except ExecutionFailed as error:
                 others.append(Unanswered(pending, error, True))
         return others
@@ -232,23 +272,6 @@ class Batch:
         )
 
 
-def response_of(
-    signature: Signature, version: str, pending: Pending, part: Part, timing: Timing
-) -> InferResponse:
-    """A response to one request; raises `ExecutionFailed` if the model broke its signature.
-
-    A decoupled model answers with as many rows as it likes.
-    """
-    request = pending.request
-    rows = None if signature.decoupled else pending.rows
-    outputs = [
-        _output(signature, spec, part.arrays[spec.name], rows)
-        for spec in signature.outputs
-        if spec.name in part.arrays
-    ]
-    return InferResponse(request.model_name, version, request.id, outputs, timing, part.parameters)
-
-
 class Room:
     """Memory in which an instance's batches are put together, one after the other.
 
@@ -256,8 +279,10 @@ class Room:
     next batch is gathered.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, allocate: Callable[[int], Array | None] | None = None) -> None:
+        """`allocate` gives an array of so many bytes of a better kind of memory, or None."""
         self._blocks: dict[str, Array] = {}
+        self._allocate = allocate
 
     def place(self, name: str, parts: Sequence[Array], rows: int) -> Array | None:
         """Where input `name` of `rows` rows is to be put; None if nowhere in particular."""
@@ -267,8 +292,12 @@ class Room:
             return None
         block = self._blocks.get(name)
         if block is None or block.nbytes < size:
-            block = self._blocks[name] = np.empty(size, np.uint8)
+            block = self._blocks[name] = self._block(size)
         return block[:size].view(first.dtype).reshape(rows, *first.shape[1:])
+
+    def _block(self, size: int) -> Array:
+        found = self._allocate(size) if self._allocate is not None else None
+        return np.empty(size, np.uint8) if found is None else found
 
 
 class Instance(Protocol):

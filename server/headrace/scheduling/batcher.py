@@ -36,7 +36,6 @@ from headrace.scheduling.batch import (
     Part,
     Pending,
     Unanswered,
-    response_of,
 )
 from headrace.scheduling.clock import Clock, Timer
 from headrace.scheduling.delivery import Delivery, give
@@ -113,8 +112,8 @@ class Batcher:
         if self._instances.resume(instance):
             self._schedule_flush()
 
-    def fail_waiting(self, error: ServerError) -> None:
-        """End everything that no instance has begun: there is none to run it."""
+    def fail_waiting(self, error: ServerError) -> bool:
+        """End everything that no instance has begun: there is none to run it; True."""
         waiting = [p for batch in self._retries for p in batch.pendings if not p.ended]
         self._retries.clear()
         waiting += self._queue.popleft(self._queue.waiting)
@@ -122,6 +121,7 @@ class Batcher:
         for pending in waiting:
             self._end(pending, error, "OTHER", now)
         self._check_drained()
+        return True
 
     def submit(self, request: InferRequest, sink: Sink, rows: int) -> Pending:
         """Queue a request that has been checked; raises `QueueFull`."""
@@ -171,7 +171,7 @@ class Batcher:
         if isinstance(answer, Part):
             try:
                 timing = Timing(pending.began - pending.arrived, now - pending.began, pending.rows)
-                response = response_of(self._signature, self._version, pending, answer, timing)
+                response = answer.response_to(self._signature, self._version, pending, timing)
             except ExecutionFailed as error:
                 self._report([pending], error)
                 self._close_open(pending, error, now)

@@ -6,11 +6,12 @@ reachable is ejected for a time that doubles from one ejection to the next; the 
 the doubling. If all that are reachable are ejected, that is held against none of them: something
 that takes requests badly is better than nothing.
 
-Times are in seconds of one monotonic clock. Nothing here has a clock, a connection or a state.
+Times are in seconds of one monotonic clock. Nothing here has a clock, a connection or a state of
+its own.
 """
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 FAILURES = 5  # in a row, for which an endpoint is ejected
 FIRST_EJECTION_SECS = 1.0
@@ -18,9 +19,9 @@ LONGEST_EJECTION_SECS = 30.0
 FIRST_CHECK_SECS = 0.1  # after which an endpoint is looked at again that is not reachable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Condition:
-    """What is known of an endpoint.
+    """What is known of an endpoint; owned by whoever calls it, and changed in place.
 
     `outstanding` calls are under way, `taken` were ever begun. `failures` came in a row, and so did
     `ejections`, and `misses` of health checks.
@@ -41,46 +42,57 @@ def choose(conditions: Sequence[Condition], now: float, tried: Container[int] = 
     That with the fewest calls under way, of several the one that has had the fewest at all; never
     one that is `tried`.
     """
-    candidates = [
-        (now < one.ejected_until, one.outstanding, one.taken, index)
-        for index, one in enumerate(conditions)
-        if one.reachable and index not in tried
-    ]
-    return min(candidates)[-1] if candidates else None
+    chosen = None
+    least = (False, 0, 0)
+    for index, one in enumerate(conditions):
+        if one.reachable and index not in tried:
+            rank = (now < one.ejected_until, one.outstanding, one.taken)
+            if chosen is None or rank < least:
+                chosen, least = index, rank
+    return chosen
 
 
-def begun(condition: Condition) -> Condition:
+def begin(condition: Condition) -> None:
     """A call is under way."""
-    return replace(condition, outstanding=condition.outstanding + 1, taken=condition.taken + 1)
+    condition.outstanding += 1
+    condition.taken += 1
 
 
-def succeeded(condition: Condition) -> Condition:
+def succeed(condition: Condition) -> None:
     """A call has ended with what a healthy server says, be it an error of the request."""
-    return replace(condition, outstanding=condition.outstanding - 1, failures=0, ejections=0)
+    condition.outstanding -= 1
+    condition.failures = condition.ejections = 0
 
 
-def abandoned(condition: Condition) -> Condition:
+def abandon(condition: Condition) -> None:
     """A call has ended because nobody wanted its answer any more, which says nothing."""
-    return replace(condition, outstanding=condition.outstanding - 1)
+    condition.outstanding -= 1
 
 
-def disconnected(condition: Condition) -> Condition:
+def disconnect(condition: Condition) -> None:
     """A call has found no connection, or has lost it."""
-    return replace(condition, outstanding=condition.outstanding - 1, reachable=False, misses=0)
+    condition.outstanding -= 1
+    condition.reachable = False
+    condition.misses = 0
 
 
-def failed(condition: Condition, now: float) -> Condition:
-    """A call has ended with what a healthy server would not say."""
-    ended = replace(condition, outstanding=condition.outstanding - 1)
-    if ended.failures + 1 < FAILURES:
-        return replace(ended, failures=ended.failures + 1)
-    seconds = min(FIRST_EJECTION_SECS * 2.0 ** min(ended.ejections, 16), LONGEST_EJECTION_SECS)
-    return replace(ended, failures=0, ejections=ended.ejections + 1, ejected_until=now + seconds)
+def fail(condition: Condition, now: float) -> bool:
+    """A call has ended with what a healthy server would not say; whether it is ejected for that."""
+    condition.outstanding -= 1
+    condition.failures += 1
+    if condition.failures < FAILURES:
+        return False
+    seconds = FIRST_EJECTION_SECS * 2.0 ** min(condition.ejections, 16)
+    condition.failures = 0
+    condition.ejections += 1
+    condition.ejected_until = now + min(seconds, LONGEST_EJECTION_SECS)
+    return True
 
 
-def checked(condition: Condition, healthy: bool) -> Condition:
+def check(condition: Condition, healthy: bool) -> None:
     """A health check has ended."""
-    return replace(condition, reachable=healthy, misses=0 if healthy else condition.misses + 1)
+    condition.reachable = healthy
+    condition.misses = 0 if healthy else condition.misses + 1
 
 
 def next_check(condition: Condition, interval: float) -> float:

@@ -59,7 +59,11 @@ class Instances:
         idle = self.idle
         if len(idle) == 1:
             return idle.pop()
-        chosen = min(idle, key=_load)
+        for chosen in idle:  # a model on other servers has many, all of them free
+            if not chosen.load:
+                break
+        else:
+            chosen = min(idle, key=_load)
         idle.remove(chosen)
         return chosen
 

@@ -1,0 +1,295 @@
+"""The sequences of a model whose state another server has: before the model's scheduler.
+
+One request of a sequence is under way at a time, the next one follows when it has ended, so that
+they are run in the order in which they came. Where each sequence's state is, is remembered with it,
+by whoever sends its requests. A sequence is known from its first request to its last one, or until
+it was idle for as long as the configuration says.
+
+A server may let a first request wait until it has room for another sequence. So that such requests
+do not take all the calls which may be under way, without which those that would make room could not
+go on, no more than some of them are let through at a time.
+
+Owned by the event-loop thread. Invariants: a sequence has a line exactly while it has a request
+here, else it rests in the table. The first of a line is with the scheduler or among the starts that
+wait; all others of the line wait.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from headrace.core.errors import InvalidRequest, ServerError, Unavailable
+from headrace.core.requests import InferRequest, InferResponse, Parameter, Sink, Ticket
+from headrace.scheduling.pinning import Pin
+
+MOST_SEQUENCES = 32_768  # of a model, at a time
+
+# The parameters that tell the server which runs a request what sequence it belongs to.
+SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END = "sequence_id", "sequence_start", "sequence_end"
+
+Id = int | str
+Submit = Callable[[InferRequest, Sink, int], Ticket]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRules:
+    """What holds for all sequences of a model.
+
+    Idle ones are forgotten after `idle_ns`. Unless they are `named`, a request without an id is a
+    sequence of its own. There are at most so many at a time.
+    """
+
+    idle_ns: int
+    named: bool = True
+    most: int = MOST_SEQUENCES
+
+
+class SequenceTable:
+    """Where the state of each sequence is that is known, by its id.
+
+    Those that `rest` are forgotten in time; the others have requests under way.
+    """
+
+    def __init__(self, idle_ns: int, now: Callable[[], int]) -> None:
+        self._idle_ns = idle_ns
+        self._now = now
+        self._pins: dict[Id, Pin | None] = {}
+        self._idle: OrderedDict[Id, int] = OrderedDict()  # since when, the longest first
+
+    def __contains__(self, id: Id) -> bool:
+        return id in self._pins
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    def pin(self, id: Id) -> Pin | None:
+        """Where the state of a sequence is; None if it has none yet, or is not known."""
+        return self._pins.get(id)
+
+    def put(self, id: Id, pin: Pin | None) -> None:
+        """Know this of a sequence from now on, if it is known at all."""
+        if id in self._pins:
+            self._pins[id] = pin
+
+    def wake(self, id: Id) -> None:
+        """Know a sequence, of which a request has come, until it rests."""
+        self._pins.setdefault(id, None)
+        self._idle.pop(id, None)
+
+    def rest(self, id: Id) -> None:
+        """Know for a while what is known of a sequence, or forget it if that is nothing."""
+        if self._pins[id] is None:
+            del self._pins[id]
+        else:
+            self._idle[id] = self._now()
+
+    def forget_idle(self) -> None:
+        """Forget the sequences that have rested for too long."""
+        if not self._idle:
+            return
+        until = self._now() - self._idle_ns
+        while self._idle:
+            id, since = next(iter(self._idle.items()))
+            if since > until:
+                return
+            del self._idle[id]
+            del self._pins[id]
+
+    def count(self, server: object) -> int:
+        """How many sequences have their state there."""
+        return sum(pin is not None and pin.server is server for pin in self._pins.values())
+
+
+class SequenceQueue:
+    """Hands requests on to a scheduler when it is their turn."""
+
+    def __init__(
+        self,
+        model: str,
+        table: SequenceTable,
+        rules: SequenceRules,
+        most_starts: int,
+        submit: Submit,
+        expect: Callable[[int], None],
+    ) -> None:
+        """`submit` queues a request with the scheduler, which `expect` tells how many wait here.
+
+        At most so many first requests are there at a time.
+        """
+        self.waiting = 0
+        self._model = model
+        self._table = table
+        self._rules = rules
+        self._most_starts = most_starts
+        self._submit = submit
+        self._expect = expect
+        self._lines: dict[Id, OrderedDict[_Turn, None]] = {}
+        self._starts = 0  # that the scheduler has
+        self._waiting_starts: OrderedDict[_Turn, None] = OrderedDict()
+
+    def submit(self, request: InferRequest, sink: Sink, rows: int) -> Ticket:
+        """Queue a request that has been checked; raises `InvalidRequest` or `Unavailable`."""
+        self._table.forget_idle()
+        id = request.sequence_id
+        if not id and not self._rules.named:
+            return self._submit(request, sink, rows)
+        if not id:
+            raise InvalidRequest(
+                f"inference request to model '{self._model}' must specify a non-zero or non-empty"
+                " correlation ID"
+            )
+        if rows > 1:
+            raise InvalidRequest(
+                f"inference request to model '{self._model}' must specify batch-size 1 due to"
+                " requirements of sequence batcher"
+            )
+        turn = _Turn(self, _with_parameters(request), sink, rows)
+        line = self._lines.get(id)
+        if line is not None:
+            line[turn] = None
+            self._wait(turn)
+            return turn
+        if id not in self._table and len(self._table) >= self._rules.most:
+            raise Unavailable(
+                f"this server is at its limit of {self._rules.most} sequences of model"
+                f" '{self._model}'"
+            )
+        self._table.wake(id)
+        self._lines[id] = OrderedDict([(turn, None)])
+        try:
+            self._begin(turn)
+        except ServerError:
+            self.ended(turn)
+            raise
+        return turn
+
+    def ended(self, turn: "_Turn") -> None:
+        """A request has ended, whatever has become of it."""
+        if turn.over:
+            return
+        turn.over = True
+        if turn.waits:
+            self._go_on(turn)
+        if turn.counted:
+            self._starts -= 1
+        self._waiting_starts.pop(turn, None)
+        id = turn.request.sequence_id
+        line = self._lines[id]
+        was_first = next(iter(line)) is turn
+        del line[turn]
+        if was_first:
+            self._advance(id, line)
+        while self._waiting_starts and self._starts < self._most_starts:
+            start, _ = self._waiting_starts.popitem(last=False)
+            id = start.request.sequence_id
+            self._advance(id, self._lines[id])
+
+    def _advance(self, id: Id, line: "OrderedDict[_Turn, None]") -> None:
+        """Begin the first of a line, or end the line if there is none that can be begun."""
+        while line:
+            turn = next(iter(line))
+            try:
+                self._begin(turn)
+            except ServerError as error:
+                turn.over = True
+                self._go_on(turn)
+                turn.sink.fail(error)  # which may bring another request of the sequence
+                del line[turn]
+            else:
+                return
+        del self._lines[id]
+        self._table.rest(id)
+
+    def _begin(self, turn: "_Turn") -> None:
+        """Let the first of its line through, or have it wait for other starts; raises."""
+        request = turn.request
+        if request.sequence_start:
+            if self._starts >= self._most_starts:
+                self._waiting_starts[turn] = None
+                self._wait(turn)
+                return
+        elif self._table.pin(request.sequence_id) is None:
+            raise InvalidRequest(
+                f"inference request for sequence {request.sequence_id} to model '{self._model}'"
+                " must specify the START flag on the first request of the sequence"
+            )
+        turn.ticket = self._submit(request, turn, turn.rows)
+        if request.sequence_start:
+            turn.counted = True
+            self._starts += 1
+        if turn.held:
+            turn.ticket.hold(True)
+        if turn.waits:
+            self._go_on(turn)
+
+    def _wait(self, turn: "_Turn") -> None:
+        if not turn.waits:
+            turn.waits = True
+            self.waiting += 1
+            self._expect(1)
+
+    def _go_on(self, turn: "_Turn") -> None:
+        turn.waits = False
+        self.waiting -= 1
+        self._expect(-1)
+
+
+class _Turn:
+    """A request's sink and ticket, for the scheduler and for its door.
+
+    It `waits` here, or has a `ticket`, or is `over`; `counted` among the starts that are there.
+    """
+
+    __slots__ = ("_queue", "counted", "held", "over", "request", "rows", "sink", "ticket", "waits")
+
+    def __init__(self, queue: SequenceQueue, request: InferRequest, sink: Sink, rows: int) -> None:
+        self._queue = queue
+        self.request = request
+        self.sink = sink
+        self.rows = rows
+        self.ticket: Ticket | None = None
+        self.waits = False
+        self.over = False
+        self.counted = False
+        self.held = False
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        try:
+            self.sink.respond(response, final)
+        finally:
+            if final:
+                self._queue.ended(self)
+
+    def finish(self) -> None:
+        try:
+            self.sink.finish()
+        finally:
+            self._queue.ended(self)
+
+    def fail(self, error: ServerError) -> None:
+        try:
+            self.sink.fail(error)
+        finally:
+            self._queue.ended(self)
+
+    def cancel(self) -> None:
+        if self.over:
+            return
+        if self.ticket is not None:
+            self.ticket.cancel()
+        self._queue.ended(self)
+
+    def hold(self, held: bool) -> None:
+        self.held = held
+        if self.ticket is not None:
+            self.ticket.hold(held)
+
+
+def _with_parameters(request: InferRequest) -> InferRequest:
+    """A request of which the server that runs it is told that it belongs to a sequence."""
+    told: dict[str, Parameter] = {**request.parameters, SEQUENCE_ID: request.sequence_id}
+    if request.sequence_start:
+        told[SEQUENCE_START] = True
+    if request.sequence_end:
+        told[SEQUENCE_END] = True
+    return replace(request, parameters=told)

@@ -1,0 +1,284 @@
+"""Sequences before a scheduler: order, starts that wait, what is forgotten."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.core.errors import ExecutionFailed, InvalidRequest, QueueFull, Unavailable
+from headrace.core.requests import InferRequest, InferResponse, Sink, Ticket, Timing
+from headrace.scheduling.pinning import Pin
+from headrace.scheduling.sequences import SequenceQueue, SequenceRules, SequenceTable
+from tests.scheduling.fakes import FakeClock, FakeSink
+
+IDLE = 1_000
+HERE = Pin("here")
+
+
+class Scheduler:
+    """Remembers what it gets, and answers it when told."""
+
+    def __init__(self, table: SequenceTable) -> None:
+        self.expected = 0
+        self.got: list[tuple[InferRequest, Sink]] = []
+        self.cancelled: list[str] = []
+        self.held: list[tuple[str, bool]] = []
+        self.full = False
+        self._table = table
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids of the requests that it has."""
+        return [request.id for request, _ in self.got]
+
+    def submit(self, request: InferRequest, sink: Sink, rows: int) -> Ticket:
+        if self.full:
+            raise QueueFull("full")
+        self.got.append((request, sink))
+        return _Ticket(self, request)
+
+    def expect(self, count: int) -> None:
+        self.expected += count
+        assert self.expected >= 0
+
+    def answer(self, index: int = 0) -> None:
+        """Answer a request, and pin or end its sequence."""
+        request, sink = self.got.pop(index)
+        self._table.put(request.sequence_id, None if request.sequence_end else HERE)
+        sink.respond(InferResponse("m", "1", request.id, [], Timing(0, 0, 1)), True)
+
+    def fail(self) -> None:
+        """Fail a request of which nothing has begun."""
+        self.got.pop(0)[1].fail(ExecutionFailed("failed"))
+
+
+class _Ticket:
+    def __init__(self, owner: Scheduler, request: InferRequest) -> None:
+        self._owner = owner
+        self._request = request
+
+    def cancel(self) -> None:
+        self._owner.cancelled.append(self._request.id)
+        self._owner.got = [(r, s) for r, s in self._owner.got if r is not self._request]
+
+    def hold(self, held: bool) -> None:
+        self._owner.held.append((self._request.id, held))
+
+
+class World:
+    """A queue between a test and a scheduler."""
+
+    def __init__(self, most_starts: int = 8, **rules: Any) -> None:
+        self.clock = FakeClock()
+        self.table = SequenceTable(IDLE, self.clock.now)
+        self.scheduler = Scheduler(self.table)
+        self.log: list[str] = []
+        self.queue = SequenceQueue(
+            "m", self.table, SequenceRules(IDLE, **rules), most_starts, self.scheduler.submit,
+            self.scheduler.expect,
+        )  # fmt: skip
+
+    def send(self, name: str, id: int | str, kind: str = "") -> tuple[Ticket, FakeSink]:
+        """Submit a request; `kind` has "s" for a start and "e" for an end."""
+        request = InferRequest(
+            "m", "", name, {}, sequence_id=id, sequence_start="s" in kind, sequence_end="e" in kind
+        )
+        sink = FakeSink(name, self.log)
+        return self.queue.submit(request, sink, 1), sink
+
+
+def test_one_request_of_a_sequence_at_a_time() -> None:
+    world = World()
+    for name, kind in (("a1", "s"), ("a2", ""), ("a3", "e")):
+        world.send(name, 1, kind)
+    world.send("b1", "1", "s")
+    assert world.scheduler.ids == ["a1", "b1"]
+    assert (world.queue.waiting, world.scheduler.expected) == (2, 2)
+    world.scheduler.answer()
+    assert world.scheduler.ids == ["b1", "a2"]
+    world.scheduler.answer(1)
+    world.scheduler.answer(1)
+    assert world.log == ["a1", "a2", "a3"]
+    assert (world.queue.waiting, world.scheduler.expected) == (0, 0)
+    assert 1 not in world.table
+    assert "1" in world.table
+
+
+def test_the_server_is_told_of_the_sequence() -> None:
+    world = World()
+    world.send("a", 7, "se")
+    [(request, _)] = world.scheduler.got
+    assert request.parameters == {"sequence_id": 7, "sequence_start": True, "sequence_end": True}
+    world.scheduler.answer()
+    world.send("b", 8, "s")
+    assert world.scheduler.got[0][0].parameters == {"sequence_id": 8, "sequence_start": True}
+
+
+@pytest.mark.parametrize("id", [0, ""])
+def test_sequences_need_ids(id: int | str) -> None:
+    world = World()
+    with pytest.raises(InvalidRequest, match="must specify a non-zero or non-empty correlation ID"):
+        world.send("a", id, "s")
+    unnamed = World(named=False)
+    unnamed.send("a", id)
+    assert unnamed.scheduler.got[0][0].parameters == {}
+
+
+def test_a_sequence_begins_with_a_start() -> None:
+    world = World()
+    with pytest.raises(InvalidRequest, match="sequence 5 to model 'm' must specify the START flag"):
+        world.send("a", 5)
+    assert len(world.table) == 0
+    world.send("b", 5, "s")
+    _, follows = world.send("c", 5)  # as it looks, this may well be right
+    world.scheduler.fail()
+    assert [type(error) for error in follows.errors] == [InvalidRequest]
+    assert world.log == ["b", "c"]
+    assert len(world.table) == 0
+    assert (world.queue.waiting, world.scheduler.expected) == (0, 0)
+
+
+def test_starts_leave_room_for_what_goes_on() -> None:
+    world = World(most_starts=2)
+    world.send("a", "a", "s")
+    world.scheduler.answer()
+    for id in "bcde":
+        world.send(id, id, "s")
+    world.send("d2", "d", "")
+    world.send("a2", "a")
+    assert world.scheduler.ids == ["b", "c", "a2"]
+    assert world.queue.waiting == 3
+    world.scheduler.answer(2)
+    assert world.scheduler.ids == ["b", "c"]
+    world.scheduler.answer()
+    assert world.scheduler.ids == ["c", "d"]
+    world.scheduler.answer(1)
+    assert world.scheduler.ids == ["c", "d2", "e"]
+
+
+def test_what_is_cancelled_makes_room() -> None:
+    world = World(most_starts=1)
+    first, _ = world.send("a", "a", "s")
+    waiting_start, _ = world.send("b", "b", "s")
+    waiting, _ = world.send("a2", "a")
+    world.send("c", "c", "s")
+    waiting.cancel()
+    waiting_start.cancel()
+    waiting_start.cancel()
+    assert world.queue.waiting == 1
+    first.cancel()
+    assert world.scheduler.cancelled == ["a"]
+    assert world.scheduler.ids == ["c"]
+    assert len(world.table) == 1
+    assert world.log == []
+    assert world.scheduler.expected == 0
+
+
+def test_a_sequence_is_forgotten_when_it_is_idle() -> None:
+    world = World()
+    world.send("a", 1, "s")
+    world.clock.advance(10 * IDLE)
+    world.table.forget_idle()
+    assert 1 in world.table
+    world.scheduler.answer()
+    world.clock.advance(IDLE - 1)
+    world.send("b", 1)
+    world.scheduler.answer()
+    world.clock.advance(IDLE)
+    with pytest.raises(InvalidRequest, match="START"):
+        world.send("c", 1)
+    assert len(world.table) == 0
+
+
+def test_the_number_of_sequences_is_bounded() -> None:
+    world = World(most=2)
+    world.send("a", 1, "s")
+    world.send("b", 2, "s")
+    with pytest.raises(Unavailable, match="at its limit of 2 sequences of model 'm'"):
+        world.send("c", 3, "s")
+    world.scheduler.answer()
+    world.send("a2", 1, "e")
+    world.scheduler.answer(1)
+    world.send("c", 3, "s")
+
+
+def test_a_full_queue() -> None:
+    world = World()
+    world.send("a", 1, "s")
+    _, follows = world.send("a2", 1)
+    world.scheduler.full = True
+    with pytest.raises(QueueFull):
+        world.send("b", 2, "s")
+    assert 2 not in world.table
+    world.scheduler.answer()
+    assert [type(error) for error in follows.errors] == [QueueFull]
+    world.scheduler.full = False
+    world.send("a3", 1)
+    assert world.scheduler.ids == ["a3"]
+
+
+def test_what_is_held_while_it_waits_is_held() -> None:
+    world = World()
+    first, _ = world.send("a", 1, "s")
+    waiting, _ = world.send("a2", 1)
+    first.hold(True)
+    waiting.hold(True)
+    assert world.scheduler.held == [("a", True)]
+    world.scheduler.answer()
+    assert world.scheduler.held == [("a", True), ("a2", True)]
+
+
+def test_an_answer_may_bring_the_next_request() -> None:
+    """A model that asks for it gets the answer within the scheduler's call."""
+    world = World()
+    _, sink = world.send("a", 1, "s")
+
+    def ask_again() -> None:
+        world.send("b", 1, "e")
+
+    sink.then = ask_again
+    world.scheduler.answer()
+    assert world.scheduler.ids == ["b"]
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["send", "start", "end", "answer", "fail", "cancel"]),
+              st.integers(0, 3)),
+    max_size=60,
+)  # fmt: skip
+
+
+@given(STEPS, st.integers(1, 3))
+def test_whatever_happens_nothing_is_left(steps: list[tuple[str, int]], most_starts: int) -> None:
+    """Each request ends once or is refused, those of a sequence in order, one at a time."""
+    world = World(most_starts)
+    tickets: list[tuple[Ticket, FakeSink]] = []
+    kinds = {"send": "", "start": "s", "end": "e"}
+    for number, (step, which) in enumerate(steps):
+        if step in kinds:
+            try:
+                tickets.append(world.send(f"{number}", which + 1, kinds[step]))
+            except InvalidRequest:
+                continue
+        elif step == "cancel" and tickets:
+            ticket, sink = tickets.pop(which % len(tickets))
+            if not sink.calls:
+                ticket.cancel()
+        elif step == "answer" and world.scheduler.got:
+            world.scheduler.answer(which % len(world.scheduler.got))
+        elif step == "fail" and world.scheduler.got:
+            world.scheduler.fail()
+        sequences = [request.sequence_id for request, _ in world.scheduler.got]
+        assert len(set(sequences)) == len(sequences)
+        assert sum(r.sequence_start for r, _ in world.scheduler.got) <= most_starts
+        assert world.queue.waiting == world.scheduler.expected
+    while world.scheduler.got:
+        world.scheduler.answer()
+    assert (world.queue.waiting, world.scheduler.expected) == (0, 0)
+    assert all(sink.calls == 1 for _, sink in tickets)
+    answered = [name for name in world.log if name]
+    assert len(answered) == len(set(answered))
+    world.clock.advance(IDLE)
+    world.table.forget_idle()
+    assert len(world.table) == 0

@@ -1,0 +1,399 @@
+"""Several backends behind one queue: who gets what, what goes on, and who is told."""
+
+from collections.abc import Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.core.errors import ExecutionFailed, ModelNotReady, RemoteTimeout, Unavailable
+from headrace.observability.statistics import VersionStatistics
+from headrace.scheduling.batch import Batch, Deferral, NotStarted, Part
+from headrace.scheduling.batcher import Batcher
+from headrace.scheduling.fail_over import FAILURES
+from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy
+from headrace.scheduling.tiers import Tiers
+from tests.scheduling.fakes import Done, FakeClock, FakeInstance, FakeSink, request, signature
+
+SECOND = 1_000_000_000
+
+
+class NamedSink(FakeSink):
+    """Remembers which backend has answered."""
+
+    backend = ""
+
+    def answered_by(self, backend: str) -> None:
+        assert not self.calls, "it is told before the answer"
+        self.backend = backend
+
+
+class Bench:
+    """Tiers with so many instances each, in front of a batcher with batches of one row."""
+
+    def __init__(
+        self, *counts: int, inline: Sequence[int] = (), queue_size: int = 0, rows: int = 1
+    ) -> None:
+        self.queue_size = queue_size
+        self.clock = FakeClock()
+        self.statistics = VersionStatistics()
+        self.batcher = Batcher(
+            signature(rows), "1", SchedulingPolicy(BatchPolicy(rows)), self.clock, self.statistics,
+            lambda pendings, error: None,
+        )  # fmt: skip
+        names = "abcd"[: len(counts)]
+        self.tiers = Tiers("double", names, self.batcher, self.clock, {}, queue_size)
+        self.instances = [
+            [FakeInstance(self.clock, inline=rank in inline) for _ in range(count)]
+            for rank, count in enumerate(counts)
+        ]
+        for tier, instances in zip(self.tiers, self.instances, strict=True):
+            for instance in instances:
+                tier.add_instance(instance)
+        self.sinks: list[NamedSink] = []
+        self.clock.settle()
+
+    def submit(self, name: str = "r") -> NamedSink:
+        sink = NamedSink(name)
+        self.sinks.append(sink)
+        submit = self.tiers.submit if self.queue_size else self.batcher.submit
+        submit(request(name, 1), sink, 1)
+        return sink
+
+    def ask(self) -> NamedSink:
+        """Submit, and have it run wherever it is given to."""
+        sink = self.submit()
+        self.run()
+        return sink
+
+    def run(self) -> None:
+        self.clock.settle()
+        while busy := [i for instances in self.instances for i in instances if i.busy]:
+            busy[0].finish()
+            self.clock.settle()
+
+    def lose(self, rank: int) -> None:
+        for instance in self.instances[rank]:
+            self.tiers[rank].suspend(instance)
+        self.clock.settle()
+
+    def find(self, rank: int) -> None:
+        for instance in self.instances[rank]:
+            self.tiers[rank].resume(instance)
+        self.clock.settle()
+
+
+def test_the_first_backend_gets_all() -> None:
+    bench = Bench(1, 1)
+    for _ in range(3):
+        bench.submit()
+    bench.run()
+    assert [sink.backend for sink in bench.sinks] == ["a"] * 3
+    assert (bench.tiers[0].counts.requests, bench.tiers[0].counts.batches) == (3, 3)
+    assert not bench.instances[1][0].runs
+
+
+def test_what_waits_goes_to_the_next_and_new_requests_to_the_first_again() -> None:
+    bench = Bench(1, 1)
+    begun, waiting = bench.submit(), bench.submit()
+    bench.clock.settle()
+    [instance] = bench.instances[0]
+    instance.report(NotStarted())
+    bench.lose(0)
+    bench.run()
+    assert (begun.values, waiting.values) == ([2], [2])
+    assert (begun.backend, waiting.backend) == ("b", "b")
+    assert (bench.tiers.active, bench.tiers[1].counts.switches) == (1, 1)
+    bench.find(0)
+    assert bench.ask().backend == "a"
+    assert (bench.tiers.active, bench.tiers[0].counts.switches) == (0, 1)
+
+
+def test_a_busy_instance_that_is_suspended_gets_nothing_more() -> None:
+    bench = Bench(2, 1)
+    bench.submit()
+    bench.clock.settle()
+    bench.lose(0)
+    waiting = bench.submit()
+    bench.run()
+    assert [sink.backend for sink in bench.sinks] == ["a", "b"]
+    assert waiting.values == [2]
+
+
+def test_what_comes_and_goes_has_to_wait() -> None:
+    bench = Bench(1, 1)
+    bench.lose(0)
+    bench.find(0)
+    assert bench.ask().backend == "a"
+    bench.lose(0)
+    bench.find(0)
+    assert bench.ask().backend == "b"
+    bench.clock.advance(SECOND + 1)
+    assert bench.ask().backend == "a"
+    assert bench.clock.armed == []
+
+
+def test_a_refused_batch_goes_on_although_the_first_gets_requests() -> None:
+    bench = Bench(2, 1)
+    refused, other = bench.submit(), bench.submit()
+    bench.clock.settle()
+    for instance in bench.instances[0]:
+        instance.report(parts=[Unavailable("its queue is full")])
+    assert bench.instances[1][0].busy
+    assert bench.batcher.busy
+    bench.run()
+    assert [refused.backend, other.backend] == ["b", "b"]
+    assert bench.tiers.active == 0
+    assert bench.ask().backend == "a"
+    assert bench.statistics.fail_count == 0
+
+
+def test_a_refused_batch_goes_on_from_an_inline_instance() -> None:
+    bench = Bench(1, 1, inline=[1])
+    bench.submit()
+    bench.clock.settle()
+    bench.instances[0][0].report(Unavailable("full"))
+    bench.run()
+    assert bench.sinks[0].backend == "b"
+    assert bench.ask().backend == "a"
+
+
+def test_what_was_refused_does_not_wait_for_a_backend_that_is_lost_meanwhile() -> None:
+    """One refuses while it is given the batch; in the same turn of the loop the next is lost."""
+    bench = Bench(0, 1, 1)
+    [second] = bench.instances[1]
+
+    class Refusing(FakeInstance):
+        def execute(self, batch: Batch, done: Done) -> None:
+            super().execute(batch, done)
+            self.report(parts=[Unavailable("full")])
+            bench.tiers[1].suspend(second)
+
+    first = Refusing(bench.clock)
+    bench.tiers[0].add_instance(first)
+    assert bench.ask().backend == "c"
+    assert not second.runs
+    bench.tiers[0].suspend(first)
+    bench.find(1)
+    assert bench.ask().backend == "b"
+
+
+def test_what_was_refused_is_given_back_if_no_other_backend_is_left() -> None:
+    bench = Bench(0, 1)
+    [second] = bench.instances[1]
+
+    class Refusing(FakeInstance):
+        def execute(self, batch: Batch, done: Done) -> None:
+            super().execute(batch, done)
+            if len(self.runs) == 1:
+                self.report(parts=[Unavailable("full")])
+                bench.tiers[1].suspend(second)
+
+    first = Refusing(bench.clock)
+    bench.instances[0].append(first)
+    bench.tiers[0].add_instance(first)
+    assert bench.ask().backend == "a"
+    assert len(first.runs) == 2
+
+
+def test_the_last_backend_refuses_for_good() -> None:
+    bench = Bench(1, 1)
+    sink = bench.submit()
+    bench.clock.settle()
+    for [instance] in bench.instances:
+        instance.report(parts=[Unavailable("full")])
+    assert [str(error) for error in sink.errors] == ["full"]
+    assert sink.backend == "b"
+
+
+def test_a_backend_that_goes_on_failing_is_passed_over() -> None:
+    bench = Bench(1, 1)
+    for _ in range(FAILURES):
+        sink = bench.submit()
+        bench.clock.settle()
+        bench.instances[0][0].report(parts=[RemoteTimeout("late")])
+        assert sink.backend == "a"
+    assert bench.ask().backend == "b"
+    bench.clock.advance(SECOND + 1)
+    assert bench.ask().backend == "a"
+
+
+def test_what_was_handed_on_goes_further_when_its_backend_is_lost() -> None:
+    bench = Bench(2, 1, 1)
+    for _ in range(2):
+        bench.submit()
+    bench.clock.settle()
+    for instance in bench.instances[0]:
+        instance.report(parts=[Unavailable("full")])
+    [middle] = bench.instances[1]
+    assert middle.busy
+    bench.lose(1)
+    bench.run()
+    assert sorted(sink.backend for sink in bench.sinks) == ["b", "c"]
+
+
+def test_nothing_is_handed_back_while_any_backend_is_there() -> None:
+    bench = Bench(2, 1)
+    for _ in range(2):
+        bench.submit()
+    bench.clock.settle()
+    for instance in bench.instances[0]:
+        instance.report(parts=[Unavailable("full")])
+    [second] = bench.instances[1]
+    bench.tiers[1].suspend(second)  # with one batch under way and one that waits
+    second.report(NotStarted())
+    bench.run()
+    assert [sink.backend for sink in bench.sinks] == ["a", "a"]
+
+
+def test_only_without_any_hope_what_waits_ends() -> None:
+    bench = Bench(1, 1)
+    bench.lose(0)
+    bench.lose(1)
+    sink = bench.submit()
+    bench.clock.settle()
+    assert not bench.tiers[0].fail_waiting(ModelNotReady("gone"))
+    assert [tier.hopeless for tier in bench.tiers] == [True, False]
+    assert sink.calls == 0
+    assert bench.tiers[1].fail_waiting(ModelNotReady("gone as well"))
+    assert [tier.hopeless for tier in bench.tiers] == [True, True]
+    assert [str(error) for error in sink.errors] == ["gone as well"]
+    bench.find(1)
+    assert [tier.hopeless for tier in bench.tiers] == [True, False]
+    assert bench.ask().backend == "b"
+
+
+def test_a_backend_that_is_absent_is_as_if_lost() -> None:
+    bench = Bench(0, 1)
+    assert bench.tiers.active == 1
+    assert bench.tiers[1].counts.switches == 0
+    assert bench.ask().backend == "b"
+    bench.lose(1)
+    bench.tiers[1].fail_waiting(ModelNotReady("gone"))
+    assert bench.tiers.hopeless
+
+
+def test_with_a_long_queue_the_next_backend_helps() -> None:
+    bench = Bench(1, 1, queue_size=3)
+    for _ in range(3):
+        bench.submit()
+        bench.clock.settle()
+    assert [i.busy for [i] in bench.instances] == [True, False]
+    bench.submit()
+    bench.clock.settle()
+    assert [i.busy for [i] in bench.instances] == [True, True]
+    bench.run()
+    assert sorted(sink.backend for sink in bench.sinks) == ["a", "a", "a", "b"]
+    for _ in range(2):
+        bench.submit()
+    bench.run()
+    assert [sink.backend for sink in bench.sinks[4:]] == ["a", "a"]
+
+
+def test_an_instance_is_removed_once_it_has_run_what_was_handed_on() -> None:
+    bench = Bench(1, 1)
+    bench.submit()
+    bench.clock.settle()
+    bench.instances[0][0].report(parts=[Unavailable("full")])
+    removed: list[str] = []
+    [helper] = bench.instances[1]
+    bench.tiers[1].remove_instance(helper, lambda: removed.append("helper"))
+    bench.clock.settle()
+    assert not removed
+    helper.finish()
+    bench.clock.settle()
+    assert removed == ["helper"]
+    assert bench.sinks[0].backend == "b"
+    bench.instances[1].clear()
+    bench.lose(0)
+    bench.find(0)
+    assert bench.ask().backend == "a"
+
+
+def test_what_is_for_other_servers_is_not_for_a_backend_here() -> None:
+    bench = Bench(1, 1)
+    bench.tiers[1].here = True
+    bench.lose(0)
+    asked = request("r", 1)
+    asked.parameters = {"a": 1, "headrace_deadline": 5, "headrace_forward:authorization": "secret"}
+    bench.batcher.submit(asked, FakeSink(), 1)
+    bench.run()
+    assert asked.parameters == {"a": 1}
+
+
+def test_cancelled_requests_do_not_go_on() -> None:
+    bench = Bench(2, 1)
+    pendings = [bench.batcher.submit(request("r", 1), FakeSink(), 1) for _ in range(2)]
+    bench.clock.settle()
+    for instance in bench.instances[0]:
+        instance.report(parts=[Unavailable("full")])
+    for pending in pendings:
+        pending.cancel()
+    bench.run()
+    assert len(bench.instances[1][0].runs) == 1
+    assert not bench.batcher.busy
+
+
+def test_requests_that_are_answered_by_themselves() -> None:
+    bench = Bench(1, 1)
+    sink = NamedSink()
+    pending = bench.batcher.submit(request("r", 1), sink, 1)
+    bench.clock.settle()
+    bench.instances[0][0].report(parts=[Deferral.LATER])
+    assert not sink.backend
+    bench.tiers[0].answer(pending, ExecutionFailed("no"), True)
+    assert (sink.backend, bench.tiers[0].counts.requests) == ("a", 1)
+    bench.tiers[0].answer(pending, Part({}, {}), True)
+    assert bench.tiers[0].counts.requests == 1
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.just(("submit", 0, 0)),
+        st.tuples(st.sampled_from(["lose", "find"]), st.integers(0, 2), st.just(0)),
+        st.tuples(
+            st.sampled_from(["finish", "refuse", "back"]), st.integers(0, 2), st.integers(0, 1)
+        ),
+        st.just(("wait", 0, 0)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=150)
+@given(steps=STEPS, queue_size=st.sampled_from([0, 1, 3]), inline=st.sampled_from([(), (2,)]))
+def test_whatever_happens_each_request_is_answered_once(
+    steps: list[tuple[str, int, int]], queue_size: int, inline: tuple[int, ...]
+) -> None:
+    """Refused by all, it fails; otherwise it is answered, by whom its sink was told."""
+    bench = Bench(2, 2, 2, queue_size=queue_size, inline=inline)
+    for what, rank, number in steps:
+        instance = bench.instances[rank][number]
+        if what == "submit":
+            bench.submit()
+        elif what == "lose":
+            bench.lose(rank)
+        elif what == "find":
+            bench.find(rank)
+        elif what == "wait":
+            bench.clock.advance(40 * SECOND)
+        elif instance.busy:
+            if what == "finish":
+                instance.finish()
+            elif what == "refuse":
+                instance.report(parts=[Unavailable("full")])
+            else:
+                instance.report(NotStarted())
+        bench.clock.settle()
+    for rank in range(3):
+        bench.find(rank)
+    bench.run()
+    for sink in bench.sinks:
+        assert sink.calls == 1
+        assert sink.backend in "abc"
+        assert sink.backend
+    assert not bench.batcher.busy
+    answered = sum(tier.counts.requests for tier in bench.tiers)
+    assert answered == len(bench.sinks)
+    bench.tiers.close()
+    bench.batcher.close()
+    assert all(i.closed for instances in bench.instances for i in instances)
