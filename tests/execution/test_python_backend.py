@@ -10,7 +10,8 @@ import pytest
 
 from headrace.core.errors import InvalidConfig, InvalidOption, LoadFailed
 from headrace.core.model_spec import LoadSpec
-from headrace.execution.python_backend import LoadedWorker, PythonBackend
+from headrace.execution.loaded_worker import LoadedWorker
+from headrace.execution.python_backend import PythonBackend
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 GOOD = """

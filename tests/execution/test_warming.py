@@ -11,7 +11,8 @@ import pytest
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ExecutionFailed, LoadFailed
 from headrace.core.signature import Signature, TensorSpec
-from headrace.execution.python_backend import LoadedWorker, PythonBackend
+from headrace.execution.loaded_worker import LoadedWorker
+from headrace.execution.python_backend import PythonBackend
 from headrace.execution.warming import Sample, SampleInput, Synthetic, warm_up
 from headrace.scheduling.batch import Batch, Outcome
 from headrace.wire.pb.model_config_pb2 import ModelConfig

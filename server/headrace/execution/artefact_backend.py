@@ -7,18 +7,21 @@ those are trusted is decided here, before a worker is started; what a file means
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from headrace.core.errors import InvalidOption, LoadFailed
 from headrace.core.model_spec import LoadSpec
-from headrace.execution.environments.demand import PATH_PARAMETER
-from headrace.execution.in_process import LoadedInProcess
-from headrace.execution.python_backend import LoadedWorker, PythonBackend
+from headrace.execution.python_backend import PythonBackend
 from headrace.execution.worker_options import WORKER_PARAMETERS
+
+if TYPE_CHECKING:
+    from headrace.execution.in_process import LoadedInProcess
+    from headrace.execution.loaded_worker import LoadedWorker
 
 TRUST_PARAMETER = "trust_model_code"
 _ANY = ("",)
 # What the parameters of any model in a worker may say.
-_PARAMETERS = WORKER_PARAMETERS | {TRUST_PARAMETER, PATH_PARAMETER}
+_PARAMETERS = WORKER_PARAMETERS | {TRUST_PARAMETER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class ArtefactBackend(PythonBackend):
         """Whether it is one of those that the documentation names."""
         return name in _PARAMETERS or name in self._format.parameters
 
-    def load(self, spec: LoadSpec) -> LoadedWorker:
+    def load(self, spec: LoadSpec) -> "LoadedWorker":
         """Start a worker and have it load the file; raises `LoadFailed` or `InvalidOption`."""
         trusted = _trusts(spec.parameters) or self._trusted
         data = spec.path.name.endswith(self._format.data)
@@ -81,9 +84,11 @@ class ArtefactBackend(PythonBackend):
                 f' {{ string_value: "true" }} }}, or start the server with --trust-model-code'
             )
         told = {"trusted": trusted, "default_max_batch_size": spec.default_max_batch_size}
+        from headrace.execution.loaded_worker import LoadedWorker
+
         return LoadedWorker(spec, self._loader, told)
 
-    def load_here(self, spec: LoadSpec) -> LoadedInProcess:
+    def load_here(self, spec: LoadSpec) -> "LoadedInProcess":
         """Not in the server's process, whose settings libraries would change."""
         raise InvalidOption("parameters['execution']", "this format runs in worker processes only")
 

@@ -17,6 +17,9 @@ class InstanceKind(StrEnum):
     REMOTE = "remote"
 
 
+IN_PROCESS = (InstanceKind.INLINE.value, InstanceKind.THREAD.value)  # of the server
+
+
 BUDGET_NS = 500_000
 _CAP = 4  # one slow run, preempted or at a page fault, counts as this many budgets at most
 _PATIENCE = 12  # budgets' worth of slow runs close together that make a model leave the loop

@@ -20,7 +20,8 @@ from headrace.execution.batch_frames import (
     one_answer,
     printable,
 )
-from headrace.execution.model_calls import Host, ModelCalls
+from headrace.execution.host import Host
+from headrace.execution.model_calls import ModelCalls
 from headrace.execution.worker import WorkerProcess
 from headrace.scheduling.batch import (
     Answer,

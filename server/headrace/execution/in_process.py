@@ -36,9 +36,9 @@ from headrace.execution.batch_frames import (
     special_of,
     wrong_parameter,
 )
-from headrace.execution.choice import InstanceKind
 from headrace.execution.environments.demand import demand_of
 from headrace.execution.model_imports import ModelImports
+from headrace.execution.model_kinds import InServer
 from headrace.execution.python_config import start_arguments, with_completion
 from headrace.execution.worker_options import WORKER_PARAMETERS
 from headrace.scheduling.batch import Batch, Deferral, Outcome, Part
@@ -53,11 +53,10 @@ from headrace.workers.triton_requests import received as received_request
 
 log = logging.getLogger(__name__)
 
-IN_PROCESS = (InstanceKind.INLINE.value, InstanceKind.THREAD.value)
 _TEXT = 4096  # characters of what clients are told of an exception
 
 
-class LoadedInProcess:
+class LoadedInProcess(InServer):
     """A model that has been imported here, which `begin` starts.
 
     `inputs` and `outputs` are empty: what a model takes and gives is in its configuration.

@@ -13,8 +13,9 @@ from functools import partial
 from queue import SimpleQueue
 from threading import Thread
 
+from headrace.core.tensors import Array
 from headrace.execution.choice import AutoChoice, InstanceKind
-from headrace.execution.in_process import LoadedInProcess
+from headrace.execution.model_kinds import in_server
 from headrace.execution.runner import LoadedModel, run
 from headrace.scheduling.batch import Batch, Instance, Outcome, Room
 
@@ -38,16 +39,18 @@ class LocalInstance:
         model: LoadedModel,
         kind: InstanceKind | AutoChoice,
         loop: asyncio.AbstractEventLoop,
+        place: Callable[[int], Array | None] | None = None,
     ) -> None:
+        """`place` gives memory that large batches are best put together in, or None."""
         self.name = name
         self._model = model
         self._auto = kind if isinstance(kind, AutoChoice) else None
         self._kind = kind.kind if isinstance(kind, AutoChoice) else kind
         self._loop = loop
-        if isinstance(model, LoadedInProcess):
+        if in_server(model):
             self._run_batch: Callable[[Batch], Outcome] = model.run
         else:
-            self._run_batch = partial(run, model, room=Room())
+            self._run_batch = partial(run, model, room=Room(place))
         self._work: SimpleQueue[tuple[Batch, Done] | None] = SimpleQueue()
         self._thread: Thread | None = None
         self._closed = asyncio.Event()

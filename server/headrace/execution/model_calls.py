@@ -4,39 +4,22 @@ Each call has a number, which its replies bear. Owned by the event-loop thread; 
 done with ends with the process.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 from headrace.core.datatypes import BY_NAME, Datatype
 from headrace.core.errors import Cancelled, ExecutionFailed, ServerError
-from headrace.core.requests import InferRequest, InferResponse, Sink, Ticket
+from headrace.core.requests import InferRequest, InferResponse, Ticket
 from headrace.core.tensors import Tensor, raw_bytes
 from headrace.core.trace_context import TRACE_PARAMETER
 from headrace.execution.batch_frames import ERRORS, read_array
+from headrace.execution.host import Host
 from headrace.execution.worker import WorkerProcess
 from headrace.scheduling.batch import Batch
 from headrace.workers.elements import Buffer, encode_bytes
 from headrace.workers.frames import Kind, offsets
 
 _MOST_UNSENT = 32  # frames that wait for a worker, from which on other models' responses pause
-
-
-class Host(Protocol):
-    """The server, as far as models may ask something of it."""
-
-    def submit(self, request: InferRequest, decoupled: bool, inside: bool, sink: Sink) -> Ticket:
-        """Have a model run; raises `ServerError`, also if it is decoupled and must not be.
-
-        `inside` means that the model that asks does nothing else until it is answered.
-        """
-
-    def control(
-        self, document: Mapping[str, Any], answer: Callable[[object, ServerError | None], None]
-    ) -> None:
-        """Do something else, and answer once, with what comes of it or with the error."""
-
-    def metric(self, document: Mapping[str, Any]) -> None:
-        """Change one of the model's own metrics; raises what nonsense raises."""
 
 
 class _CallSink:

@@ -19,11 +19,11 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import Protocol
 
-from headrace.core.errors import ModelNotReady, RepositoryError
+from headrace.core.errors import RepositoryError
 from headrace.core.signature import Signature
 from headrace.execution.choice import InstanceKind
 from headrace.execution.conversation import Conversation, Slot
-from headrace.execution.model_calls import Host
+from headrace.execution.host import Host
 from headrace.execution.starting import start_aside
 from headrace.execution.worker import WorkerProcess
 from headrace.execution.worker_spec import Ways
@@ -390,11 +390,3 @@ def restart_delay(early_ends: int) -> float:
     if early_ends <= 1:
         return 0.0
     return min(_FIRST_DELAY_SECS * 2.0 ** min(early_ends - 2, 20), _MAX_DELAY_SECS)
-
-
-def waiting_error(signature: Signature) -> ModelNotReady:
-    """What a request is told that waits for workers which do not come back."""
-    return ModelNotReady(
-        f"model '{signature.model}' is not ready: its worker processes end again and again; the"
-        " server's log says how"
-    )

@@ -1,32 +1,20 @@
-"""Python models under Triton's API, each instance in a worker process of its own."""
+"""Python models under Triton's API, each instance in a worker process of its own.
 
-import json
-from collections.abc import Mapping, Sequence
-from math import inf
+What has to do with workers is imported when the first model is loaded, on its loading thread.
+"""
+
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from headrace.core.errors import InvalidOption, LoadFailed
 from headrace.core.model_spec import LoadSpec
-from headrace.core.signature import Signature
-from headrace.core.tensors import Array
-from headrace.execution.environments.resolve import environment_of
-from headrace.execution.in_process import LoadedInProcess
-from headrace.execution.model_calls import Host
-from headrace.execution.python_config import start_arguments, with_completion
-from headrace.execution.warming import Sample
-from headrace.execution.worker import WorkerProcess
-from headrace.execution.worker_options import WORKER_PARAMETERS, WorkerOptions
-from headrace.execution.worker_spec import Ways, WorkerSpec
-from headrace.execution.worker_warming import warm_up_worker
-from headrace.wire.documents import to_json
-from headrace.wire.pb.model_config_pb2 import ModelConfig
-from headrace.workers.frames import MAX_SLOTS, Kind
+from headrace.execution.worker_options import WORKER_PARAMETERS
+
+if TYPE_CHECKING:
+    from headrace.execution.in_process import LoadedInProcess
+    from headrace.execution.loaded_worker import LoadedWorker
 
 # All that have a meaning for the server; what others mean, a model knows.
 PARAMETERS = WORKER_PARAMETERS | {"batching", "execution", "function", "max_concurrency"}
-_CONCURRENCY = 32  # batches that a coroutine runs at a time
-_START_SECS = 600.0  # for a model to be loaded, and again to be started
 
 
 class PythonBackend:
@@ -49,120 +37,17 @@ class PythonBackend:
 
     def load(self, spec: LoadSpec) -> "LoadedWorker":
         """Start a worker and have it import the model; raises `LoadFailed`."""
+        from headrace.execution.loaded_worker import LoadedWorker
+
         return LoadedWorker(spec, self._loader)
 
-    def load_here(self, spec: LoadSpec) -> LoadedInProcess:
+    @staticmethod
+    def prepare() -> None:
+        """Import what `load_here` needs."""
+        from headrace.execution import in_process  # noqa: F401
+
+    def load_here(self, spec: LoadSpec) -> "LoadedInProcess":
         """Import the model in this process; raises `LoadFailed` or `InvalidOption`."""
+        from headrace.execution.in_process import LoadedInProcess
+
         return LoadedInProcess(spec, self._loader)
-
-
-class LoadedWorker:
-    """A worker with an imported model, which `begin` starts.
-
-    `inputs` and `outputs` are empty: what a model takes and gives is in its configuration.
-    """
-
-    def __init__(
-        self, spec: LoadSpec, loader: str, told: Mapping[str, object] | None = None
-    ) -> None:
-        """`told` is what its loader is told besides. Raises `LoadFailed` or `InvalidOption`."""
-        self.inputs = self.outputs = ()
-        self.file_bytes = 0
-        self._loader = loader
-        self._told = dict(told or {})
-        self._spec = spec
-        self.options = WorkerOptions.of(spec.parameters)
-        self._concurrency = _count(spec.parameters, "max_concurrency", _CONCURRENCY)
-        self.ways = Ways()
-        if not spec.path.is_file():
-            raise LoadFailed(f"there is no model file {spec.path.parent.name}/{spec.path.name}")
-        # Held for as long as workers may be started again.
-        self._environment = environment_of(spec)
-        self._worker_spec = WorkerSpec(
-            spec.model,
-            str(spec.version),
-            spec.instance,
-            self._environment.python,
-            spec.threads,
-            self._environment.prefix,
-            self.options.limits,
-        )
-        self.process, self._completed = self._loaded(spec.auto_complete, spec.deadline)
-        self._config = "{}"
-        self._decoupled = False
-        self._samples: tuple[Signature, Sequence[Sample], Host | None] | None = None
-
-    def completed(self, config: ModelConfig) -> ModelConfig:
-        """A copy of `config` with what the model says of itself; raises `InvalidConfig`."""
-        return with_completion(config, self._completed)
-
-    def begin(self, config: ModelConfig) -> None:
-        """Start the model with its whole configuration; raises `LoadFailed`."""
-        self._config = json.dumps(to_json(config))
-        self._decoupled = config.model_transaction_policy.decoupled
-        said = self._start(self.process)
-        concurrency = self._concurrency if said["is_async"] else 0
-        self.ways = Ways(concurrency, bool(said["asks"]), self.options.execution_limit_secs)
-
-    def warm_up(
-        self, signature: Signature, samples: Sequence[Sample], host: Host | None = None
-    ) -> None:
-        """Run samples, also in every worker that is started later; raises `LoadFailed`.
-
-        `host` is whom the model may ask meanwhile.
-        """
-        self._samples = signature, samples, host
-        self._warm_up(self.process)
-
-    def again(self) -> WorkerProcess:
-        """Another worker with the same model, started and warmed up; raises `LoadFailed`."""
-        process, _ = self._loaded(False)
-        self._start(process)
-        self._warm_up(process)
-        return process
-
-    def infer(self, inputs: Mapping[str, Array], outputs: object) -> list[Array]:
-        """Not here: a worker gets whole batches."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """End the process at once."""
-        self.process.kill()
-
-    def _loaded(
-        self, complete: bool, deadline: float = inf
-    ) -> tuple[WorkerProcess, dict[str, Any] | None]:
-        spec = self._spec
-        process = WorkerProcess(self._worker_spec, deadline)
-        document = {
-            "loader": self._loader,
-            "file": str(spec.path),
-            "paths": [str(spec.path.parent), str(spec.root)],
-            "config": json.loads(spec.config),
-            "parameters": dict(spec.parameters),
-            "auto_complete": complete,
-            **self._told,
-        }
-        answer = process.ask(Kind.LOAD, document, _START_SECS)
-        return process, answer.get("config")
-
-    def _start(self, process: WorkerProcess) -> dict[str, Any]:
-        args = start_arguments(self._spec, self._config)
-        document = {"args": args, "decoupled": self._decoupled}
-        return process.ask(Kind.START, document, _START_SECS)
-
-    def _warm_up(self, process: WorkerProcess) -> None:
-        if self._samples is not None:
-            signature, samples, host = self._samples
-            version, concurrent = str(self._spec.version), bool(self.ways.concurrency)
-            warm_up_worker(process, signature, version, samples, concurrent, host)
-
-
-def _count(parameters: Mapping[str, str], name: str, default: int) -> int:
-    """A number of batches among the configuration's parameters."""
-    text = parameters.get(name, str(default))
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MAX_SLOTS):
-        raise InvalidOption(
-            f"parameters['{name}']", f"expected a whole number from 1 to {MAX_SLOTS}, got {text!r}"
-        )
-    return int(text)

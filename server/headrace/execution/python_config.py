@@ -34,10 +34,16 @@ def start_arguments(spec: LoadSpec, config: str) -> dict[str, str]:
     """What `initialize` gets; `config` is the whole configuration as JSON."""
     return {
         "model_config": config,
-        "model_instance_kind": "CPU" if spec.device is None else "GPU",
+        "model_instance_kind": _kind(spec),
         "model_instance_name": spec.instance,
         "model_instance_device_id": str(spec.device or 0),
         "model_repository": str(Path(spec.root)),
         "model_version": str(spec.version),
         "model_name": spec.model,
     }
+
+
+def _kind(spec: LoadSpec) -> str:
+    if spec.by_model:
+        return "MODEL"
+    return "CPU" if spec.device is None else "GPU"

@@ -10,11 +10,11 @@ Owned by the event-loop thread.
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Protocol
 
 from headrace.core.signature import Signature
-from headrace.execution.model_calls import Host
+from headrace.execution.host import Host
 from headrace.execution.process import WorkerInstance
-from headrace.execution.python_backend import LoadedWorker
 from headrace.execution.recycling import Recycler, recycle_reason
 from headrace.execution.worker import WorkerProcess
 from headrace.observability.workers import (
@@ -23,12 +23,39 @@ from headrace.observability.workers import (
     WorkerCounters,
     WorkerSeries,
 )
-from headrace.scheduling.batcher import Batcher
+from headrace.scheduling.batch import Answer, Instance, Pending
+from headrace.scheduling.quarantine import Quarantine
+
+if TYPE_CHECKING:
+    from headrace.execution.loaded_worker import LoadedWorker
 
 log = logging.getLogger(__name__)
 
 _LOOK_SECS = 1.0
 _MIB = 1 << 20
+
+
+class Scheduler(Protocol):
+    """What workers' batches come from; see `headrace.scheduling.batcher.Batcher`."""
+
+    @property
+    def quarantine(self) -> Quarantine:
+        """What is known of inputs that workers have died of."""
+
+    def add_instance(self, instance: Instance) -> None:
+        """Let a slot take part."""
+
+    def remove_instance(self, instance: Instance, removed: Callable[[], None]) -> None:
+        """Give a slot nothing more."""
+
+    def suspend(self, instance: Instance) -> None:
+        """A slot can run nothing for now."""
+
+    def resume(self, instance: Instance) -> None:
+        """It can again."""
+
+    def answer(self, pending: Pending, answer: Answer | None, final: bool) -> None:
+        """Something has come for a request by itself."""
 
 
 class Pulse:
@@ -55,7 +82,7 @@ class Pulse:
 class _Member:
     """A worker with what is known of it from one look to the next."""
 
-    def __init__(self, worker: WorkerInstance, loaded: LoadedWorker) -> None:
+    def __init__(self, worker: WorkerInstance, loaded: "LoadedWorker") -> None:
         self.worker = worker
         self.loaded = loaded
         self.pulse = Pulse()
@@ -79,7 +106,7 @@ class WorkerSet:
     def __init__(
         self,
         signature: Signature,
-        batcher: Batcher,
+        scheduler: Scheduler,
         host: Host,
         loop: asyncio.AbstractEventLoop,
         changed: Callable[[], None],
@@ -87,21 +114,21 @@ class WorkerSet:
         """`host` is whom the model may ask; `changed` is called when readiness may have changed."""
         self.counters = WorkerCounters()
         self._signature = signature
-        self._batcher = batcher
+        self._scheduler = scheduler
         self._loop = loop
         self._changed = changed
         # What the workers' batches come from and go to; see `headrace.execution.process.Outside`.
         self.host = host
-        self.suspend = batcher.suspend
-        self.resume = batcher.resume
-        self.give = batcher.answer
+        self.suspend = scheduler.suspend
+        self.resume = scheduler.resume
+        self.give = scheduler.answer
         self._members: list[_Member] = []
         self._finishing: list[_Member] = []
         self._recycler = Recycler(loop, self._replace)
         self._timer: asyncio.TimerHandle | None = None
         self._looked = 0.0
 
-    def add(self, name: str, loaded: LoadedWorker) -> None:
+    def add(self, name: str, loaded: "LoadedWorker") -> None:
         """Have a started worker take part."""
         self._members.append(_Member(self._worker(name, loaded, loaded.process), loaded))
         if self._timer is None:
@@ -130,7 +157,7 @@ class WorkerSet:
         """What a scrape shows of them."""
         resident = {w.name: w.resident() for w in self if w.running}
         return WorkerSeries(
-            len(self._members), resident, self.counters, self._batcher.quarantine.refused
+            len(self._members), resident, self.counters, self._scheduler.quarantine.refused
         )
 
     def close(self) -> None:
@@ -147,14 +174,14 @@ class WorkerSet:
         every = (*self._members, *self._finishing)
         await asyncio.gather(*(member.worker.closed() for member in every))
 
-    def _worker(self, name: str, loaded: LoadedWorker, process: WorkerProcess) -> WorkerInstance:
+    def _worker(self, name: str, loaded: "LoadedWorker", process: WorkerProcess) -> WorkerInstance:
         """Put a process behind the scheduler."""
         worker = WorkerInstance(
             name, process, loaded.again, self._signature, self._loop, self, loaded.ways,
             self.counters,
         )  # fmt: skip
         for slot in worker.slots:
-            self._batcher.add_instance(slot)
+            self._scheduler.add_instance(slot)
         worker.choose_slots()
         return worker
 
@@ -221,13 +248,13 @@ class WorkerSet:
         self._compare(member)
         self._finish(old, member.loaded)
 
-    def _finish(self, old: WorkerInstance, loaded: LoadedWorker) -> None:
+    def _finish(self, old: WorkerInstance, loaded: "LoadedWorker") -> None:
         """Give a worker nothing more; it ends with what it has."""
         finishing = _Member(old, loaded)
         finishing.slots = len(old.slots)
         self._finishing.append(finishing)
         for slot in old.slots:
-            self._batcher.remove_instance(slot, finishing.slot_removed)
+            self._scheduler.remove_instance(slot, finishing.slot_removed)
 
     def _compare(self, member: _Member) -> None:
         """Know whether a fresh worker is too large already."""

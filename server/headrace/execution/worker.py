@@ -20,7 +20,7 @@ from typing import Any
 
 from headrace.core.errors import Contradiction, LoadFailed
 from headrace.execution.boot import command
-from headrace.execution.worker_output import WorkerOutput
+from headrace.execution.process_output import ProcessOutput
 from headrace.execution.worker_socket import CLOSED, READ, Take, WorkerSocket
 from headrace.execution.worker_spec import WorkerSpec
 from headrace.observability.machine import resident_bytes
@@ -73,7 +73,10 @@ class WorkerProcess:
             os.sched_setscheduler(self._process.pid, os.SCHED_BATCH, os.sched_param(0))
         self.link = WorkerSocket(ours, self._give_up)
         os.set_blocking(output, False)
-        self._output = WorkerOutput(output, spec, self._process.pid)
+        self._output = ProcessOutput(
+            output, f"{spec.model} worker {self.pid}",
+            {"model": spec.model, "version": spec.version, "worker": self.pid},
+        )  # fmt: skip
         self._early: list[tuple[Header, bytes]] = []  # frames for who is attached next
         self._loop: asyncio.AbstractEventLoop | None = None
         self._take: Take | None = None

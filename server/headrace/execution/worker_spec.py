@@ -10,10 +10,12 @@ from headrace.workers.limits import Limits
 _PASSED = frozenset(
     {
         "PATH", "HOME", "USER", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH",
-        "VIRTUAL_ENV", "ORT_DISABLE_TELEMETRY",
+        "VIRTUAL_ENV", "ORT_DISABLE_TELEMETRY", "GLIBC_TUNABLES",
     }
 )  # fmt: skip
-_PASSED_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "HF_", "TRANSFORMERS_", "TORCH_", "OMP_", "MKL_")
+_PASSED_PREFIXES = (
+    "LC_", "CUDA_", "NVIDIA_", "HF_", "TRANSFORMERS_", "TORCH_", "OMP_", "MKL_", "MALLOC_",
+)  # fmt: skip
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 

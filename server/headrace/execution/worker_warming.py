@@ -14,7 +14,7 @@ from headrace.core.errors import LoadFailed, ServerError, Unavailable, WorkerDie
 from headrace.core.requests import InferRequest, Sink, Ticket
 from headrace.core.signature import Signature
 from headrace.execution.conversation import Conversation, Slot
-from headrace.execution.model_calls import Host
+from headrace.execution.host import Host
 from headrace.execution.warming import Sample, Warming
 from headrace.execution.worker import WorkerProcess
 from headrace.scheduling.batch import Batch, Outcome

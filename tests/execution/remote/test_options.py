@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from headrace.core.errors import InvalidOption, LoadFailed
 from headrace.execution.remote.options import RemoteOptions, version_without_directory
+from headrace.scheduling.hedging import HedgeRules
 
 
 def options(root: Path, version: int = 0, **parameters: str) -> RemoteOptions:
@@ -17,16 +18,23 @@ def options(root: Path, version: int = 0, **parameters: str) -> RemoteOptions:
 def test_defaults(tmp_path: Path) -> None:
     found = options(tmp_path)
     assert (found.model, found.version, found.max_in_flight) == ("m", "", 0)
-    assert [e.target for e in found.resolve()] == ["ipv4:127.0.0.1:8001"]
+    assert [(e.address, e.port) for e in found.resolve()] == [("127.0.0.1", 8001)]
 
 
 def test_all_endpoints_and_addresses_are_known_once(tmp_path: Path) -> None:
     named = "grpc://127.0.0.1:1, grpcs://[::1]:2,grpc://127.0.0.1:1,"
     found = options(tmp_path, endpoints=named).resolve()
-    assert [(e.target, e.name, e.secure) for e in found] == [
-        ("ipv4:127.0.0.1:1", "grpc://127.0.0.1:1", False),
-        ("ipv6:[::1]:2", "grpcs://[::1]:2", True),
+    assert [(e.address, e.name, e.secure) for e in found] == [
+        ("127.0.0.1", "grpc://127.0.0.1:1", False),
+        ("::1", "grpcs://[::1]:2", True),
     ]
+
+
+def test_when_a_second_server_is_asked(tmp_path: Path) -> None:
+    assert options(tmp_path).hedge is None
+    assert options(tmp_path, hedge_after="0.05").hedge == HedgeRules(seconds=0.05, share=0.1)
+    found = options(tmp_path, hedge_after="p95", hedge_percent="2.5").hedge
+    assert found == HedgeRules(quantile=0.95, share=0.025)
 
 
 def test_a_name_without_addresses_is_left_out_while_others_have_some(tmp_path: Path) -> None:
@@ -40,28 +48,81 @@ def test_a_name_without_addresses_is_left_out_while_others_have_some(tmp_path: P
     ("name", "value", "text"),
     [
         ("endpoints", "", "name at least one server"),
-        (
-            "endpoints",
-            "http://gpu:8000",
-            "over gRPC only; name their gRPC port, such as grpc://gpu",
-        ),
         ("endpoints", "gpu:8001", "expected grpc://HOST:PORT"),
+        ("endpoints", "ftp://gpu", "expected grpc://HOST:PORT"),
+        ("endpoints", "grpc://gpu/path", "expected grpc://HOST:PORT"),
+        ("endpoints", "http://gpu/v2?x=1", "credentials belong into files"),
+        ("endpoints", "http://gp u", "a host that is none"),
         ("endpoints", "grpc://gpu:99999", "is not a URL"),
         ("endpoints", "grpc://me:secret@gpu", "credentials belong into files"),
         ("remote_version", "newest", "expected a whole number"),
         ("remote_version", "0", "expected a whole number"),
-        ("forward", "transparent", "is not offered by this server"),
-        ("forward", "both", "expected 'batched', got 'both'"),
+        ("forward", "both", "expected 'batched' or 'transparent', got 'both'"),
         ("max_in_flight", "-1", "expected a whole number"),
+        ("max_in_flight", "0", "from 1 to 1024"),
         ("timeout_secs", "soon", "expected seconds"),
         ("timeout_secs", "nan", "expected seconds"),
+        ("forward_headers", "x-tenant,grpc-timeout", "'grpc-timeout' is about a connection"),
+        ("forward_headers", "x tenant", "'x tenant' is not the name of a header"),
+        ("forward_priority", "yes", "expected true or false, got 'yes'"),
+        ("hedge_after", "p100", "expected a quantile from p50 to p99.9, or seconds above 0"),
+        ("hedge_after", "nan", "expected a quantile"),
+        ("hedge_after", "0", "expected a quantile"),
+        ("hedge_after", "soon", "expected a quantile"),
+        ("hedge_percent", "0", "expected more than 0 and at most 100, got '0'"),
+        ("hedge_percent", "a few", "expected more than 0"),
         ("tls_root_cert", "none.pem", "none.pem cannot be read"),
+        ("host", "a b", "expected the name of a host"),
+        ("host", "a/b", "expected the name of a host"),
+        ("host", "a:b", "expected the name of a host"),
+        ("host", "a@b", "expected the name of a host"),
+        ("protocol", "v3", "expected v2, tfserving, torchserve, got 'v3'"),
+        ("signature_name", "s", r"is for parameters\['protocol'\] tfserving"),
+        ("remote_label", "s", "is for .* tfserving or torchserve"),
+        ("request_body", "raw", "is for .* torchserve"),
+        ("http_tensors", "text", "expected auto, binary or json, got 'text'"),
+        ("compression", "zip", "expected none, gzip or deflate, got 'zip'"),
     ],
 )
 def test_refusals(tmp_path: Path, name: str, value: str, text: str) -> None:
     with pytest.raises(InvalidOption, match=text) as refused:
         options(tmp_path, 0, **{name: value})
     assert refused.value.path == f"parameters['{name}']"
+
+
+def test_endpoints_over_http(tmp_path: Path) -> None:
+    named = "http://127.0.0.1, https://127.0.0.1/a b/, http://127.0.0.1:80, https://[::1]:8443"
+    found = options(tmp_path, endpoints=named).resolve()
+    assert [(e.port, e.authority, e.path, e.secure) for e in found] == [
+        (8000, "127.0.0.1:8000", "", False),
+        (443, "127.0.0.1", "/a%20b", True),
+        (80, "127.0.0.1", "", False),
+        (8443, "[::1]:8443", "", True),
+    ]
+
+
+def test_other_protocols_have_ports_of_their_own(tmp_path: Path) -> None:
+    both = options(tmp_path, endpoints="grpc://127.0.0.1,http://127.0.0.1", protocol="tfserving")
+    assert [e.port for e in both.resolve()] == [8500, 8501]
+    only = {"endpoints": "http://127.0.0.1", "protocol": "torchserve"}
+    (one,) = options(tmp_path, 0, **only).resolve()
+    assert one.port == 8080
+    with pytest.raises(InvalidOption, match=r"request_body.*expected array, object, raw"):
+        options(tmp_path, 0, request_body="xml", **only)
+    with pytest.raises(InvalidOption, match="cannot be combined with remote_version"):
+        options(tmp_path, 0, remote_label="1.0", remote_version="1", **only)
+    with pytest.raises(InvalidOption, match="asked over http or https only"):
+        options(tmp_path, 0, protocol="torchserve")
+    with pytest.raises(InvalidOption, match=r"remote_load.*tfserving has nothing like it"):
+        options(tmp_path, protocol="tfserving", remote_load="true")
+    with pytest.raises(InvalidOption, match="'transparent' is for servers of v2"):
+        options(tmp_path, 0, forward="transparent", **only)
+
+
+def test_a_host_of_another_name(tmp_path: Path) -> None:
+    (found,) = options(tmp_path, endpoints="https://127.0.0.1", host="iris.models:81").resolve()
+    assert (found.address, found.port, found.host) == ("127.0.0.1", 443, "iris.models")
+    assert found.authority == "iris.models:81"
 
 
 def test_files_are_beside_the_configuration(tmp_path: Path) -> None:
@@ -91,3 +152,40 @@ def test_any_text_is_endpoints_or_refused(text: str) -> None:
     except InvalidOption:
         return
     assert found.urls
+    for url in found.urls:
+        assert f"{url.authority}{url.path}".isascii()
+        assert url.path.isprintable()
+        assert " " not in url.path
+
+
+def test_a_host_whose_name_cannot_be_one(tmp_path: Path) -> None:
+    urls = "http://a..b,http://127.0.0.1"
+    [endpoint] = RemoteOptions.of({"endpoints": urls}, "m", 0, tmp_path).resolve()
+    assert endpoint.address == "127.0.0.1"
+    with pytest.raises(LoadFailed, match="label"):
+        RemoteOptions.of({"endpoints": f"http://{'a' * 70}.b"}, "m", 0, tmp_path).resolve()
+
+
+def test_memory_is_shared_with_servers_on_this_machine(tmp_path: Path) -> None:
+    assert not options(tmp_path).shared_memory
+    found = options(tmp_path, shared_memory="true", endpoints="grpc://127.9.9.9,grpcs://[::1]:1")
+    assert found.shared_memory
+    assert len(found.resolve()) == 2
+    elsewhere = options(tmp_path, shared_memory="true", endpoints="grpc://192.0.2.1:8001")
+    with pytest.raises(InvalidOption, match=r"192\.0\.2\.1: expected one of this machine"):
+        elsewhere.resolve()
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"endpoints": "http://127.0.0.1"}, "asked over gRPC, not http://127.0.0.1"),
+        ({"forward": "transparent"}, "tensors go on as they came"),
+        ({"protocol": "tfserving"}, "is of the protocol v2, not tfserving"),
+        ({"shared_memory": "system"}, "expected true or false"),
+    ],
+)
+def test_where_memory_cannot_be_shared(tmp_path: Path, given: dict[str, str], text: str) -> None:
+    with pytest.raises(InvalidOption, match=text) as error:
+        options(tmp_path, 0, **{"shared_memory": "true", **given})
+    assert error.value.path == "parameters['shared_memory']"

@@ -7,27 +7,29 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import monotonic_ns
+from typing import Any
 
-from google.protobuf.message import DecodeError
-
-from headrace.execution.remote.calls import CallFailed, Calls
+from headrace.execution.remote.connection import (
+    Call,
+    CallFailed,
+    Connection,
+    PassedRequest,
+    Receiver,
+    RemoteRequest,
+    RemoteStream,
+    StreamReceiver,
+)
 from headrace.execution.remote.options import Endpoint, RemoteOptions
-from headrace.observability.endpoints import EndpointSeries
+from headrace.execution.triton.upkeep import Upkeep
+from headrace.observability.endpoints import EndpointCounts, EndpointSeries
 from headrace.scheduling import endpoints as rules
 from headrace.scheduling.endpoints import Condition
-from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.remote_status import Fate
 
 log = logging.getLogger(__name__)
 
-_UNIMPLEMENTED = 12
-
-
-@dataclass(slots=True)
-class _Counts:
-    requests: int = 0
-    failures: int = 0
-    ejections: int = 0
+_SLACK_SECS = 0.5  # at a deadline the call is cancelled here: the server is not to blame
 
 
 @dataclass(slots=True)
@@ -37,6 +39,7 @@ class _Checks:
     timer: asyncio.TimerHandle | None = None
     task: "asyncio.Task[None] | None" = None
     closed: bool = field(default=False)
+    told: bool = field(default=False)  # whether the log has what the first one has found
 
 
 class Member:
@@ -45,58 +48,115 @@ class Member:
     def __init__(
         self,
         endpoint: Endpoint,
+        connection: Connection,
         options: RemoteOptions,
         model: str,
         loop: asyncio.AbstractEventLoop,
         changed: Callable[[], None],
         reachable: bool = False,
+        upkeep: Upkeep | None = None,
+        counts: EndpointCounts | None = None,
     ) -> None:
+        """`upkeep` has the server load the model where that is up to this one.
+
+        `counts` may have been another one's before.
+        """
         self.endpoint = endpoint
         self.condition = Condition(reachable=reachable)
         self._options = options
         self._model = model
         self._loop = loop
         self._changed = changed
-        self._calls = Calls(endpoint, options.credentials)
-        self._counts = _Counts()
+        self._connection = connection
+        self._counts = EndpointCounts() if counts is None else counts
         self._checks = _Checks()
-        self._drained = asyncio.Event()
-        self._drained.set()
-        asked = pb.ModelReadyRequest(name=options.model, version=options.version)
-        self._question = asked.SerializeToString()
+        self._upkeep = upkeep
+        self._drained: asyncio.Event | None = None  # where somebody waits for that
         self._plan(0.0)
 
-    async def infer(self, message: bytes) -> bytes:
-        """One call; raises `CallFailed`. What becomes of it is taken into account."""
-        self._counts.requests += 1
-        self.condition = rules.begun(self.condition)
-        self._drained.clear()
+    def begin(self, request: RemoteRequest | PassedRequest, receiver: Receiver) -> Call:
+        """One call; what becomes of it is to be told to one of `succeeded`, `abandoned` and
+        `failed`, unless this raises.
+        """
+        self._begin(request)
         try:
-            answer = await self._calls.infer(message, self._options.timeout)
-        except CallFailed as failed:
-            self._note(failed)
+            return self._connection.begin(request, self._seconds(request), receiver)
+        except BaseException:  # of a request that cannot be written, say
+            self.abandoned()
             raise
+
+    def stream(self, request: RemoteRequest, receiver: StreamReceiver) -> RemoteStream:
+        """A stream for one request, with any number of responses; as `begin`.
+
+        Only where the endpoint's protocol has streams.
+        """
+        self._begin(request)
+        connection: Any = self._connection
+        seconds = _left(request.deadline) if request.deadline else 0.0
+        stream: RemoteStream | None = None
+        try:
+            # Not with `triton_grpc_error`, which would bring the statuses of errors: a Triton dies
+            # of a model that goes on after one.
+            stream = connection.stream(receiver, seconds, request.headers)
+            stream.send(request)
+            stream.finish()
         except BaseException:
-            self.condition = rules.abandoned(self.condition)
+            if stream is not None:
+                stream.cancel()
+            self.abandoned()
             raise
-        else:
-            self.condition = rules.succeeded(self.condition)
-            return answer
-        finally:
-            if not self.condition.outstanding:
-                self._drained.set()
+        return stream
+
+    def _begin(self, request: RemoteRequest | PassedRequest) -> None:
+        self._counts.requests += 1
+        rules.begin(self.condition)
+        if request.trace is not None:
+            request.trace.sent(self.endpoint.name)
+
+    def succeeded(self) -> None:
+        """A call has been answered."""
+        rules.succeed(self.condition)
+        self._ended()
+
+    def abandoned(self) -> None:
+        """A call was cancelled."""
+        rules.abandon(self.condition)
+        self._ended()
+
+    def failed(self, failed: CallFailed) -> None:
+        """A call has failed."""
+        self._note(failed)
+        self._ended()
+
+    def hedges(self) -> None:
+        """The next call is the second one for its request."""
+        self._counts.hedges += 1
+
+    def won(self) -> None:
+        """Such a call was answered before the first one."""
+        self._counts.wins += 1
+
+    def _seconds(self, request: RemoteRequest | PassedRequest) -> float:
+        """How long a call may take; 0 for any time."""
+        longest = self._options.timeout
+        if not request.deadline:
+            return longest
+        left = _left(request.deadline)
+        return min(left, longest) if longest else left
 
     async def drained(self) -> None:
         """Wait until no call is under way."""
-        await self._drained.wait()
+        while self.condition.outstanding:
+            self._drained = asyncio.Event()
+            await self._drained.wait()
 
     def series(self) -> EndpointSeries:
         """What a scrape shows of it."""
-        condition, counts = self.condition, self._counts
+        condition = self.condition
         return EndpointSeries(
-            self.endpoint.name, counts.requests, counts.failures, counts.ejections,
-            condition.outstanding,
+            self.endpoint.name, self._counts, condition.outstanding,
             condition.reachable and self._loop.time() >= condition.ejected_until,
+            hedges=self._options.hedge is not None,
         )  # fmt: skip
 
     async def close(self) -> None:
@@ -107,28 +167,32 @@ class Member:
         if self._checks.task is not None:
             self._checks.task.cancel()
             await asyncio.wait([self._checks.task])
-        await self._calls.close()
+        await self._connection.close()
+
+    def _ended(self) -> None:
+        if self._drained is not None and not self.condition.outstanding:
+            self._drained.set()
 
     def _note(self, failed: CallFailed) -> None:
-        fate = failed.failure(self._model).fate
-        before = self.condition
+        fate, condition = failed.failure.fate, self.condition
         if fate is Fate.ANSWERED:
-            self.condition = rules.succeeded(before)
+            rules.succeed(condition)
             return
         self._counts.failures += 1
+        reachable = condition.reachable
         if fate is Fate.UNSENT or fate is Fate.UNCERTAIN:
-            self.condition = rules.disconnected(before)
-            if before.reachable:
+            rules.disconnect(condition)
+            if reachable:
                 self._tell("cannot be reached", failed.text)
-                self._plan(rules.next_check(self.condition, self._options.health_interval))
+                self._plan(rules.next_check(condition, self._options.health_interval))
                 self._changed()
             return
-        self.condition = rules.failed(before, self._loop.time())
-        if fate is Fate.REFUSED and before.reachable:
+        ejected = rules.fail(condition, self._loop.time())
+        if fate is Fate.REFUSED and reachable:
             self._plan(0.0)  # it may be about to end, or has unloaded the model
-        if self.condition.ejections > before.ejections:
+        if ejected:
             self._counts.ejections += 1
-            left = self.condition.ejected_until - self._loop.time()
+            left = condition.ejected_until - self._loop.time()
             self._tell(f"fails again and again and is left out for {left:.0f} s", failed.text)
 
     # --- health
@@ -146,33 +210,54 @@ class Member:
         self._checks.task = self._loop.create_task(self._check())
 
     async def _check(self) -> None:
-        healthy, why = await self._healthy()
+        try:
+            healthy, why = await self._healthy()
+        except Exception as error:  # the next check may do better, and there has to be one
+            log.exception("bug while checking server %s of model %s", self.endpoint.name,
+                          self._model, extra={"model": self._model})  # fmt: skip
+            healthy, why = False, repr(error)
         self._checks.task = None
-        before = self.condition
-        self.condition = rules.checked(before, healthy)
+        before = self.condition.reachable
+        rules.check(self.condition, healthy)
         self._plan(rules.next_check(self.condition, self._options.health_interval))
-        if healthy is before.reachable:
+        if healthy is before and self._checks.told:
             return
+        self._checks.told = True
         if healthy:
             log.info("model %s: server %s serves", self._model, self.endpoint.name,
                      extra={"model": self._model})  # fmt: skip
         else:
             self._tell("does not serve", why)
-        self._changed()
+        if healthy is not before:
+            self._changed()
 
     async def _healthy(self) -> tuple[bool, str]:
         """Whether the server says that the model is ready, and what it says instead."""
+        ready, why = False, "the model is not ready there"
         try:
-            answer = await self._calls.ready(self._question, self._options.health_timeout)
-            ready = pb.ModelReadyResponse.FromString(answer).ready
-        except CallFailed as failed:  # a server without the procedure cannot say more
-            return failed.status == _UNIMPLEMENTED, failed.text
-        except DecodeError as error:
-            return False, str(error)
-        return ready, "" if ready else "the model is not ready there"
+            ready = await self._connection.ready(self._options.health_timeout)
+        except CallFailed as failed:
+            why = failed.text
+            if failed.failure.fate not in (Fate.ANSWERED, Fate.REFUSED):
+                return False, why
+        if self._upkeep is not None and not (ready and self.condition.reachable):
+            # It may have been started again meanwhile, without the model or with another one. To
+            # load that takes a while, in which it gets nothing.
+            if not ready and self.condition.reachable:
+                rules.check(self.condition, False)
+                self._tell("does not serve", why)
+                self._changed()
+            why = await self._upkeep.mend()
+            return not why, why
+        return ready, "" if ready else why
 
     def _tell(self, what: str, why: str) -> None:
         log.warning(
             "model %s: server %s %s: %s", self._model, self.endpoint.name, what, why,
             extra={"model": self._model},
         )  # fmt: skip
+
+
+def _left(deadline: int) -> float:
+    """How many seconds a call with a deadline may take."""
+    return max((deadline - monotonic_ns()) / 1e9, 0.0) + _SLACK_SECS

@@ -1,56 +1,111 @@
 """What a configuration's parameters say about the servers that run a model."""
 
+import re
 import socket
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from headrace.core.errors import InvalidOption, LoadFailed
+from headrace.core.requests import Passes
+from headrace.execution.remote.hedge_options import hedge_rules
+from headrace.execution.remote.nearby import check_local, check_sharing
+from headrace.execution.remote.protocol_options import (
+    PORTS,
+    PROTOCOL_PARAMETERS,
+    V2,
+    V2_OPTIONS,
+    ProtocolOptions,
+)
+from headrace.scheduling.hedging import HedgeRules
+from headrace.wire.compression import ENCODINGS
 
 REMOTE_PARAMETERS = frozenset(
     {
         "endpoints", "remote_model", "remote_version", "forward", "max_in_flight", "timeout_secs",
         "wait_secs", "health_interval_secs", "health_timeout_secs", "tls_root_cert", "tls_cert",
-        "tls_key", "authorization_file",
+        "tls_key", "authorization_file", "forward_headers", "forward_priority",
+        "host", "http_tensors", "compression", "hedge_after", "hedge_percent",
+        "shared_memory", *PROTOCOL_PARAMETERS,
     }
 )  # fmt: skip
-_GRPC_PORT = 8001
-_MOST_IN_FLIGHT = 1024
+_USUAL_PORTS = {"http": 80, "https": 443}  # which the header Host leaves out
+_OVER_HTTP = frozenset({"http", "https"})
+_SECURE = frozenset({"grpcs", "https"})
+_FORMS = "grpc://HOST:PORT, grpcs://HOST:PORT, http://HOST:PORT/PATH or https://HOST:PORT/PATH"
+_HOST = re.compile(r"[!-~]+")  # names of other scripts have a form in ASCII
+_OF_FILES = frozenset({"tls_root_cert", "tls_cert", "tls_key", "authorization_file"})
+MOST_IN_FLIGHT = 1024
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
+_OF_CONNECTIONS = frozenset(
+    {
+        "connection", "content-encoding", "content-length", "content-type", "accept-encoding",
+        "expect", "host", "http2-settings", "inference-header-content-length", "keep-alive",
+        "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "user-agent",
+    }
+)  # fmt: skip
 _LARGEST_FILE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """One endpoint as it is configured; its host may have several addresses."""
+    """One endpoint as it is configured; its host may have several addresses.
 
+    `path` is what stands before the protocol's paths; without a slash at its end. `label` is what
+    people know it by, if that is not its URL.
+    """
+
+    scheme: str
     host: str
     port: int
-    secure: bool
+    path: str = ""
+    label: str = ""
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"grpc{'s' if self.secure else ''}://{host}:{self.port}"
+        return self.label or f"{self.scheme}://{_bracketed(self.host)}:{self.port}{self.path}"
+
+    @property
+    def authority(self) -> str:
+        """The value of the header Host."""
+        host = _bracketed(self.host)
+        return host if _USUAL_PORTS.get(self.scheme) == self.port else f"{host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Endpoint:
-    """One address of one endpoint. `target` is what gRPC calls it; `name` is for people."""
+    """One address of one endpoint; `name` is for people, `host` is what certificates name.
+
+    `authority` is what HTTP calls it, and `path` what stands before the paths there.
+    """
 
     name: str
-    target: str
+    scheme: str
+    address: str
+    port: int
     host: str
-    secure: bool
+    authority: str = ""
+    path: str = ""
+
+    @property
+    def secure(self) -> bool:
+        """Whether it is spoken to over TLS."""
+        return self.scheme in _SECURE
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Contents of files: PEM for TLS, empty for the system's, and the value of `authorization`."""
+    """Contents of files: PEM for TLS, empty for the system's, and the value of `authorization`.
+
+    `metadata` goes along with each call of gRPC.
+    """
 
     root: bytes = b""
     certificate: bytes = b""
     key: bytes = b""
     authorization: str = ""
+    metadata: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +114,15 @@ class RemoteOptions:
 
     `version` is empty for whichever the servers choose. `max_in_flight` calls are under way at a
     time, 0 for as many as suits what the servers say of the model. A call may take `timeout`, 0
-    for any time. While no server can be reached, requests wait for `wait`.
+    for any time. While no server can be reached, requests wait for `wait`. `forward_headers` are
+    the names of clients' headers that go on to the servers, in lower case. Requests of the doors
+    that `passes` names are not read here. `read_credentials` gives what the files hold now.
+
+    With `shared_memory`, all of them are on this machine, and take large tensors in shared memory.
+
+    `host` is what the servers are called instead of what their URLs say, if it is not empty. Over
+    HTTP, tensors are sent as `tensors` says, or as the server says if it is empty, and bodies with
+    `compression`, if that is not empty.
     """
 
     urls: Sequence[Url]
@@ -71,6 +134,16 @@ class RemoteOptions:
     health_interval: float
     health_timeout: float
     credentials: Credentials
+    forward_headers: Sequence[str] = ()
+    forward_priority: bool = False
+    host: str = ""
+    tensors: str = ""
+    compression: str = ""
+    hedge: HedgeRules | None = None
+    passes: Passes = Passes.NONE
+    read_credentials: Callable[[], Credentials] | None = field(default=None, compare=False)
+    protocol: ProtocolOptions = V2_OPTIONS
+    shared_memory: bool = False
 
     @classmethod
     def of(
@@ -81,7 +154,10 @@ class RemoteOptions:
         `version` is that of a version directory, 0 if there is none. File names are relative to
         `root`.
         """
-        _check_forward(parameters)
+        protocol = ProtocolOptions.of(parameters)
+        transparent = _is_transparent(parameters)
+        if transparent and protocol.name != V2:
+            raise _wrong("forward", f"'transparent' is for servers of {V2}, not of {protocol.name}")
         named = parameters.get("remote_version", "")
         if named and version:
             raise _wrong(
@@ -91,8 +167,11 @@ class RemoteOptions:
             )
         if named and not (named.isascii() and named.isdecimal() and int(named[:19]) > 0):
             raise _wrong("remote_version", f"expected a whole number from 1 on, got {named!r}")
+        urls = tuple(_urls(parameters.get("endpoints", ""), protocol.name))
+        if shared := _flag(parameters, "shared_memory"):
+            check_sharing(urls, protocol.name, transparent)
         return cls(
-            tuple(_urls(parameters.get("endpoints", ""))),
+            urls,
             parameters.get("remote_model") or model,
             named or (str(version) if version else ""),
             _count(parameters, "max_in_flight"),
@@ -101,25 +180,51 @@ class RemoteOptions:
             _seconds(parameters, "health_interval_secs", 1.0) or 1.0,
             _seconds(parameters, "health_timeout_secs", 2.0) or 2.0,
             _credentials(parameters, root),
+            _header_names(parameters),
+            _flag(parameters, "forward_priority"),
+            _host(parameters),
+            _one_of(parameters, "http_tensors", ("auto", "binary", "json")),
+            _one_of(parameters, "compression", ("none", *ENCODINGS)),
+            hedge_rules(parameters),
+            _passes(urls) if transparent else Passes.NONE,
+            partial(_credentials, dict(parameters), root) if _OF_FILES & set(parameters) else None,
+            protocol,
+            shared,
         )
 
-    def resolve(self) -> list[Endpoint]:
-        """All addresses of all endpoints, which may take a while; raises `LoadFailed`.
+    def renewed(self) -> "RemoteOptions | None":
+        """The same with what the files with credentials hold now; None if that is the same.
 
-        A name that cannot be resolved is left out as long as another one can.
+        Raises `InvalidOption`.
+        """
+        if self.read_credentials is None:
+            return None
+        credentials = self.read_credentials()
+        return None if credentials == self.credentials else replace(self, credentials=credentials)
+
+    def resolve(self) -> list[Endpoint]:
+        """All addresses of all endpoints, which may take a while.
+
+        A name that cannot be resolved is left out as long as another one can. Raises `LoadFailed`,
+        and `InvalidOption` for an address that is elsewhere, where memory is to be shared.
         """
         found: dict[Endpoint, None] = {}
         problems = []
         for url in self.urls:
             try:
                 answers = socket.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
-            except OSError as error:
-                problems.append(f"{url}: {error.strerror or error}")
+            except (OSError, UnicodeError) as error:  # the latter for a name that cannot be one
+                problems.append(f"{url}: {getattr(error, 'strerror', None) or error}")
                 continue
-            for family, _, _, _, address in answers:
-                found[_endpoint(url, family, str(address[0]))] = None
+            for *_, address in answers:
+                if self.shared_memory:
+                    check_local(url, str(address[0]))
+                found[_endpoint(url, str(address[0]), self.host)] = None
         if not found:
-            raise LoadFailed("; ".join(problems), "no address is known for its endpoints")
+            raise LoadFailed(
+                f"no address is known for its endpoints: {'; '.join(problems)}",
+                "no address is known for its endpoints",
+            )
         return list(found)
 
 
@@ -129,50 +234,90 @@ def version_without_directory(parameters: Mapping[str, str]) -> int:
     return max(int(named[:9]), 1) if named.isascii() and named.isdecimal() else 1
 
 
-def _endpoint(url: Url, family: int, address: str) -> Endpoint:
-    own = f"[{address}]" if family == socket.AF_INET6 else address
-    scheme = "ipv6" if family == socket.AF_INET6 else "ipv4"
+def _endpoint(url: Url, address: str, host: str) -> Endpoint:
     name = str(url) if address == url.host else f"{url} ({address})"
-    return Endpoint(name, f"{scheme}:{own}:{url.port}", url.host, url.secure)
+    known_as = urlsplit(f"//{host}").hostname or url.host
+    return Endpoint(name, url.scheme, address, url.port, known_as, host or url.authority, url.path)
 
 
-def _urls(text: str) -> Iterator[Url]:
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _urls(text: str, protocol: str) -> Iterator[Url]:
+    ports = PORTS[protocol]
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
-        raise _wrong("endpoints", "name at least one server, such as grpc://gpu-1:8001")
+        raise _wrong(
+            "endpoints",
+            "name at least one server, such as grpc://gpu-1:8001, or give remote_backend for a"
+            " Triton that this server starts",
+        )
     for part in parts:
         try:
             split = urlsplit(part)
             host, port = split.hostname, split.port
         except ValueError as error:
             raise _wrong("endpoints", f"{part!r} is not a URL: {error}") from None
-        if split.scheme in ("http", "https"):
-            raise _wrong(
-                "endpoints",
-                f"{part!r}: servers are asked over gRPC only; name their gRPC port, such as"
-                f" grpc{'s' if split.scheme == 'https' else ''}://{host}:{_GRPC_PORT}",
-            )
-        if split.scheme not in ("grpc", "grpcs") or not host or split.path.strip("/"):
-            raise _wrong(
-                "endpoints", f"expected grpc://HOST:PORT or grpcs://HOST:PORT, got {part!r}"
-            )
+        path = split.path.rstrip("/")
+        if split.scheme not in ports and split.scheme in PORTS[V2]:
+            raise _wrong("endpoints", f"servers of {protocol} are asked over http or https only")
+        if split.scheme not in ports or not host or (path and split.scheme not in _OVER_HTTP):
+            raise _wrong("endpoints", f"expected {_FORMS}, got {part!r}")
         if split.username is not None or split.query or split.fragment:
-            raise _wrong("endpoints", "expected grpc://HOST:PORT; credentials belong into files")
-        yield Url(host, port or _GRPC_PORT, split.scheme == "grpcs")
+            raise _wrong("endpoints", f"expected {_FORMS}; credentials belong into files")
+        if not _HOST.fullmatch(host):
+            raise _wrong("endpoints", f"{part!r} has a host that is none")
+        path = quote(path, safe="/%~:@!$&'()*+,;=")
+        yield Url(split.scheme, host, port or ports[split.scheme], path)
 
 
-def _check_forward(parameters: Mapping[str, str]) -> None:
+def _host(parameters: Mapping[str, str]) -> str:
+    host = parameters.get("host", "")
+    try:
+        named = urlsplit(f"//{host}")
+        good = not host or (named.netloc == host and named.hostname and "@" not in host)
+        good = good and (named.port is None or named.port > 0) and host.isascii()
+    except ValueError:
+        good = False
+    if not good or (host and not _HOST.fullmatch(named.hostname or "")):
+        raise _wrong("host", f"expected the name of a host, got {host!r}")
+    return host
+
+
+def _one_of(parameters: Mapping[str, str], name: str, values: Sequence[str]) -> str:
+    """One of the values, of which the first is the same as none, and is given as such."""
+    value = parameters.get(name) or values[0]
+    if value not in values:
+        raise _wrong(name, f"expected {', '.join(values[:-1])} or {values[-1]}, got {value!r}")
+    return "" if value == values[0] else value
+
+
+def _is_transparent(parameters: Mapping[str, str]) -> bool:
     forward = parameters.get("forward", "batched")
-    if forward == "transparent":
-        raise _wrong("forward", "'transparent' is not offered by this server, only 'batched'")
-    if forward != "batched":
-        raise _wrong("forward", f"expected 'batched', got {forward!r}")
+    if forward not in ("batched", "transparent"):
+        raise _wrong("forward", f"expected 'batched' or 'transparent', got {forward!r}")
+    return forward == "transparent"
+
+
+def _passes(urls: Sequence[Url]) -> Passes:
+    """Whose requests servers at these URLs take as they came; raises `InvalidOption`."""
+    kinds = {Passes.HTTP if url.scheme in _OVER_HTTP else Passes.GRPC for url in urls}
+    if len(kinds) > 1:
+        raise _wrong(
+            "endpoints",
+            "with forward 'transparent' all of them are asked over gRPC, or all over HTTP: a"
+            " request goes on as it came",
+        )
+    return kinds.pop()
 
 
 def _count(parameters: Mapping[str, str], name: str) -> int:
-    text = parameters.get(name, "0")
-    if not (text.isascii() and text.isdecimal() and int(text[:9]) <= _MOST_IN_FLIGHT):
-        raise _wrong(name, f"expected a whole number from 1 to {_MOST_IN_FLIGHT}, got {text!r}")
+    text = parameters.get(name)
+    if text is None:
+        return 0
+    if not (text.isascii() and text.isdecimal() and 0 < int(text[:9]) <= MOST_IN_FLIGHT):
+        raise _wrong(name, f"expected a whole number from 1 to {MOST_IN_FLIGHT}, got {text!r}")
     return int(text)
 
 
@@ -187,6 +332,26 @@ def _seconds(parameters: Mapping[str, str], name: str, default: float) -> float:
     if not 0 <= seconds <= 86_400:
         raise _wrong(name, f"expected seconds, at most a day, got {text!r}")
     return seconds
+
+
+def _header_names(parameters: Mapping[str, str]) -> tuple[str, ...]:
+    given = parameters.get("forward_headers", "").lower().split(",")
+    names = tuple(dict.fromkeys(name.strip() for name in given if name.strip()))
+    for name in names:
+        if not _HEADER_NAME.fullmatch(name):
+            raise _wrong("forward_headers", f"{name!r} is not the name of a header")
+        if name in _OF_CONNECTIONS or name.startswith("grpc-") or name.endswith("-bin"):
+            raise _wrong(
+                "forward_headers", f"'{name}' is about a connection or a body, and stays here"
+            )
+    return names
+
+
+def _flag(parameters: Mapping[str, str], name: str) -> bool:
+    text = parameters.get(name, "false").lower()
+    if text not in ("true", "false"):
+        raise _wrong(name, f"expected true or false, got {text!r}")
+    return text == "true"
 
 
 def _credentials(parameters: Mapping[str, str], root: Path) -> Credentials:

@@ -14,25 +14,30 @@ Owned by the event-loop thread, but for the look-up of names.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Container, Sequence, Set
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Protocol
 
-from headrace.core.errors import LoadFailed, ModelNotReady, ServerError
+from headrace.core.errors import InvalidOption, LoadFailed, ModelNotReady, ServerError
 from headrace.core.signature import Signature
+from headrace.execution.aside import aside
 from headrace.execution.choice import InstanceKind
-from headrace.execution.remote.backend import RemoteModel
-from headrace.execution.remote.calls import CallFailed
 from headrace.execution.remote.member import Member
 from headrace.execution.remote.options import Endpoint
-from headrace.execution.remote.slot import Lost, Slot
-from headrace.observability.endpoints import EndpointSeries
-from headrace.scheduling.batch import Instance, NotStarted
-from headrace.scheduling.endpoints import choose
-from headrace.wire.remote_status import Failure, Fate
+from headrace.execution.remote.slot import Slot
+from headrace.execution.remote.slots import make_slots
+from headrace.observability.endpoints import EndpointCounts, EndpointSeries
+from headrace.scheduling.batch import Answer, Instance, Pending
+from headrace.scheduling.endpoints import Condition, choose
+from headrace.scheduling.sequences import SequenceQueue, SequenceTable, Submit
+
+if TYPE_CHECKING:
+    from headrace.execution.remote.model import RemoteModel
 
 log = logging.getLogger(__name__)
 
 _RESOLVE_SECS = 15.0  # between looks at what addresses a name has
+_SEQUENCES_SECS = 0.2  # between looks whether a server that leaves has sequences
 
 
 class Scheduler(Protocol):
@@ -47,8 +52,11 @@ class Scheduler(Protocol):
     def resume(self, instance: Instance) -> None:
         """It can again."""
 
-    def fail_waiting(self, error: ServerError) -> None:
-        """End all that waits."""
+    def fail_waiting(self, error: ServerError) -> bool:
+        """End all that waits, unless something else may run it; whether it has ended."""
+
+    def answer(self, pending: Pending, answer: Answer | None, final: bool) -> None:
+        """Take what comes for a request by itself."""
 
 
 class RemotePool:
@@ -59,13 +67,17 @@ class RemotePool:
     def __init__(
         self,
         name: str,
-        model: RemoteModel,
+        model: "RemoteModel",
         signature: Signature,
         scheduler: Scheduler,
         loop: asyncio.AbstractEventLoop,
         changed: Callable[[], None],
+        counts: dict[str, EndpointCounts],
     ) -> None:
-        """`changed` is called when `healthy` has changed, or `given_up`."""
+        """`changed` is called when `healthy` has changed, or `given_up`.
+
+        `counts` has the counters of servers by their names, and gets those that are new.
+        """
         self.name = name
         self.given_up = False  # no server can be reached, and nothing waits for one any more
         self._model = model
@@ -73,16 +85,22 @@ class RemotePool:
         self._scheduler = scheduler
         self._loop = loop
         self._changed = changed
+        self._counts = counts
+        self._sequences: SequenceTable | None = None
         self._members: list[Member] = []
+        self._conditions: list[Condition] = []  # theirs
         self._leaving: set[asyncio.Task[None]] = set()
         self._reachable = True
         self._wait: asyncio.TimerHandle | None = None
         self._resolving: asyncio.Task[None] | None = None
         self._closed: asyncio.Task[None] | None = None
+        self._drift = model.watch(self._looked_at)
         for endpoint in model.endpoints:
             self._members.append(self._member(endpoint, endpoint == model.answered))
-        count = model.max_in_flight
-        self._slots = [Slot(self, signature, model.messages) for _ in range(count)]
+        self._conditions = [member.condition for member in self._members]
+        if model.sequences is not None:
+            self._sequences = SequenceTable(model.sequences.idle_ns, monotonic_ns)
+        self._slots = make_slots(self, model, signature, self._sequences, loop, scheduler.answer)
         for slot in self._slots:
             scheduler.add_instance(slot)
         self._resolve_timer = loop.call_later(_RESOLVE_SECS, self._begin_resolving)
@@ -105,27 +123,32 @@ class RemotePool:
 
     def series(self) -> Sequence[EndpointSeries]:
         """What a scrape shows of the servers."""
-        return [member.series() for member in self._members]
+        found = [member.series() for member in self._members]
+        for member, series in zip(self._members, found, strict=True):
+            series.differences = self._drift.count(member.endpoint)
+        if self._sequences is not None:
+            self._sequences.forget_idle()
+            for member, series in zip(self._members, found, strict=True):
+                series.sequences = self._sequences.count(member)
+        return found
 
-    async def ask(self, message: bytes) -> bytes:
-        """Have a server run a request; raises `Lost`, or `NotStarted` if none can be reached."""
-        tried: set[int] = set()
-        members = list(self._members)
-        last: Failure | None = None
-        while True:
-            conditions = [member.condition for member in members]
-            index = choose(conditions, self._loop.time(), tried)
-            if index is None:
-                if last is None or last.fate is Fate.UNSENT:
-                    raise NotStarted
-                raise Lost(last)
-            try:
-                return await members[index].infer(message)
-            except CallFailed as failed:
-                last = failed.failure(self._signature.model)
-            if last.fate not in (Fate.UNSENT, Fate.REFUSED):
-                raise Lost(last)
-            tried.add(index)
+    def in_sequence(self, submit: Submit, expect: Callable[[int], None]) -> SequenceQueue | None:
+        """What stands before the scheduler, which takes requests by `submit`, for sequences."""
+        rules, table = self._model.sequences, self._sequences
+        if rules is None or table is None:
+            return None
+        starts = max(len(self._slots) // 2, 1)
+        return SequenceQueue(self._signature.model, table, rules, starts, submit, expect)
+
+    def next(self, tried: Set[Member]) -> Member | None:
+        """The server for the next call, other than those `tried`; None if there is none."""
+        members = self._members
+        if tried:
+            among: Container[int] = {i for i, one in enumerate(members) if one in tried}
+        else:
+            among = ()
+        index = choose(self._conditions, self._loop.time(), among)
+        return None if index is None else members[index]
 
     def rest(self, slot: Slot) -> None:
         """A slot is idle; it stays so while nothing can be reached."""
@@ -137,6 +160,7 @@ class RemotePool:
         if self._closed is not None:
             return
         self._resolve_timer.cancel()
+        self._drift.close()
         if self._wait is not None:
             self._wait.cancel()
         if self._resolving is not None:
@@ -150,11 +174,17 @@ class RemotePool:
 
     async def _close(self) -> None:
         await asyncio.gather(*(member.close() for member in self._members), *self._leaving)
+        await aside(self._model.close, f"release {self.name}")
+
+    def _looked_at(self) -> Sequence[Endpoint]:
+        """The servers that can be asked what they have."""
+        return [member.endpoint for member in self._members if member.condition.reachable]
 
     def _member(self, endpoint: Endpoint, reachable: bool = False) -> Member:
         return Member(
-            endpoint, self._model.options, self._signature.model, self._loop, self._on_member,
-            reachable,
+            endpoint, self._model.connect(endpoint, self._signature), self._model.options,
+            self._signature.model, self._loop, self._on_member, reachable,
+            self._model.upkeep(endpoint), self._counts.setdefault(endpoint.name, EndpointCounts()),
         )  # fmt: skip
 
     # --- whether anything can be reached
@@ -186,11 +216,12 @@ class RemotePool:
     def _give_up(self) -> None:
         self._wait = None
         self.given_up = True
-        log.error(
+        alone = self._scheduler.fail_waiting(self.waiting_error())
+        log.log(
+            logging.ERROR if alone else logging.WARNING,
             "model %s: none of its servers can be reached", self._signature.model,
             extra={"model": self._signature.model},
         )  # fmt: skip
-        self._scheduler.fail_waiting(self.waiting_error())
         self._changed()
 
     # --- which servers there are
@@ -199,20 +230,35 @@ class RemotePool:
         self._resolving = self._loop.create_task(self._resolve())
 
     async def _resolve(self) -> None:
-        """Take in what addresses the names have now."""
-        try:
-            found = await self._loop.run_in_executor(None, self._model.options.resolve)
-        except LoadFailed as error:  # the servers that are known may do well all the same
-            log.warning("model %s: %s", self._signature.model, error)
-        else:
-            self._adopt(found)
+        await self.look_again()
         self._resolve_timer = self._loop.call_later(_RESOLVE_SECS, self._begin_resolving)
 
-    def _adopt(self, found: Sequence[Endpoint]) -> None:
-        known = {member.endpoint for member in self._members}
-        gone = [member for member in self._members if member.endpoint not in found]
-        self._members = [member for member in self._members if member.endpoint in found]
-        self._members += [self._member(endpoint) for endpoint in found if endpoint not in known]
+    async def look_again(self) -> None:
+        """Take in what addresses the names have now, and what the files with credentials hold."""
+        name = self._signature.model
+        try:
+            found, dialects = await self._loop.run_in_executor(None, self._model.look)
+        except (LoadFailed, InvalidOption) as error:
+            # The servers that are known may do well all the same.
+            log.warning("model %s: %s", name, error, extra={"model": name})
+            return
+        if dialects is not None:
+            self._model.renew(dialects)
+            log.info("model %s: its credentials have changed; servers are connected to anew", name,
+                     extra={"model": name})  # fmt: skip
+        self._adopt(found, anew=dialects is not None)
+
+    def _adopt(self, found: Sequence[Endpoint], anew: bool) -> None:
+        kept = [m for m in self._members if m.endpoint in found and not anew]
+        gone = [member for member in self._members if member not in kept]
+        before = {member.endpoint: member.condition.reachable for member in self._members}
+        known = {member.endpoint for member in kept}
+        self._members = kept + [
+            self._member(endpoint, before.get(endpoint, False))
+            for endpoint in found
+            if endpoint not in known
+        ]
+        self._conditions = [member.condition for member in self._members]
         for member in gone:
             task = self._loop.create_task(self._dismiss(member))
             self._leaving.add(task)
@@ -223,4 +269,14 @@ class RemotePool:
     async def _dismiss(self, member: Member) -> None:
         """Close the connection to a server once what is under way there has ended."""
         await member.drained()
+        while self._sequences is not None and self._closed is None:
+            self._sequences.forget_idle()
+            if not self._sequences.count(member):
+                break
+            await asyncio.sleep(_SEQUENCES_SECS)
+            await member.drained()
+        member.condition.reachable = False
         await member.close()
+        name = member.endpoint.name
+        if not any(other.endpoint.name == name for other in self._members):
+            self._counts.pop(name, None)  # addresses may come and go for years

@@ -1,50 +1,45 @@
 """One call that may be under way to a model's servers; an instance, as the scheduler sees it."""
 
 import asyncio
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import monotonic_ns
 from typing import Protocol
 
 from headrace.core.errors import (
     Cancelled,
     ExecutionFailed,
-    InvalidRequest,
+    Relayed,
     ServerError,
 )
+from headrace.core.requests import OpaqueRequest
 from headrace.core.signature import Signature, reshaped
 from headrace.core.tensors import Array
+from headrace.execution.remote.connection import (
+    CallTrace,
+    PassedAnswer,
+    PassedRequest,
+    RemoteRequest,
+)
+from headrace.execution.remote.errand import Errand, ErrandMaker, Lost, Members, Sent
+from headrace.execution.remote.forwarded import Forwarding
+from headrace.execution.remote.passing import passed_request, relayed, whole_answer
 from headrace.scheduling.batch import (
     Answer,
     Batch,
-    Deferral,
     Instance,
     NotStarted,
     Outcome,
     Part,
     Pending,
 )
-from headrace.wire.remote_infer import RemoteAnswer, RemoteInput, RemoteMessages, read_answer
-from headrace.wire.remote_status import Failure, Fate
-
-log = logging.getLogger(__name__)
+from headrace.wire.remote_infer import RemoteAnswer, RemoteInput
+from headrace.wire.remote_status import Fate
 
 Done = Callable[[Instance, Batch, Outcome], None]
 
 
-class Lost(Exception):
-    """A call has failed, and is not to be sent to another server."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(str(failure.error))
-        self.failure = failure
-
-
-class Pool(Protocol):
+class Pool(Members, Protocol):
     """What a slot belongs to."""
-
-    async def ask(self, message: bytes) -> bytes:
-        """Have a server run a request; raises `Lost` or `NotStarted`."""
 
     def rest(self, slot: "Slot") -> None:
         """The slot is idle."""
@@ -58,17 +53,44 @@ class Slot:
 
     load = 0
 
-    def __init__(self, pool: Pool, signature: Signature, messages: RemoteMessages) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        signature: Signature,
+        forwarding: Forwarding,
+        loop: asyncio.AbstractEventLoop,
+        errands: ErrandMaker = Errand,
+    ) -> None:
+        """`errands` makes what has a server run a request."""
         self._pool = pool
+        self._errands = errands
         self._signature = signature
-        self._messages = messages
+        self._forwarding = forwarding
+        self._loop = loop
         self._batch: Batch | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._done: Done | None = None
+        self._errand: Sent | None = None
+        self._trace: CallTrace | None = None
+        self._started = 0
+        self._gathered = 0
 
     def execute(self, batch: Batch, done: Done) -> None:
         """Send `batch`; see `headrace.scheduling.batch.Instance`."""
-        self._batch = batch
-        self._task = asyncio.get_running_loop().create_task(self._work(batch, done))
+        self._batch, self._done = batch, done
+        self._started = self._gathered = monotonic_ns()
+        for pending in batch.pendings:
+            pending.execution = self
+        try:
+            errand = self._errands(self._pool, self._call(batch), self)
+            self._gathered = monotonic_ns()
+            begun = errand.begin()
+        except Exception as error:  # whatever it is, it belongs to this batch alone
+            self._loop.call_soon(self.failed, error)
+            return
+        if begun:
+            self._errand = errand
+        else:
+            self._loop.call_soon(self.failed, NotStarted())
 
     def close(self) -> None:
         """End the pool, with whichever of its slots is closed first."""
@@ -76,132 +98,122 @@ class Slot:
 
     def cancel(self, pending: Pending) -> None:
         """Nobody waits for a request any more; the call ends with the last of its batch."""
-        batch = self._batch
-        if batch is None or self._task is None or pending not in batch.pendings:
+        batch, errand = self._batch, self._errand
+        if batch is None or errand is None or pending not in batch.pendings:
             return
         if all(other.ended for other in batch.pendings):
-            self._task.cancel()
+            self._errand = None
+            errand.cancel()
+            # Not at once: whoever has cancelled is not done with it yet.
+            self._loop.call_soon(self.failed, Cancelled("nobody waits for the answer"))
 
     def hold(self, pending: Pending, held: bool) -> None:
         """There is only one response to a request."""
 
-    async def _work(self, batch: Batch, done: Done) -> None:
-        for pending in batch.pendings:
-            pending.execution = self
-        together = _together(batch)
-        started = gathered = monotonic_ns()
-        answer: RemoteAnswer | None = None
-        error: Exception | None = None
-        try:
-            message = self._write(batch, together)
-            gathered = monotonic_ns()
-            answer = self._read(await self._pool.ask(message))
-        except asyncio.CancelledError:  # all of its requests have ended
-            error = Cancelled("nobody waits for the answer")
-        except Exception as raised:  # whatever it is, it belongs to this batch alone
-            error = raised
+    def answered(self, answer: RemoteAnswer | PassedAnswer) -> None:
+        """`headrace.execution.remote.errand.Sender.answered`."""
+        self._end(answer, None)
+
+    def failed(self, error: Exception) -> None:
+        """`headrace.execution.remote.errand.Sender.failed`."""
+        self._end(None, error)
+
+    def _end(self, answer: RemoteAnswer | PassedAnswer | None, error: Exception | None) -> None:
+        batch, done = self._batch, self._done
+        assert batch is not None
+        assert done is not None
+        self._batch = self._done = self._errand = None
         for pending in batch.pendings:
             pending.execution = None
-        self._batch = self._task = None
-        outcome = Outcome((), None, started, gathered, monotonic_ns())
+        outcome = Outcome((), None, self._started, self._gathered, monotonic_ns())
         if answer is not None:
             try:
-                self._take(batch, together, answer, outcome)
-            except ExecutionFailed as broken:
+                self._take(batch, answer, outcome)
+            except Exception as broken:
                 error = broken
+        if (trace := self._trace) is not None:
+            self._trace = None
+            trace.ended("" if error is None else str(error))
         if error is not None:
-            _fail(batch, together, error, outcome)
+            first = batch.pendings[0]
+            if isinstance(error, Lost) and isinstance(first.request, OpaqueRequest):
+                error = relayed(first, error) or error
+            _fail(error, outcome, len(batch.pendings))
         done(self, batch, outcome)
         self._pool.rest(self)
 
-    def _write(self, batch: Batch, together: Sequence[Pending]) -> bytes:
-        """The request for those of a batch that are sent together."""
-        signature, first = self._signature, together[0].request
-        rows = sum(pending.rows for pending in together)
+    def _call(self, batch: Batch) -> RemoteRequest | PassedRequest:
+        """What is sent for a batch."""
+        first = batch.pendings[0].request
+        if not isinstance(first, OpaqueRequest):
+            return self._request(batch, self._started)
+        passed = passed_request(first, self._forwarding, batch, self._started)
+        self._trace = passed.trace
+        return passed
+
+    def _request(self, batch: Batch, now: int) -> RemoteRequest:
+        """The request for those of a batch, which are alike."""
+        signature, pendings, rows = self._signature, batch.pendings, batch.rows
+        first = pendings[0].request
         inputs = []
         for spec in signature.inputs:
             if spec.name not in first.inputs:
                 continue  # optional and absent; the batch key makes that so for all
-            parts = [pending.request.inputs[spec.name].array for pending in together]
+            parts = [pending.request.inputs[spec.name].array for pending in pendings]
             shape = reshaped(parts[0], spec, signature.batches, to_model=True).shape
             if signature.batches:
                 shape = (rows, *shape[1:])
             inputs.append(RemoteInput(spec.name, spec.datatype, shape, parts))
-        id = first.id if len(together) == 1 else ""
+        id = first.id if len(pendings) == 1 else ""
         names = [spec.name for spec in batch.outputs]
-        return self._messages.request(inputs, names, first.parameters, id)
+        parameters, headers, deadline, self._trace = self._forwarding.of(pendings, now)
+        return RemoteRequest(inputs, names, parameters, id, headers, deadline, self._trace)
 
-    def _read(self, data: bytes) -> RemoteAnswer:
-        try:
-            return read_answer(data)
-        except InvalidRequest as error:
-            log.error("model %s: a server's answer makes no sense: %s", self._signature.model,
-                      error, extra={"model": self._signature.model})  # fmt: skip
-            raise ExecutionFailed(
-                f"the server of model '{self._signature.model}' has given an answer that makes no"
-                " sense"
-            ) from None
-
-    def _take(
-        self, batch: Batch, together: Sequence[Pending], answer: RemoteAnswer, outcome: Outcome
-    ) -> None:
+    def _take(self, batch: Batch, answer: RemoteAnswer | PassedAnswer, outcome: Outcome) -> None:
         """Put what has come into the outcome; raises `ExecutionFailed`."""
-        model = self._signature.model
+        if isinstance(answer, PassedAnswer):
+            outcome.parts = [whole_answer(batch.pendings[0], answer)]
+            return
+        model, pendings = self._signature.model, batch.pendings
         for spec in batch.outputs:
             if spec.name not in answer.outputs:
                 raise ExecutionFailed(
                     f"the server of model '{model}' has not given the output '{spec.name}'"
                 )
         arrays: list[Array] = [answer.outputs[spec.name] for spec in batch.outputs]
-        if not answer.parameters and len(together) == len(batch.pendings):
+        if not answer.parameters:
             outcome.arrays = arrays
             return
-        rows = sum(pending.rows for pending in together)
-        if len(together) > 1 and any(array.shape[:1] != (rows,) for array in arrays):
-            raise ExecutionFailed(f"the server of model '{model}' has not given {rows} rows")
-        answers: dict[Pending, Answer] = {}
+        alone = len(pendings) == 1
+        if not alone and any(array.shape[:1] != (batch.rows,) for array in arrays):
+            raise ExecutionFailed(f"the server of model '{model}' has not given {batch.rows} rows")
+        parts: list[Answer] = []
         start = 0
-        for pending in together:
+        for pending in pendings:
             wanted = pending.request.outputs
-            answers[pending] = Part(
-                {
-                    spec.name: array[start : start + pending.rows] if len(together) > 1 else array
-                    for spec, array in zip(batch.outputs, arrays, strict=True)
-                    if not wanted or spec.name in wanted
-                },
-                dict(answer.parameters),
-            )
+            own = {
+                spec.name: array if alone else array[start : start + pending.rows]
+                for spec, array in zip(batch.outputs, arrays, strict=True)
+                if not wanted or spec.name in wanted
+            }
+            parts.append(Part(own, dict(answer.parameters)))
             start += pending.rows
-        outcome.parts = [answers.get(pending, Deferral.AGAIN) for pending in batch.pendings]
+        outcome.parts = parts
 
 
-def _together(batch: Batch) -> list[Pending]:
-    """The requests of a batch that can be one call: a call has parameters only once."""
-    pendings = batch.pendings
-    first = pendings[0].request.parameters
-    return [pending for pending in pendings if pending.request.parameters == first]
+def _fail(error: Exception, outcome: Outcome, count: int) -> None:
+    """Put an error into the outcome, with what is to become of the requests, so many.
 
-
-def _fail(batch: Batch, together: Sequence[Pending], error: Exception, outcome: Outcome) -> None:
-    """Put an error into the outcome, with what is to become of each request.
-
-    1. Nothing has begun: all of the batch is given back.
+    1. Nothing has begun: the batch is given back. Or a request is to blame: it is run again in
+       halves.
     2. Another attempt, or one with fewer rows, is no good: the requests have the error.
-    3. A request is to blame: the batch is run again in halves or, where a part of it was sent, one
-       by one.
     """
-    again = isinstance(error, NotStarted)
-    final = isinstance(error, Cancelled)
+    final: ServerError | None = error if isinstance(error, Cancelled | Relayed) else None
     if isinstance(error, Lost):
-        final = error.failure.fate is not Fate.ANSWERED
-        error = error.failure.error
-    whole = len(together) == len(batch.pendings)
-    if again or (whole and not final):
+        failure = error.failure
+        error = failure.error
+        final = failure.error if failure.fate is not Fate.ANSWERED else None
+    if final is None:
         outcome.error = error
-        return
-    answer: Answer = Deferral.AGAIN
-    if (final or len(together) == 1) and isinstance(error, ServerError):
-        answer = error
-    outcome.parts = [
-        answer if pending in together else Deferral.AGAIN for pending in batch.pendings
-    ]
+    else:
+        outcome.parts = [final] * count

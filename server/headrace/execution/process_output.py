@@ -1,30 +1,29 @@
-"""What a worker prints and logs, on its way to the server's log: in small portions, and bounded."""
+"""What a process prints and logs, on its way to the server's log: in small portions, bounded."""
 
 import logging
 import os
+from collections.abc import Mapping
 from time import monotonic
-
-from headrace.execution.worker_spec import WorkerSpec
 
 _printed = logging.getLogger("headrace.model")
 _LINE = 16 << 10  # bytes of output after which a line is cut
 _TEXT = 96 << 10  # characters of lines that belong together
 _OUTPUT = 16 << 10  # bytes of output that are read at once
-_MOST_LINES, _WINDOW_SECS = 2000, 1.0  # of one worker, in so much time
+_MOST_LINES, _WINDOW_SECS = 2000, 1.0  # of one process, in so much time
 
 
-class WorkerOutput:
-    """The reading end of a worker's standard output and error."""
+class ProcessOutput:
+    """The reading end of a process's standard output and error."""
 
-    def __init__(self, descriptor: int, spec: WorkerSpec, pid: int) -> None:
-        """`descriptor` must not block; it is for its owner to close."""
+    def __init__(self, descriptor: int, name: str, fields: Mapping[str, object]) -> None:
+        """`descriptor` must not block; it is for its owner to close.
+
+        Lines in the log begin with `name` and have the `fields`.
+        """
         self.descriptor = descriptor
         self.ended = False  # nothing more will come
-        self.fields: dict[str, object] = {
-            "model": spec.model, "version": spec.version, "worker": pid
-        }  # fmt: skip
-        self._model = spec.model
-        self._pid = pid
+        self.fields = dict(fields)
+        self._name = name
         self._text = b""
         self._lines = self._dropped = 0  # within `_WINDOW_SECS`
         self._window = 0.0
@@ -38,18 +37,19 @@ class WorkerOutput:
         if not data:
             self.ended = True
             if self._text:
-                self._print(self._text)
+                self.line(self._text)
                 self._text = b""
             return False
         *lines, self._text = (self._text + data).split(b"\n")
         for line in lines:
-            self._print(line)
+            self.line(line)
         if len(self._text) > _LINE:
-            self._print(self._text)
+            self.line(self._text)
             self._text = b""
         return True
 
-    def _print(self, line: bytes) -> None:
+    def line(self, line: bytes) -> None:
+        """Put a line that the process has printed into the log."""
         self.note(logging.INFO, line.decode(errors="replace").rstrip())
 
     def note(self, level: int, text: str, fields: dict[str, object] | None = None) -> None:
@@ -67,6 +67,6 @@ class WorkerOutput:
             head, _, rest = text[:_TEXT].partition("\n")
             trace = {"trace": rest} if rest else {}
             _printed.log(
-                level, "%s worker %d: %s", self._model, self._pid, head[:_LINE],
+                level, "%s: %s", self._name, head[:_LINE],
                 extra=self.fields | trace | (fields or {}),
             )  # fmt: skip

@@ -1,0 +1,25 @@
+"""The server, as models see it that ask something of it."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from headrace.core.errors import ServerError
+from headrace.core.requests import InferRequest, Sink, Ticket
+
+
+class Host(Protocol):
+    """The server, as far as models may ask something of it."""
+
+    def submit(self, request: InferRequest, decoupled: bool, inside: bool, sink: Sink) -> Ticket:
+        """Have a model run; raises `ServerError`, also if it is decoupled and must not be.
+
+        `inside` means that the model that asks does nothing else until it is answered.
+        """
+
+    def control(
+        self, document: Mapping[str, Any], answer: Callable[[object, ServerError | None], None]
+    ) -> None:
+        """Do something else, and answer once, with what comes of it or with the error."""
+
+    def metric(self, document: Mapping[str, Any]) -> None:
+        """Change one of the model's own metrics; raises what nonsense raises."""

@@ -1,0 +1,254 @@
+"""What a pool needs of the way to one server, whichever protocol is spoken there.
+
+A dialect is one protocol over one transport. It makes two kinds of connection: one that waits, for
+the thread that loads a model, and one for the event loop. Both take requests as values and give
+answers as values; how those are written is up to `headrace.wire`. Each model has connections of its
+own, so that what happens to one of them is not another model's.
+
+On the event loop, whoever makes a call is told what comes of it by a call of its own, without a
+task or a future in between.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from headrace.core.errors import ExecutionFailed, ServerError
+from headrace.core.requests import OpaqueRequest, Parameter
+from headrace.core.tensors import Buffer
+from headrace.core.trace_context import TraceContext
+from headrace.execution.remote.options import Endpoint
+from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.wire.pb.model_config_pb2 import ModelConfig
+from headrace.wire.remote_infer import RemoteAnswer, RemoteInput
+from headrace.wire.remote_status import Failure, Fate
+
+
+class CallTrace(Protocol):
+    """The call of a traced request, as part of its trace."""
+
+    @property
+    def context(self) -> TraceContext:
+        """What the server is told that the call is part of."""
+
+    def sent(self, endpoint: str) -> None:
+        """It goes to this server, perhaps after others that have not begun it."""
+
+    def ended(self, error: str) -> None:
+        """It is over; "" if it has an answer."""
+
+
+class CallTraces(Protocol):
+    """Makes calls part of traces."""
+
+    def begin_call(self, link: str) -> CallTrace | None:
+        """For a request with this under `TRACE_PARAMETER`; None if the server is told nothing."""
+
+
+class RemoteRequest(NamedTuple):
+    """One call: the names of the `outputs` wanted, and what is forwarded beside the inputs.
+
+    `headers` are for the call, names in lower case; over gRPC they are metadata. Nobody waits after
+    `deadline`, in nanoseconds of the monotonic clock; 0 for none.
+    """
+
+    inputs: Sequence[RemoteInput]
+    outputs: Sequence[str]
+    parameters: Mapping[str, Parameter]
+    id: str = ""
+    headers: Sequence[tuple[str, str]] = ()
+    deadline: int = 0
+    trace: CallTrace | None = None
+
+
+class PassedRequest(NamedTuple):
+    """One call with a request that goes on as it came; see `OpaqueRequest`, and above."""
+
+    request: OpaqueRequest
+    headers: Sequence[tuple[str, str]] = ()
+    deadline: int = 0
+    trace: CallTrace | None = None
+
+
+class PassedAnswer(NamedTuple):
+    """What has come back, as it came; see `OpaqueResponse`."""
+
+    body: Buffer
+    status: int = 0
+    headers: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteDescription:
+    """What a server says of a model; `config` is None if it does not tell."""
+
+    metadata: pb.ModelMetadataResponse
+    config: ModelConfig | None
+
+
+class CallFailed(Exception):
+    """A call has not been answered with what was asked for.
+
+    `text` is what was said, for the log and for a load that fails. `failure` is what it means for
+    a request. `told` is what a client is told instead whose request has gone on as it came.
+    """
+
+    def __init__(self, failure: Failure, text: str, told: PassedAnswer | None = None) -> None:
+        super().__init__(text)
+        self.failure = failure
+        self.text = text
+        self.told = told
+
+
+class LoadingConnection(Protocol):
+    """Calls that wait for their answers, on any thread. Times are in seconds, 0 for none."""
+
+    def describe(self, seconds: float) -> RemoteDescription:
+        """What the server says of the model; raises `CallFailed`."""
+
+    def infer(self, request: RemoteRequest, seconds: float) -> RemoteAnswer:
+        """One run; raises `CallFailed`."""
+
+
+@runtime_checkable
+class ModelControl(Protocol):
+    """Connections that wait have this, too, where a server loads models when it is told to."""
+
+    def load(self, config: str, seconds: float) -> None:
+        """Have the model loaded; `config` is a whole configuration as JSON that stands in for the
+        server's own, unless it is empty. Raises `CallFailed`.
+        """
+
+    def unload(self, seconds: float) -> None:
+        """Have the model unloaded; raises `CallFailed`."""
+
+
+class Receiver(Protocol):
+    """Whom a call is made for; exactly one of these is called, once, and not before `begin` ends.
+
+    Neither is called for a call that was cancelled.
+    """
+
+    def answered(self, answer: RemoteAnswer | PassedAnswer) -> None:
+        """The call has an answer."""
+
+    def failed(self, error: Exception) -> None:
+        """It has not: a `CallFailed`, or what a bug has raised."""
+
+
+class Call(Protocol):
+    """A call that is under way."""
+
+    def cancel(self) -> None:
+        """End it: its receiver is told nothing any more. Does nothing if it has ended."""
+
+
+class Connection(Protocol):
+    """Calls on the event loop that was running when this was made."""
+
+    def begin(
+        self, request: RemoteRequest | PassedRequest, seconds: float, receiver: Receiver
+    ) -> Call:
+        """One run, within so many seconds, 0 for any.
+
+        The answer is of the kind of the request. An error that is an answer to a request that has
+        gone on as it came fails the call, as with any.
+        """
+
+    async def ready(self, seconds: float) -> bool:
+        """Whether the server says that the model is ready; raises `CallFailed`."""
+
+    async def close(self) -> None:
+        """End the connection, with whatever is under way."""
+
+
+class StreamAnswer(NamedTuple):
+    """One response of a stream, to the request with this id: an answer, or an error instead.
+
+    An answer may have no outputs, where its parameters say that it is the last one to its request.
+    """
+
+    id: str
+    answer: RemoteAnswer | None
+    error: ServerError | None
+
+
+class StreamReceiver(Protocol):
+    """Whom a stream is opened for. Nothing is called before `stream` ends, or after `cancel`."""
+
+    def received(self, answer: StreamAnswer) -> None:
+        """A response has come."""
+
+    def ended(self, failed: CallFailed | None) -> None:
+        """Nothing more comes: the server has ended the stream, or it has failed. Called once.
+
+        A failure is of the stream as a whole, and of every request that has not all its responses.
+        Its fate is UNSENT only if no server has seen anything of the stream.
+        """
+
+
+class RemoteStream(Protocol):
+    """A stream of requests to one server, and of their responses. Nothing here waits."""
+
+    @property
+    def waiting(self) -> int:
+        """Bytes of requests that the server has not taken yet."""
+
+    def send(self, request: RemoteRequest) -> None:
+        """One more request; not after `finish`. One on a stream that has ended goes nowhere."""
+
+    def finish(self) -> None:
+        """No more requests: the server ends the stream when it has answered them all."""
+
+    def hold(self, held: bool) -> None:
+        """Have the server pause, once what it may send unasked has come; or go on.
+
+        Responses that are under way are still received.
+        """
+
+    def cancel(self) -> None:
+        """End the stream: its receiver is told nothing any more. Does nothing if it has ended."""
+
+
+class StreamingConnection(Connection, Protocol):
+    """A connection of a protocol that has streams."""
+
+    def stream(
+        self,
+        receiver: StreamReceiver,
+        seconds: float = 0.0,
+        headers: Sequence[tuple[str, str]] = (),
+    ) -> RemoteStream:
+        """Open a stream that may last for so many seconds, 0 for any.
+
+        `headers` are the stream's; those of requests do not count.
+        """
+
+
+class Dialect(Protocol):
+    """Makes connections for one model, called `model` here, to servers that speak alike."""
+
+    def visit(self, endpoint: Endpoint) -> AbstractContextManager[LoadingConnection]:
+        """A connection for the thread that loads the model, for as long as `with` lasts."""
+
+    def connect(self, endpoint: Endpoint) -> Connection:
+        """A connection for the event loop that is running."""
+
+
+def with_headers(
+    own: Sequence[tuple[str, str]], forwarded: Sequence[tuple[str, str]]
+) -> Sequence[tuple[str, str]]:
+    """A connection's own headers, and those of one call, which go before them."""
+    if not forwarded:
+        return own
+    names = {name for name, _ in forwarded}
+    return (*(item for item in own if item[0] not in names), *forwarded)
+
+
+def nonsense(model: str, problem: Exception) -> CallFailed:
+    """An answer that cannot be read; `problem` is for the log."""
+    error = ExecutionFailed(
+        f"the server of model '{model}' has given an answer that makes no sense"
+    )
+    return CallFailed(Failure(Fate.ANSWERED, error), f"makes no sense: {problem}")

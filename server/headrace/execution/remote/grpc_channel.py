@@ -1,0 +1,304 @@
+"""The connections to one server of gRPC, and the calls that wait for one.
+
+A connection is made when a call needs it, and another one when the server lets no more streams be
+opened on those that are there. A call for which none can be made is told so at once, and for a
+while after that without another attempt. Calls that a connection has not sent when it ends, or
+that the server says it has not looked at when it leaves, begin anew on the next one, once.
+
+Owned by the event-loop thread.
+"""
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Callable, Sequence
+from math import inf
+
+from headrace.core.tensors import Buffer
+from headrace.execution.remote.grpc_link import Link
+from headrace.execution.remote.obstacles import obstacle
+from headrace.execution.remote.options import Endpoint
+from headrace.wire.compression import LARGE
+from headrace.wire.grpc_call import ClientCall, End, Reason, unpacked
+from headrace.wire.http2.request_blocks import RequestHead
+
+_CONNECT_SECS = 5.0  # for a connection, with TLS and the server's settings
+_FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.1, 0.5  # after an attempt that has failed
+_MOST_LINKS = 8
+
+
+class ChannelCall(ClientCall):
+    """A call that may have to wait for a connection. Times are of the loop's clock.
+
+    One that is `urgent` has a connection attempted also soon after an attempt has failed.
+    """
+
+    __slots__ = ("begun", "head", "own", "tries", "urgent")
+
+    def __init__(self, head: RequestHead, own: bytes, begun: float, seconds: float) -> None:
+        """It may take so many `seconds`, 0 for any; `own` are fields beside the head's."""
+        super().__init__(begun + seconds if seconds else inf)
+        self.head = head
+        self.own = own
+        self.begun = begun
+        self.tries = 0
+        self.urgent = False
+
+    def launch(self, link: Link) -> None:
+        """Begin on a connection that has room."""
+        raise NotImplementedError
+
+
+class UnaryCall(ChannelCall):
+    """A call with one message each way. An answer that takes long to unpack is on a thread then."""
+
+    __slots__ = ("_data", "_encoding_left", "channel", "message", "packed", "size")
+
+    def __init__(
+        self,
+        channel: "Channel",
+        head: RequestHead,
+        message: list[Buffer],
+        begun: float,
+        seconds: float,
+        own: bytes = b"",
+        packed: bool = False,
+    ) -> None:
+        """`message` is compressed if it is `packed`."""
+        super().__init__(head, own, begun, seconds)
+        self.channel = channel
+        self.message = message
+        self.size = len(message[0]) if len(message) == 1 else sum(map(len, message))
+        self.packed = packed
+        self._data: Buffer | None = None
+        self._encoding_left = ""  # of the answer, if that is still to be unpacked
+
+    def done(self, data: Buffer | None, end: End | None) -> None:
+        """The answer, or how the call has failed instead."""
+        raise NotImplementedError
+
+    def launch(self, link: Link) -> None:
+        """Send it all."""
+        http2 = link.http2
+        self.begin(http2)
+        http2.sender.request(self, self.head, self.own, self.message, self.size, self.packed)
+
+    def received(self, data: Buffer) -> None:
+        """Keep the one message until the status is here."""
+        if self._data is not None:
+            self.break_off(End(Reason.STATUS, 13, "there is more than one answer"))
+            return
+        self._data = data
+
+    def received_packed(self, data: bytes, encoding: str) -> None:
+        """Keep one that is large as it is."""
+        if len(data) <= LARGE:
+            super().received_packed(data, encoding)
+        else:
+            self._encoding_left = encoding
+            self.received(data)
+
+    def cancel(self) -> None:
+        """End the call, and tell nothing."""
+        super().cancel()
+        self._encoding_left = ""
+
+    def closed(self, end: End | None) -> None:
+        """Begin anew, or tell."""
+        if end is None:
+            data = self._data
+            if data is None:
+                end = End(Reason.STATUS, 13, "the answer has a good status and nothing else")
+            elif self._encoding_left:
+                loop = asyncio.get_running_loop()
+                work = loop.run_in_executor(None, unpacked, bytes(data), self._encoding_left)
+                work.add_done_callback(self._unpacked)
+                return
+            self.done(data, end)
+        elif end.reason is Reason.UNSENT and self.connection is not None and not self.tries:
+            self.renew()
+            self.tries = 1
+            self.channel.start(self)
+        else:
+            self.done(None, end)
+
+    def _unpacked(self, work: "asyncio.Future[Buffer]") -> None:
+        if not self._encoding_left:
+            return  # it was cancelled meanwhile
+        try:
+            data = work.result()
+        except Exception as error:  # whatever it is, it belongs to this call alone
+            self.done(None, End(Reason.STATUS, 13, str(error)))
+        else:
+            self.done(data, None)
+
+
+class Channel:
+    """Calls to one address. Made on the loop that is running."""
+
+    def __init__(
+        self, endpoint: Endpoint, context: ssl.SSLContext | None, buffer: memoryview
+    ) -> None:
+        """`buffer` is where bytes are received; other channels of the loop may have the same."""
+        self._endpoint = endpoint
+        self._context = context
+        self._buffer = buffer
+        self._loop = asyncio.get_running_loop()
+        self._links: list[Link] = []
+        self._current: Link | None = None
+        self._waiting: deque[ChannelCall] = deque()
+        self._connecting: asyncio.Task[None] | None = None
+        self._pause = _FIRST_PAUSE_SECS
+        self._not_before = 0.0  # for calls that are not urgent
+        self._failure = ""  # why the last attempt has failed
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = inf
+        self._closed = False
+        self.when_lost: Callable[[], None] | None = None  # called after each loss of a connection
+
+    def start(self, call: ChannelCall) -> None:
+        """Begin a call, or let it wait for a connection."""
+        if call.deadline < self._timer_at:
+            self._arm(call.deadline)
+        link = self._current
+        if link is not None and not self._waiting and link.streams.room > 0:
+            call.launch(link)
+            return
+        self._waiting.append(call)
+        self._go_on()
+
+    async def close(self) -> None:
+        """End all connections; calls that are under way fail."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.wait([self._connecting])
+        self._fail_waiting("the connection was closed")
+        for link in list(self._links):
+            link.abort()
+
+    def _go_on(self) -> None:
+        """Begin what waits, as far as there is room."""
+        waiting = self._waiting
+        while waiting:
+            if waiting[0].over:
+                waiting.popleft()
+                continue
+            link = self._free()
+            if link is None:
+                self._connect()
+                return
+            waiting.popleft().launch(link)
+
+    def _free(self) -> Link | None:
+        for link in self._links:
+            if link.streams.room > 0:
+                self._current = link
+                return link
+        return None
+
+    # --- connecting
+
+    def _connect(self) -> None:
+        usable = self._usable()
+        if self._connecting is not None or usable >= _MOST_LINKS:
+            return
+        early = self._loop.time() < self._not_before
+        if self._closed or (early and not any(call.urgent for call in self._waiting)):
+            if not usable:
+                self._loop.call_soon(self._fail_waiting, self._failure)
+            return
+        self._connecting = self._loop.create_task(self._attempt())
+
+    async def _attempt(self) -> None:
+        endpoint, link = self._endpoint, None
+        try:
+            async with asyncio.timeout(_CONNECT_SECS):
+                _, link = await self._loop.create_connection(
+                    lambda: Link(self._loop, self._buffer, self._progressed, self._lost),
+                    endpoint.address,
+                    endpoint.port,
+                    ssl=self._context,
+                    server_hostname=None if self._context is None else endpoint.host,
+                )
+                await link.greeted
+        except Exception as error:  # whatever it is, the next attempt may do better
+            self._connecting = None
+            if link is not None:
+                link.abort()
+            late = isinstance(error, TimeoutError) and not str(error)
+            self._unreachable("it does not answer" if late else obstacle(error))
+        except BaseException:
+            if link is not None:
+                link.abort()
+            raise
+        else:
+            self._connecting = None
+            self._pause, self._not_before = _FIRST_PAUSE_SECS, 0.0
+            self._links.append(link)
+            self._current = link
+            self._go_on()
+
+    def _unreachable(self, why: str) -> None:
+        self._failure = why
+        self._not_before = self._loop.time() + self._pause
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECS)
+        if not self._usable():
+            self._fail_waiting(why)
+
+    def _usable(self) -> int:
+        return sum(not link.streams.leaving for link in self._links)
+
+    def _fail_waiting(self, why: str) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for call in waiting:
+            call.break_off(End(Reason.UNSENT, 14, why))
+
+    def _progressed(self) -> None:
+        if self._waiting:
+            self._go_on()
+
+    def _lost(self, link: Link) -> None:
+        if link in self._links:
+            self._links.remove(link)
+        if self._current is link:
+            self._current = self._links[-1] if self._links else None
+        if self.when_lost is not None:
+            self.when_lost()
+        if self._waiting:  # for room there, perhaps
+            self._loop.call_soon(self._go_on)
+
+    # --- deadlines
+
+    def _arm(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = when
+        self._timer = self._loop.call_at(when, self._look)
+
+    def _look(self) -> None:
+        """End the calls whose deadline has passed, and look again at the next."""
+        self._timer, self._timer_at = None, inf
+        now = self._loop.time()
+        late = [call for call in self._waiting if call.deadline <= now and not call.over]
+        for link in list(self._links):
+            mute = [c for c in _calls(link) if c.deadline <= now]
+            late += mute
+            if any(link.heard <= call.begun for call in mute):
+                # It may be dead. What is under way there may wait for it; nothing else will.
+                link.streams.leave()
+        following = min(
+            [c.deadline for link in self._links for c in _calls(link) if c.deadline > now]
+            + [c.deadline for c in self._waiting if c.deadline > now],
+            default=inf,
+        )
+        if following < inf:
+            self._arm(following)
+        for call in late:
+            call.break_off(End(Reason.LATE, 4, "Deadline Exceeded"))
+
+
+def _calls(link: Link) -> Sequence[ChannelCall]:
+    return [stream for stream in link.streams.open.values() if isinstance(stream, ChannelCall)]

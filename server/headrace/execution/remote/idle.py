@@ -1,0 +1,18 @@
+"""Parameters of a model on other servers that mean something, but not beside the others."""
+
+from collections.abc import Iterator, Mapping
+
+_TLS = ("tls_root_cert", "tls_cert", "tls_key")
+
+
+def idle_parameters(parameters: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The names of those that change nothing, and why."""
+    endpoints = parameters.get("endpoints", "") + "," + parameters.get("fail_over", "")
+    if "s://" not in endpoints:
+        for name in _TLS:
+            if parameters.get(name):
+                yield name, "has no effect without TLS: endpoints are grpcs:// or https:// then"
+    if parameters.get("http_tensors") and "http" not in endpoints:
+        yield "http_tensors", "has no effect without an endpoint at http:// or https://"
+    if parameters.get("hedge_percent") and not parameters.get("hedge_after"):
+        yield "hedge_percent", "has no effect without hedge_after"

@@ -1,0 +1,378 @@
+"""Models that another server runs, by the V2 protocol: Triton, or whatever speaks it.
+
+There is nothing to load. What the model takes and gives is asked of the first server that answers;
+a server that offers no configuration (an extension of the protocol) is taken by its metadata alone.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from headrace.core.datatypes import BY_CONFIG_NUMBER, BY_NAME, BY_NUMPY
+from headrace.core.errors import Contradiction, LoadFailed
+from headrace.core.model_spec import LoadSpec, TensorInfo
+from headrace.core.signature import Signature
+from headrace.core.tensors import Array
+from headrace.execution.model_kinds import Elsewhere
+from headrace.execution.remote import policies
+from headrace.execution.remote.connection import (
+    CallFailed,
+    Connection,
+    RemoteDescription,
+    RemoteRequest,
+)
+from headrace.execution.remote.dialects import Dialects
+from headrace.execution.remote.forwarded import Forwarding
+from headrace.execution.remote.options import Endpoint, RemoteOptions
+from headrace.execution.remote.pool import RemotePool, Scheduler
+from headrace.execution.remote.protocol_options import V2
+from headrace.execution.triton.drift import Difference, differences
+from headrace.execution.triton.keeping import RepositoryKeeper, load_everywhere
+from headrace.execution.triton.options import (
+    ControlOptions,
+    check_managed,
+    is_managed,
+)
+from headrace.execution.triton.upkeep import DriftWatch, Upkeep
+from headrace.execution.triton.uses import Uses
+from headrace.execution.triton.visits import Visits
+from headrace.execution.triton.wanted import Wanted, asked_of
+from headrace.observability.endpoints import EndpointCounts
+from headrace.scheduling.sequences import SequenceRules
+from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
+from headrace.wire.remote_infer import RemoteInput
+
+if TYPE_CHECKING:
+    from headrace.execution.remote.backend import Tritons
+
+_METADATA_SECS = 10.0
+_MOST_CALLS = 64  # under way at a time, unless the configuration says more
+_MOST_STREAMS = 256  # the same, where each has any number of responses
+_FEW_CALLS = 4  # of a model of which nothing is known
+
+
+def load_remote(spec: LoadSpec, tritons: "Tritons | None", known: Uses) -> "RemoteModel":
+    """Ask a server about the model; raises `LoadFailed` or `InvalidOption`.
+
+    `tritons` start those that this server starts; `known` are the models that others have loaded
+    for this one.
+    """
+    asked = asked_of(spec.config)
+    if is_managed(spec.parameters):
+        check_managed(spec.parameters)
+        if tritons is None:
+            raise LoadFailed("no Triton is started here")
+        placed = tritons().place(spec, asked)
+        # What the processes have was written for each of them.
+        asked.ClearField("instance_group")
+        wanted = Wanted(asked, ControlOptions.of(spec.parameters), placed, placed.groups)
+        dialects = Dialects(placed.options, spec.model)
+        return _described(placed.options, dialects, placed.endpoints, wanted)
+    directory = spec.version if (spec.root / str(spec.version)).is_dir() else 0
+    if "fail_over" in spec.parameters and "remote_version" in spec.parameters:
+        directory = 0  # it is there for another backend
+    options = RemoteOptions.of(spec.parameters, spec.model, directory, spec.root)
+    dialects = Dialects(options, spec.model)
+    endpoints = options.resolve()
+    for endpoint in endpoints:
+        dialects.of(endpoint)  # each here: they read files
+    control = ControlOptions.of(spec.parameters)
+    keeper: RepositoryKeeper | None = None
+    if control.load:
+        uses = known if control.unload else None
+        keeper = RepositoryKeeper(Visits(options, spec.model), asked.instance_group, uses)
+        load_everywhere(keeper, spec.model, endpoints, spec.deadline)
+    return _described(options, dialects, endpoints, Wanted(asked, control, keeper))
+
+
+def _described(
+    options: RemoteOptions, dialects: Dialects, endpoints: Sequence[Endpoint], wanted: Wanted
+) -> "RemoteModel":
+    """The model as the first server that answers says it is; raises `LoadFailed`."""
+    problems = []
+    try:
+        for endpoint in endpoints:
+            with dialects.of(endpoint).visit(endpoint) as connection:
+                try:
+                    said = connection.describe(_METADATA_SECS)
+                except CallFailed as failed:
+                    problems.append(f"{endpoint.name}: {failed.text}")
+                else:
+                    return RemoteModel(options, dialects, endpoints, endpoint, said, wanted)
+        what = f"no server answers for model '{options.model}'"
+        raise LoadFailed(f"{what}: {'; '.join(problems)}", what)
+    except BaseException:
+        if wanted.keeper is not None:
+            wanted.keeper.release()
+        raise
+
+
+class RemoteModel(Elsewhere):
+    """A model elsewhere, as one of its servers has described it."""
+
+    file_bytes = 0
+
+    def __init__(
+        self,
+        options: RemoteOptions,
+        dialects: Dialects,
+        endpoints: Sequence[Endpoint],
+        answered: Endpoint,
+        said: RemoteDescription,
+        wanted: Wanted,
+    ) -> None:
+        """`answered` is that of the endpoints which has `said` what the model is."""
+        self._wanted = wanted
+        self._visits = Visits(options, dialects.model)
+        self._asked = wanted.config
+        self.drift = differences(wanted.config, said, options.version)
+        self.options = options
+        self.forwarding = Forwarding(options)
+        self.dialects = dialects
+        self.endpoints = list(endpoints)
+        self.answered = answered
+        self.config = said.config
+        optional = {i.name for i in said.config.input if i.optional} if said.config else set()
+        self.inputs = [_info(tensor, optional) for tensor in said.metadata.inputs]
+        self.outputs = [_info(tensor, set()) for tensor in said.metadata.outputs]
+        self._signature: Signature | None = None
+        self._batches = self._decoupled = False
+        self.sequences: SequenceRules | None = None  # what holds for them, if it has any
+
+    def look(self) -> tuple[list[Endpoint], Dialects | None]:
+        """The addresses that names have now, and dialects with other credentials if those have
+        changed. May take a while; raises `LoadFailed` or `InvalidOption`.
+        """
+        found, renewed = self.options.resolve(), self.options.renewed()
+        if renewed is None:
+            return found, None
+        return found, Dialects(renewed, self.dialects.model, self.dialects.declared)
+
+    def renew(self, dialects: Dialects) -> None:
+        """Speak in these from now on."""
+        self.dialects = dialects
+        self.options = self._visits.options = dialects.options
+
+    @property
+    def max_batch_size(self) -> int | None:
+        """The most rows of a request there; None if that is not known."""
+        return None if self.config is None else self.config.max_batch_size
+
+    def rows(self, default: int) -> int:
+        """The most rows of a request if the configuration does not say; a model that the servers
+        tell nothing of takes requests as they come."""
+        if self.max_batch_size is not None:
+            return self.max_batch_size
+        return default if self.inputs and self.outputs else 0
+
+    @property
+    def max_in_flight(self) -> int:
+        """How many calls may be under way at a time.
+
+        For batches, one more than there are instances on all servers, so that each has its next
+        batch when it ends one, and what waits grows a larger one here.
+        """
+        if self.options.max_in_flight:
+            return self.options.max_in_flight
+        if self.sequences is not None:
+            return policies.calls_for_sequences(self.config or ModelConfig(), self._servers)
+        if self._decoupled:
+            return _MOST_STREAMS
+        if self.options.passes or not self._batches:
+            return _MOST_CALLS
+        if self.config is None:
+            return _FEW_CALLS
+        instances = sum(
+            max(group.count, 1) * max(len(group.gpus), 1) for group in self.config.instance_group
+        )
+        return min((max(instances, 1) + 1) * self._servers, _MOST_CALLS)
+
+    @property
+    def _servers(self) -> int:
+        return len({(endpoint.address, endpoint.port) for endpoint in self.endpoints})
+
+    def declared(self, config: ModelConfig) -> ModelConfig:
+        """A copy of a configuration with what the servers say of the model, unless it says so.
+
+        These are its inputs, since optional ones could not be told apart later, whether it is
+        decoupled, its sequences, and its instance groups.
+        """
+        result = ModelConfig()
+        result.CopyFrom(config)
+        if self.config is not None:
+            policies.complete(result, self.config)
+        if not result.input:
+            for info in self.inputs:
+                if info.datatype is not None:
+                    result.input.add(name=info.name, optional=info.optional)
+        if not result.instance_group and self.config is not None:
+            result.instance_group.extend(self._wanted.groups(self.answered, self.config))
+        return result
+
+    def told(self, config: ModelConfig) -> tuple[Sequence[TensorInfo], Sequence[TensorInfo]]:
+        """The inputs and outputs that the servers tell of; where there are none, as declared."""
+        lead = (-1,) if config.max_batch_size > 0 else ()
+        return (
+            self.inputs or [_declared(tensor, lead) for tensor in config.input],
+            self.outputs or [_declared(tensor, lead) for tensor in config.output],
+        )
+
+    def untold(self, config: ModelConfig) -> Iterator[tuple[str, str]]:
+        """What neither the servers nor a configuration tell: its fields, and what is wrong."""
+        for path, infos, tensors in (
+            ("input", self.inputs, config.input), ("output", self.outputs, config.output)
+        ):  # fmt: skip
+            if not infos and not tensors:
+                yield path, f"the model's server does not tell its {path}s: declare them here"
+
+    def begin(self, config: ModelConfig, signature: Signature, batches: bool) -> None:
+        """Take the complete configuration; `batches` is whether requests run together here.
+
+        Raises `Contradiction` where the servers say something else.
+        """
+        problems = list(self._problems(config))
+        if problems:
+            raise Contradiction(problems)
+        self._signature, self._batches = signature, batches
+        self.dialects.declared.signature = signature
+        self._decoupled = config.model_transaction_policy.decoupled
+        self.sequences = policies.sequence_rules(config)
+        asked = ModelConfig()
+        asked.CopyFrom(config)
+        asked.ClearField("instance_group")
+        asked.instance_group.extend(self._wanted.config.instance_group)
+        self._asked = asked
+
+    def upkeep(self, endpoint: Endpoint) -> Upkeep | None:
+        """What has a server load the model again; None where that is not up to this one."""
+        keeper = self._wanted.keeper
+        return None if keeper is None else Upkeep(keeper, endpoint)
+
+    def watch(self, endpoints: Callable[[], Sequence[Endpoint]]) -> DriftWatch:
+        """Look now and then whether those servers have it as it was asked for."""
+        watch = DriftWatch(
+            self._asked.name, self._wanted.control.drift_secs, endpoints, self._look,
+            self._wanted.keeper,
+        )  # fmt: skip
+        watch.note(self.answered, self.drift)
+        return watch
+
+    def _look(self, endpoint: Endpoint) -> Sequence[Difference]:
+        with self._visits.to(endpoint) as connection:
+            try:
+                said = connection.describe(_METADATA_SECS)
+            except CallFailed as failed:
+                raise LoadFailed(failed.text) from None
+        return differences(self._asked, said, self.options.version)
+
+    def pool(
+        self,
+        name: str,
+        scheduler: Scheduler,
+        loop: asyncio.AbstractEventLoop,
+        changed: Callable[[], None],
+        counts: dict[str, EndpointCounts],
+    ) -> RemotePool:
+        """The servers, behind a scheduler from now on; after `begin`."""
+        assert self._signature is not None
+        return RemotePool(name, self, self._signature, scheduler, loop, changed, counts)
+
+    def connect(self, endpoint: Endpoint, signature: Signature) -> Connection:
+        """A connection for the event loop that is running."""
+        dialect = self.dialects.of(endpoint)
+        if not self.options.shared_memory:
+            return dialect.connect(endpoint)
+        from headrace.execution.remote.grpc_calls import GrpcDialect
+        from headrace.execution.remote.shared_connection import SharedConnection
+        from headrace.execution.remote.shared_layout import FixedSizes
+
+        assert isinstance(dialect, GrpcDialect)  # the options see to that
+        return SharedConnection(endpoint, dialect, FixedSizes.of(signature))
+
+    def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Sequence[Array]:
+        """One call that waits, by which samples are warmed up."""
+        # On a thread of its own: a call over gRPC has an event loop, and so has who warms up.
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(self._infer, inputs, outputs).result()
+
+    def _infer(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Sequence[Array]:
+        tensors = [
+            RemoteInput(name, BY_NUMPY[array.dtype], array.shape, [array])
+            for name, array in inputs.items()
+        ]
+        request = RemoteRequest(tensors, outputs, {})
+        with self.dialects.of(self.answered).visit(self.answered) as connection:
+            try:
+                answer = connection.infer(request, self.options.timeout)
+            except CallFailed as failed:
+                raise failed.failure.error from None
+        return [answer.outputs[name] for name in outputs]
+
+    def close(self) -> None:
+        """Have the servers unload it if that is wanted, which may take a while."""
+        if self._wanted.keeper is not None:
+            self._wanted.keeper.release()
+
+    def _problems(self, config: ModelConfig) -> Iterator[tuple[str, str]]:
+        most = self.max_batch_size
+        if most is not None and config.max_batch_size > most:
+            yield (
+                "max_batch_size",
+                f"the remote model takes {most or 'no'} rows in a batch, not"
+                f" {config.max_batch_size}",
+            )
+        if self._wanted.control.strict:
+            for found in self.drift:
+                yield found.field, f"{found.asked} asked for, {found.reported} there"
+        if config.model_transaction_policy.decoupled:
+            for endpoint in self.endpoints:
+                if not endpoint.scheme.startswith("grpc"):
+                    text = (
+                        f"{endpoint.name}: a decoupled model is asked over gRPC only; name the"
+                        " server's gRPC port, such as grpc://HOST:8001"
+                    )
+                    yield "parameters['endpoints']", text
+        stateful = config.WhichOneof("scheduling_choice") == "sequence_batching"
+        if self.options.protocol.name != V2:
+            yield from _not_in(self.options.protocol.name, config)
+        if self.options.hedge is not None and (
+            stateful or config.model_transaction_policy.decoupled
+        ):
+            yield (
+                "parameters['hedge_after']",
+                "is for models without sequences, and with one response to a request: two servers"
+                " may execute it",
+            )
+        if self.options.shared_memory and config.model_transaction_policy.decoupled:
+            yield (
+                "parameters['shared_memory']",
+                "is for models with one response to a request: streams share no memory",
+            )
+        yield from policies.problems(config, self.config, self.options.max_in_flight)
+
+
+def _not_in(protocol: str, config: ModelConfig) -> Iterator[tuple[str, str]]:
+    """What a configuration asks for that other protocols have no form for."""
+    if config.model_transaction_policy.decoupled:
+        yield "model_transaction_policy.decoupled", f"{protocol} has no decoupled models"
+    if config.WhichOneof("scheduling_choice") == "sequence_batching":
+        yield "sequence_batching", f"{protocol} has no sequences"
+
+
+def _declared(tensor: ModelInput | ModelOutput, lead: tuple[int, ...]) -> TensorInfo:
+    dims = tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims
+    datatype = BY_CONFIG_NUMBER.get(tensor.data_type)
+    optional = isinstance(tensor, ModelInput) and tensor.optional
+    return TensorInfo(tensor.name, datatype, (*lead, *dims), str(datatype), optional)
+
+
+def _info(tensor: pb.ModelMetadataResponse.TensorMetadata, optional: set[str]) -> TensorInfo:
+    return TensorInfo(
+        tensor.name,
+        BY_NAME.get(tensor.datatype),
+        tuple(tensor.shape),
+        tensor.datatype,
+        tensor.name in optional,
+    )

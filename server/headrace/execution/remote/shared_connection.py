@@ -1,0 +1,199 @@
+"""Calls to a server of gRPC on this machine whose large tensors go through shared memory.
+
+Inputs are copied into a region; outputs whose size is known beforehand are views into another one,
+which is used again when nothing refers to them any more. What has no region is in the message.
+
+A region is used again only after an answer. After anything else, such as a cancelled call, the
+server may still write there, and nobody can tell when it is done.
+
+A server that was started again may get a call before it is known that its regions are gone. It
+says that it has no such region, and so has not begun anything: the call is made again, with its
+tensors in the message.
+
+Owned by the event-loop thread.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.core.tensors import Buffer
+from headrace.execution.remote.connection import (
+    Call,
+    CallFailed,
+    PassedRequest,
+    Receiver,
+    RemoteRequest,
+)
+from headrace.execution.remote.grpc_channel import UnaryCall
+from headrace.execution.remote.grpc_connection import GrpcConnection
+from headrace.execution.remote.options import Endpoint
+from headrace.execution.remote.shared_layout import (
+    FixedSizes,
+    laid_out,
+    large_inputs,
+    needed,
+    write,
+)
+from headrace.execution.remote.shared_regions import SharedLease, SharedRegions
+from headrace.wire.compression import DEFAULT_LEVEL, compress
+from headrace.wire.grpc_call import End, Reason
+from headrace.wire.remote_infer import RemoteAnswer
+from headrace.wire.remote_shared import Place, shared_request
+
+if TYPE_CHECKING:
+    from headrace.execution.remote.grpc_calls import GrpcDialect
+
+log = logging.getLogger(__name__)
+
+_REFUSALS = frozenset({3, 5, 12})  # statuses of requests that are not run
+_INTERNAL = 13
+_TOO_SMALL = "shared memory size specified with the request"
+
+
+class SharedCall(UnaryCall):
+    """A run with tensors in shared memory; `headrace.execution.remote.connection.Call`."""
+
+    __slots__ = ("dialect", "inputs", "outputs", "owner", "receiver", "request", "rooms")
+
+    dialect: "GrpcDialect"
+    inputs: SharedLease | None
+    outputs: SharedLease | None
+    owner: "SharedConnection"
+    receiver: Receiver
+    request: RemoteRequest
+    rooms: Mapping[str, Place]
+
+    def done(self, data: Buffer | None, end: End | None) -> None:
+        """Tell, or begin anew without shared memory."""
+        try:
+            if data is None:
+                assert end is not None
+                if not self._failed(end):
+                    self.receiver.failed(self.dialect.failed(end))
+                return
+            try:
+                answer = self._answer(data)
+            except CallFailed as error:
+                self._retire()
+                self.receiver.failed(error)
+                return
+            self.receiver.answered(answer)
+        except Exception:  # of whoever is told; the connection has other calls as well
+            log.exception("bug after a call")
+
+    def cancel(self) -> None:
+        """End the call, and tell nothing."""
+        super().cancel()
+        self._retire()
+
+    def _answer(self, data: Buffer) -> RemoteAnswer:
+        shared: dict[str, memoryview] = {}
+        regions, inputs, outputs = self.owner.regions, self.inputs, self.outputs
+        whole: np.ndarray[tuple[int], np.dtype[np.uint8]] | None = None
+        if outputs is not None:
+            memory = outputs.region.memory
+            # What the answer has refers to this, and so it lives as long as any of that.
+            whole = np.ndarray((outputs.region.size,), np.uint8, memory)
+            whole.flags.writeable = False
+            view = whole.data
+            for name, place in self.rooms.items():
+                shared[name] = view[place.offset : place.offset + place.size]
+        answer = self.dialect.shared_answer(data, shared)
+        self.inputs = self.outputs = None
+        if inputs is not None:
+            regions.give_back(inputs)
+        if outputs is not None:
+            regions.hold(outputs, whole)
+        return answer
+
+    def _failed(self, end: End) -> bool:
+        """Settle what becomes of the regions; whether the call is made again."""
+        regions, leases = self.owner.regions, [x for x in (self.inputs, self.outputs) if x]
+        self.inputs = self.outputs = None
+        unknown = False
+        if leases and end.reason is Reason.STATUS:
+            unknown = end.status in _REFUSALS and "shared memory" in end.text.lower()
+            if end.status == _INTERNAL and _TOO_SMALL in end.text:
+                self.owner.outgrown()
+        if unknown:
+            regions.forgotten(leases[0].epoch)
+        settle = regions.retire
+        if unknown or end.reason is Reason.UNSENT or end.reason is Reason.REFUSED:
+            settle = regions.give_back
+        for lease in leases:
+            settle(lease)
+        if not unknown:
+            return False
+        self.renew()
+        self.message = self.dialect.request(self.request)
+        self.size = sum(map(len, self.message))
+        self.channel.start(self)
+        return True
+
+    def _retire(self) -> None:
+        for lease in (self.inputs, self.outputs):
+            if lease is not None:
+                self.owner.regions.retire(lease)
+        self.inputs = self.outputs = None
+
+
+class SharedConnection(GrpcConnection):
+    """`headrace.execution.remote.connection.StreamingConnection`; streams share no memory."""
+
+    def __init__(self, endpoint: Endpoint, dialect: "GrpcDialect", sizes: FixedSizes) -> None:
+        """`sizes` are those of the model's outputs."""
+        super().__init__(endpoint, dialect, dialect.buffer)
+        self.regions = SharedRegions(self.ask, self.procedures, dialect.model, endpoint.name)
+        self._sizes = sizes
+        self._name = endpoint.name
+        self._channel.when_lost = self.regions.renew
+
+    def begin(
+        self, request: RemoteRequest | PassedRequest, seconds: float, receiver: Receiver
+    ) -> Call:
+        """One run."""
+        if isinstance(request, PassedRequest):
+            return super().begin(request, seconds, receiver)
+        given, wanted = large_inputs(request), self._sizes.large(request)
+        inputs = self.regions.take(needed(given)) if given else None
+        outputs = self.regions.take(needed(wanted)) if wanted else None
+        if inputs is None and outputs is None:
+            return super().begin(request, seconds, receiver)
+        places = laid_out(given, inputs.region.name) if inputs else {}
+        rooms = laid_out(wanted, outputs.region.name) if outputs else {}
+        if inputs is not None:
+            write(request.inputs, places, inputs.region.memory)
+        dialect, procedures = self._dialect, self.procedures
+        options = dialect.options
+        message = shared_request(
+            options.model, options.version, request.inputs, request.outputs, request.parameters,
+            request.id, places, rooms,
+        )  # fmt: skip
+        if dialect.packing:
+            message = [compress(b"".join(message), dialect.packing, DEFAULT_LEVEL)]
+        call = SharedCall(
+            self._channel, procedures.infer(request.headers), message, self._now(), seconds,
+            procedures.own(request.headers, seconds), dialect.packed,
+        )  # fmt: skip
+        call.dialect, call.receiver, call.owner, call.request = dialect, receiver, self, request
+        call.inputs, call.outputs, call.rooms = inputs, outputs, rooms
+        self._channel.start(call)
+        return call
+
+    def outgrown(self) -> None:
+        """The model gives more than its configuration says."""
+        if self._sizes.outputs:
+            self._sizes = FixedSizes({}, self._sizes.batches)
+            log.warning(
+                "model %s: server %s: outputs go over the wire: one was larger than declared",
+                self._dialect.model, self._name, extra={"model": self._dialect.model},
+            )  # fmt: skip
+
+    async def close(self) -> None:
+        """End the connection, with whatever is under way, and remove the regions."""
+        await self.regions.withdraw()
+        await super().close()
+        await self.regions.close()

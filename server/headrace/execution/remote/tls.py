@@ -1,0 +1,46 @@
+"""TLS as a client of the servers that run a model."""
+
+import os
+import socket
+import ssl
+
+from headrace.core.errors import InvalidOption
+from headrace.execution.remote.options import Credentials
+
+
+def tls_context(credentials: Credentials) -> ssl.SSLContext:
+    """What connections are made with; the system's roots if none are given.
+
+    Takes a while, as files are read. Raises `InvalidOption`.
+    """
+    roots = credentials.root
+    try:
+        context = ssl.create_default_context(cadata=roots.decode("ascii") if roots else None)
+    except (ssl.SSLError, UnicodeDecodeError, ValueError):
+        raise _wrong("tls_root_cert", "no certificates in the form of PEM") from None
+    if credentials.certificate:
+        # The standard library takes names of files only. This one has no name elsewhere.
+        descriptor = os.memfd_create("certificate")
+        try:
+            with os.fdopen(os.dup(descriptor), "wb") as file:
+                file.write(credentials.certificate + b"\n" + credentials.key)
+            # Without a password it would ask for one, where there is a terminal.
+            context.load_cert_chain(f"/proc/self/fd/{descriptor}", password="")
+        except ssl.SSLError:
+            raise _wrong("tls_cert", "no certificate and key in the form of PEM") from None
+        finally:
+            os.close(descriptor)
+    return context
+
+
+def secured(plain: socket.socket, context: ssl.SSLContext, host: str) -> socket.socket:
+    """A socket that is connected, with TLS; raises `OSError` with the socket closed."""
+    try:
+        return context.wrap_socket(plain, server_hostname=host)
+    except BaseException:
+        plain.close()
+        raise
+
+
+def _wrong(name: str, text: str) -> InvalidOption:
+    return InvalidOption(f"parameters['{name}']", text)

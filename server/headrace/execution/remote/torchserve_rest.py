@@ -1,0 +1,161 @@
+"""TorchServe over HTTP, which knows nothing of tensors: a handler makes of a body what it likes.
+
+So inputs and outputs are declared here. What is sent, and what is understood, is:
+
+1. `array`: one input as nested arrays of JSON. For models with one input.
+2. `object`: an object with each input under its name.
+3. `raw`: the element of a BYTES tensor, or the bytes of another one.
+
+An answer is the value of the only output, or an object with outputs under their names. The only
+output may also be BYTES: it is the whole answer then.
+"""
+
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+
+from headrace.core.datatypes import Datatype
+from headrace.core.errors import ExecutionFailed, InvalidRequest, Unavailable
+from headrace.core.signature import TensorSpec
+from headrace.core.tensors import Array, Buffer, raw_bytes
+from headrace.execution.remote.connection import (
+    CallFailed,
+    RemoteDescription,
+    RemoteRequest,
+    nonsense,
+)
+from headrace.execution.remote.options import RemoteOptions
+from headrace.execution.remote.rest import Conversation, Declared, Inference, refusal
+from headrace.execution.remote.tfserving_rest import joined
+from headrace.wire.bytes_tensor import object_array
+from headrace.wire.http_exchange import HttpRequest, HttpResponse
+from headrace.wire.http_infer import parse_json
+from headrace.wire.nested_json import array_of_nested, nested_json
+from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.wire.remote_infer import RemoteAnswer, RemoteInput
+from headrace.wire.remote_status import Failure, Fate
+
+_JSON, _BYTES = "application/json", "application/octet-stream"
+_NO_WORKER, _RAISED = "ServiceUnavailableException", "InternalServerException"
+
+
+class TorchServeRest:
+    """`headrace.execution.remote.rest.Rest`."""
+
+    def __init__(self, options: RemoteOptions, model: str, declared: Declared) -> None:
+        version = options.protocol.label or options.version
+        which = f"/{quote(version, safe='')}" if version else ""
+        self._path = f"/predictions/{quote(options.model, safe='')}{which}"
+        self._body = options.protocol.body
+        self._model = model
+        self._declared = declared
+
+    def describe(self) -> Conversation[RemoteDescription]:
+        """Only that it is there."""
+        response = yield HttpRequest("OPTIONS", self._path)
+        if response.status != 200:
+            raise failure(self._model, response)
+        return RemoteDescription(pb.ModelMetadataResponse(), None)
+
+    def learn(self) -> Conversation[Inference]:
+        """Nothing: all servers are alike."""
+        yield from ()
+        return TorchServeInference(self._path, self._body, self._model, self._declared)
+
+    def ready(self) -> Conversation[bool]:
+        """Whether the server has healthy workers, and the model."""
+        response = yield HttpRequest("GET", "/ping")
+        if response.status != 200:
+            return False
+        response = yield HttpRequest("OPTIONS", self._path)
+        return response.status == 200
+
+
+class TorchServeInference:
+    """`headrace.execution.remote.rest.Inference`."""
+
+    def __init__(self, path: str, body: str, model: str, declared: Declared) -> None:
+        self._path = path
+        self._body = body
+        self._model = model
+        self._declared = declared
+
+    def request(self, request: RemoteRequest) -> HttpRequest:
+        """A body of the kind that is configured, or else suits the inputs."""
+        inputs = request.inputs
+        kind = self._body
+        if not kind and len(inputs) == 1:
+            kind = "raw" if inputs[0].datatype is Datatype.BYTES else "array"
+        if kind in ("array", "raw") and len(inputs) != 1:
+            raise _unfit(f"a request_body '{kind}' is for one input, not {len(inputs)}")
+        if kind == "raw":
+            return self._post(_BYTES, _raw(inputs[0]))
+        values = [nested_json(item.datatype, joined(item)) for item in inputs]
+        if kind == "array":
+            return self._post(_JSON, [values[0]])
+        members = [
+            orjson.dumps(item.name) + b":" + value
+            for item, value in zip(inputs, values, strict=True)
+        ]
+        return self._post(_JSON, [b"{" + b",".join(members) + b"}"])
+
+    def answer(self, response: HttpResponse) -> RemoteAnswer:
+        """The declared outputs."""
+        if response.status != 200:
+            raise failure(self._model, response)
+        specs, body = self._declared.outputs, response.body
+        if len(specs) == 1 and specs[0].datatype is Datatype.BYTES:
+            shape = [1] * (len(specs[0].dims) + self._declared.batches)
+            return RemoteAnswer({specs[0].name: object_array([bytes(body)], shape)}, {})
+        try:
+            document = parse_json(body)
+            if len(specs) == 1 and not (isinstance(document, dict) and specs[0].name in document):
+                document = {specs[0].name: document}
+            if not isinstance(document, dict):
+                raise InvalidRequest("no JSON object")
+            return RemoteAnswer(
+                {s.name: self._array(s, document[s.name]) for s in specs if s.name in document}, {}
+            )
+        except InvalidRequest as error:
+            raise nonsense(self._model, error) from None
+
+    def _array(self, spec: TensorSpec, value: Any) -> Array:
+        array = array_of_nested(spec.name, spec.datatype, value)
+        rank = len(spec.dims) + self._declared.batches
+        return array if array.ndim else array.reshape([1] * rank)
+
+    def _post(self, kind: str, body: list[Buffer]) -> HttpRequest:
+        return HttpRequest("POST", self._path, {"content-type": kind}, body)
+
+
+def failure(model: str, response: HttpResponse) -> CallFailed:
+    """An answer that is an error. TorchServe gives 503 also if a handler has raised."""
+    try:
+        document = orjson.loads(response.body)
+    except orjson.JSONDecodeError:
+        document = None
+    kind = document.get("type") if isinstance(document, dict) else None
+    if response.status != 503 or kind not in (_NO_WORKER, _RAISED):
+        return refusal(model, response)
+    text = str(document.get("message", ""))
+    if kind == _NO_WORKER:
+        return CallFailed(Failure(Fate.REFUSED, Unavailable(text)), text)
+    return CallFailed(Failure(Fate.ANSWERED, ExecutionFailed(text)), text)
+
+
+def _raw(item: RemoteInput) -> list[Buffer]:
+    if item.datatype is not Datatype.BYTES:
+        return [raw_bytes(part) for part in item.parts]
+    elements = joined(item).ravel().tolist()
+    if len(elements) != 1:
+        raise _unfit(
+            f"input '{item.name}' holds {len(elements)} elements, of which the model's server takes"
+            " one at a time"
+        )
+    return elements
+
+
+def _unfit(text: str) -> CallFailed:
+    error = InvalidRequest(text)
+    return CallFailed(Failure(Fate.ANSWERED, error), text)

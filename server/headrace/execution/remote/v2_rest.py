@@ -1,0 +1,192 @@
+"""The V2 protocol over HTTP."""
+
+import json
+import logging
+from collections.abc import Generator
+from urllib.parse import quote
+
+from google.protobuf import json_format
+
+from headrace.core.errors import InvalidRequest, ServerError
+from headrace.core.requests import OpaqueRequest
+from headrace.execution.remote.connection import (
+    CallFailed,
+    PassedAnswer,
+    RemoteDescription,
+    RemoteRequest,
+    nonsense,
+)
+from headrace.execution.remote.options import RemoteOptions
+from headrace.execution.remote.rest import Conversation, Declared, Inference, refusal
+from headrace.wire.http_exchange import HttpRequest, HttpResponse
+from headrace.wire.http_infer import parse_json
+from headrace.wire.model_names import with_model_name
+from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.wire.pb.model_config_pb2 import ModelConfig
+from headrace.wire.remote_infer import RemoteAnswer
+from headrace.wire.remote_rest import (
+    NOT_IN_JSON,
+    RestMessages,
+    read_metadata,
+    read_rest_answer,
+)
+from headrace.wire.remote_status import Failure, Fate
+
+log = logging.getLogger(__name__)
+
+_BINARY = "binary_tensor_data"  # the extension
+_JSON_SIZE = "inference-header-content-length"
+_JSON_SIZE_KEY = _JSON_SIZE.encode()
+_NOT_OFFERED = frozenset({400, 404, 405, 501})
+
+
+class V2Rest:
+    """`Rest` and `RestControl` of `headrace.execution.remote.rest`."""
+
+    def __init__(self, options: RemoteOptions, model: str, declared: Declared) -> None:
+        version = f"/versions/{options.version}" if options.version else ""
+        name = quote(options.model, safe="")
+        self._path = f"/v2/models/{name}{version}"
+        self._repository = f"/v2/repository/models/{name}"
+        self._tensors = options.tensors
+        self._model = model
+        self._model_there = options.model
+        self._declared = declared
+
+    def describe(self) -> Conversation[RemoteDescription]:
+        """The model's metadata, and its configuration where the server offers that."""
+        metadata = yield from self._metadata()
+        response = yield HttpRequest("GET", f"{self._path}/config")
+        if response.status in _NOT_OFFERED:
+            return RemoteDescription(metadata, None)
+        if response.status != 200:
+            raise refusal(self._model, response)
+        try:
+            config = ModelConfig()
+            document = parse_json(response.body)
+            json_format.ParseDict(document, config, ignore_unknown_fields=True)
+        except (InvalidRequest, json_format.ParseError) as error:
+            raise nonsense(self._model, error) from None
+        return RemoteDescription(metadata, config)
+
+    def learn(self) -> Conversation[Inference]:
+        """Whether tensors can be binary."""
+        binary = self._tensors == "binary"
+        if not self._tensors:
+            response = yield HttpRequest("GET", "/v2")
+            binary = response.status == 200 and _BINARY in _extensions(response)
+        if binary:
+            return V2Inference(RestMessages(True), self._path, self._model)
+        only_binary = [s.name for s in self._declared.outputs if s.datatype in NOT_IN_JSON]
+        messages = RestMessages(False, frozenset(only_binary))
+        return V2Inference(messages, self._path, self._model)
+
+    def load(self, config: str) -> Conversation[None]:
+        """Have the model loaded, by an extension of the protocol."""
+        document = {"parameters": {"config": config}} if config else {}
+        yield from self._change("load", json.dumps(document).encode())
+
+    def unload(self) -> Conversation[None]:
+        """Have the model unloaded."""
+        yield from self._change("unload", b"{}")
+
+    def ready(self) -> Conversation[bool]:
+        """Triton answers with the status alone, others say it in the body, too."""
+        response = yield HttpRequest("GET", f"{self._path}/ready")
+        if response.status in (400, 404, 503):
+            return False
+        if response.status != 200:
+            raise refusal(self._model, response)
+        try:
+            document = parse_json(response.body) if response.body else None
+        except InvalidRequest:
+            return True  # the status is what the protocol asks for
+        return not isinstance(document, dict) or document.get("ready") is not False
+
+    def passed(self, request: OpaqueRequest) -> HttpRequest:
+        """The request under the name that the model has there."""
+        headers = dict(request.headers)
+        if request.model_name != self._model_there:
+            headers.pop("accept-encoding", None)  # for the name in the answer, which is to be read
+        return HttpRequest("POST", self._path + request.path, headers, [request.body])
+
+    def passed_answer(self, request: OpaqueRequest, response: HttpResponse) -> PassedAnswer:
+        """The answer under the name that the model has here."""
+        headers = [(n.decode("latin-1"), v.decode("latin-1")) for n, v in response.headers.items()]
+        if response.status != 200:
+            failed = refusal(self._model, response)
+            failed.told = PassedAnswer(response.body, response.status, headers)
+            raise failed
+        body = response.body
+        if request.model_name != self._model_there and b"content-encoding" not in response.headers:
+            size = response.headers.get(_JSON_SIZE_KEY)
+            end = len(body) if size is None else _number(size)
+            document = with_model_name(body[:end], request.model_name)
+            body = b"".join([document, body[end:]])
+            headers = [(n, str(len(document)) if n == _JSON_SIZE else v) for n, v in headers]
+        return PassedAnswer(body, response.status, headers)
+
+    def _change(self, what: str, body: bytes) -> Conversation[None]:
+        headers = {"content-type": "application/json"}
+        response = yield HttpRequest("POST", f"{self._repository}/{what}", headers, [body])
+        if response.status != 200:
+            raise refusal(self._model, response)
+
+    def _metadata(self) -> Generator[HttpRequest, HttpResponse, pb.ModelMetadataResponse]:
+        response = yield HttpRequest("GET", self._path)
+        if response.status != 200:
+            raise refusal(self._model, response)
+        try:
+            return read_metadata(response.body)
+        except InvalidRequest:
+            text = f"GET {self._path} is not answered as the V2 protocol has it"
+            raise nonsense(self._model, InvalidRequest(text)) from None
+
+
+class V2Inference:
+    """`headrace.execution.remote.rest.Inference`."""
+
+    def __init__(self, messages: RestMessages, path: str, model: str) -> None:
+        self._messages = messages
+        self._path = f"{path}/infer"
+        self._model = model
+
+    def request(self, request: RemoteRequest) -> HttpRequest:
+        """The request in the form that the server takes."""
+        try:
+            body, size = self._messages.request(
+                request.inputs, request.outputs, request.parameters, request.id
+            )
+        except InvalidRequest as error:
+            raise CallFailed(Failure(Fate.ANSWERED, error), str(error)) from None
+        headers = {"content-type": "application/json"}
+        if size is not None:
+            headers = {"content-type": "application/octet-stream", _JSON_SIZE: str(size)}
+        return HttpRequest("POST", self._path, headers, body)
+
+    def answer(self, response: HttpResponse) -> RemoteAnswer:
+        """Its outputs, in whichever form they have come."""
+        if response.status != 200:
+            raise refusal(self._model, response)
+        size = response.headers.get(_JSON_SIZE_KEY)
+        try:
+            if size is not None and not (size.isdigit() and int(size[:19]) <= len(response.body)):
+                raise InvalidRequest(f"{_JSON_SIZE} is {size[:40]!r}")
+            return read_rest_answer(response.body, None if size is None else int(size))
+        except ServerError as error:
+            log.error("model %s: a server's answer makes no sense: %s", self._model, error,
+                      extra={"model": self._model})  # fmt: skip
+            raise nonsense(self._model, error) from None
+
+
+def _number(value: bytes) -> int:
+    return int(value) if value.isdigit() and len(value) < 19 else 0
+
+
+def _extensions(response: HttpResponse) -> list[object]:
+    try:
+        document = parse_json(response.body)
+    except InvalidRequest:
+        return []
+    found = document.get("extensions") if isinstance(document, dict) else None
+    return found if isinstance(found, list) else []

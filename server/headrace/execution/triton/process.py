@@ -1,0 +1,287 @@
+"""One process of Triton through all its lives: started, watched, started again, ended.
+
+It is started when the first model asks for it. When it ends it is started again: at once if it had
+run for a while, else after a delay that grows; if it ends again and again before it was live, it is
+left alone for a while. It is asked once a second whether it is live; one that has said nothing for
+too long is killed. Between it and the server stands a guard (see `guard`), which ends it with the
+server.
+
+Owned by the event-loop thread.
+"""
+
+import asyncio
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+
+from headrace.execution.aside import aside
+from headrace.execution.process import restart_delay
+from headrace.execution.process_output import ProcessOutput
+from headrace.execution.remote.grpc_calls import GrpcDialect
+from headrace.execution.remote.grpc_connection import GrpcConnection
+from headrace.execution.remote.options import Credentials, RemoteOptions
+from headrace.execution.triton.command import Secret
+from headrace.execution.triton.options import Place, TritonOptions
+
+log = logging.getLogger(__name__)
+
+_GUARD = Path(__file__).with_name("guard.py")
+_LOOK_SECS, _START_LOOK_SECS = 1.0, 0.1
+_ANSWER_SECS = 5.0
+_STEADY_SECS = 10.0  # what has been live for so long has not ended because it cannot run
+_LOOP = 5  # early ends in a row, from which on it is left alone
+_PAUSE_SECS = 30.0  # for so long
+_LAST_READS = 64
+_LOG_LINE = re.compile(rb"^([IWEF])\d{4} [\d:.]+ \d+ ")  # as Triton writes them
+_LEVELS = {b"I": logging.INFO, b"W": logging.WARNING, b"E": logging.ERROR, b"F": logging.CRITICAL}
+_EXIT_SLACK_SECS = 2.0  # beyond what Triton itself waits for
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a process is started with; `directory` goes if the server ends, `region` with Triton."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    region: str
+    directory: Path
+
+
+class TritonOutput(ProcessOutput):
+    """Takes the level of a line from the line itself."""
+
+    def __init__(self, descriptor: int, label: str) -> None:
+        super().__init__(descriptor, label, {"triton": label})
+        self.last = ""  # that was not only information
+
+    def line(self, line: bytes) -> None:
+        """Put a line into the log."""
+        found = _LOG_LINE.match(line)
+        level = _LEVELS[found[1]] if found else logging.INFO
+        text = line[found.end() if found else 0 :].decode(errors="replace").strip()
+        if not text:
+            return
+        if not found or level > logging.WARNING:
+            self.last = text[:300]
+        self.note(level, text)
+
+
+class TritonProcess:
+    """`port` is where it listens, on 127.0.0.1, through all its lives."""
+
+    def __init__(self, place: Place, options: TritonOptions, secret: Secret) -> None:
+        """Raises `OSError` if there is no port for it."""
+        self.place = place
+        self.live = asyncio.Event()
+        self.failed = asyncio.Event()  # it has ended, and is not started again yet
+        self.problem = ""  # how it has ended
+        self.starts = 0
+        self._options = options
+        # Triton listens on the port together with this socket, which takes no connections: so
+        # nobody else can have the port between two of Triton's lives, and it need not change.
+        self._reserved = socket.socket()
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self._reserved.bind(("127.0.0.1", 0))
+        self.port: int = self._reserved.getsockname()[1]
+        given = {"endpoints": f"grpc://127.0.0.1:{self.port}"}
+        remote = RemoteOptions.of(given, self.label, 0, Path())
+        credentials = Credentials(metadata=secret.metadata)
+        self._dialect = GrpcDialect(replace(remote, credentials=credentials), self.label)
+        [self._endpoint] = remote.resolve()
+        self._task: asyncio.Task[None] | None = None
+        self._ending = asyncio.Event()
+        self._running: _Running | None = None
+        self._live_since = inf
+
+    @property
+    def label(self) -> str:
+        """What it is called in logs and metrics."""
+        return self.place.label
+
+    def begin(self, start: Start) -> None:
+        """Have it run from now on, until `close`."""
+        self._task = asyncio.get_running_loop().create_task(self._live(start))
+
+    async def settled(self) -> None:
+        """Wait until it is live, or has failed."""
+        waits = [asyncio.ensure_future(event.wait()) for event in (self.live, self.failed)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def close(self) -> None:
+        """Have it end, and wait for that."""
+        self._ending.set()
+        running, task = self._running, self._task
+        if task is not None:
+            if running is not None:  # else it is between two lives, or being started
+                running.tell(b"t")
+                seconds = self._options.exit_secs + _EXIT_SLACK_SECS
+                done, _ = await asyncio.wait([task], timeout=seconds)
+                if not done:
+                    log.error("%s has not ended within %.0f s, and is killed", self.label, seconds)
+                    running.tell(b"k")
+            await asyncio.wait([task])
+        self._reserved.close()
+        self.problem = "has been told to end"
+        self.failed.set()  # for who still waits until it is live
+
+    def _is_ending(self) -> bool:
+        return self._ending.is_set()
+
+    # --- one life after another
+
+    async def _live(self, start: Start) -> None:
+        early = 0
+        loop = asyncio.get_running_loop()
+        while not self._is_ending():
+            self.failed.clear()
+            self._live_since = inf
+            try:
+                how = await self._run(start)
+            except OSError as error:
+                how = f"cannot be started: {error.strerror}"
+            except Exception:
+                log.exception("bug while watching %s", self.label)
+                how = "is not watched any more"
+            self.live.clear()
+            self._running = None
+            if self._is_ending():
+                return
+            early = 1 if loop.time() - self._live_since >= _STEADY_SECS else early + 1
+            delay = _PAUSE_SECS if early >= _LOOP else restart_delay(early)
+            self.problem = how
+            self.failed.set()
+            later = f"; it is tried again in {delay:.0f} s" if early >= _LOOP else ""
+            log.error("%s %s%s", self.label, how, later, extra={"triton": self.label})
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay):
+                    await self._ending.wait()
+
+    async def _run(self, start: Start) -> str:
+        """One life; how it ended. Raises `OSError` if it cannot be started."""
+        process = await aside(lambda: _launch(start), f"start {self.label}")
+        self.starts += 1
+        self._running = running = _Running(process, self.label)
+        connection = GrpcConnection(self._endpoint, self._dialect)
+        if self._is_ending():  # meanwhile
+            running.tell(b"k")
+        try:
+            why = "" if self._is_ending() else await self._watch(running, connection)
+        except asyncio.CancelledError:
+            running.tell(b"k")
+            raise
+        finally:
+            await connection.close()
+            await running.exited.wait()
+            running.close()
+        status = _describe(process.wait())
+        said = "" if self.live.is_set() else running.output.last
+        last = f"; it said last: {said}" if said else ""
+        return f"{why} and {status}" if why else f"{status}{last}"
+
+    async def _watch(self, running: "_Running", connection: GrpcConnection) -> str:
+        """Until it has ended; why it was killed, if it was."""
+        loop = asyncio.get_running_loop()
+        heard = loop.time()
+        while not running.exited.is_set():
+            if await self._answers(connection):
+                heard = loop.time()
+                if not self.live.is_set():
+                    self.live.set()
+                    self._live_since = heard
+                    log.info("%s is live as process %d", self.label, running.process.pid,
+                             extra={"triton": self.label})  # fmt: skip
+            silent = loop.time() - heard
+            started = self.live.is_set()
+            limit = self._options.hang_secs if started else self._options.start_secs
+            if limit and silent >= limit and not self._is_ending():
+                running.tell(b"k")
+                await running.exited.wait()
+                what = "has given no sign of life for" if started else "was not live after"
+                return f"{what} {silent:.0f} s"
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_SECS if started else _START_LOOK_SECS):
+                    await running.exited.wait()
+        return ""
+
+    async def _answers(self, connection: GrpcConnection) -> bool:
+        # ServerLiveRequest has no fields, and ServerLiveResponse one, a bool.
+        answer, _ = await connection.ask(connection.procedures.live, b"", _ANSWER_SECS)
+        return bool(answer)
+
+
+class _Running:
+    """One life's guard and output, on the event loop."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", label: str) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self.process = process
+        self.exited = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._watch = os.pidfd_open(process.pid)
+        descriptor = process.stdout.fileno()
+        os.set_blocking(descriptor, False)
+        self.output = TritonOutput(descriptor, label)
+        self._loop.add_reader(descriptor, self._on_output)
+        self._loop.add_reader(self._watch, self._on_exit)
+
+    def tell(self, word: bytes) -> None:
+        """Send a word to the guard."""
+        assert self.process.stdin is not None
+        with suppress(OSError):  # it has ended already
+            os.write(self.process.stdin.fileno(), word)
+
+    def close(self) -> None:
+        """Let go of what is left, once it has ended."""
+        for _ in range(_LAST_READS):
+            if not self.output.read():
+                break
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._loop.remove_reader(self.process.stdout.fileno())
+        self._loop.remove_reader(self._watch)
+        os.close(self._watch)
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+    def _on_output(self) -> None:
+        self.output.read()
+        if self.output.ended:
+            self._loop.remove_reader(self.output.descriptor)
+
+    def _on_exit(self) -> None:
+        self._loop.remove_reader(self._watch)
+        self.exited.set()
+
+
+def _launch(start: Start) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [
+            sys.executable, "-I", "-S", str(_GUARD), start.region, str(start.directory),
+            *start.command,
+        ],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env=dict(start.environment), process_group=0,
+    )  # fmt: skip
+
+
+def _describe(status: int) -> str:
+    """How Triton ended, by the status of its guard."""
+    number = -status if status < 0 else status - 128
+    if number > 0:
+        with suppress(ValueError):
+            return f"was ended by {signal.Signals(number).name}"
+    return f"ended with status {status}"

@@ -1,0 +1,321 @@
+"""The Tritons that this server has started, and the models that it has them load.
+
+All models share the processes, which are started when the first model asks for one. The directory
+that they see is nobody else's, and goes with them: each process has a model repository of its own
+in it, since instance groups differ from one to the other.
+
+The processes belong to the event loop. Models are placed on loading threads, which hand over to the
+loop what is about processes, and wait.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from threading import Lock
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from headrace.core.errors import LoadFailed
+from headrace.core.model_spec import LoadSpec
+from headrace.execution.aside import aside
+from headrace.execution.remote.connection import CallFailed, ModelControl
+from headrace.execution.remote.options import Endpoint, RemoteOptions, Url
+from headrace.execution.triton.command import Secret, arguments, environment
+from headrace.execution.triton.groups import as_configured, groups_of
+from headrace.execution.triton.keeping import LOAD_SECS, each, loaded
+from headrace.execution.triton.model_files import (
+    remote_config,
+    remote_name,
+    remove_model,
+    write_model,
+)
+from headrace.execution.triton.options import (
+    Place,
+    TritonOptions,
+    gpu_count,
+    places,
+)
+from headrace.execution.triton.visits import Visits
+from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
+
+if TYPE_CHECKING:
+    from headrace.execution.triton.process import TritonProcess
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_UNLOAD_SECS = 10.0
+_WAIT_SECS = "15"
+
+
+class TritonServers:
+    """`attach` it to the event loop before a model is placed, and `close` it there at the end."""
+
+    def __init__(self, options: TritonOptions, found: Mapping[str, str] = os.environ) -> None:
+        """`found` are the server's environment variables."""
+        self._options = options
+        self._environment = dict(found)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._processes: list[TritonProcess] = []
+        self._directory: Path | None = None
+        self._secret = Secret(secrets.token_urlsafe(24))
+        self._serials = count(1)
+        self._starting: asyncio.Future[None] | None = None
+        self._closed = False
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Processes belong to this loop."""
+        self._loop = loop
+
+    @property
+    def processes(self) -> "Sequence[TritonProcess]":
+        """Those that there are."""
+        return self._processes
+
+    def stop(self) -> None:
+        """Load nothing more, and unload nothing: the processes end soon."""
+        self._closed = True
+
+    async def close(self) -> None:
+        """Have all processes end, and remove what they have seen."""
+        self.stop()
+        if self._starting is not None:
+            await asyncio.wait([self._starting])
+        processes, self._processes = self._processes, []
+        await asyncio.gather(*(process.close() for process in processes))
+        if self._directory is not None:
+            directory = self._directory
+            await asyncio.get_running_loop().run_in_executor(
+                None, lambda: shutil.rmtree(directory, ignore_errors=True)
+            )
+
+    # --- on loading threads
+
+    def place(self, spec: LoadSpec, config: ModelConfig) -> "PlacedModel":
+        """Have a version loaded; raises `LoadFailed` or `InvalidOption`.
+
+        `config` is the model's as it is written.
+        """
+        program = self._program()
+        wanted = places(self._options, self._environment, gpu_count())
+        groups = {place: groups_of(config.instance_group, place) for place in wanted}
+        deadline = min(spec.deadline, monotonic() + LOAD_SECS)
+        processes = self._wait_for(self._started(program, wanted), deadline)
+        name = remote_name(spec.model, spec.version, next(self._serials))
+        written: dict[TritonProcess, Path] = {}
+        try:
+            for process in processes:
+                own = groups[process.place]
+                if own is not None:
+                    directory = self._models(process.place) / name
+                    whole = remote_config(config, name, spec.version, own)
+                    write_model(directory, spec.root, spec.version, whole)
+                    written[process] = directory
+            if not written:
+                raise LoadFailed("none of its instance groups is for any process of Triton")
+            placed = PlacedModel(self, spec, name, written)
+        except BaseException:
+            for directory in written.values():
+                remove_model(directory)
+            raise
+        placed.load(deadline)
+        return placed
+
+    def still_there(self) -> bool:
+        """Whether the processes have not been told to end."""
+        return not self._closed
+
+    @property
+    def metadata(self) -> Sequence[tuple[str, str]]:
+        """What calls have to bring along."""
+        return self._secret.metadata
+
+    def _program(self) -> str:
+        program = self._options.program
+        found = shutil.which(program, path=self._environment.get("PATH"))
+        if found is None:
+            raise LoadFailed(
+                f"there is no program {program!r} to run it; --triton-server names Triton's",
+                "this server has no Triton to run it",
+            )
+        return os.path.abspath(found)
+
+    def _wait_for(self, work: Coroutine[Any, Any, T], deadline: float) -> T:
+        if self._loop is None:
+            work.close()
+            raise LoadFailed("no Triton is started where nothing is served")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(max(deadline - monotonic(), 0.0))
+        except TimeoutError:
+            future.cancel()
+            raise LoadFailed("Triton was not live in time") from None
+
+    # --- on the event loop
+
+    async def _started(self, program: str, wanted: Sequence[Place]) -> "Sequence[TritonProcess]":
+        """The processes once each of them is live or has failed, one being live at least."""
+        if self._closed:
+            raise LoadFailed("the server is shutting down")
+        if self._starting is None:
+            self._starting = asyncio.ensure_future(self._begin(program, wanted))
+            self._starting.add_done_callback(self._begun)
+        await asyncio.shield(self._starting)
+        processes = self._processes
+        await asyncio.gather(*(process.settled() for process in processes))
+        if not any(process.live.is_set() for process in processes):
+            problems = (f"{process.label} {process.problem}" for process in processes)
+            raise LoadFailed(f"no Triton runs: {'; '.join(problems)}", "no Triton runs")
+        return processes
+
+    def _begun(self, starting: asyncio.Future[None]) -> None:
+        # Whatever has gone wrong, the next load tries anew. Also nobody may wait for it any more.
+        if starting.cancelled() or starting.exception() is not None:
+            self._starting = None
+
+    async def _begin(self, program: str, wanted: Sequence[Place]) -> None:
+        from headrace.execution.triton.process import Start, TritonProcess
+
+        processes: list[TritonProcess] = []
+
+        def make() -> Path:
+            # One by one, so that those are known that there are if another one fails.
+            processes.extend(TritonProcess(p, self._options, self._secret) for p in wanted)
+            return _make_directory(wanted)
+
+        try:
+            directory = self._directory = await aside(make, "directory of Triton")
+            if self._closed:
+                raise LoadFailed("the server is shutting down")
+            for process in processes:
+                models = self._models(process.place)
+                region = f"{directory.name}-{process.place.index}-"
+                command = arguments(
+                    program, self._options, models, process.port, region, self._secret
+                )
+                own = environment(self._environment, self._options, process.place)
+                process.begin(Start(command, own, region, directory))
+        except BaseException as error:
+            await asyncio.gather(*(process.close() for process in processes))
+            if isinstance(error, OSError):
+                raise LoadFailed(f"Triton cannot be started: {error.strerror}") from error
+            raise
+        self._processes = processes
+
+    def _models(self, place: Place) -> Path:
+        assert self._directory is not None
+        return _models(self._directory, place)
+
+
+def _make_directory(wanted: Sequence[Place]) -> Path:
+    """What the processes see, for its owner alone; raises `OSError`."""
+    directory = Path(tempfile.mkdtemp(prefix="headrace-triton-"))
+    try:
+        for place in wanted:
+            _models(directory, place).mkdir(mode=0o700, parents=True)
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    return directory
+
+
+def _models(directory: Path, place: Place) -> Path:
+    return directory / str(place.index) / "models"
+
+
+class PlacedModel:
+    """One version of a model in Tritons of this server; `headrace.execution.triton.keeping.Keeper`.
+
+    `options` are how it is reached.
+    """
+
+    def __init__(
+        self,
+        servers: TritonServers,
+        spec: LoadSpec,
+        name: str,
+        written: "Mapping[TritonProcess, Path]",
+    ) -> None:
+        """`written` has the directory that each process has of it. Raises `InvalidOption`."""
+        self._servers = servers
+        self._model = spec.model
+        self._written = dict(written)
+        self._by_port = {process.port: process for process in written}
+        self._lock = Lock()
+        self._released = False
+        urls = [Url("grpc", "127.0.0.1", p.port, label=p.label) for p in written]
+        # A process that has ended is there again after seconds, for which requests can wait.
+        given = {"wait_secs": _WAIT_SECS, **spec.parameters, "endpoints": "grpc://127.0.0.1:1"}
+        options = RemoteOptions.of(given, name, spec.version, spec.root)
+        credentials = replace(options.credentials, metadata=servers.metadata)
+        self.options = replace(options, urls=tuple(urls), credentials=credentials)
+        self._visit = Visits(self.options, spec.model).to
+        self.endpoints = self.options.resolve()
+
+    def load(self, deadline: float) -> None:
+        """Have every live process load it; raises `LoadFailed`, with it released again."""
+        live = [e for e in self.endpoints if self._by_port[e.port].live.is_set()]
+        seconds = max(deadline - monotonic(), 1.0)
+        try:
+            problems = each(live, lambda endpoint: self.ensure(endpoint, seconds))
+            if problems:
+                raise LoadFailed("; ".join(dict.fromkeys(map(str, problems))))
+            if not live:
+                raise LoadFailed("no Triton runs that is to have it")
+        except BaseException:
+            self.release()
+            raise
+
+    def groups(
+        self, endpoint: Endpoint, reported: Sequence[ModelInstanceGroup]
+    ) -> list[ModelInstanceGroup]:
+        """What a process reports, with GPUs numbered as the configuration does."""
+        return as_configured(reported, self._by_port[endpoint.port].place)
+
+    def ensure(self, endpoint: Endpoint, seconds: float) -> None:
+        """Have one process serve it; raises `LoadFailed`."""
+        if self._is_released():
+            raise LoadFailed("it is being unloaded")
+        with self._visit(endpoint) as connection:
+            assert isinstance(connection, ModelControl)
+            try:
+                if loaded(connection) is not None:
+                    return  # as it was written, since nobody else can change it
+                connection.load("", seconds)
+            except CallFailed as failed:
+                raise LoadFailed(f"{endpoint.name}: {failed.text}") from None
+        if self._is_released():  # meanwhile
+            self._unload(endpoint)
+
+    def release(self) -> None:
+        """Have the processes unload it, and remove its files."""
+        with self._lock:
+            if self._released:
+                return
+            self._released = True
+        if self._servers.still_there():  # else they end anyway
+            for problem in each(self.endpoints, self._unload):
+                log.warning("model %s is not unloaded: %s", self._model, problem)
+        for directory in self._written.values():
+            remove_model(directory)
+
+    def _is_released(self) -> bool:
+        with self._lock:
+            return self._released
+
+    def _unload(self, endpoint: Endpoint) -> None:
+        if not self._by_port[endpoint.port].live.is_set():
+            return  # it has nothing loaded
+        with self._visit(endpoint) as connection:
+            assert isinstance(connection, ModelControl)
+            try:
+                connection.unload(_UNLOAD_SECS)
+            except CallFailed as failed:
+                raise LoadFailed(f"{endpoint.name}: {failed.text}") from None

@@ -1,0 +1,132 @@
+"""Requests on their way to servers, of which some cannot be written for one."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Set
+from pathlib import Path
+
+import pytest
+
+from headrace.core.errors import Unavailable
+from headrace.execution.remote.connection import CallFailed, Receiver, RemoteRequest
+from headrace.execution.remote.errand import Answer, Errand, Request
+from headrace.execution.remote.hedged import HedgedCalls
+from headrace.execution.remote.member import Member
+from headrace.execution.remote.options import Endpoint, RemoteOptions
+from headrace.scheduling.hedging import HedgeRules
+from headrace.wire.remote_status import Failure, Fate
+
+REQUEST = RemoteRequest([], [], {})
+REFUSED = CallFailed(Failure(Fate.REFUSED, Unavailable("full")), "full")
+
+
+class Connection:
+    """Takes nothing if it is `broken`, and refuses all else once it is told."""
+
+    def __init__(self, broken: bool) -> None:
+        self._broken = broken
+        self.refuse: Callable[[], None] = lambda: None
+        self.checked = asyncio.Event()
+        self.checks = 0
+
+    def begin(self, request: Request, seconds: float, receiver: Receiver) -> "Connection":
+        if self._broken:
+            raise ValueError("cannot be written")
+        self.refuse = lambda: receiver.failed(REFUSED)
+        return self
+
+    def cancel(self) -> None:
+        """End the call."""
+
+    async def ready(self, seconds: float) -> bool:
+        self.checks += 1
+        if self.checks > 1:
+            self.checked.set()
+            await asyncio.sleep(3600)
+        if self._broken:
+            raise ValueError("cannot be asked")
+        return True
+
+    async def close(self) -> None:
+        """There is nothing to end."""
+
+
+class Bench:
+    """Servers, and who waits."""
+
+    def __init__(self, root: Path, broken: list[bool]) -> None:
+        loop = asyncio.get_running_loop()
+        options = RemoteOptions.of(
+            {"endpoints": "grpc://127.0.0.1", "health_interval_secs": "0.01"}, "m", 0, root
+        )
+        self.connections = [Connection(each) for each in broken]
+        self.members = [
+            Member(
+                Endpoint(f"s{n}", "grpc", "127.0.0.1", n, "s"), connection, options, "m", loop,
+                lambda: None, True,
+            )
+            for n, connection in enumerate(self.connections)
+        ]  # fmt: skip
+        self.ends: list[Exception] = []
+
+    def next(self, tried: Set[Member]) -> Member | None:
+        return next((m for m in self.members if m not in tried), None)
+
+    def answered(self, answer: Answer) -> None:
+        raise AssertionError("there is no answer")
+
+    def failed(self, error: Exception) -> None:
+        self.ends.append(error)
+
+    @property
+    def outstanding(self) -> list[int]:
+        return [member.condition.outstanding for member in self.members]
+
+
+def run(root: Path, broken: list[bool], scenario: Callable[[Bench], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        bench = Bench(root, broken)
+        await scenario(bench)
+        for member in bench.members:
+            await member.close()
+
+    asyncio.run(whole())
+
+
+def errands(bench: Bench) -> list[Errand]:
+    hedged = HedgedCalls(HedgeRules(seconds=3600.0), asyncio.get_running_loop())
+    whole = hedged.errand(bench, REQUEST, bench)
+    return [Errand(bench, REQUEST, bench), whole]  # type: ignore[list-item]
+
+
+def test_a_request_that_cannot_be_written_leaves_nothing_under_way(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        for errand in errands(bench):
+            with pytest.raises(ValueError, match="written"):
+                errand.begin()
+            assert bench.outstanding == [0]
+
+    run(tmp_path, [True], scenario)
+
+
+def test_a_request_that_cannot_be_written_for_the_next_server_ends(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        for errand in errands(bench):
+            assert errand.begin()
+            bench.connections[0].refuse()
+            [error] = bench.ends
+            assert type(error) is ValueError
+            assert bench.outstanding == [0, 0]
+            bench.ends.clear()
+
+    run(tmp_path, [False, True], scenario)
+
+
+def test_a_bug_in_a_health_check_is_not_the_last_of_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        await asyncio.wait_for(bench.connections[0].checked.wait(), 10)
+        assert not bench.members[0].condition.reachable
+
+    run(tmp_path, [True], scenario)
+    assert "bug while checking server s0" in caplog.text

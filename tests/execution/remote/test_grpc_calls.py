@@ -1,0 +1,259 @@
+"""Calls to a server over TLS and with credentials, on a thread and on an event loop."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from headrace.core.datatypes import Datatype
+from headrace.core.errors import InvalidRequest
+from headrace.execution.remote.connection import CallFailed, RemoteRequest, StreamAnswer
+from headrace.execution.remote.grpc_calls import GrpcDialect
+from headrace.execution.remote.options import Endpoint, RemoteOptions
+from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.wire.remote_infer import RemoteInput
+from headrace.wire.remote_status import Fate
+from tests.support.remote_call import infer
+
+TLS = Path(__file__).parents[2] / "support" / "tls"
+
+
+class Guarded(grpc.GenericRpcHandler):
+    """Has a model that is ready, for those who bring the token."""
+
+    def service(self, details: Any) -> Any:
+        given = dict(details.invocation_metadata).get("authorization", "")
+
+        def answer(message: bytes, context: grpc.ServicerContext) -> bytes:
+            if given != "Bearer abc":
+                context.abort(grpc.StatusCode.UNAUTHENTICATED, "who is there")
+            if details.method.endswith("ModelReady"):
+                return pb.ModelReadyResponse(ready=True).SerializeToString()
+            if details.method.endswith("ModelInfer"):
+                asked = pb.ModelInferRequest.FromString(message)
+                if not asked.inputs:
+                    context.abort(grpc.StatusCode.INVALID_ARGUMENT, "there is nothing")
+                response = pb.ModelInferResponse(raw_output_contents=asked.raw_input_contents)
+                response.outputs.add(name="OUT", datatype="FP32", shape=asked.inputs[0].shape)
+                left = context.time_remaining() or 1e9
+                for name, text in {
+                    "left": f"{left:.0f}",
+                    "tenant": str(dict(context.invocation_metadata()).get("x-tenant", "")),
+                }.items():
+                    response.parameters[name].string_param = text
+                context.set_compression(grpc.Compression.Gzip)
+                return response.SerializeToString()
+            if details.method.endswith("ModelMetadata"):
+                return pb.ModelMetadataResponse(name="m").SerializeToString()
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "there is nothing")
+
+        def answers(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+            for message in messages:
+                asked = pb.ModelInferRequest.FromString(message)
+                response = pb.ModelInferResponse(id=asked.id)
+                wrong = "there is nothing" if asked.id == "bad" else ""
+                said = pb.ModelStreamInferResponse(error_message=wrong, infer_response=response)
+                yield said.SerializeToString()
+                if asked.id == "last":
+                    context.abort(grpc.StatusCode.UNAVAILABLE, "Server exiting")
+
+        if details.method.endswith("ModelStreamInfer"):
+            return grpc.stream_stream_rpc_method_handler(answers)
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """Where a server with a certificate for `localhost` listens."""
+    pair = (TLS / "server.key").read_bytes(), (TLS / "server.pem").read_bytes()
+    with ThreadPoolExecutor(2) as threads:
+        server = grpc.server(threads, [Guarded()])
+        found = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
+        server.start()
+        yield found
+        server.stop(None).wait()
+
+
+@pytest.fixture
+def options(port: int, tmp_path: Path) -> RemoteOptions:
+    """The server by its name, and a token in a file."""
+    (tmp_path / "token").write_text("Bearer abc\n")
+    parameters = {
+        "endpoints": f"grpcs://localhost:{port}",
+        "tls_root_cert": str(TLS / "root.pem"),
+        "authorization_file": "token",
+    }
+    return RemoteOptions.of(parameters, "m", 0, tmp_path)
+
+
+def dialect_of(options: RemoteOptions) -> tuple[GrpcDialect, Endpoint]:
+    endpoint = next(e for e in options.resolve() if e.address == "127.0.0.1")
+    return GrpcDialect(options, "m"), endpoint
+
+
+def test_on_a_thread(options: RemoteOptions) -> None:
+    dialect, endpoint = dialect_of(options)
+    with dialect.visit(endpoint) as connection:
+        with pytest.raises(CallFailed, match="there is nothing") as failed:
+            connection.describe(10)
+        with pytest.raises(CallFailed, match="there is nothing"):
+            connection.infer(RemoteRequest([], [], {}), 10)
+    assert failed.value.failure.fate is Fate.ANSWERED
+    assert isinstance(failed.value.failure.error, InvalidRequest)
+
+
+def test_on_a_loop(options: RemoteOptions) -> None:
+    dialect, endpoint = dialect_of(options)
+
+    async def scenario() -> None:
+        connection = dialect.connect(endpoint)
+        assert await connection.ready(10)
+        with pytest.raises(CallFailed, match="there is nothing"):
+            await infer(connection, RemoteRequest([], [], {}), 10)
+        await connection.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip", "deflate"])
+@pytest.mark.parametrize("seconds", [0, 50])
+def test_what_goes_with_a_call(options: RemoteOptions, compression: str, seconds: float) -> None:
+    packed = replace(options, compression="" if compression == "none" else compression)
+    dialect, endpoint = dialect_of(packed)
+    array = np.zeros((3, 50_000), np.float32)
+    inputs = [RemoteInput("IN", Datatype.FP32, (6, 50_000), [array, array])]
+
+    async def scenario() -> None:
+        connection = dialect.connect(endpoint)
+        for headers in ([("x-tenant", "t")], []):
+            request = RemoteRequest(inputs, ["OUT"], {}, headers=headers)
+            answer = await infer(connection, request, seconds)
+            assert answer.outputs["OUT"].shape == (6, 50_000)
+            assert answer.parameters["tenant"] == ("t" if headers else "")
+            assert (float(str(answer.parameters["left"])) <= 50) is bool(seconds)
+        request = RemoteRequest(inputs, ["OUT"], {}, headers=[("authorization", "other")])
+        with pytest.raises(CallFailed, match="who is there"):
+            await infer(connection, request, seconds)
+        await connection.close()
+
+    asyncio.run(scenario())
+
+
+class Busy(ThreadPoolExecutor):
+    """Threads that do nothing until they are let; `asked` once there is something."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.asked = asyncio.Event()
+        self.go_on = threading.Event()
+        super().submit(self.go_on.wait)
+
+    def submit(self, *arguments: Any, **named: Any) -> "Future[Any]":
+        self.asked.set()
+        return super().submit(*arguments, **named)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_large_answer_that_is_compressed(options: RemoteOptions, cancelled: bool) -> None:
+    """It is unpacked on a thread, while other calls go on."""
+    dialect, endpoint = dialect_of(options)
+    array = np.random.default_rng(0).random((1, 100_000), np.float32)
+    large = RemoteRequest([RemoteInput("IN", Datatype.FP32, array.shape, [array])], ["OUT"], {})
+    small = RemoteRequest([RemoteInput("IN", Datatype.FP32, (1, 1), [array[:, :1]])], ["OUT"], {})
+
+    async def scenario() -> None:
+        threads = Busy()
+        connection = dialect.connect(endpoint)
+        assert await connection.ready(10)
+        asyncio.get_running_loop().set_default_executor(threads)
+        call = asyncio.ensure_future(infer(connection, large, 50))
+        await threads.asked.wait()
+        assert (await infer(connection, small, 50)).outputs["OUT"].tolist() == [[array[0, 0]]]
+        if cancelled:
+            call.cancel()
+            await asyncio.wait([call])
+        threads.go_on.set()
+        if not cancelled:
+            np.testing.assert_array_equal((await call).outputs["OUT"], array)
+        await asyncio.get_running_loop().run_in_executor(None, len, "")  # behind the other work
+        assert (await infer(connection, small, 50)).outputs["OUT"].size == 1
+        await connection.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+class Heard:
+    """What a stream has brought; its end is awaited."""
+
+    def __init__(self) -> None:
+        self.answers: list[StreamAnswer] = []
+        self.end: asyncio.Future[CallFailed | None] = asyncio.get_running_loop().create_future()
+
+    def received(self, answer: StreamAnswer) -> None:
+        self.answers.append(answer)
+
+    def ended(self, failed: CallFailed | None) -> None:
+        self.end.set_result(failed)
+
+
+@pytest.mark.parametrize("last", ["c", "last"])
+def test_a_stream(options: RemoteOptions, last: str) -> None:
+    dialect, endpoint = dialect_of(options)
+
+    async def scenario() -> None:
+        connection = dialect.connect(endpoint)
+        heard = Heard()
+        stream = connection.stream(heard, 10)
+        for id in ("a", "bad", last):
+            stream.send(RemoteRequest([], [], {}, id))
+        stream.finish()
+        failed = await heard.end
+        assert [answer.id for answer in heard.answers] == ["a", "bad", last]
+        assert [answer.error is None for answer in heard.answers] == [True, False, True]
+        assert str(heard.answers[1].error) == "there is nothing"
+        if last == "c":
+            assert failed is None
+        else:
+            assert failed is not None
+            assert failed.failure.fate is Fate.REFUSED
+        await connection.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_server_that_wants_a_certificate(own: bool, tmp_path: Path) -> None:
+    root, key, certificate = [
+        (TLS / name).read_bytes() for name in ("root.pem", "server.key", "server.pem")
+    ]
+    with ThreadPoolExecutor(2) as threads:
+        server = grpc.server(threads, [Guarded()])
+        wanted = grpc.ssl_server_credentials([(key, certificate)], root, True)
+        port = server.add_secure_port("127.0.0.1:0", wanted)
+        server.start()
+        parameters = {
+            "endpoints": f"grpcs://localhost:{port}", "tls_root_cert": str(TLS / "root.pem"),
+        }  # fmt: skip
+        if own:
+            parameters["tls_cert"] = str(TLS / "client.pem")
+            parameters["tls_key"] = str(TLS / "client.key")
+        dialect, endpoint = dialect_of(RemoteOptions.of(parameters, "m", 0, tmp_path))
+        with dialect.visit(endpoint) as connection, pytest.raises(CallFailed) as failed:
+            connection.describe(10)
+        server.stop(None).wait()
+    assert failed.value.failure.fate is (Fate.ANSWERED if own else Fate.UNSENT)
+
+
+def test_a_server_that_is_not_trusted(port: int, tmp_path: Path) -> None:
+    parameters = {"endpoints": f"grpcs://localhost:{port}"}
+    dialect, endpoint = dialect_of(RemoteOptions.of(parameters, "m", 0, tmp_path))
+    with dialect.visit(endpoint) as connection, pytest.raises(CallFailed) as failed:
+        connection.describe(10)
+    assert failed.value.failure.fate is Fate.UNSENT

@@ -1,0 +1,167 @@
+"""A pool whose servers want other credentials than before."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from headrace.core.model_spec import LoadSpec
+from headrace.execution.remote.backend import RemoteBackend
+from headrace.execution.remote.model import RemoteModel
+from headrace.execution.remote.pool import RemotePool
+from headrace.observability.endpoints import EndpointCounts
+from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.wire.pb.model_config_pb2 import ModelConfig
+from tests.scheduling.fakes import signature
+
+
+class Guarded(grpc.GenericRpcHandler):
+    """A server whose model is there for those who bring the token of the day."""
+
+    token = "Bearer one"
+
+    def service(self, details: Any) -> Any:
+        given = dict(details.invocation_metadata).get("authorization", "")
+
+        def answer(message: bytes, context: grpc.ServicerContext) -> bytes:
+            if given != self.token:
+                context.abort(grpc.StatusCode.UNAUTHENTICATED, "who is there")
+            if details.method.endswith("ModelReady"):
+                return pb.ModelReadyResponse(ready=True).SerializeToString()
+            if details.method.endswith("ModelMetadata"):
+                return pb.ModelMetadataResponse(name="m").SerializeToString()
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "")
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+@pytest.fixture
+def guarded() -> Iterator[tuple[Guarded, str]]:
+    """The server, and where it listens."""
+    handler = Guarded()
+    with ThreadPoolExecutor(2) as threads:
+        server = grpc.server(threads, [handler])
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        yield handler, f"grpc://127.0.0.1:{port}"
+        server.stop(None).wait()
+
+
+class Idle:
+    """A scheduler with nothing to do."""
+
+    def add_instance(self, instance: object) -> None:
+        pass
+
+    suspend = resume = add_instance
+
+    def fail_waiting(self, error: object) -> bool:
+        return True
+
+    def answer(self, pending: object, answer: object, final: bool) -> None:
+        pass
+
+
+async def until(pool: RemotePool, changed: asyncio.Event, healthy: Callable[[bool], bool]) -> None:
+    """Wait for health checks."""
+    async with asyncio.timeout(30):
+        while not healthy(pool.healthy):
+            changed.clear()
+            await changed.wait()
+
+
+def test_credentials_are_read_again(
+    guarded: tuple[Guarded, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    handler, endpoint = guarded
+    token = tmp_path / "token"
+    token.write_text("Bearer one")
+    parameters = {
+        "endpoints": endpoint, "authorization_file": "token", "health_interval_secs": "0.05",
+    }  # fmt: skip
+    model = RemoteBackend().load(LoadSpec("m", tmp_path / "1", tmp_path, parameters, version=1))
+    model.begin(ModelConfig(name="m"), signature(), False)
+
+    async def scenario() -> None:
+        changed = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        pool = model.pool("m_0", Idle(), loop, changed.set, {})
+        try:
+            handler.token = "Bearer two"
+            await until(pool, changed, lambda healthy: not healthy)
+            token.write_text("Bearer two\n")
+            await pool.look_again()
+            await until(pool, changed, bool)
+            token.write_text("Bearer\0two")  # somebody is not done with it
+            await pool.look_again()
+            token.unlink()
+            await pool.look_again()
+            assert pool.healthy
+            assert len(pool.series()) == 1
+        finally:
+            pool.close()
+            await pool.closed()
+
+    asyncio.run(scenario())
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert any("expected one line" in text for text in warnings)
+    assert any("token cannot be read" in text for text in warnings)
+
+
+def test_counters_go_on_with_the_next_pool(guarded: tuple[Guarded, str], tmp_path: Path) -> None:
+    parameters = {"endpoints": guarded[1], "authorization_file": "token"}
+    (tmp_path / "token").write_text("Bearer one")
+    spec = LoadSpec("m", tmp_path / "1", tmp_path, parameters, version=1)
+    counts: dict[str, EndpointCounts] = {}
+
+    async def scenario(model: RemoteModel, requests: int) -> None:
+        model.begin(ModelConfig(name="m"), signature(), False)
+        loop = asyncio.get_running_loop()
+        pool = model.pool("m_0", Idle(), loop, lambda: None, counts)
+        [series] = pool.series()
+        assert series.counts.requests == requests
+        series.counts.requests += 1
+        pool.close()
+        await pool.closed()
+
+    for requests in range(2):
+        asyncio.run(scenario(RemoteBackend().load(spec), requests))
+    assert list(counts) == [guarded[1]]
+
+
+@pytest.mark.parametrize(("alone", "level"), [(True, "ERROR"), (False, "WARNING")])
+def test_nothing_is_lost_where_something_else_serves(
+    guarded: tuple[Guarded, str], tmp_path: Path, caplog: pytest.LogCaptureFixture,
+    alone: bool, level: str,
+) -> None:  # fmt: skip
+    handler, endpoint = guarded
+    parameters = {
+        "endpoints": endpoint, "authorization_file": "token", "health_interval_secs": "0.05",
+        "wait_secs": "0",
+    }  # fmt: skip
+    (tmp_path / "token").write_text("Bearer one")
+    model = RemoteBackend().load(LoadSpec("m", tmp_path / "1", tmp_path, parameters, version=1))
+    model.begin(ModelConfig(name="m"), signature(), False)
+
+    class Other(Idle):
+        def fail_waiting(self, error: object) -> bool:
+            return alone
+
+    async def scenario() -> None:
+        changed = asyncio.Event()
+        pool = model.pool("m_0", Other(), asyncio.get_running_loop(), changed.set, {})
+        handler.token = "Bearer two"
+        async with asyncio.timeout(30):
+            while not pool.given_up:
+                changed.clear()
+                await changed.wait()
+        pool.close()
+        await pool.closed()
+
+    asyncio.run(scenario())
+    text = "none of its servers can be reached"
+    assert [r.levelname for r in caplog.records if text in r.message] == [level]
