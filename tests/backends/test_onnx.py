@@ -399,8 +399,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
 INTACT = onnx_graphs.external_weight_in_branch("w.bin")
 ALLOWED = settings(
     max_examples=150,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 

@@ -1,24 +1,33 @@
 """ONNX Runtime in this process."""
 
 import ctypes
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 import onnxruntime as ort
 
+from headrace.backends.gpus import Gpus
+from headrace.backends.onnx_binding import Allocate, BoundRun
 from headrace.backends.onnx_files import check_external_files
-from headrace.backends.onnx_options import (
+from headrace.backends.onnx_options import reads_parameter, run_options, session_options
+from headrace.backends.onnx_providers import (
+    Provider,
+    cuda_obstacle,
     execution_providers,
-    reads_parameter,
-    run_options,
-    session_options,
+    missing_build,
+    prepare_gpu,
+    why_not_started,
 )
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidOption, InvalidRequest, LoadFailed
 from headrace.core.model_spec import LoadSpec, TensorInfo
 from headrace.core.tensors import Array
+
+log = logging.getLogger(__name__)
 
 _TYPES: dict[str, Datatype] = {
     "tensor(bool)": Datatype.BOOL,
@@ -37,6 +46,8 @@ _TYPES: dict[str, Datatype] = {
     "tensor(bfloat16)": Datatype.BF16,
 }
 _ONNX_BFLOAT16 = 16  # TensorProto.DataType
+# What makes runs of a session, whose outputs have these datatypes.
+Bind = Callable[[ort.InferenceSession, Mapping[str, Datatype]], BoundRun]
 
 
 class OnnxModel:
@@ -112,6 +123,34 @@ class OnnxModel:
         return results
 
 
+class BoundOnnxModel(OnnxModel):
+    """One whose inputs and outputs are bound to a device, as long as none of them is text."""
+
+    def __init__(
+        self,
+        bind: Bind,
+        session: ort.InferenceSession,
+        options: ort.RunOptions | None = None,
+        file_bytes: int = 0,
+    ) -> None:
+        """Raises `LoadFailed` as `OnnxModel`."""
+        super().__init__(session, options, file_bytes)
+        datatypes = {info.name: info.datatype for info in self.outputs if info.datatype}
+        tensors = all(info.datatype for info in (*self.inputs, *self.outputs))
+        self._bound = bind(session, datatypes) if tensors and not self._strings else None
+
+    def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Sequence[Array]:
+        """`OnnxModel.infer`."""
+        if self._bound is None:
+            return super().infer(inputs, outputs)
+        return self._bound.infer(inputs, outputs, self._options)
+
+    def close(self) -> None:
+        """`OnnxModel.close`."""
+        self._bound = None
+        super().close()
+
+
 class OnnxBackend:
     """Loads `.onnx` files, and directories that hold one with its external data."""
 
@@ -120,6 +159,24 @@ class OnnxBackend:
     filenames: tuple[str, ...] = (default_filename,)
     suffixes: tuple[str, ...] = (".onnx",)
     isolated = False
+
+    def __init__(self, gpus: Gpus | None = None) -> None:
+        """`gpus` are those that models may be on, by default all of this process."""
+        self._gpus = gpus or Gpus()
+        self._lock = Lock()
+        self._obstacle: str | None = None  # once it was looked for
+
+    def gpu_obstacle(self, count: int) -> str:
+        """What keeps ONNX Runtime from using the `count` GPUs there are; empty for nothing."""
+        missing = missing_build()
+        if missing or not count:
+            return missing
+        with self._lock:
+            if self._obstacle is None:
+                self._obstacle = cuda_obstacle()
+                if self._obstacle:
+                    log.warning("ONNX models cannot be on the GPUs: %s", self._obstacle)
+            return self._obstacle
 
     def reads_parameter(self, name: str) -> bool:
         """Whether a parameter of this name in a model's configuration has a meaning here."""
@@ -134,30 +191,57 @@ class OnnxBackend:
             raise LoadFailed(f"{_shown(file, spec)} cannot be read: {error.strerror}") from error
         providers = execution_providers(spec)
         options, each_run = session_options(spec), run_options(spec)
+        if spec.device is not None:
+            prepare_gpu()
+        session = _session(file, options, providers, spec)
         try:
-            session = ort.InferenceSession(
-                str(file),
-                options,
-                providers=[provider.name for provider in providers],
-                provider_options=[provider.options for provider in providers],
-                enable_fallback=0,
-            )
-        except Exception as error:  # ONNX Runtime raises many types, with no common base
-            text = f"ONNX Runtime cannot load {_shown(file, spec)}"
-            raise LoadFailed(f"{text}: {error}", f"{text}; the server's log says why") from error
-        # A provider that cannot start is left out without an error.
-        started = session.get_providers()
-        for provider in providers:
-            if provider.name not in started:
-                raise InvalidOption(
-                    provider.path,
-                    f"execution provider {provider.name} cannot start on this machine: its driver"
-                    " or a library that it needs is missing or too old",
-                )
-        try:
+            bind = self._bind(spec)
+            if bind is not None:
+                return BoundOnnxModel(bind, session, each_run, _size(files))
             return OnnxModel(session, each_run, _size(files))
         except UnicodeDecodeError as error:
             raise LoadFailed(f"{file.name} holds a name that is not UTF-8") from error
+
+    def _bind(self, spec: LoadSpec) -> Bind | None:
+        """How an instance runs on its GPU; None for the CPU."""
+        device, cuda = spec.device, self._gpus.cuda() if spec.device is not None else None
+        if device is None or cuda is None:
+            return None
+        allocate: Allocate = self._gpus.pinned if spec.pinned_outputs else lambda _: None
+
+        def copy(address: int, into: memoryview) -> None:
+            cuda.to_host(device, address, into)
+
+        def bind(session: ort.InferenceSession, datatypes: Mapping[str, Datatype]) -> BoundRun:
+            return BoundRun(session, datatypes, "cuda", device, copy, allocate)
+
+        return bind
+
+
+def _session(
+    file: Path, options: ort.SessionOptions, providers: Sequence[Provider], spec: LoadSpec
+) -> ort.InferenceSession:
+    """Open a model; raises `LoadFailed`, or `InvalidOption` for a provider that cannot start."""
+    try:
+        session = ort.InferenceSession(
+            str(file),
+            options,
+            providers=[provider.name for provider in providers],
+            provider_options=[provider.options for provider in providers],
+            enable_fallback=0,
+        )
+    except Exception as error:  # ONNX Runtime raises many types, with no common base
+        if "install TensorRT libraries" in str(error):
+            provider = next(p for p in providers if p.name.startswith("Tensorrt"))
+            raise InvalidOption(provider.path, why_not_started(provider.name)) from error
+        text = f"ONNX Runtime cannot load {_shown(file, spec)}"
+        raise LoadFailed(f"{text}: {error}", f"{text}; the server's log says why") from error
+    # A provider that cannot start is left out without an error.
+    started = session.get_providers()
+    for provider in providers:
+        if provider.name not in started:
+            raise InvalidOption(provider.path, why_not_started(provider.name))
+    return session
 
 
 def _model_file(path: Path) -> Path:

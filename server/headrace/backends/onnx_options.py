@@ -1,4 +1,4 @@
-"""ONNX Runtime's options and execution providers from a model's configuration.
+"""ONNX Runtime's options from a model's configuration.
 
 The names are those that Triton's ONNX Runtime backend reads, so that a configuration means the same
 here.
@@ -6,11 +6,11 @@ here.
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import onnxruntime as ort
 
+from headrace.backends.onnx_providers import CUDA_PARAMETERS
 from headrace.core.errors import InvalidOption
 from headrace.core.model_spec import LoadSpec
 
@@ -21,13 +21,6 @@ _GRAPH_LEVELS = {
     0: ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
     1: ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
     2: ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
-}
-_CPU = "CPUExecutionProvider"
-_CUDA = "CUDAExecutionProvider"
-_ACCELERATORS = {
-    "cuda": _CUDA,
-    "tensorrt": "TensorrtExecutionProvider",
-    "openvino": "OpenVINOExecutionProvider",
 }
 _BOOLEANS = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
 _SHRINKAGE = "memory.enable_memory_arena_shrinkage"
@@ -40,7 +33,7 @@ _QUIET = 4
 PARAMETERS = frozenset(
     {
         "intra_op_thread_count", "inter_op_thread_count", "execution_mode", "enable_mem_arena",
-        "enable_mem_pattern", "memory.enable_memory_arena_shrinkage",
+        "enable_mem_pattern", "memory.enable_memory_arena_shrinkage", *CUDA_PARAMETERS,
     }
 )  # fmt: skip
 PREFIXES = ("session.", "optimization.", "ep.")
@@ -49,15 +42,6 @@ PREFIXES = ("session.", "optimization.", "ep.")
 def reads_parameter(name: str) -> bool:
     """Whether this backend gives a meaning to the configuration's parameter `name`."""
     return name in PARAMETERS or name.startswith(PREFIXES)
-
-
-@dataclass(frozen=True, slots=True)
-class Provider:
-    """An execution provider, and the field of the configuration that asks for it."""
-
-    name: str
-    options: dict[str, str]
-    path: str = ""
 
 
 def session_options(spec: LoadSpec) -> ort.SessionOptions:
@@ -101,47 +85,22 @@ def run_options(spec: LoadSpec) -> ort.RunOptions | None:
     has = {"cpu:0"} if _read(spec.parameters, "enable_mem_arena", _boolean, True) else set()
     if spec.device is not None:
         has.add(f"gpu:{spec.device}")
+    # Instances of a model have one configuration, also those on other GPUs.
+    given = value.split(";")
+    own = [name for name in given if name in has or spec.device is None or "gpu" not in name]
     # ONNX Runtime would say so too, but of every run.
-    for device in value.split(";"):
+    for device in own:
         if device not in has:
             known = " and ".join(sorted(has)) or "none, as enable_mem_arena is 0"
             raise InvalidOption(
                 f"parameters['{_SHRINKAGE}']",
                 f"the model has no memory arena on {device}; its arenas: {known}",
             )
+    if not own:
+        return None
     options = ort.RunOptions()
-    options.add_run_config_entry(_SHRINKAGE, value)
+    options.add_run_config_entry(_SHRINKAGE, ";".join(own))
     return options
-
-
-def execution_providers(spec: LoadSpec) -> list[Provider]:
-    """The execution providers, most preferred first, the CPU last.
-
-    Raises `InvalidOption` for one that the installed ONNX Runtime does not have.
-    """
-    where = "cpu" if spec.device is None else "gpu"
-    field = f"optimization.execution_accelerators.{where}_execution_accelerator"
-    providers = [
-        Provider(_ACCELERATORS.get(name.lower(), name), dict(options), f"{field}[{index}].name")
-        for index, (name, options) in enumerate(spec.accelerators)
-    ]
-    if spec.device is not None:
-        device = {"device_id": str(spec.device)}
-        if all(provider.name != _CUDA for provider in providers):
-            providers.append(Provider(_CUDA, {}, f"instance_group[{spec.group}].kind"))
-        providers = [replace(p, options=device | p.options) for p in providers]
-    available = ort.get_available_providers()
-    for provider in providers:
-        if provider.name not in available:
-            raise InvalidOption(
-                provider.path,
-                f"execution provider {provider.name} is not in the installed ONNX Runtime, which"
-                f" has {', '.join(available)}; install a build that has it, or take"
-                " the accelerator or KIND_GPU out of the configuration",
-            )
-    if all(provider.name != _CPU for provider in providers):
-        providers.append(Provider(_CPU, {}))
-    return providers
 
 
 def _read(parameters: Mapping[str, str], name: str, parse: Callable[[str], T], default: T) -> T:

@@ -7,19 +7,38 @@ from prometheus_client.core import Metric
 
 
 @dataclass(slots=True)
-class EndpointSeries:
-    """One server of a version.
+class EndpointCounts:
+    """What has become of one server of a version.
 
     `requests` counts the calls that it was sent, each with a batch, `failures` those of them that
-    it has not answered as a healthy server does. `serves` is whether it gets any.
+    it has not answered as a healthy server does, `ejections` how often it was left out for those.
+    `hedges` are calls that were made because another server took long, `wins` those of them that
+    were answered first.
     """
 
-    name: str
     requests: int = 0
     failures: int = 0
     ejections: int = 0
+    hedges: int = 0
+    wins: int = 0
+
+
+@dataclass(slots=True)
+class EndpointSeries:
+    """A server as it is now.
+
+    `outstanding` calls are under way, `serves` is whether it gets any. `sequences` have their state
+    there; None for a model without sequences. In `differences` ways it has the model otherwise than
+    was asked for. `hedges` is whether there can be any.
+    """
+
+    name: str
+    counts: EndpointCounts
     outstanding: int = 0
     serves: bool = False
+    sequences: int | None = None
+    differences: int = 0
+    hedges: bool = False
 
 
 def endpoint_families(
@@ -37,12 +56,29 @@ def endpoint_families(
     )  # fmt: skip
     outstanding = Metric("headrace_endpoint_outstanding", "Calls under way", "gauge")
     healthy = Metric("headrace_endpoint_healthy", "Whether a server is sent calls", "gauge")
+    sequences = Metric("headrace_endpoint_sequences", "Sequences whose state a server has", "gauge")
+    drift = Metric(
+        "headrace_endpoint_differences", "Ways in which a server has a model otherwise than asked",
+        "gauge",
+    )  # fmt: skip
+    hedges = Metric(
+        "headrace_endpoint_hedges", "Calls made because another server took long", "counter"
+    )
+    wins = Metric("headrace_endpoint_hedge_wins", "Those of them that were answered first",
+                  "counter")  # fmt: skip
     for labels, endpoints in found:
         for endpoint in endpoints:
-            own = {**labels, "endpoint": endpoint.name}
-            requests.add_sample(f"{requests.name}_total", own, endpoint.requests)
-            failures.add_sample(f"{failures.name}_total", own, endpoint.failures)
-            ejections.add_sample(f"{ejections.name}_total", own, endpoint.ejections)
+            own, counts = {**labels, "endpoint": endpoint.name}, endpoint.counts
+            requests.add_sample(f"{requests.name}_total", own, counts.requests)
+            failures.add_sample(f"{failures.name}_total", own, counts.failures)
+            ejections.add_sample(f"{ejections.name}_total", own, counts.ejections)
             outstanding.add_sample(outstanding.name, own, endpoint.outstanding)
             healthy.add_sample(healthy.name, own, int(endpoint.serves))
-    yield from (requests, failures, ejections, outstanding, healthy)
+            if endpoint.sequences is not None:
+                sequences.add_sample(sequences.name, own, endpoint.sequences)
+            drift.add_sample(drift.name, own, endpoint.differences)
+            if endpoint.hedges:
+                hedges.add_sample(f"{hedges.name}_total", own, counts.hedges)
+                wins.add_sample(f"{wins.name}_total", own, counts.wins)
+    yield from (requests, failures, ejections, outstanding, healthy, sequences, drift)
+    yield from (hedges, wins)

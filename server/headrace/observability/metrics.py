@@ -20,7 +20,9 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from headrace.observability.backends import BackendSeries, backend_families
 from headrace.observability.endpoints import EndpointSeries, endpoint_families
+from headrace.observability.gpus import GpuSeries, gpu_families
 from headrace.observability.latencies import first_response_family, summary_families
 from headrace.observability.machine import Machine
 from headrace.observability.metrics_options import MetricsOptions
@@ -44,7 +46,8 @@ class VersionSeries:
 
     `workers` is None where the model runs in this process. `memory_bytes` is 0 if it is not known.
     `instances` has how many there are by their kind, `endpoints` the servers that run it, if others
-    do.
+    do. `gpu_memory` has the bytes that it takes of each GPU, `backends` all of them if there are
+    several.
     """
 
     model: str
@@ -57,6 +60,8 @@ class VersionSeries:
     memory_bytes: int = 0
     instances: Mapping[str, int] = field(default_factory=dict)
     endpoints: Sequence[EndpointSeries] = ()
+    gpu_memory: Mapping[str, int] = field(default_factory=dict)
+    backends: Sequence[BackendSeries] = ()
 
 
 class LoadCounts(NamedTuple):
@@ -103,8 +108,10 @@ class ServerCollector(Collector):
         model_metrics: ModelMetrics,
         options: MetricsOptions | None = None,
         traffic: Callable[[], Iterable[TrafficSeries]] = tuple,
+        gpus: Callable[[], GpuSeries] = GpuSeries,
     ) -> None:
         """Without a `machine`, nothing is told of it."""
+        self._gpus = gpus
         self._options = options or MetricsOptions()
         self._server = server
         self._versions = versions
@@ -135,6 +142,7 @@ class ServerCollector(Collector):
             [(_labels(series), series.workers) for series in versions if series.workers]
         )
         yield from endpoint_families([(_labels(series), series.endpoints) for series in versions])
+        yield from backend_families([(_labels(series), series.backends) for series in versions])
 
     def of_server(self) -> Iterator[Metric]:
         """The other families."""
@@ -142,6 +150,7 @@ class ServerCollector(Collector):
         yield from _server(self._server())
         if self._machine is not None:
             yield from _machine(self._machine)
+        yield from gpu_families(self._gpus())
         yield from self._model_metrics.collect()
 
 
@@ -258,6 +267,11 @@ def _gauges(versions: list[VersionSeries]) -> Iterator[Metric]:
         "headrace_model_memory_bytes", "Memory that a version's instances take", "gauge"
     )
     instances = Metric("headrace_model_instances", "Instances that run a version", "gauge")
+    on_gpu = Metric(
+        "headrace_model_gpu_memory_bytes",
+        "Memory of a GPU that a version's instances had taken when they were loaded",
+        "gauge",
+    )
     for series in versions:
         pending.add_sample(pending.name, _labels(series), series.pending)
         load.add_sample(load.name, _labels(series), series.load_seconds)
@@ -265,7 +279,11 @@ def _gauges(versions: list[VersionSeries]) -> Iterator[Metric]:
             memory.add_sample(memory.name, _labels(series), series.memory_bytes)
         for kind, count in series.instances.items():
             instances.add_sample(instances.name, {**_labels(series), "kind": kind}, count)
+        for uuid, nbytes in series.gpu_memory.items():
+            on_gpu.add_sample(on_gpu.name, {**_labels(series), "gpu_uuid": uuid}, nbytes)
     yield from (pending, load, memory, instances)
+    if on_gpu.samples:
+        yield on_gpu
 
 
 def _histograms(versions: list[VersionSeries]) -> Iterator[Metric]:

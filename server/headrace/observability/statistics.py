@@ -10,6 +10,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from time import time_ns
 
+from headrace.observability.backends import BackendCounts
+from headrace.observability.endpoints import EndpointCounts
 from headrace.observability.responses import Responses
 
 # Upper bounds in nanoseconds, from 50 microseconds to 10 seconds, in steps of about 2.2.
@@ -69,6 +71,8 @@ class VersionStatistics:
         self.compute_histogram = Histogram()
         self.request_histogram = Histogram()
         self.responses = Responses()
+        self.backends: dict[str, BackendCounts] = {}  # by name, of a model that has several
+        self.endpoints: dict[str, EndpointCounts] = {}  # by name, of one that other servers run
 
     @property
     def fail_count(self) -> int:

@@ -19,6 +19,17 @@ _REPEATED = ("INFER_RESPONSE_COMPLETE", "HTTP_SEND_START", "HTTP_SEND_END", "GRP
 _OBJECT = 40  # bytes of an object beside its text
 
 
+@dataclass(frozen=True, slots=True)
+class CallSpan:
+    """A call to another server that had part in a request, and what it failed with, "" for none."""
+
+    context: TraceContext
+    endpoint: str
+    begun: int
+    ended: int
+    error: str
+
+
 @dataclass(slots=True)
 class Trace:
     """One request. Made and filled on the event-loop thread, then handed on and left alone.
@@ -40,8 +51,10 @@ class Trace:
     tensors: list[tuple[str, Tensor]] = field(default_factory=list)
     error: str = ""
     spans: "SpanIds | None" = None
+    calls: list[CallSpan] = field(default_factory=list)
     last: bool = False  # of all that its sampler may pick
     nbytes: int = 0
+    backend: str = ""  # that has answered, of a model that has several
 
     def time(self, name: str, ns: int) -> None:
         """Record when something has happened."""
