@@ -65,6 +65,11 @@ def loaded(root: Path, config: str, model: bytes = IDENTITY) -> LoadedVersion:
             "m/config.pbtxt:2: dynamic_batching.default_queue_policy.timeout_action:"
             " must be one of REJECT, DELAY, got 7",
         ),
+        (
+            "max_batch_size: 4\nsequence_batching { }",
+            "m/config.pbtxt:2: sequence_batching: is not supported by this server, and serving"
+            " without it would give wrong answers; models with sequences can run on other servers",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_with_file_line_and_field(

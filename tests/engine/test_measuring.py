@@ -1,6 +1,7 @@
 """What is run to find out what a model costs."""
 
 from collections.abc import Mapping, Sequence
+from time import sleep
 
 import pytest
 
@@ -20,17 +21,23 @@ def signature(max_batch_size: int, *dims: int, datatype: Datatype = FP32) -> Sig
 
 
 class Recorder:
-    """A model that notes the shapes that it was run with, and fails from `limit` rows on."""
+    """A model that notes the shapes that it was run with, and fails from `limit` rows on.
+
+    Its first run takes so many seconds.
+    """
 
     inputs: Sequence[TensorInfo] = ()
     outputs: Sequence[TensorInfo] = ()
     file_bytes = 0
 
-    def __init__(self, limit: float = float("inf")) -> None:
+    def __init__(self, limit: float = float("inf"), first: float = 0) -> None:
         self.shapes: list[tuple[int, ...]] = []
         self._limit = limit
+        self._first = first
 
     def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Sequence[Array]:
+        if not self.shapes:
+            sleep(self._first)
         self.shapes.append(inputs["x"].shape)
         if inputs["x"].shape[0] >= self._limit:
             raise MemoryError
@@ -64,6 +71,19 @@ def test_one_row_and_the_largest_batch_are_run() -> None:
     model = Recorder()
     assert measure(model, signature(8, -1, 2)) < float("inf")
     assert set(model.shapes) == {(1, 1, 2), (8, 1, 2)}
+
+
+def test_a_slow_first_run_says_nothing_yet() -> None:
+    model = Recorder(first=0.1)
+    assert measure(model, signature(8, 2)) < 100_000_000
+    assert (8, 2) in model.shapes
+
+
+@pytest.mark.slow
+def test_one_run_that_takes_a_second_is_enough() -> None:
+    model = Recorder(first=1.1)
+    assert measure(model, signature(8, 2)) > 1_000_000_000
+    assert model.shapes == [(1, 2)]
 
 
 def test_a_model_that_is_too_large_to_be_measured_is_too_heavy() -> None:

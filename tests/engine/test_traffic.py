@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import InvalidRequest, NotFound, Unavailable
-from headrace.core.requests import HEADER_PARAMETER, InferRequest, InferResponse
+from headrace.core.parameter_names import HEADER_PARAMETER
+from headrace.core.requests import InferRequest, InferResponse
 from headrace.core.tensors import Array, Tensor
 from headrace.engine.admission import Admission
 from headrace.engine.doors import Target

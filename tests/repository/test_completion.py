@@ -187,6 +187,12 @@ def test_a_bare_model_with_variable_rows_batches() -> None:
     )
 
 
+def test_another_server_tells_what_its_clients_see() -> None:
+    config = completed('backend: "triton"', [X], [Y])
+    assert (config.max_batch_size, list(config.output[0].dims)) == (4, [])
+    assert not config.output[0].HasField("reshape")
+
+
 @pytest.mark.parametrize("output", [FIXED, SCALAR])
 def test_a_model_with_a_fixed_first_dimension_does_not(output: TensorInfo) -> None:
     config = completed("", [X], [output])

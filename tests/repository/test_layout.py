@@ -103,6 +103,23 @@ def test_a_repository_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("url", "copies"),
+    [
+        ("s3://bucket/models", "aws s3 sync"),
+        ("s3://https://minio:9000/bucket", "aws s3 sync"),
+        ("gs://bucket", "gcloud storage rsync"),
+        ("as://account/container/models", "azcopy sync"),
+    ],
+)
+def test_a_url_of_an_object_store_is_to_be_made_a_directory(url: str, copies: str) -> None:
+    for look in (lambda path: scan([path]), single_file):
+        with pytest.raises(LoadFailed) as raised:
+            look(Path(url))
+        assert f"{url} is in an object store" in str(raised.value)
+        assert copies in str(raised.value)
+
+
+@pytest.mark.parametrize(
     ("paths", "is_model"),
     [
         (["1/model.py"], True),

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import InvalidConfig
@@ -154,7 +154,6 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(st.dictionaries(FIELDS, JSON, max_size=3) | JSON)
 def test_any_json_is_a_configuration_or_told_what_is_wrong(document: object) -> None:
     file = parsed(json.dumps(document))
@@ -163,7 +162,6 @@ def test_any_json_is_a_configuration_or_told_what_is_wrong(document: object) -> 
         assert file.config.parameters["EXECUTION_ENV_PATH"].string_value == "/opt/env"
 
 
-@settings(deadline=None)
 @given(st.text())
 def test_any_text(text: str) -> None:
     parsed(text)
@@ -178,3 +176,9 @@ def parsed(text: str) -> ConfigFile | None:
         problem = str(error)
     assert problem.startswith("c: ")
     return None
+
+
+def test_how_a_model_uses_its_gpu_may_be_said() -> None:
+    limit = {"gpu_mem_limit": {"string_value": "1073741824"}}
+    config = over({"instance_group": [{"kind": "KIND_GPU"}], "parameters": limit}).config
+    assert config.parameters["gpu_mem_limit"].string_value == "1073741824"

@@ -108,13 +108,14 @@ def test_a_model_that_does_not_batch_keeps_its_queues_limits(text: str) -> None:
         ('instance_group { name: "g" count: 2 }', [("g_0", None), ("g_1", None)]),
         (
             "instance_group [ { kind: KIND_CPU }, { kind: KIND_MODEL } ]",
-            [("m_0_0", None), ("m_1_0", None, 1)],
+            [("m_0_0", None), ("m_1_0", None, 1, True)],
         ),
         ("instance_group { kind: KIND_GPU }", [("m_0_0", 0)]),
-        ("instance_group { gpus: [ 2, 3 ] }", [("m_0_0", 2), ("m_0_0", 3)]),
+        ("instance_group { gpus: [ 2, 3 ] }", [("m_0_0_gpu2", 2), ("m_0_0_gpu3", 3)]),
+        ("instance_group { count: 2 gpus: 1 }", [("m_0_0", 1), ("m_0_1", 1)]),
         (
             "instance_group { count: 2 gpus: [ 1, 0 ] }",
-            [("m_0_0", 1), ("m_0_1", 1), ("m_0_0", 0), ("m_0_1", 0)],
+            [("m_0_0_gpu1", 1), ("m_0_1_gpu1", 1), ("m_0_0_gpu0", 0), ("m_0_1_gpu0", 0)],
         ),
     ],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 from time import monotonic
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import InvalidRequest, LoadFailed
@@ -121,7 +121,6 @@ def test_paths_that_cannot_be_together() -> None:
         checked_paths({str(n): b"" for n in range(MOST_FILES + 1)})
 
 
-@settings(deadline=None)
 @given(st.dictionaries(PATH, st.binary(max_size=4), max_size=4))
 def test_nothing_is_ever_written_elsewhere(files: dict[str, bytes]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -49,7 +49,6 @@ def test_good_configurations(text: str) -> None:
     [
         ('name: "n"', "name", "unexpected directory name 'm' for model 'n', directory name must"),
         ("max_batch_size: -1", "max_batch_size", "must not be negative, got -1"),
-        ("sequence_batching { }", "sequence_batching", "is not supported by this server"),
         ("ensemble_scheduling { }", "ensemble_scheduling", "is not supported by this server"),
         ("input { }", "input[0].name", "every input must have a name"),
         ('output { name: "y" } output { }', "output[1].name", "every output must have a name"),

@@ -17,7 +17,14 @@ from headrace.core.errors import (
     Unavailable,
     Unsupported,
 )
-from headrace.core.requests import InferRequest, InferResponse, RawRequest, Sink, Ticket
+from headrace.core.requests import (
+    InferRequest,
+    InferResponse,
+    Passes,
+    RawRequest,
+    Sink,
+    Ticket,
+)
 from headrace.core.signature import Signature
 from headrace.engine.admission import Admission
 from headrace.engine.doors import (
@@ -61,6 +68,8 @@ class AwaitedTarget:
     )  # fmt: skip
 
     signature = None
+    passes = Passes.NONE  # what it takes then is not known
+    plain = True
 
     def __init__(
         self,

@@ -110,6 +110,7 @@ class Control:
         self._turns: dict[str, tuple[asyncio.Lock, int]] = {}  # and how many want it
         self._tasks: set[asyncio.Task[Any]] = set()  # which nobody may wait for any more
         self._handed: dict[str, _State] = {}  # of what is being loaded
+        self._waits: dict[str, list[str]] = {}  # what models have loaded while they are loaded
 
     async def index(self, ready_only: bool = False) -> pb.RepositoryIndexResponse:
         """Every model version with its state; what could be loaded and never was, by name."""
@@ -125,16 +126,34 @@ class Control:
         response.models.sort(key=lambda model: (model.name, int(model.version or 0)))
         return response
 
-    async def load(self, name: str, parameters: LoadParameters = NO_PARAMETERS) -> None:
+    async def load(
+        self, name: str, parameters: LoadParameters = NO_PARAMETERS, waiter: str = ""
+    ) -> None:
         """Load a model, or load it again if its files have changed; it serves then.
 
-        With parameters it is loaded with them, until it is loaded without.
+        With parameters it is loaded with them, until it is loaded without. `waiter` is the model,
+        if any, that asks for it while it is loaded itself, and is not ready before.
 
         Raises `ModelLoadFailed` with the reason, `NotFound` if there is none of this name,
         `InvalidRequest` for what can be no name, and `Unavailable` unless clients decide.
         """
         self.check(name)
-        await self._see_through(self._load(name, parameters))
+        if not waiter:
+            await self._see_through(self._load(name, parameters))
+            return
+        if way := self._way(name, waiter):
+            raise ModelLoadFailed(
+                f"failed to load '{name}', it would wait for itself: while models are warmed up,"
+                f" each has the next one loaded: {' -> '.join([waiter, *way])}"
+            )
+        waits = self._waits.setdefault(waiter, [])
+        waits.append(name)
+        try:
+            await self._see_through(self._load(name, parameters))
+        finally:
+            waits.remove(name)
+            if not waits:
+                self._waits.pop(waiter, None)
 
     async def unload(self, name: str, unload_dependents: bool = False) -> None:
         """Have a model take no more requests; what it has accepted it finishes afterwards.
@@ -166,6 +185,14 @@ class Control:
                 f"failed to load '{name[:80]}', model name must not contain path traversal"
                 " characters"
             )
+
+    def _way(self, name: str, waiter: str) -> list[str]:
+        """Models from one to another that each wait for the next; none if there is no such way."""
+        if name == waiter:
+            return [name]
+        # It ends, since nothing ever waits for itself.
+        ways = (self._way(following, waiter) for following in self._waits.get(name, ()))
+        return next(([name, *way] for way in ways if way), [])
 
     async def _load(self, name: str, parameters: LoadParameters) -> None:
         async with self._turn(name):

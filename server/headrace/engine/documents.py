@@ -93,6 +93,8 @@ def _statistics(version: ModelVersion) -> pb.ModelStatistics:
 def _memory(version: ModelVersion) -> Iterator[pb.MemoryUsage]:
     if version.memory_bytes:
         yield pb.MemoryUsage(type="CPU", id=0, byte_size=version.memory_bytes)
+    for on_gpu in version.gpu_memory:
+        yield pb.MemoryUsage(type="GPU", id=on_gpu.device, byte_size=on_gpu.nbytes)
 
 
 def index(
@@ -111,11 +113,12 @@ def index(
         for number in sorted(model.versions):
             version = model.versions[number]
             if version.ready or not ready_only:
+                told = version.obstacle or version.reason or version.detour
                 response.models.add(
                     name=name,
                     version=version.name,
                     state=version.state.value,
-                    reason=version.reason or reason(name, number),
+                    reason=told or reason(name, number),
                 )
     return response
 

@@ -21,6 +21,7 @@ from headrace.engine.model import Model, parse_version
 from headrace.engine.model_host import Found, ModelHost
 from headrace.engine.on_request import OnRequest
 from headrace.engine.opening import Backend, LoadOptions, open_model
+from headrace.engine.passing_models import PassingModels
 from headrace.engine.regions import Regions
 from headrace.engine.residency import ResidencyOptions
 from headrace.engine.router import Router
@@ -81,6 +82,7 @@ class Engine:
         # Answers of `find` that may stand.
         self._found: dict[tuple[str, str], ModelVersion | Router] = {}
         self.traffic = Traffic(self._models, admission, traffic_control, self._forget_found)
+        self.passing_models = PassingModels()
         self.model_metrics = ModelMetrics()
         # A version that is loaded may be newer than what was found before.
         self._lifecycle = Lifecycle(
@@ -129,6 +131,7 @@ class Engine:
         """Other versions of a model may be found than before."""
         self._forget_found()
         self.traffic.follow(model)
+        self.passing_models.follow(model)
 
     def at_door(self, door: int) -> Entrance:
         """The engine as one kind of door has it, by its `Flag`; 0 for streams."""
@@ -298,15 +301,9 @@ class Engine:
         a = self.admission
         loads = [LoadCounts(m.name, m.loads, m.failed_loads) for m in self._models.values()]
         return ServerSeries(
-            self.ready,
-            a.requests,
-            a.bytes,
-            a.max_requests,
-            a.max_bytes,
-            a.refused,
-            loads,
+            self.ready, a.requests, a.bytes, a.max_requests, a.max_bytes, a.refused, loads,
             self.on_request.counts() if self.on_request is not None else None,
-        )
+        )  # fmt: skip
 
     def version_series(self) -> list[VersionSeries]:
         """The versions as a scrape sees them: those that have been loaded."""

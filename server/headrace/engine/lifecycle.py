@@ -191,7 +191,9 @@ class Lifecycle:
         limit = self._options.limit_secs
         left = self._options.retries
         while not self._is_stopped():
-            host = LoadingHost(self._host(version), loop, self._threads.wait)
+            asked = self._host(version)
+            asked.loading = opened.source.name
+            host = LoadingHost(asked, loop, self._threads.wait)
             options = replace(self._options, host=host)
             work = partial(update, version.serving, opened, version.number, options)
             try:
@@ -280,6 +282,7 @@ class Lifecycle:
             version.serve(loaded, loop, self._host(version), self._regions)
         except Exception as error:  # a bug, which must not keep others from loading
             return _reason(f"{model.name} version {number}", error)
+        version.search(lambda: self.load(model.source))
         for warning in loaded.warnings:
             log.warning(warning)
         again = "again " if old.ready else ""
@@ -294,7 +297,7 @@ class Lifecycle:
     def _change(self, version: ModelVersion, change: Change) -> str:
         """Have a version go on as what it is to be."""
         try:
-            version.change(change, asyncio.get_running_loop())
+            version.change(change)
         except Exception as error:  # a bug, which must not keep others from loading
             return _reason(f"{version.model} version {version.name}", error)
         if not _is_nothing(change):

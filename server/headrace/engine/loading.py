@@ -6,37 +6,40 @@ complete the configuration from it, check the two against one another, measure, 
 other instances.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from pathlib import Path
 from time import monotonic
 
+from headrace.backends.onnx import OnnxModel
 from headrace.core.errors import Contradiction, InvalidConfig, InvalidOption
 from headrace.core.model_spec import LoadSpec
 from headrace.core.signature import Signature
-from headrace.engine.footprint import Footprint
+from headrace.core.tensors import Array
+from headrace.engine.footprint import Footprint, GpuMemory
 from headrace.engine.measuring import measure
 from headrace.engine.opening import LoadOptions, Opened
-from headrace.execution.choice import AutoChoice, InstanceKind
+from headrace.execution.choice import IN_PROCESS, AutoChoice, InstanceKind
 from headrace.execution.cores import threads_for
-from headrace.execution.in_process import IN_PROCESS, LoadedInProcess
-from headrace.execution.python_backend import LoadedWorker, PythonBackend
-from headrace.execution.remote.backend import RemoteModel
+from headrace.execution.model_kinds import in_server, in_worker, is_elsewhere
+from headrace.execution.python_backend import PythonBackend
+from headrace.execution.remote.backend import RemoteBackend
 from headrace.execution.runner import LoadedModel, run
+from headrace.execution.triton.options import is_managed
 from headrace.execution.warming import Sample, warm_up
 from headrace.repository import completion, reading, validation
 from headrace.repository.config import Problem, refuse
 from headrace.repository.labels import read_labels
 from headrace.repository.layout import ModelSource
 from headrace.repository.origin import Origin
+from headrace.repository.reading import Placement
 from headrace.repository.uploads import Upload
 from headrace.repository.warmup import read_samples
 from headrace.scheduling.policy import SchedulingPolicy
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 
-LoadedPython = LoadedWorker | LoadedInProcess
 # A model file of up to this size is first loaded with one thread and measured: it may be fit to run
 # inline.
 _SMALL_FILE = 16 << 20
@@ -45,12 +48,36 @@ _GRACE_SECS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class LoadedInstance:
-    """One loaded copy, where it will run, and the bytes of memory that it takes."""
+    """One loaded copy, where it will run, and the bytes of memory that it takes.
+
+    `gpu` is what it takes of a GPU's, if it is on one. Batches are put together in bytes that
+    `place` gives, where it gives some. `rank` is that of its backend, of a model that has several.
+    """
 
     name: str
     model: LoadedModel
     kind: InstanceKind | AutoChoice
     memory: int = 0
+    gpu: GpuMemory | None = None
+    place: Callable[[int], Array | None] | None = None
+    rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Backends:
+    """The backends of a version that has several, by what they are called, in order.
+
+    `here` are those that run on this server, and not on others.
+    With `queue_size` requests waiting the next one helps out; 0 is for never. `absent` are those
+    that could not be loaded, with the reason; `look` raises `RepositoryError` while the first of
+    them still cannot, and takes its time.
+    """
+
+    labels: tuple[str, ...]
+    here: frozenset[str]
+    queue_size: int
+    absent: Mapping[str, str]
+    look: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +93,13 @@ class LoadedVersion:
     warnings: tuple[str, ...]
     seconds: float
     upload: Upload | None = None
+    backends: Backends | None = None
 
 
 def _model_warnings(opened: Opened, model: LoadedModel, config: ModelConfig) -> Iterator[str]:
     """What of a loaded model is not served, or may be served otherwise than meant."""
     name = opened.source.name
+    exact = is_elsewhere(model)  # its servers tell what their clients see
     served = {tensor.name for tensor in config.input} | {tensor.name for tensor in config.output}
     for info in (*model.inputs, *model.outputs):
         if info.datatype is None and info.name not in served:
@@ -78,7 +107,7 @@ def _model_warnings(opened: Opened, model: LoadedModel, config: ModelConfig) -> 
                 f"{name}: '{info.name}' is a {info.type_name}, which is no tensor of the protocol,"
                 " and is left out (of a converter's zipmap option: switch it off)"
             )
-        elif info.name in served and not info.shape and not opened.file.sets("input"):
+        elif info.name in served and not (info.shape or exact or opened.file.sets("input")):
             yield (
                 f"{name}: the model gives no shape for '{info.name}', which is taken for a scalar;"
                 " if it is none, declare its dims in config.pbtxt"
@@ -89,21 +118,24 @@ def complete(opened: Opened, model: LoadedModel, options: LoadOptions) -> ModelC
     """The model's whole configuration, completed from a loaded instance; raises `InvalidConfig`."""
     file, config = opened.file, opened.config
     inputs, outputs = model.inputs, model.outputs
-    if isinstance(model, LoadedPython):
+    if in_worker(model) or in_server(model):
         config = model.completed(config)
         refuse(file, _undeclared(config))
     elif options.auto_complete:
         rows = options.default_max_batch_size
-        if isinstance(model, RemoteModel):
+        if is_elsewhere(model):
             config = model.declared(config)
-            rows = rows if model.max_batch_size is None else model.max_batch_size
+            rows = model.rows(rows)
+            refuse(file, (Problem(path, text) for path, text in model.untold(config)))
         config = completion.complete_tensors(file, config, inputs, outputs, rows)
     config = completion.normalise(config)
     if not config.output and outputs and all(info.datatype is None for info in outputs):
         types = ", ".join(f"'{info.name}' is a {info.type_name}" for info in outputs)
         raise InvalidConfig(f"{file.name}: no output is a tensor of the protocol: {types}")
     refuse(file, validation.tensor_problems(config))
-    if not isinstance(model, LoadedPython):
+    if is_elsewhere(model):
+        inputs, outputs = model.told(config)
+    if not (in_worker(model) or in_server(model)):
         refuse(file, validation.model_problems(config, inputs, outputs))
     return config
 
@@ -123,8 +155,12 @@ def _undeclared(config: ModelConfig) -> Iterator[Problem]:
 def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVersion:
     """Load every instance of a version; raises `RepositoryError`, with everything closed again."""
     begun = monotonic()
-    early = completion.normalise(opened.config)
-    placements = reading.placements(early)
+    # Where others run it, what is left open is up to them, instance groups above all.
+    elsewhere = isinstance(opened.backend, RemoteBackend)
+    early = opened.config if elsewhere else completion.normalise(opened.config)
+    further = opened.label not in ("", early.backend)
+    name = f"{early.name}_{opened.label}" if further else early.name
+    placements = [Placement(f"{name}_0", None)] if elsewhere else reading.placements(early)
     wanted = reading.execution(early)
     threads = threads_for(len(placements), options.cores)
     loaded: list[LoadedInstance] = []
@@ -138,11 +174,11 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
             default_max_batch_size=options.default_max_batch_size if open_rows else 0,
             deadline=_deadline(options),
         )
-        single = not opened.backend.isolated and (
-            wanted == InstanceKind.INLINE or (wanted == "auto" and _is_small(first_spec.path))
-        )
+        inline = wanted == InstanceKind.INLINE
+        here = not (opened.backend.isolated or elsewhere) and first_spec.device is None
+        single = here and (inline or (wanted == "auto" and _is_small(first_spec.path)))
         first_threads = 1 if single else threads
-        with Footprint(options.meter, _here(opened, wanted)) as footprint:
+        with _footprint(opened, first_spec, wanted, options) as footprint:
             model = _load(opened, replace(first_spec, threads=first_threads))
             loaded.append(LoadedInstance(placements[0].name, model, InstanceKind.INLINE))
             config = complete(opened, model, options)
@@ -151,9 +187,11 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
             labels, problems = read_labels(opened.source.path, config)
             refuse(opened.file, problems)
             samples = read_samples(opened.file, config, signature, opened.source.path)
+            if is_managed(reading.parameters(config)):
+                samples = ()  # Triton runs them, through each instance
             warnings = tuple(_model_warnings(opened, model, config))
             _begin(opened, model, config)
-            kind = _choose(wanted, model, signature)
+            kind = _choose(wanted, model, signature, first_spec.device)
             if first_threads != threads and _kind_of(kind) is not InstanceKind.INLINE:
                 # Too heavy for the event loop after all: it gets all the cores that it may use.
                 loaded.pop().model.close()
@@ -161,7 +199,9 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
                 first_threads = threads
             loaded[:] = [LoadedInstance(placements[0].name, model, kind)]
             _warm_up(model, signature, version, samples, options)
-            loaded[:] = [replace(loaded[0], memory=footprint.of(model))]
+            place = _place(model, config, first_spec.device, options)
+            memory, on_gpu = footprint.of(model)
+            loaded[:] = [replace(loaded[0], memory=memory, gpu=on_gpu, place=place)]
         for placement in placements[1:]:
             spec = _spec(opened.source, config, version, placement, first_threads)
             loaded.append(_load_copy(opened, spec, config, placement, samples, options))
@@ -214,21 +254,33 @@ def _load_copy(
     """Load an instance of a model whose whole configuration is known."""
     environments, deadline = options.environments, _deadline(options)
     signature, wanted = reading.signature(config), reading.execution(config)
-    with Footprint(options.meter, _here(opened, wanted)) as footprint:
+    with _footprint(opened, spec, wanted, options) as footprint:
         copy = _load(opened, replace(spec, environments=environments, deadline=deadline))
         try:
             _begin(opened, copy, config)
-            kind = _choose(wanted, copy, signature)
+            kind = _choose(wanted, copy, signature, spec.device)
             _warm_up(copy, signature, spec.version, samples, options)
         except BaseException:
             copy.close()
             raise
-        return LoadedInstance(placement.name, copy, kind, footprint.of(copy))
+        place = _place(copy, config, spec.device, options)
+        return LoadedInstance(placement.name, copy, kind, *footprint.of(copy), place)
 
 
-def _here(opened: Opened, wanted: str) -> bool:
-    """Whether instances are loaded into this process."""
-    return not opened.backend.isolated or wanted in IN_PROCESS
+def _footprint(opened: Opened, spec: LoadSpec, wanted: str, options: LoadOptions) -> Footprint:
+    backend = opened.backend
+    here = not backend.isolated or wanted in IN_PROCESS
+    if here and isinstance(backend, (PythonBackend, RemoteBackend)):
+        backend.prepare()  # before the measurement: it is no part of a model's memory
+    return Footprint(options.meter, here, options.gpus, spec.device)
+
+
+def _place(
+    model: LoadedModel, config: ModelConfig, device: int | None, options: LoadOptions
+) -> Callable[[int], Array | None] | None:
+    """What an instance's batches are put together in, if not in any memory."""
+    pinned = device is not None and isinstance(model, OnnxModel) and reading.pinned_inputs(config)
+    return options.gpus.pinned if pinned else None
 
 
 def _deadline(options: LoadOptions) -> float:
@@ -253,9 +305,9 @@ def _load(opened: Opened, spec: LoadSpec) -> LoadedModel:
 def _begin(opened: Opened, model: LoadedModel, config: ModelConfig) -> None:
     """Tell its whole configuration to what has to know it; raises `RepositoryError`."""
     try:
-        if isinstance(model, LoadedPython):
+        if in_worker(model) or in_server(model):
             model.begin(config)
-        elif isinstance(model, RemoteModel):
+        elif is_elsewhere(model):
             batches = reading.scheduling_policy(config).batch.max_rows > 0
             model.begin(config, reading.signature(config), batches)
     except Contradiction as error:
@@ -270,9 +322,9 @@ def _warm_up(
     options: LoadOptions,
 ) -> None:
     """Run the configuration's samples through an instance; raises `LoadFailed`."""
-    if isinstance(model, LoadedWorker):
+    if in_worker(model):
         model.warm_up(signature, samples, options.host)
-    elif isinstance(model, LoadedInProcess):
+    elif in_server(model):
         warm_up(model.run, signature, str(version), samples)
     else:
         warm_up(partial(run, model), signature, str(version), samples)
@@ -305,9 +357,15 @@ def _kind_of(kind: InstanceKind | AutoChoice) -> InstanceKind:
     return kind.kind if isinstance(kind, AutoChoice) else kind
 
 
-def _choose(wanted: str, model: LoadedModel, signature: Signature) -> InstanceKind | AutoChoice:
-    if isinstance(model, LoadedWorker):
+def _choose(
+    wanted: str, model: LoadedModel, signature: Signature, device: int | None
+) -> InstanceKind | AutoChoice:
+    if in_worker(model):
         return InstanceKind.PROCESS
-    if isinstance(model, RemoteModel):
+    if is_elsewhere(model):
         return InstanceKind.REMOTE
-    return AutoChoice(measure(model, signature)) if wanted == "auto" else InstanceKind(wanted)
+    if wanted != "auto":
+        return InstanceKind(wanted)
+    cost = measure(model, signature)
+    # Whoever waits for a GPU must not hold up the event loop.
+    return AutoChoice(cost) if device is None else InstanceKind.THREAD

@@ -12,7 +12,7 @@ from typing import Any
 
 from headrace.core.errors import InvalidRequest, ServerError
 from headrace.core.requests import InferRequest, InferResponse, Sink, Ticket
-from headrace.execution.model_calls import Host
+from headrace.execution.host import Host
 
 Answer = Callable[[object, ServerError | None], None]
 

@@ -15,6 +15,8 @@ from headrace.execution.runner import LoadedModel
 log = logging.getLogger(__name__)
 
 _WARM_RUNS = 3
+_HEAVY_NS = 100 * BUDGET_NS  # two runs as heavy as this need no third to be believed
+_HOPELESS_NS = 2000 * BUDGET_NS  # nor one that is as heavy as this a second
 # A configuration may allow batches that nobody will send, and that would take seconds or all of the
 # memory only to be measured.
 _MOST_ROWS = 4096
@@ -23,7 +25,10 @@ _TEXT_SIZE = 64  # about what an element of text costs: a pointer, an object, it
 
 
 def measure(model: LoadedModel, signature: Signature) -> float:
-    """Nanoseconds of one run at the largest batch, after warm-up, with zeros for input.
+    """Nanoseconds of the fastest of a few runs at the largest batch, with zeros for input.
+
+    A busy machine slows down single runs, and so does what a model does at its first: none but one
+    that takes a second is believed alone.
 
     The largest batch is `max_batch_size`, as long as its tensors are of a sane size; what larger
     ones cost is seen when they come. A model that fails on zeros, or has a single row beyond that
@@ -38,12 +43,12 @@ def measure(model: LoadedModel, signature: Signature) -> float:
         cost = float("inf")
         try:
             inputs = {spec.name: _zeros(spec, signature, rows) for spec in signature.inputs}
-            for _ in range(_WARM_RUNS):
+            for run in range(_WARM_RUNS):
                 begun = perf_counter_ns()
                 model.infer(inputs, names)
                 cost = min(cost, perf_counter_ns() - begun)
-                if cost > 100 * BUDGET_NS:
-                    return cost  # as heavy as this, it needs no more runs to be known
+                if cost > (_HEAVY_NS if run else _HOPELESS_NS):
+                    return cost
         except Exception as error:  # any: the model says nothing about what it takes
             log.debug("model %s cannot be measured with zeros: %s", signature.model, error)
             return float("inf")

@@ -19,6 +19,7 @@ from headrace.core.errors import (
 from headrace.core.load_parameters import LoadParameters
 from headrace.core.requests import InferRequest, Sink, Ticket
 from headrace.core.trace_context import TRACE_PARAMETER
+from headrace.engine.traced_calls import PassedCall, TracedCall
 from headrace.engine.tracing import Tracing
 from headrace.observability.model_metrics import ModelMetrics
 from headrace.wire.load_parameters import load_parameters_of_json
@@ -44,8 +45,8 @@ class Found(Protocol):
 class Control(Protocol):
     """Which models are served."""
 
-    async def load(self, name: str, parameters: LoadParameters) -> None:
-        """Have one served; raises `ServerError`."""
+    async def load(self, name: str, parameters: LoadParameters, waiter: str = "") -> None:
+        """Have one served, for which the load of `waiter` waits; raises `ServerError`."""
 
     async def unload(self, name: str, unload_dependents: bool = False) -> None:
         """Have one served no more; raises `ServerError`."""
@@ -79,6 +80,7 @@ class ModelHost:
         tracing: Tracing | None = None,
     ) -> None:
         """`owner` is that version."""
+        self.loading = ""  # the model whose load waits for what is asked here
         self._tracing = tracing
         self._owner = owner
         self._models = models
@@ -99,6 +101,10 @@ class ModelHost:
         if self._tracing is not None and TRACE_PARAMETER in request.parameters:
             return self._tracing.submit_child(found, request, sink)
         return found.submit(request, sink)
+
+    def begin_call(self, link: str) -> TracedCall | PassedCall | None:
+        """`headrace.execution.remote.connection.CallTraces`."""
+        return None if self._tracing is None else self._tracing.begin_call(link)
 
     def control(
         self, document: Mapping[str, Any], answer: Callable[[object, ServerError | None], None]
@@ -123,7 +129,7 @@ class ModelHost:
             if document["op"] == "load":
                 given = {"config": document["config"]} if document["config"] else {}
                 parameters = load_parameters_of_json({"parameters": {**given, **document["files"]}})
-                await self._models.control.load(name, parameters)
+                await self._models.control.load(name, parameters, self.loading)
             else:
                 await self._models.control.unload(name, bool(document["dependents"]))
         except ServerError as raised:

@@ -4,25 +4,27 @@ As far as that goes without loading the model; it may take long on a slow file s
 loading thread.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from headrace.backends.gpus import Gpus
+from headrace.core.environment_options import EnvironmentOptions
 from headrace.core.errors import InvalidConfig, LoadFailed
-from headrace.core.model_spec import EnvironmentOptions, LoadSpec
-from headrace.execution.choice import InstanceKind
-from headrace.execution.in_process import IN_PROCESS
-from headrace.execution.model_calls import Host
+from headrace.core.model_spec import LoadSpec
+from headrace.execution.choice import IN_PROCESS, InstanceKind
+from headrace.execution.host import Host
 from headrace.execution.python_backend import PARAMETERS, PythonBackend
 from headrace.execution.remote.backend import RemoteBackend
-from headrace.execution.remote.options import version_without_directory
 from headrace.execution.runner import LoadedModel
+from headrace.execution.triton.options import TRITON_PARAMETERS, is_managed
 from headrace.observability.memory import GrowthMeter
 from headrace.observability.responses import FIRST_RESPONSE
-from headrace.repository import completion, reading, validation
+from headrace.repository import completion, fail_over, reading, validation
 from headrace.repository.catalogue import DUPLICATE
 from headrace.repository.config import ConfigFile, Problem, read_config, refuse
-from headrace.repository.effects import misspelt, without_effect
+from headrace.repository.devices import GpuUse, device_problems, may_use_gpus, on_devices
+from headrace.repository.effects import OWN_PARAMETERS, misspelt, without_effect
 from headrace.repository.fingerprint import fingerprint
 from headrace.repository.layout import ModelSource
 from headrace.repository.manifest import Digests
@@ -50,13 +52,25 @@ class Backend(Protocol):
         """Load one instance; raises `RepositoryError`, for a setting `InvalidOption`."""
 
 
+@runtime_checkable
+class UsesGpus(Protocol):
+    """A backend whose models are on GPUs, if there are any, unless they say otherwise."""
+
+    def gpu_obstacle(self, count: int) -> str:
+        """What keeps it from using the `count` GPUs of this machine; empty for nothing.
+
+        For 0, what would keep it from using any.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
     """What the operator decides about loading; `threads` is how many models load at once.
 
     One that fails is tried `retries` times more; one that takes longer than `limit_secs`, unless
-    they are 0, has failed. `meter` measures those that are loaded into this process. `host` is whom
-    a model may ask while it is warmed up, None for nobody.
+    they are 0, has failed. `meter` measures those that are loaded into this process, `gpus` are
+    what those on a GPU run on. `host` is whom a model may ask while it is warmed up, None for
+    nobody. With `elsewhere`, models are read for another machine, whatever GPUs this one has.
     """
 
     cores: int
@@ -70,13 +84,16 @@ class LoadOptions:
     limit_secs: float = 0.0
     meter: GrowthMeter = field(default_factory=GrowthMeter)
     host: Host | None = None
+    elsewhere: bool = False
+    gpus: Gpus = field(default_factory=Gpus)
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
     """A model whose configuration has been read as far as that goes without loading it.
 
-    `origins` are what its versions would be loaded from.
+    `origins` are what its versions would be loaded from. `fail_over` are the same model by further
+    backends, in order; then each of them has a `label`.
     """
 
     source: ModelSource
@@ -85,6 +102,8 @@ class Opened:
     backend: Backend
     origins: Mapping[int, Origin]
     warnings: tuple[str, ...]
+    fail_over: "tuple[Opened, ...]" = ()
+    label: str = ""
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -108,36 +127,80 @@ def open_model(
     file = source.override or read_config(source.config_path, source.name)
     refuse(file, validation.problems(file.config, source.written_name))
     if not source.versions:
-        if not isinstance(backends.get(file.config.backend), RemoteBackend):
+        elsewhere = isinstance(backends.get(file.config.backend), RemoteBackend)
+        if not elsewhere or fail_over.needs_files(file.config):
             raise InvalidConfig(_no_versions(source))
+        from headrace.execution.remote.options import version_without_directory
+
         number = version_without_directory(reading.parameters(file.config))
         source = replace(source, versions=(number,))
         state = replace(state, source=source, versions={number: {}})
-        filenames = []
+        filenames: list[str] = []
     else:
         filenames = _filenames(source)
     config = completion.complete_backend(file, source.name, filenames, backends)
     backend = backends[config.backend]
-    if source.data_only and backend.isolated:
-        raise InvalidConfig(
-            f"{file.name}: the files of a {config.backend} model can run code, which a load request"
-            " may not bring along; --load-overrides=code lets it"
-        )
+    further = _further(file, config, backends, filenames)
+    for name in (config.backend, *(entry.backend for entry, _ in further)):
+        if source.data_only and backends[name].isolated:
+            raise InvalidConfig(
+                f"{file.name}: the files of a {name} model can run code, which a load request may"
+                " not bring along; --load-overrides=code lets it"
+            )
     versions = reading.chosen_versions(config, source.versions)
     if not versions:
         raise InvalidConfig(
             f"{file.name}: version_policy: at least one version must be available under the version"
             f" policy of model '{source.name}'; there are {', '.join(map(str, source.versions))}"
         )
-    refuse(file, _execution_problems(config, backend, options))
-    warnings = tuple(_config_warnings(source, file, backend, versions))
+    config = _placed(file, config, backend, options)
+    own = config
+    if isinstance(backend, RemoteBackend) and any(not entry.endpoints for entry, _ in further):
+        own = fail_over.without_execution(config)
+    refuse(file, _execution_problems(own, backend, options))
+    further = [
+        (entry, _placed(file, other, backends[entry.backend], options)) for entry, other in further
+    ]
+    for entry, other in further:
+        refuse(file, _execution_problems(other, backends[entry.backend], options))
+    readers = [backend, *(backends[entry.backend] for entry, _ in further)]
+    warnings = tuple(_config_warnings(source, file, readers, versions))
     named: Mapping[str, str] = {}
     if source.file is None:
         # Directories that come along with requests come once: there is nothing to remember.
         known = Digests() if digests is None or source.upload is not None else digests
         named = known.verified(source.path, versions)
     made_of = origins(state, file, config, versions, named)
-    return Opened(source, file, config, backend, made_of, warnings)
+    if isinstance(backend, RemoteBackend):
+        made_of = {n: replace(origin, resizable=False) for n, origin in made_of.items()}
+    opened = Opened(source, file, config, backend, made_of, warnings)
+    if not further:
+        return opened
+    others = tuple(
+        replace(opened, config=other, backend=backends[entry.backend], label=entry.name)
+        for entry, other in further
+    )
+    return replace(opened, config=own, fail_over=others, label=config.backend)
+
+
+def _further(
+    file: ConfigFile,
+    config: ModelConfig,
+    backends: Mapping[str, Backend],
+    filenames: Sequence[str],
+) -> list[tuple[fail_over.Entry, ModelConfig]]:
+    """The backends to go on with, and the model's configuration for each."""
+    remote = [name for name, known in backends.items() if isinstance(known, RemoteBackend)]
+    try:
+        entries = fail_over.read_order(config, backends, remote)
+    except fail_over.InvalidOrder as error:
+        problem = Problem(f"parameters['{fail_over.PARAMETER}']", str(error))
+        raise InvalidConfig(file.explain(problem)) from None
+    found = []
+    for entry in entries:
+        alone = ConfigFile(file.name, fail_over.entry_config(config, entry), file.lines)
+        found.append((entry, completion.complete_backend(alone, config.name, filenames, backends)))
+    return found
 
 
 def _filenames(source: ModelSource) -> list[str]:
@@ -149,6 +212,23 @@ def _filenames(source: ModelSource) -> list[str]:
         return [entry.name for entry in (source.path / str(version)).iterdir()]
     except OSError as error:
         raise LoadFailed(f"its version {version} cannot be read: {error.strerror}") from error
+
+
+def _placed(
+    file: ConfigFile, config: ModelConfig, backend: Backend, options: LoadOptions
+) -> ModelConfig:
+    """A copy of `config` that says where each instance is; raises `InvalidConfig`."""
+    gpus = options.gpus
+    if isinstance(backend, RemoteBackend) or options.elsewhere:
+        return config  # the model's servers have the GPUs, or the other machine
+    preferred = isinstance(backend, UsesGpus) and not backend.gpu_obstacle(0)
+    if not may_use_gpus(config, preferred):
+        return on_devices(config, 0, GpuUse())
+    obstacle = backend.gpu_obstacle(gpus.count) if isinstance(backend, UsesGpus) else ""
+    use = GpuUse(preferred, obstacle)
+    placed = on_devices(config, gpus.count, use)
+    refuse(file, device_problems(placed, gpus, use))
+    return placed
 
 
 def _no_versions(source: ModelSource) -> str:
@@ -167,18 +247,18 @@ def _execution_problems(
     """Where a model is to run, but cannot or must not."""
     wanted = reading.execution(config)
     if isinstance(backend, RemoteBackend):
-        # A completed configuration has one plain group, and may come back from a client.
-        if any(g.count > 1 or g.gpus or g.kind == g.KIND_GPU for g in config.instance_group):
-            text = (
-                "the model's servers have the instances; how many batches they are sent at a time"
-                " is parameters['max_in_flight']"
-            )
-            yield Problem("instance_group", text)
         if wanted != "auto":
             yield Problem("parameters['execution']", "the model runs on other servers")
         return
+    if config.WhichOneof("scheduling_choice") == "sequence_batching":
+        text = f"{validation.UNSUPPORTED}; models with sequences can run on other servers"
+        yield Problem("sequence_batching", text)
     if wanted == InstanceKind.PROCESS and not backend.isolated:
         text = f"'process' is for Python models; those of {config.backend} run inline or in threads"
+        yield Problem("parameters['execution']", text)
+    on_gpu = any(group.kind == group.KIND_GPU for group in config.instance_group)
+    if wanted == InstanceKind.INLINE and on_gpu:
+        text = "'inline' is for the CPU; instances on a GPU run in threads"
         yield Problem("parameters['execution']", text)
     if wanted in IN_PROCESS and backend.isolated and not options.in_process_python:
         text = (
@@ -189,15 +269,34 @@ def _execution_problems(
 
 
 def _config_warnings(
-    source: ModelSource, file: ConfigFile, backend: Backend, versions: tuple[int, ...]
+    source: ModelSource, file: ConfigFile, readers: Sequence[Backend], versions: tuple[int, ...]
 ) -> Iterator[str]:
-    """What in a configuration, or beside it, does not do what its author may expect."""
+    """What in a configuration, or beside it, does not do what its author may expect.
+
+    `readers` are the model's backends.
+    """
+    backend = readers[0]
     for name in source.ignored:
         yield f"{source.name}: directory {name} is not a version: it has a leading zero"
-    for path in without_effect(file.config, backend.reads_parameter):
+    unread = without_effect(
+        file.config, lambda name: any(reader.reads_parameter(name) for reader in readers)
+    )
+    parameters, meant = reading.parameters(file.config), {}
+    if any(isinstance(reader, RemoteBackend) for reader in readers):
+        # Imported late: few servers have such models.
+        from headrace.execution.remote.idle import idle_parameters
+        from headrace.execution.remote.options import REMOTE_PARAMETERS
+
+        ours = REMOTE_PARAMETERS | TRITON_PARAMETERS | OWN_PARAMETERS
+        near = misspelt(file.config, ours)
+        meant = {f"parameters['{name}']": f"; did you mean '{one}'?" for name, one in near}
+        for name, text in idle_parameters(parameters):
+            yield file.explain(Problem(f"parameters['{name}']", text))
+    # A Triton that this server starts gets the whole configuration.
+    for path in meant if is_managed(parameters) else unread:
         line = file.lines.get(path)
         where = f"{file.name}:{line}" if line else file.name
-        yield f"{where}: {path} has no effect on this server"
+        yield f"{where}: {path} has no effect on this server{meant.get(path, '')}"
     if type(backend) is PythonBackend:  # of others, what they do not know is in the list above
         for name, known in misspelt(file.config, PARAMETERS):
             text = f"only the model itself may read this; did you mean '{known}'?"

@@ -3,7 +3,7 @@
 import os
 from typing import Protocol
 
-from headrace.engine.cuda import Cuda
+from headrace.backends.cuda import Cuda
 
 
 class Memory(Protocol):

@@ -18,6 +18,7 @@ import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from headrace.backends.cuda import Cuda, CudaError
 from headrace.core.errors import (
     AlreadyExists,
     ExecutionFailed,
@@ -29,7 +30,6 @@ from headrace.core.errors import (
 )
 from headrace.core.requests import Stretch
 from headrace.engine.admission import Admission
-from headrace.engine.cuda import Cuda, CudaError, find_cuda
 from headrace.engine.region_memory import CudaMemory, Memory, SharedFile
 from headrace.wire.pb import grpc_service_pb2 as pb
 
@@ -116,7 +116,7 @@ class Regions:
         max_bytes: int,
         allowed: bool = False,
         prefix: str = "",
-        cuda: Callable[[], Cuda | None] = find_cuda,
+        cuda: Callable[[], Cuda | None] = lambda: None,
     ) -> None:
         """With `prefix`, only keys that begin so are taken."""
         self.admission = admission

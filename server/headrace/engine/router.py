@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.core.errors import InvalidRequest, ServerError
-from headrace.core.requests import HEADER_PARAMETER, InferRequest, Sink, Ticket
+from headrace.core.parameter_names import HEADER_PARAMETER
+from headrace.core.requests import InferRequest, Passes, Sink, Ticket
 from headrace.core.signature import Signature
 from headrace.engine.admission import Admission
 from headrace.engine.shadow import ShadowCopies
@@ -48,6 +49,7 @@ class Router:
     """Chooses among the versions of one model. `refresh` comes before anything else."""
 
     name = ""  # the version, which differs from one request to the next
+    passes = Passes.NONE  # versions that do take requests that were read, as others do
 
     def __init__(
         self,
@@ -87,6 +89,11 @@ class Router:
     def decoupled(self) -> bool:
         """Whether a request may be answered more than once."""
         return self._reference.decoupled
+
+    @property
+    def plain(self) -> bool:
+        """`Target.plain`."""
+        return not self._reference.decoupled
 
     @property
     def signature(self) -> Signature:

@@ -19,4 +19,6 @@ def series_of(version: ModelVersion) -> VersionSeries:
         version.memory_bytes,
         Counter(instance.kind.value for instance in version.instances),
         version.endpoints,
+        {on_gpu.uuid: on_gpu.nbytes for on_gpu in version.gpu_memory},
+        version.backends,
     )

@@ -14,13 +14,20 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import ExecutionFailed, PayloadTooLarge, ServerError
-from headrace.core.requests import InferResponse, SharedInput, SharedRequest, Stretch, Ticket
+from headrace.core.requests import (
+    InferResponse,
+    SharedInput,
+    SharedRequest,
+    Stretch,
+    Ticket,
+    name_backend,
+)
 from headrace.core.tensors import Array, Buffer, Tensor, elsewhere, raw_bytes
 from headrace.engine.doors import DoorSink
 from headrace.engine.regions import Region, Regions
@@ -101,6 +108,11 @@ class SharedCall:
             return
         self._copy(copies, partial(self._stored, response, final))
 
+    def answered_by(self, backend: str) -> None:
+        """Hand on which backend answers."""
+        if not self._over:
+            name_backend(self._sink, backend)
+
     def finish(self) -> None:
         """Hand the end on."""
         if self._copying:
@@ -114,6 +126,10 @@ class SharedCall:
             self._waiting.append(partial(self.fail, error))
         elif not self._over:
             self._end().fail(error)
+
+    def __getattr__(self, name: str) -> Any:
+        """What else the sink of a door has."""
+        return getattr(self._sink, name)
 
     # --- the ticket
 

@@ -21,7 +21,7 @@ from headrace.core.trace_context import TraceContext
 from headrace.engine.span_ids import child_span
 from headrace.engine.trace_thread import Item
 from headrace.observability.trace_settings import TraceConfig
-from headrace.observability.traces import SpanIds, Trace
+from headrace.observability.traces import CallSpan, SpanIds, Trace
 
 _SERVICE = "service.name"
 _MODEL = ("REQUEST_START", "QUEUE_START", "REQUEST_END")
@@ -66,6 +66,7 @@ class SpanWriter:
         spans: list[ReadableSpan] = []
         if compute:
             spans.append(self._span("compute", child_span(ids.model), ids.model, compute))
+        spans += [self._call_span(call, ids.model, trace.offset) for call in trace.calls]
         if not ids.root:
             spans.append(self._model_span(trace, ids, ids.parent, [*model, *exchange]))
             return spans
@@ -73,6 +74,20 @@ class SpanWriter:
         spans.append(self._model_span(trace, ids, root, model))
         span = self._span("InferRequest", root, ids.parent, exchange, trace.error, times)
         return [*spans, span]
+
+    def _call_span(self, call: CallSpan, parent: TraceContext, offset: int) -> ReadableSpan:
+        return ReadableSpan(
+            "call",
+            _span_context(call.context, False),
+            _span_context(parent, False),
+            self._resource,
+            {"headrace.endpoint": call.endpoint},
+            kind=SpanKind.CLIENT,
+            status=_status(call.error),
+            start_time=call.begun + offset,
+            end_time=call.ended + offset,
+            instrumentation_scope=self._scope,
+        )
 
     def _model_span(
         self, trace: Trace, ids: SpanIds, parent: TraceContext | None, events: Sequence[_Time]
@@ -85,6 +100,8 @@ class SpanWriter:
         }
         if trace.request_id:
             attributes["triton.request_id"] = trace.request_id.encode(errors="replace").decode()
+        if trace.backend:
+            attributes["headrace.backend"] = trace.backend
         return self._span(
             trace.model, ids.model, parent, events, trace.error, attributes=attributes
         )
@@ -109,11 +126,15 @@ class SpanWriter:
             attributes,
             [Event(event, timestamp=ns) for event, ns in events],
             kind=SpanKind.SERVER if within else SpanKind.INTERNAL,
-            status=Status(StatusCode.ERROR, error) if error else Status(StatusCode.UNSET),
+            status=_status(error),
             start_time=min(moments),
             end_time=max(moments),
             instrumentation_scope=self._scope,
         )
+
+
+def _status(error: str) -> Status:
+    return Status(StatusCode.ERROR, error) if error else Status(StatusCode.UNSET)
 
 
 def _span_context(context: TraceContext, remote: bool) -> SpanContext:

@@ -1,10 +1,21 @@
-"""Requests of which more is asked than what a model does: classes, and tensors in shared memory."""
+"""Requests of which more is asked than what a model does: classes, and tensors in shared memory;
+and those that go on as they came.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
-from headrace.core.errors import InvalidRequest, ServerError
-from headrace.core.requests import InferRequest, InferResponse, SharedRequest, Sink, Ticket
+from headrace.core.errors import InvalidRequest, ModelNotReady, ServerError
+from headrace.core.requests import (
+    InferRequest,
+    InferResponse,
+    OpaqueRequest,
+    Passes,
+    SharedRequest,
+    Sink,
+    Ticket,
+    name_backend,
+)
 from headrace.core.signature import Signature
 from headrace.engine.doors import DoorSink
 from headrace.engine.regions import Regions
@@ -39,11 +50,18 @@ class _ClassifyingSink:
             return
         self._sink.respond(response, final)
 
+    def answered_by(self, backend: str) -> None:
+        name_backend(self._sink, backend)
+
     def finish(self) -> None:
         self._sink.finish()
 
     def fail(self, error: ServerError) -> None:
         self._sink.fail(error)
+
+    def __getattr__(self, name: str) -> Any:
+        """What else the sink of a door has."""
+        return getattr(self._sink, name)
 
 
 class SpecialRequests:
@@ -56,8 +74,10 @@ class SpecialRequests:
         regions: Regions,
         queue: Queue,
         submit: Submit,
+        passes: Passes = Passes.NONE,
     ) -> None:
         """`submit` queues a request that has been checked, with its rows."""
+        self._passes = passes
         self._signature = signature
         self._labels = labels
         self._regions = regions
@@ -66,6 +86,13 @@ class SpecialRequests:
 
     def submit(self, request: InferRequest, sink: Sink) -> Ticket:
         """Check and queue a request; raises `ServerError`."""
+        if isinstance(request, OpaqueRequest):
+            if not self._passes:  # it was another one when the request was taken
+                raise ModelNotReady(
+                    f"model '{request.model_name}' has been replaced meanwhile; send the request"
+                    " again"
+                )
+            return self._submit(request, sink, 1)
         call: SharedCall | None = None
         if isinstance(request, SharedRequest):
             # It came by a door: models do not know of clients' shared memory.

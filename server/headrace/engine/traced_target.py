@@ -8,7 +8,8 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from headrace.core.errors import Cancelled, ServerError
-from headrace.core.requests import HEADER_PARAMETER, InferRequest, InferResponse, Sink, Ticket
+from headrace.core.parameter_names import HEADER_PARAMETER
+from headrace.core.requests import InferRequest, InferResponse, Passes, Sink, Ticket, name_backend
 from headrace.core.signature import Signature
 from headrace.core.trace_context import (
     TRACE_PARAMETER,
@@ -54,6 +55,16 @@ class TracedTarget:
     def decoupled(self) -> bool:
         """`Target.decoupled`."""
         return cast(bool, self._target.decoupled)
+
+    @property
+    def passes(self) -> Passes:
+        """`Target.passes`."""
+        return cast(Passes, self._target.passes)
+
+    @property
+    def plain(self) -> bool:
+        """`Target.plain`."""
+        return cast(bool, self._target.plain)
 
     @property
     def signature(self) -> Signature | None:
@@ -145,6 +156,11 @@ class TracedRequest:
             trace.time("REQUEST_END", begun)
             self._complete()
 
+    def answered_by(self, backend: str) -> None:
+        """Take which backend answers."""
+        self._trace.backend = backend
+        name_backend(self._sink, backend)
+
     def finish(self) -> None:
         """Take the end without a further response."""
         self._trace.time("REQUEST_END", monotonic_ns())
@@ -169,6 +185,11 @@ class TracedRequest:
         """What the client sent under a name."""
         header: Any = getattr(self._sink, "header", None)
         return "" if header is None else str(header(name))
+
+    def remaining(self) -> float:
+        """Seconds that the client still waits; 0 if it does not say."""
+        remaining: Any = getattr(self._sink, "remaining", None)
+        return 0.0 if remaining is None else float(remaining())
 
     def routed(self, request: InferRequest, target: Target) -> None:
         """Take what serves the request, now that it is decided."""

@@ -18,6 +18,7 @@ from headrace.core.trace_context import TRACE_PARAMETER, TraceContext, read_link
 from headrace.engine.doors import Target
 from headrace.engine.span_ids import child_span, new_context
 from headrace.engine.trace_thread import TraceThread
+from headrace.engine.traced_calls import PassedCall, TracedCall
 from headrace.engine.traced_target import Submits, TracedRequest, TracedTarget
 from headrace.observability.trace_settings import (
     Mode,
@@ -143,6 +144,20 @@ class Tracing:
             above = parent.spans.model
             trace.spans = SpanIds(above.trace_id, 0, child_span(above), above)
         return TracedRequest(self, trace, sink).submit(target, request)
+
+    def begin_call(self, link: str) -> TracedCall | PassedCall | None:
+        """What the call of a request to another server is part of; None for nothing.
+
+        `link` is what the request has under `TRACE_PARAMETER`.
+        """
+        number, context = read_link(link)
+        trace = self._live.get(number)
+        if trace is not None and trace.spans is not None:
+            return TracedCall(trace, trace.spans, self._is_live)
+        return None if context is None else PassedCall(context)
+
+    def _is_live(self, trace: Trace) -> bool:
+        return self._live.get(trace.number) is trace
 
     def _trace(self, sampler: Sampler, request: InferRequest, door: str, parent: int) -> Trace:
         sampler.open += 1

@@ -9,12 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from headrace.engine.loading import (
-    LoadedInstance,
-    LoadedVersion,
-    load_instances,
-    load_version,
-)
+from headrace.engine.fail_over_loading import load
+from headrace.engine.loading import LoadedInstance, LoadedVersion, load_instances
 from headrace.engine.opening import LoadOptions, Opened
 from headrace.repository import reading
 from headrace.repository.completion import normalise
@@ -28,13 +24,15 @@ from headrace.wire.pb.model_config_pb2 import ModelConfig
 class Serving:
     """A version that serves, as it is when its model is loaded again.
 
-    `names` are those of its instances, `inline` is whether they run on the event loop.
+    `names` are those of its instances, `inline` is whether they run on the event loop, and
+    `resizable` whether some of them may come and go.
     """
 
     origin: Origin
     config: ModelConfig
     names: tuple[str, ...]
     inline: bool
+    resizable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +63,26 @@ def step(before: Origin | None, after: Origin) -> Step:
         return Step.LOAD
     if before.groups == after.groups:
         return Step.KEEP
-    return Step.RESIZE if before.on_cpu and after.on_cpu else Step.LOAD
+    return Step.RESIZE if before.resizable and after.resizable else Step.LOAD
 
 
 def update(
     serving: Serving | None, opened: Opened, version: int, options: LoadOptions
 ) -> LoadedVersion | Change:
-    """Load what a version lacks; raises as `load_version` does, with everything closed again.
+    """Load what a version lacks; raises as `load` does, with everything closed again.
 
     It may take seconds, and is for a loading thread. `serving` is None if nothing serves well.
     """
     origin = opened.origins[version]
     kind = step(serving.origin if serving is not None else None, origin)
+    if kind is Step.RESIZE and serving is not None and not serving.resizable:
+        kind = Step.LOAD
     if serving is None or kind is Step.LOAD:
-        return load_version(opened, version, options)
+        return load(opened, version, options)
     config = adjusted(serving.config, normalise(opened.config))
-    if kind is Step.KEEP:
+    if kind is Step.KEEP:  # with the instance groups that it was completed with
+        config.ClearField("instance_group")
+        config.instance_group.extend(serving.config.instance_group)
         return Change(origin, config)
     removed, missing = resize(serving.names, reading.placements(config))
     added = load_instances(opened, version, config, missing, serving.inline, options)

@@ -2,27 +2,28 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from headrace.core.errors import InvalidRequest, ModelNotReady, ServerError
-from headrace.core.requests import InferRequest, InferResponse, Sink, Ticket
+from headrace.core.requests import InferRequest, InferResponse, Passes, Sink, Ticket
 from headrace.core.signature import Signature
-from headrace.engine.clock import LoopClock
+from headrace.engine.fail_over import FailOver
+from headrace.engine.footprint import GpuMemory
 from headrace.engine.future_sink import FutureSink
+from headrace.engine.instance_set import InstanceSet
 from headrace.engine.loading import LoadedInstance, LoadedVersion
 from headrace.engine.model_host import ModelHost
 from headrace.engine.regions import Regions
 from headrace.engine.response_counting import ResponseCounting
+from headrace.engine.scheduler import before, make_batcher, passes_on, remote_model
 from headrace.engine.special_requests import SpecialRequests, with_id
 from headrace.engine.updating import Change, Serving
 from headrace.execution.choice import InstanceKind
 from headrace.execution.local import LocalInstance
-from headrace.execution.process import WorkerInstance, waiting_error
-from headrace.execution.python_backend import LoadedWorker
-from headrace.execution.remote.backend import RemoteModel
-from headrace.execution.supervision import WorkerSet
+from headrace.execution.model_kinds import is_elsewhere
+from headrace.observability.backends import BackendSeries
 from headrace.observability.endpoints import EndpointSeries
 from headrace.observability.statistics import VersionStatistics
 from headrace.observability.workers import WorkerSeries
@@ -31,10 +32,12 @@ from headrace.repository.reading import first_response_bounds
 from headrace.repository.uploads import Upload
 from headrace.scheduling.batch import Pending
 from headrace.scheduling.batcher import Batcher
-from headrace.scheduling.quarantine import Quarantine
+from headrace.scheduling.sequences import SequenceQueue
+from headrace.scheduling.tiers import Tier
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 if TYPE_CHECKING:
+    from headrace.execution.process import WorkerInstance
     from headrace.execution.remote.pool import RemotePool
 
 log = logging.getLogger(__name__)
@@ -72,6 +75,8 @@ class ModelVersion:
         self.origin: Origin | None = None
         self.added = False  # it came while other versions served
         self.decoupled = False
+        self.passes = Passes.NONE
+        self.plain = True
         self._split = False
         self._batcher: Batcher | None = None
         self._submit: Callable[[InferRequest, Sink, int], Ticket] | None = None
@@ -80,13 +85,14 @@ class ModelVersion:
         self._host: ModelHost | None = None
         self._special: SpecialRequests
         self.upload: Upload | None = None  # its files, where a request has brought them
-        self._local: list[LocalInstance] = []
-        self._removed: list[LocalInstance] = []
-        self._workers: WorkerSet | None = None
-        self._remote: RemotePool | None = None  # the servers that run it, if others do
+        self._sets: list[InstanceSet] = []  # one for each backend
+        self._fail_over: FailOver | None = None  # if it has several
+        self.forwarded_headers: Sequence[str] = ()  # of clients, for the servers that run it
+        self._sequences: SequenceQueue | None = None  # before the scheduler
         self._memory: dict[str, int] = {}
+        self._gpu_memory: dict[str, GpuMemory] = {}
         self._leaves = False  # `unload` was called
-        self._given_up = False  # no worker comes back for now
+        self._given_up = False  # nothing that could run it comes back for now
 
     @property
     def ready(self) -> bool:
@@ -98,25 +104,37 @@ class ModelVersion:
         """Whether requests that it takes are executed: not while all its workers are down, or
         none of its servers can be reached.
         """
-        if not self.ready or (self._remote is not None and not self._remote.healthy):
-            return False
-        return not self._workers or any(w.willing for w in self._workers)
+        return self.ready and any(instances.healthy for instances in self._sets)
+
+    @property
+    def obstacle(self) -> str:
+        """Why it refuses requests although it is READY; "" if it does not."""
+        return str(self._waiting_error()) if self.ready and self._given_up else ""
+
+    @property
+    def detour(self) -> str:
+        """Which backend answers in place of a better one; "" if that is so for none."""
+        return "" if self._fail_over is None else self._fail_over.detour
 
     @property
     def instances(self) -> "list[LocalInstance | WorkerInstance | RemotePool]":
         """Its instances, wherever they run; the servers of one that runs elsewhere are one."""
-        remote = () if self._remote is None else (self._remote,)
-        return [*self._local, *(self._workers or ()), *remote]
+        return [instance for instances in self._sets for instance in instances]
 
     @property
     def workers(self) -> WorkerSeries | None:
         """Its workers as a scrape sees them; None if it has none."""
-        return self._workers.series() if self._workers else None
+        return next((s.workers.series() for s in self._sets if s.workers), None)
 
     @property
     def endpoints(self) -> Sequence[EndpointSeries]:
         """Its servers as a scrape sees them, if others run it."""
-        return () if self._remote is None else self._remote.series()
+        return [endpoint for instances in self._sets for endpoint in instances.endpoints]
+
+    @property
+    def backends(self) -> Sequence[BackendSeries]:
+        """Its backends as a scrape sees them, if it has several."""
+        return () if self._fail_over is None else self._fail_over.series()
 
     @property
     def memory_bytes(self) -> int:
@@ -124,12 +142,21 @@ class ModelVersion:
 
         See `headrace.observability.memory` for how far that is right.
         """
-        down = {worker.name for worker in self._workers or () if not worker.running}
+        down = {worker.name for worker in self._workers if not worker.running}
         return sum(size for name, size in self._memory.items() if name not in down)
+
+    @property
+    def gpu_memory(self) -> list[GpuMemory]:
+        """What its instances had come to take of each GPU when they were loaded."""
+        found: dict[int, GpuMemory] = {}
+        for item in self._gpu_memory.values():
+            before = found[item.device].nbytes if item.device in found else 0
+            found[item.device] = GpuMemory(item.device, item.uuid, before + item.nbytes)
+        return [found[device] for device in sorted(found) if found[device].nbytes]
 
     def worker_pids(self) -> dict[str, int]:
         """The process of each instance that has one which runs."""
-        return {w.name: w.pid for w in self._workers or () if w.running}
+        return {w.name: w.pid for w in self._workers if w.running}
 
     def note_memory(self, found: Mapping[str, int]) -> None:
         """Know the bytes of instances from now on, of those that are still there."""
@@ -166,14 +193,15 @@ class ModelVersion:
     @property
     def pending(self) -> int:
         """Accepted requests that no instance has started."""
-        return self._batcher.waiting if self._batcher else 0
+        waiting = self._batcher.waiting if self._batcher else 0
+        return waiting if self._sequences is None else waiting + self._sequences.waiting
 
     def submit(self, request: InferRequest, sink: Sink) -> Ticket:
         """Check and queue a request; raises `ServerError`."""
         if self._submit is None or self._signature is None:
             raise self.not_ready()
         if self._given_up:
-            raise self._waiting_error(self._signature)
+            raise self._waiting_error()
         if request.classes is not None:
             return self._special.submit(request, sink)
         try:
@@ -187,7 +215,7 @@ class ModelVersion:
         if self._submit is None or self._signature is None:
             raise self.not_ready()
         if self._given_up:
-            raise self._waiting_error(self._signature)
+            raise self._waiting_error()
         return self._submit(request, sink, rows)
 
     async def infer(self, request: InferRequest) -> InferResponse:
@@ -213,29 +241,40 @@ class ModelVersion:
         """
         self._host = host
         self.upload = loaded.upload
-        batcher = Batcher(
-            loaded.signature,
-            self.name,
-            loaded.scheduling,
-            LoopClock(loop),
-            self.statistics,
-            self._report,
-            _quarantine(loaded),
-        )
-        workers = WorkerSet(loaded.signature, batcher, host, loop, self._on_workers)
-        self._add(loaded.instances, batcher, workers, loop)
-        self._workers = workers
+        batcher = make_batcher(loaded, self.name, loop, self.statistics, self._report)
+        schedulers: Sequence[Batcher | Tier] = [batcher]
+        self._submit = batcher.submit
+        if loaded.backends is not None:
+            counts = self.statistics.backends
+            self._fail_over = FailOver(self.model, loaded.backends, batcher, loop, counts)
+            schedulers = list(self._fail_over.tiers)
+            self._submit = self._fail_over.submit
+        known = self.statistics.endpoints
+        self._sets = [
+            InstanceSet(loaded.signature, one, host, loop, self._on_instances, known)
+            for one in schedulers
+        ]
+        self._add(loaded.instances)
         self._batcher = batcher
         self._config = loaded.config
-        self._special = SpecialRequests(
-            loaded.signature, loaded.labels, regions, batcher, self._submit_checked
-        )
         self._signature = loaded.signature
         self.decoupled = loaded.config.model_transaction_policy.decoupled
-        self._submit = batcher.submit
         if self.decoupled:
             bounds = first_response_bounds(loaded.config)
             self._submit = ResponseCounting(batcher, self.statistics.responses, bounds).submit
+        for item in loaded.instances:
+            if is_elsewhere(item.model):
+                item.model.forwarding.traces = host
+        remote, servers = remote_model(loaded), self._servers
+        if remote is not None and servers is not None:
+            self._submit, self._sequences = before(remote, servers, self._submit, batcher)
+            self.forwarded_headers = remote.options.forward_headers
+            if passes_on(loaded, remote):
+                self.passes = remote.options.passes
+        self.plain = not (self.decoupled or self.passes)
+        self._special = SpecialRequests(
+            loaded.signature, loaded.labels, regions, batcher, self._submit_checked, self.passes
+        )
         self.load_seconds = loaded.seconds
         self.origin = loaded.origin
         self.state = State.READY
@@ -245,52 +284,39 @@ class ModelVersion:
         """What it is while it serves well; None if it does not."""
         if not self.healthy or self.origin is None or self._config is None:
             return None
+        if self._fail_over is not None and self._fail_over.incomplete:
+            return None
         names = tuple(instance.name for instance in self.instances)
         inline = all(instance.kind is InstanceKind.INLINE for instance in self.instances)
-        return Serving(self.origin, self._config, names, inline)
+        return Serving(self.origin, self._config, names, inline, self._fail_over is None)
 
-    def change(self, change: Change, loop: asyncio.AbstractEventLoop) -> None:
+    def change(self, change: Change) -> None:
         """Be that from now on, with its instances; those that go finish what they have.
 
         Only while it is ready.
         """
-        assert self._batcher is not None
-        assert self._workers is not None
         self.origin, self._config, self.reason = change.origin, change.config, ""
-        self._add(change.instances, self._batcher, self._workers, loop)
-        self._removed = [instance for instance in self._removed if not instance.released]
+        self._add(change.instances)
         for name in change.removed:
-            self._workers.remove(name)
             self._memory.pop(name, None)
-            if instance := next((i for i in self._local if i.name == name), None):
-                self._local.remove(instance)
-                self._removed.append(instance)
-                self._batcher.remove_instance(instance, instance.close)
+            self._gpu_memory.pop(name, None)
+            for instances in self._sets:
+                instances.remove(name)
 
-    def _add(
-        self,
-        instances: Iterable[LoadedInstance],
-        batcher: Batcher,
-        workers: WorkerSet,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
+    def _add(self, loaded: Iterable[LoadedInstance]) -> None:
         """Put loaded instances behind the scheduler."""
-        for item in instances:
+        for item in loaded:
             self._memory[item.name] = item.memory
-            if isinstance(item.model, LoadedWorker):
-                workers.add(item.name, item.model)
-                continue
-            if isinstance(item.model, RemoteModel):
-                self._remote = item.model.pool(item.name, batcher, loop, self._on_remote)
-                continue
-            instance = LocalInstance(item.name, item.model, item.kind, loop)
-            self._local.append(instance)
-            batcher.add_instance(instance)
+            if item.gpu is not None:
+                self._gpu_memory[item.name] = item.gpu
+            self._sets[item.rank].add(item)
 
     def leave(self) -> None:
         """Be found no more from now on; `unload` does the rest."""
         self.state = State.UNLOADING
         self.reason = ""
+        if self._fail_over is not None:
+            self._fail_over.stop_search()
 
     def fail(self, reason: str) -> None:
         """Loading did not work out."""
@@ -306,39 +332,44 @@ class ModelVersion:
         drained = asyncio.Event()
         self._batcher.when_drained(drained.set)
         await drained.wait()
-        workers, self._workers = self._workers, None
-        if workers is not None:
-            workers.close()
+        for instances in self._sets:
+            instances.close()
+        if self._fail_over is not None:
+            self._fail_over.close()
         self._batcher.close()
-        await asyncio.gather(*(i.closed() for i in (*self._local, *self._removed)))
-        self._local.clear()
-        self._removed.clear()
-        if workers is not None:
-            await workers.closed()
-        if self._remote is not None:
-            await self._remote.closed()
-            self._remote = None
+        await asyncio.gather(*(instances.closed() for instances in self._sets))
+        self._sets = []
         self._memory.clear()
+        self._gpu_memory.clear()
         if self._host is not None:
             self._host.close()
         self._batcher = self._submit = self._config = self._signature = self.upload = None
         self.state = State.UNAVAILABLE
         self.reason = "unloaded"
 
-    def _on_workers(self) -> None:
-        """A worker has ended, or runs again."""
-        self._given_up = bool(self._workers) and all(w.given_up for w in self._workers or ())
-        if self._given_up and self._batcher is not None and self._signature is not None:
-            self._batcher.fail_waiting(waiting_error(self._signature))
+    @property
+    def _servers(self) -> "RemotePool | None":
+        """The first of what other servers run of it."""
+        return next((i.servers for i in self._sets if i.servers is not None), None)
 
-    def _on_remote(self) -> None:
-        """A server can be reached again, or nothing waits for one any more."""
-        self._given_up = self._remote is not None and self._remote.given_up
+    @property
+    def _workers(self) -> "Iterator[WorkerInstance]":
+        return (worker for instances in self._sets for worker in instances.workers or ())
 
-    def _waiting_error(self, signature: Signature) -> ServerError:
+    def _on_instances(self) -> None:
+        """Something that runs it has gone, or is back, or nothing waits for it any more."""
+        self._given_up = all(instances.given_up for instances in self._sets)
+
+    def _waiting_error(self) -> ServerError:
         """What a request is told that nothing can run."""
-        remote = self._remote
-        return waiting_error(signature) if remote is None else remote.waiting_error()
+        source = self._sets[0] if self._fail_over is None else self._fail_over
+        return source.waiting_error()
+
+    def search(self, load: Callable[[], Awaitable[str]]) -> None:
+        """Have the model loaded by `load` once a backend is there that is absent, if any is."""
+        if self._fail_over is not None:
+            self.reason = self._fail_over.reason
+            self._fail_over.search(load)
 
     def not_ready(self) -> ModelNotReady:
         """The error for a request that names this version while it does not serve."""
@@ -363,11 +394,3 @@ class ModelVersion:
                 "model %s version %s failed to execute a batch of %d requests, which are run again"
                 " in halves: %s", self.model, self.name, len(pendings), error, extra=fields,
             )  # fmt: skip
-
-
-def _quarantine(loaded: LoadedVersion) -> Quarantine | None:
-    """The quarantine as a Python model's configuration has it."""
-    for item in loaded.instances:
-        if isinstance(item.model, LoadedWorker):
-            return Quarantine(loaded.signature.model, item.model.options.quarantine_deaths)
-    return None

@@ -17,6 +17,9 @@ from headrace.repository.config import ConfigFile, Problem
 from headrace.wire.pb import model_config_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 
+_ELSEWHERE = "triton"  # the backend of models that other servers run
+_SEQUENCE_IDLE_US = 1_000_000
+
 ModelTensor: TypeAlias = pb.ModelInput | pb.ModelOutput
 
 
@@ -100,7 +103,7 @@ def complete_tensors(
         for tensor in declared:
             found = by_name.get(tensor.name)
             if found is not None and found.datatype is not None:
-                _complete_tensor(tensor, found, lead)
+                _complete_tensor(tensor, found, lead, config.backend == _ELSEWHERE)
     return result
 
 
@@ -115,6 +118,11 @@ def normalise(config: ModelConfig) -> ModelConfig:
         batching.SetInParent()
         if not batching.preferred_batch_size:
             batching.preferred_batch_size.append(result.max_batch_size)
+    if result.WhichOneof("scheduling_choice") == "sequence_batching":
+        sequences = result.sequence_batching
+        sequences.max_sequence_idle_microseconds = (
+            sequences.max_sequence_idle_microseconds or _SEQUENCE_IDLE_US
+        )
     if not result.instance_group:
         result.instance_group.add(name=result.name, kind=pb.ModelInstanceGroup.KIND_CPU, count=1)
     for index, group in enumerate(result.instance_group):
@@ -133,6 +141,8 @@ def batches(config: ModelConfig) -> bool:
         return False
     if config.WhichOneof("scheduling_choice") not in (None, "dynamic_batching"):
         return False
+    if config.model_transaction_policy.decoupled and config.backend == _ELSEWHERE:
+        return False  # another server is sent each request by itself, on a stream of its own
     return (
         config.parameters["batching"].string_value != "off"
         if "batching" in config.parameters
@@ -198,14 +208,15 @@ def _can_batch(config: ModelConfig, infos: Sequence[TensorInfo]) -> bool:
     return not spelled_out and all(info.shape[:1] == (-1,) for info in infos)
 
 
-def _complete_tensor(tensor: ModelTensor, info: TensorInfo, lead: int) -> None:
+def _complete_tensor(tensor: ModelTensor, info: TensorInfo, lead: int, seen: bool) -> None:
+    """`seen` is whether `info` is what clients see already, as another server tells it."""
     assert info.datatype is not None
     if not tensor.data_type:
         tensor.data_type = pb.DataType.ValueType(CONFIG_NUMBERS[info.datatype])
     if tensor.dims:
         return
     dims = info.shape[lead:]
-    if lead and not dims:
+    if lead and not dims and not seen:
         # The model has one value a row and no axis for it: clients see [rows, 1], the model [rows].
         tensor.dims.append(1)
         tensor.reshape.SetInParent()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from google.protobuf.message import Message
 
+from headrace.repository.fail_over import PARAMETERS as FAIL_OVER
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 EFFECTIVE = frozenset(
@@ -29,17 +30,18 @@ EFFECTIVE = frozenset(
         "dynamic_batching.default_queue_policy.allow_timeout_override",
         "dynamic_batching.default_queue_policy.max_queue_size",
         "dynamic_batching.priority_queue_policy", "optimization.graph.level",
+        "optimization.input_pinned_memory.enable", "optimization.output_pinned_memory.enable",
         "optimization.execution_accelerators.gpu_execution_accelerator",
         "optimization.execution_accelerators.cpu_execution_accelerator", "metric_tags",
-        "model_transaction_policy.decoupled", "model_warmup.name", "model_warmup.batch_size",
-        "model_warmup.inputs", "model_warmup.count",
+        "model_transaction_policy.decoupled", "sequence_batching", "model_warmup.name",
+        "model_warmup.batch_size", "model_warmup.inputs", "model_warmup.count",
         "model_metrics.metric_control.metric_identifier.family",
         "model_metrics.metric_control.histogram_options.buckets",
     }
 )  # fmt: skip
 
 # Own settings in the `parameters` map; a backend reads further ones.
-OWN_PARAMETERS = frozenset({"execution", "batching", "traffic"})
+OWN_PARAMETERS = frozenset({"execution", "batching", "traffic"}) | FAIL_OVER
 _ALIKE = 0.85  # from which on a name is taken for another one that was spelt wrongly
 
 

@@ -17,6 +17,12 @@ from headrace.repository.config import ConfigFile
 from headrace.repository.uploads import Upload
 
 _FILE_SYSTEMS_OWN = "lost+found"  # at the root of a volume
+# What makes a directory of an object store: mounted, or copied again and again.
+_STORES = {
+    "s3": ("Mountpoint for Amazon S3 or s3fs", "aws s3 sync"),
+    "gs": ("Cloud Storage FUSE", "gcloud storage rsync"),
+    "as": ("BlobFuse", "azcopy sync"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +120,7 @@ def single_file(path: Path) -> ModelSource:
     if path.is_dir():
         raise LoadFailed(f"{path} is a directory; serve it with --model-repository {path}")
     if not path.is_file():
-        raise LoadFailed(f"there is no model file {path}")
+        raise LoadFailed(_elsewhere(path) or f"there is no model file {path}")
     return ModelSource(path.stem, path.parent, None, (1,), file=path)
 
 
@@ -173,7 +179,8 @@ def model_directories(repository: Path) -> Sequence[Path]:
                 " comes before the options, or behind --model-file"
             ) from None
         raise LoadFailed(
-            f"model repository {repository} cannot be read: {error.strerror}"
+            _elsewhere(repository)
+            or f"model repository {repository} cannot be read: {error.strerror}"
         ) from error
     if is_model:
         raise LoadFailed(
@@ -181,6 +188,20 @@ def model_directories(repository: Path) -> Sequence[Path]:
             " that it lies in"
         )
     return found
+
+
+def _elsewhere(path: Path) -> str:
+    """What to tell of a URL of an object store, as Triton takes them; "" for other paths."""
+    url = str(path).replace(":/", "://")  # since a path has no two slashes in a row
+    store, colon, _ = url.partition("://")
+    if not colon or store not in _STORES:
+        return ""
+    mount, copy = _STORES[store]
+    return (
+        f"{url} is in an object store, and models are read from directories: mount it"
+        f" (with {mount}), or copy it to a directory and keep that up to date ({copy}), and give"
+        " that directory"
+    )
 
 
 def _may_be_a_model(name: str) -> bool:

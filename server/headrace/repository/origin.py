@@ -39,11 +39,14 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """`groups` are the instance groups, as bytes; `on_cpu` is whether none of them is on a GPU."""
+    """`groups` are the instance groups, as bytes.
+
+    `resizable` is whether instances can come and go while it serves: those on the CPU can.
+    """
 
     content: Content
     groups: bytes
-    on_cpu: bool
+    resizable: bool
 
 
 def origins(

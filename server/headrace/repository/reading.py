@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from headrace.core.datatypes import BY_CONFIG_NUMBER
 from headrace.core.model_spec import LoadSpec
@@ -20,12 +21,13 @@ from headrace.wire.pb.model_config_pb2 import ModelConfig
 class Placement:
     """One instance that a configuration asks for, in the instance group of index `group`.
 
-    `device` is None for CPU.
+    `device` is None for CPU, and where the model decides itself (`by_model`).
     """
 
     name: str
     device: int | None
     group: int = 0
+    by_model: bool = False
 
 
 def signature(config: ModelConfig) -> Signature:
@@ -87,7 +89,23 @@ def load_spec(
         version,
         placement.name,
         json.dumps(to_json(config)),
+        by_model=placement.by_model,
+        pinned_outputs=_enabled(config.optimization, "output_pinned_memory"),
     )
+
+
+def pinned_inputs(config: ModelConfig) -> bool:
+    """Whether batches for a GPU may be put together in page-locked memory, as they are unless the
+    configuration says otherwise.
+    """
+    return _enabled(config.optimization, "input_pinned_memory")
+
+
+def _enabled(
+    optimization: pb.ModelOptimizationPolicy,
+    name: Literal["input_pinned_memory", "output_pinned_memory"],
+) -> bool:
+    return not optimization.HasField(name) or bool(getattr(optimization, name).enable)
 
 
 def parameters(config: ModelConfig) -> dict[str, str]:
@@ -127,9 +145,12 @@ def chosen_versions(config: ModelConfig, available: tuple[int, ...]) -> tuple[in
 def _placements(config: ModelConfig) -> Iterator[Placement]:
     for index, group in enumerate(config.instance_group):
         on_gpu = group.kind == pb.ModelInstanceGroup.KIND_GPU
-        for device in (group.gpus or [0]) if on_gpu else [None]:
+        by_model = group.kind == pb.ModelInstanceGroup.KIND_MODEL
+        devices = (group.gpus or [0]) if on_gpu else [None]
+        for device in devices:
+            suffix = f"_gpu{device}" if len(devices) > 1 else ""
             for n in range(group.count):
-                yield Placement(f"{group.name}_{n}", device, index)
+                yield Placement(f"{group.name}_{n}{suffix}", device, index, by_model)
 
 
 def _spec(tensor: pb.ModelInput | pb.ModelOutput, optional: bool) -> TensorSpec:

@@ -9,8 +9,9 @@ from google.protobuf.message import Message
 
 from headrace.core.datatypes import BY_CONFIG_NUMBER
 from headrace.core.model_spec import TensorInfo
+from headrace.core.shapes import brackets
 from headrace.core.signature import quoted
-from headrace.core.tensors import brackets
+from headrace.repository import fail_over
 from headrace.repository.completion import ModelTensor, model_dims
 from headrace.repository.config import Problem
 from headrace.repository.traffic import PARAMETER as TRAFFIC
@@ -19,6 +20,7 @@ from headrace.wire.pb import model_config_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 EXECUTION = ("auto", "inline", "thread", "process")
+UNSUPPORTED = "is not supported by this server, and serving without it would give wrong answers"
 
 
 def problems(config: ModelConfig, directory: str) -> Iterator[Problem]:
@@ -31,12 +33,8 @@ def problems(config: ModelConfig, directory: str) -> Iterator[Problem]:
         )
     if config.max_batch_size < 0:
         yield Problem("max_batch_size", f"must not be negative, got {config.max_batch_size}")
-    choice = config.WhichOneof("scheduling_choice")
-    if choice in ("sequence_batching", "ensemble_scheduling"):
-        yield Problem(
-            choice,
-            "is not supported by this server, and serving without it would give wrong answers",
-        )
+    if config.WhichOneof("scheduling_choice") == "ensemble_scheduling":
+        yield Problem("ensemble_scheduling", UNSUPPORTED)
     file = PurePosixPath(config.default_model_filename)
     if file.is_absolute() or ".." in file.parts:
         yield Problem(
@@ -49,6 +47,7 @@ def problems(config: ModelConfig, directory: str) -> Iterator[Problem]:
     yield from _dynamic_batching(config)
     yield from _instance_groups(config)
     yield from _metrics(config)
+    yield from fail_over.problems(config)
 
 
 def tensor_problems(config: ModelConfig) -> Iterator[Problem]:

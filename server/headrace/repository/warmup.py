@@ -11,8 +11,9 @@ import numpy as np
 
 from headrace.core.datatypes import BY_CONFIG_NUMBER, ITEM_SIZES, NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
+from headrace.core.shapes import brackets
 from headrace.core.signature import Shape, Signature, TensorSpec, fits, quoted
-from headrace.core.tensors import Array, brackets, element_count
+from headrace.core.tensors import Array, element_count
 from headrace.execution.warming import Sample, SampleInput, Synthetic
 from headrace.repository.config import ConfigFile, Problem, refuse
 from headrace.wire.bytes_tensor import decode_bytes_tensor

@@ -1,0 +1,123 @@
+"""The backends of a version that has several: who gets requests, and the wait for who is absent.
+
+A backend that could not be loaded is looked for again and again. Once it is there the model is
+loaded again, beside this version, since what it is may be completed from that backend.
+
+Owned by the event-loop thread; looking happens on a thread.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from headrace.core.errors import ModelNotReady, RepositoryError
+from headrace.engine.clock import LoopClock
+from headrace.engine.loading import Backends
+from headrace.observability.backends import BackendCounts, BackendSeries
+from headrace.scheduling.batcher import Batcher
+from headrace.scheduling.tiers import Tiers
+
+log = logging.getLogger(__name__)
+
+_FIRST_LOOK_SECS = 0.25
+_LONGEST_LOOK_SECS = 2.0
+_FIRST_LOAD_SECS = 5.0  # after a load that has failed although the backend is there
+_LONGEST_LOAD_SECS = 300.0
+
+
+class FailOver:
+    """What a version with several backends has beside its instances."""
+
+    def __init__(
+        self,
+        model: str,
+        backends: Backends,
+        batcher: Batcher,
+        loop: asyncio.AbstractEventLoop,
+        counts: dict[str, BackendCounts],
+    ) -> None:
+        """`counts` are the version's, which may have been another one's before."""
+        queue_size = backends.queue_size
+        self.tiers = Tiers(model, backends.labels, batcher, LoopClock(loop), counts, queue_size)
+        for tier in self.tiers:
+            tier.here = tier.name in backends.here
+        self.submit = self.tiers.submit if queue_size else batcher.submit
+        self._model = model
+        self._backends = backends
+        self._loop = loop
+        self._search: asyncio.Task[None] | None = None
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether any backend is absent."""
+        return bool(self._backends.absent)
+
+    @property
+    def reason(self) -> str:
+        """Which backends are absent, and why; "" for none."""
+        return "; ".join(
+            f"{label} is not used: {why}" for label, why in self._backends.absent.items()
+        )
+
+    @property
+    def detour(self) -> str:
+        """Which backend gets requests instead of those before it; "" for the first, or none."""
+        before: list[str] = []
+        for tier in self.tiers:
+            if tier.rank == self.tiers.active and before:
+                return f"requests go to {tier.name} instead of {' and '.join(before)}"
+            before.append(tier.name)
+        return ""
+
+    def waiting_error(self) -> ModelNotReady:
+        """What a request is told that no backend can run."""
+        names = ", ".join(tier.name for tier in self.tiers)
+        return ModelNotReady(
+            f"model '{self._model}' is not ready: none of its backends ({names}) can run it"
+        )
+
+    def series(self) -> Sequence[BackendSeries]:
+        """What a scrape shows of the backends."""
+        return [
+            BackendSeries(tier.name, tier.counts, tier.rank == self.tiers.active)
+            for tier in self.tiers
+        ]
+
+    def search(self, load: Callable[[], Awaitable[str]]) -> None:
+        """Have the model loaded by `load` once what is absent is there, until this is closed.
+
+        `load` gives the reason why that did not work out, "" if it did.
+        """
+        if self.incomplete:
+            self._search = self._loop.create_task(self._look(load))
+
+    def stop_search(self) -> None:
+        """Look no more for what is absent."""
+        if self._search is not None:
+            self._search.cancel()
+
+    def close(self) -> None:
+        """Decide nothing any more."""
+        self.stop_search()
+        self.tiers.close()
+
+    async def _look(self, load: Callable[[], Awaitable[str]]) -> None:
+        pause, load_pause = _FIRST_LOOK_SECS, _FIRST_LOAD_SECS
+        while True:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_LOOK_SECS)
+            try:
+                await self._loop.run_in_executor(None, self._backends.look)
+            except RepositoryError:
+                continue
+            except Exception:
+                log.exception("bug while looking for a backend of model %s", self._model)
+                continue
+            log.info(
+                "model %s: %s can be reached and the model is loaded again", self._model,
+                next(iter(self._backends.absent)), extra={"model": self._model},
+            )  # fmt: skip
+            if not await load():
+                return
+            await asyncio.sleep(load_pause)
+            load_pause = min(2 * load_pause, _LONGEST_LOAD_SECS)

@@ -1,0 +1,151 @@
+"""Which backends a model goes on with when its own cannot be reached: the parameter `fail_over`.
+
+It is a list in order, with semicolons between its entries. An entry is the name of a backend,
+which runs the model's files here, or the endpoints of further servers. Each entry has a
+configuration of its own, with the same inputs and outputs.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from headrace.repository.config import Problem
+from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
+
+PARAMETER = "fail_over"
+QUEUE_SIZE = "fail_over_queue_size"
+INSTANCES = "fail_over_instances"
+PARAMETERS = frozenset({PARAMETER, QUEUE_SIZE, INSTANCES})
+_MOST_BACKENDS = 8
+_MOST_INSTANCES = 64
+_MOST_WAITING = 1_000_000
+_SEPARATOR = ";"
+# What the entries of a model do not have in common.
+_OWN_FIELDS = ("backend", "platform", "default_model_filename", "instance_group", "parameters")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A backend to go on with; `name` is what headers and metrics call it.
+
+    `endpoints` are as `parameters['endpoints']` has them, "" if it runs here.
+    """
+
+    name: str
+    backend: str
+    endpoints: str = ""
+
+
+class InvalidOrder(Exception):
+    """A list that makes no sense; the text says what was expected."""
+
+
+def needs_files(config: ModelConfig) -> bool:
+    """Whether any entry runs the model here."""
+    return any("://" not in entry for entry in _split(_text(config, PARAMETER)))
+
+
+def read_order(
+    config: ModelConfig, backends: Collection[str], remote: Collection[str]
+) -> list[Entry]:
+    """The entries of a configuration whose backend is known, none if it has no such parameter.
+
+    `backends` are all names of backends, `remote` those of them that run models on other servers.
+    Raises `InvalidOrder`.
+    """
+    if PARAMETER not in config.parameters:
+        return []
+    local = [name for name in backends if name not in remote]
+    names = [config.backend]
+    entries: list[Entry] = []
+    for text in _split(_text(config, PARAMETER)):
+        if "://" in text:
+            backend, endpoints = next(iter(remote)), text
+        elif text in local:
+            backend, endpoints = text, ""
+            if text in names:
+                raise InvalidOrder(f"'{text}' is there twice, if the model's own backend counts")
+        else:
+            known = ", ".join(f"'{name}'" for name in local)
+            raise InvalidOrder(
+                f"expected backends of this server ({known}), or endpoints such as"
+                f" 'grpc://standby:8001', with ';' between them, got '{text[:80]}'"
+            )
+        count = sum(entry.backend == backend for entry in entries) + (config.backend == backend)
+        name = f"{backend}-{count + 1}" if count else backend
+        names.append(name)
+        entries.append(Entry(name, backend, endpoints))
+    if not 0 < len(entries) < _MOST_BACKENDS:
+        raise InvalidOrder(f"expected between 1 and {_MOST_BACKENDS - 1} entries")
+    return entries
+
+
+def problems(config: ModelConfig) -> Iterator[Problem]:
+    """Why a model cannot have several backends, or what is wrong with how it has them."""
+    if PARAMETER not in config.parameters:
+        return
+    path = f"parameters['{PARAMETER}']"
+    if config.model_transaction_policy.decoupled:
+        yield Problem(path, "is for models with one response to a request, and this is decoupled")
+    if config.HasField("sequence_batching"):
+        yield Problem(path, "is for models without state, and this one has sequences")
+    if _text(config, "forward") == "transparent":
+        yield Problem(path, "cannot be combined with forward 'transparent'")
+    for name, most in ((QUEUE_SIZE, _MOST_WAITING), (INSTANCES, _MOST_INSTANCES)):
+        text = _text(config, name)
+        if name in config.parameters and not (
+            text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= most
+        ):
+            expected = f"expected a whole number from 1 to {most}, got '{text[:40]}'"
+            yield Problem(f"parameters['{name}']", expected)
+
+
+def queue_size(config: ModelConfig) -> int:
+    """With so many requests waiting the next backend helps out; 0 is for never."""
+    return int(_text(config, QUEUE_SIZE) or 0)
+
+
+def without_execution(config: ModelConfig) -> ModelConfig:
+    """A copy without what is said of instances here, for a backend that has none."""
+    result = ModelConfig()
+    result.CopyFrom(config)
+    result.parameters.pop("execution", None)
+    return result
+
+
+def entry_config(config: ModelConfig, entry: Entry) -> ModelConfig:
+    """The configuration of an entry, before its backend is completed."""
+    result = ModelConfig()
+    result.CopyFrom(config)
+    result.backend = entry.backend
+    for name in ("platform", "default_model_filename", "instance_group"):
+        result.ClearField(name)
+    if entry.endpoints:  # whose servers have the instances
+        result.parameters["endpoints"].string_value = entry.endpoints
+        result.parameters.pop("execution", None)
+        return result
+    count = int(_text(config, INSTANCES) or 1)
+    name = f"{config.name}_{entry.name}"
+    result.instance_group.add(name=name, kind=ModelInstanceGroup.KIND_CPU, count=count)
+    return result
+
+
+def with_own_fields(complete: ModelConfig, own: ModelConfig) -> ModelConfig:
+    """A complete configuration as another backend of the same model has it."""
+    result = ModelConfig()
+    result.CopyFrom(complete)
+    for name in _OWN_FIELDS:
+        result.ClearField(name)  # type: ignore[arg-type]  # a name of a field
+    result.backend, result.platform = own.backend, own.platform
+    result.default_model_filename = own.default_model_filename
+    result.instance_group.extend(own.instance_group)
+    for name, parameter in own.parameters.items():
+        result.parameters[name].CopyFrom(parameter)
+    return result
+
+
+def _split(text: str) -> list[str]:
+    return [entry.strip() for entry in text.split(_SEPARATOR) if entry.strip()]
+
+
+def _text(config: ModelConfig, name: str) -> str:
+    return config.parameters[name].string_value if name in config.parameters else ""
