@@ -1,10 +1,9 @@
-"""Runs a model: takes its batches one after the other, or, where it is a coroutine, as they come.
+"""Runs a model: takes its batches one after the other.
 
 What `execute` gives back is sent for the whole batch. A request that a sender answers is done with
 when that has sent its last response, however much later: for the batch it counts as dealt with.
 """
 
-import asyncio
 import inspect
 import json
 import logging
@@ -15,7 +14,7 @@ from typing import Any
 from headrace.workers.batches import Batches, Sent
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import IN_FILE, BatchMeta, Header, Kind, frame, unpack_batch
-from headrace.workers.link import Link, Received
+from headrace.workers.link import Link
 from headrace.workers.model_class import its_traceback, one_line, wrong_responses
 from headrace.workers.session import Session
 from headrace.workers.triton_requests import InferenceRequest, is_given_back
@@ -24,12 +23,13 @@ from headrace.workers.triton_responses import InferenceResponse, TritonError
 log = logging.getLogger("model")
 
 _TEXT, _TRACEBACK = 4096, 65_536  # characters of what is told of an error
-_READY_SECS = 5.0  # for a coroutine to say whether the model is ready
 LATER, AGAIN = "later", "again"  # what becomes of a request without a response
 
 
 class Executor:
-    """Runs batches of one model."""
+    """Runs batches of one model; see `coroutines` for one that is a coroutine."""
+
+    is_async = False
 
     def __init__(
         self, link: Link, model: Any, name: str, decoupled: bool, declared: Container[str]
@@ -41,17 +41,11 @@ class Executor:
         self._decoupled = decoupled
         self._batches = Batches(link, decoupled, declared)
         self.session = Session(link, self._batches.add_form, declared)
-        self.is_async = inspect.iscoroutinefunction(model.execute)
-        self._ending = False
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def serve(self) -> None:
         """Run batches until the server says that there are no more, or has gone."""
         self.session.open = True
-        if self.is_async:
-            asyncio.run(self._serve_async())
-        else:
-            self._serve()
+        self._serve()
         self.session.open = False
 
     def _serve(self) -> None:
@@ -70,26 +64,6 @@ class Executor:
                 self._run(*received)
             else:
                 self._tell_ready(self._ready())
-
-    async def _serve_async(self) -> None:
-        session = self.session
-        loop = asyncio.get_running_loop()
-        come = asyncio.Event()
-        session.run_on(loop, come.set)
-        loop.add_reader(session.fileno(), session.poll)
-        while not session.stopped or session.batches:
-            if not session.batches:
-                await come.wait()
-            come.clear()
-            while session.batches:
-                task = asyncio.create_task(self._task(session.batches.popleft()))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-        loop.remove_reader(session.fileno())
-        self._ending = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # --- batches
 
@@ -114,38 +88,8 @@ class Executor:
             self.session.forget_answered(requests)
             del requests
         except Exception as error:  # what the model gave cannot be sent, say
-            sent = self._broken(slot, *_texts(error))
+            sent = self._broken(slot, *error_texts(error))
         # By now nothing refers to what was in the slot's file, unless the model has kept it.
-        kind, told, parcel = sent
-        self._link.send_parcel(kind, slot, told, parcel)
-
-    async def _task(self, received: Received) -> None:
-        """Run a batch, or answer a question, as a coroutine."""
-        header, meta, data = received
-        if header.kind is not Kind.EXECUTE:
-            self._tell_ready(await self._ready_async())
-            return
-        slot = header.slot
-        try:
-            batch = unpack_batch(meta)
-            requests = self._requests(header, batch, data)
-            del received, data
-            began = monotonic_ns()
-            try:
-                returned = await self._model.execute(requests)
-            except asyncio.CancelledError as error:
-                if self._ending:
-                    raise
-                sent = self._raised(slot, requests, error, began)  # the model's own doing
-            except Exception as error:
-                sent = self._raised(slot, requests, error, began)
-            else:
-                sent = self._returned(slot, batch, requests, returned, began)
-                del returned
-            self.session.forget_answered(requests)
-            del requests
-        except Exception as error:
-            sent = self._broken(slot, *_texts(error))
         kind, told, parcel = sent
         self._link.send_parcel(kind, slot, told, parcel)
 
@@ -204,7 +148,7 @@ class Executor:
     def _raised(
         self, slot: int, requests: Sequence[InferenceRequest], error: BaseException, began: int
     ) -> Sent:
-        text, lines = _texts(error)
+        text, lines = error_texts(error)
         if self._decoupled or any(request._answering is not None for request in requests):
             log.error("%s", lines)
             return self._failed(slot, requests, _failure(self._name, text), began)
@@ -239,15 +183,11 @@ class Executor:
     def _ready(self) -> object:
         try:
             found = self._model.is_ready()
-            return asyncio.run(_in_time(found)) if inspect.isawaitable(found) else found
-        except Exception:
-            log.exception("is_ready")
-            return False
+            if not inspect.isawaitable(found):
+                return found
+            from headrace.workers.coroutines import await_briefly
 
-    async def _ready_async(self) -> object:
-        try:
-            found = self._model.is_ready()
-            return await _in_time(found) if inspect.isawaitable(found) else found
+            return await_briefly(found)
         except Exception:
             log.exception("is_ready")
             return False
@@ -256,10 +196,6 @@ class Executor:
         if not isinstance(found, bool):
             log.error("is_ready must return a bool, got %s", type(found).__name__)
         self._link.send(frame(Kind.ANSWER, json.dumps({"ready": found is True}).encode()))
-
-
-async def _in_time(awaitable: Any) -> Any:
-    return await asyncio.wait_for(awaitable, _READY_SECS)
 
 
 def _fate(request: InferenceRequest) -> str:
@@ -275,6 +211,6 @@ def _failure(name: str, text: str) -> str:
     return f"Failed to process the request(s) for model '{name}', message: {text}"[:_TEXT]
 
 
-def _texts(error: BaseException) -> tuple[str, str]:
+def error_texts(error: BaseException) -> tuple[str, str]:
     """An error in one line, and with its traceback."""
     return one_line(error), its_traceback(error)

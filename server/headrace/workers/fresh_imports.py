@@ -10,7 +10,6 @@ Python's cache.
 import sys
 import sysconfig
 from collections.abc import Iterable
-from importlib.abc import PathEntryFinder
 from importlib.machinery import (
     BYTECODE_SUFFIXES,
     EXTENSION_SUFFIXES,
@@ -20,9 +19,13 @@ from importlib.machinery import (
     SourceFileLoader,
     SourcelessFileLoader,
 )
+from os import sep
 from os.path import realpath
-from pathlib import PurePath
 from types import CodeType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from importlib.abc import PathEntryFinder
 
 _LIBRARIES = {"site-packages", "dist-packages"}
 
@@ -39,22 +42,25 @@ class FreshLoader(SourceFileLoader):
 
 def import_freshly(paths: Iterable[str]) -> None:
     """Have what lies beneath `paths` imported from its source, from now on."""
-    roots = [PurePath(realpath(path)) for path in paths]
-    standard = [PurePath(realpath(sysconfig.get_path(name))) for name in ("stdlib", "platstdlib")]
+    roots = [realpath(path) for path in paths]
+    standard = [realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
     make = FileFinder.path_hook(
         (ExtensionFileLoader, EXTENSION_SUFFIXES),
         (FreshLoader, SOURCE_SUFFIXES),
         (SourcelessFileLoader, BYTECODE_SUFFIXES),
     )
 
-    def hook(entry: str) -> PathEntryFinder:
-        folder = PurePath(realpath(entry))
-        libraries = _LIBRARIES.intersection(folder.parts) or any(
-            map(folder.is_relative_to, standard)
-        )
-        if libraries or not any(map(folder.is_relative_to, roots)):
+    def hook(entry: str) -> "PathEntryFinder":
+        folder = realpath(entry)
+        libraries = _LIBRARIES.intersection(folder.split(sep)) or _is_in(folder, standard)
+        if libraries or not _is_in(folder, roots):
             raise ImportError("left to Python's own finder", path=entry)
         return make(entry)
 
     sys.path_hooks.insert(0, hook)
     sys.path_importer_cache.clear()
+
+
+def _is_in(folder: str, roots: Iterable[str]) -> bool:
+    """Whether it is one of `roots`, or lies beneath one."""
+    return any(folder == root or folder.startswith(root.rstrip(sep) + sep) for root in roots)

@@ -6,15 +6,14 @@ Not by what starts it: code of Python's between fork and exec is not safe in a p
 import os
 import resource
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _EASIER_TO_KILL = 500  # than the server, for the kernel when memory runs out
 _EASIEST = 1000
 _SCORE = "/proc/self/oom_score_adj"
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(NamedTuple):
     """`nice` as in the command, `memory` in bytes of data, `files` open at once; 0 for none."""
 
     nice: int = 0

@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import inspect
 import json
 import logging
 import os
@@ -11,11 +12,11 @@ import sys
 import traceback
 from collections.abc import Awaitable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from headrace.workers import model_class
 from headrace.workers import triton_api as pb
+from headrace.workers.allocation import keep_memory
 from headrace.workers.execute import Executor
 from headrace.workers.frames import Kind, frame
 from headrace.workers.fresh_imports import import_freshly
@@ -37,7 +38,9 @@ def main(descriptor: int) -> None:
     sock = socket.socket(fileno=descriptor)
     end_with(sock)
     sys.modules["triton_python_backend_utils"] = pb
-    sys.path.append(str(Path(__file__).parent / "shared"))  # for processes that a model spawns
+    sys.path.append(
+        os.path.join(os.path.dirname(__file__), "shared")
+    )  # for processes that a model spawns
     link = Link(sock)
     # A process that a model forks is none of the server's.
     os.register_at_fork(after_in_child=partial(_disown, link))
@@ -63,6 +66,15 @@ def _disown(link: Link) -> None:
     """In a forked process: leave the server alone."""
     link.disown()
     connect(None)
+
+
+def _kind(model: Any) -> type[Executor]:
+    """What runs a model; an event loop is imported for one that is a coroutine alone."""
+    if not inspect.iscoroutinefunction(model.execute):
+        return Executor
+    from headrace.workers.coroutines import CoroutineExecutor
+
+    return CoroutineExecutor
 
 
 class Worker:
@@ -147,10 +159,11 @@ class Worker:
         config = json.loads(document["args"]["model_config"])
         declared = frozenset(output["name"] for output in config.get("output", ()))
         name = document["args"]["model_name"]
-        executor = Executor(self._link, model, name, decoupled, declared)
+        executor = _kind(model)(self._link, model, name, decoupled, declared)
         self._executor = executor
         gc.collect()
         gc.freeze()
+        keep_memory()
         return {"is_async": executor.is_async, "asks": hasattr(model, "is_ready")}
 
     def _finalize(self) -> None:

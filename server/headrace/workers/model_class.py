@@ -2,14 +2,14 @@
 
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
+from os.path import dirname
 from typing import Any
 
 from headrace.workers import triton_api as pb
 from headrace.workers.triton_requests import InferenceRequest, is_given_back
 from headrace.workers.triton_responses import InferenceResponse
 
-_OURS = (str(Path(__file__).parent), "<frozen ")  # where what runs a model lies
+_OURS = (dirname(__file__), "<frozen ")  # where what runs a model lies
 
 
 def complete(found: Any, config: dict[str, Any]) -> dict[str, Any] | None:

@@ -8,7 +8,6 @@ Any thread may call anything here. Invariant: `_reading` is set while a thread t
 whatever changes by a frame changes before the others are notified.
 """
 
-import asyncio
 import itertools
 import json
 import threading
@@ -16,7 +15,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.workers.elements import Buffer
 from headrace.workers.encoding import tell_response, tell_tensors
@@ -26,6 +25,9 @@ from headrace.workers.triton_calls import Call, ResponseIterator
 from headrace.workers.triton_requests import InferenceRequest
 from headrace.workers.triton_responses import InferenceResponse, TritonError
 from headrace.workers.triton_tensors import TritonModelException
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 NOT_NOW = "other models, and metrics' values, can be asked for only while the model executes"
 _MOST = 20_000  # requests that are remembered as cancelled, and as held
@@ -57,8 +59,8 @@ class Session:
         self._numbers = itertools.count(1)
         self._runner = 0  # the thread that runs a batch, of a model that is no coroutine
         self._inside = False  # whether that has asked for something
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._watchers: dict[asyncio.AbstractEventLoop, int] = {}
+        self._loop: AbstractEventLoop | None = None
+        self._watchers: dict[AbstractEventLoop, int] = {}
 
     # --- taking frames in
 
@@ -144,7 +146,7 @@ class Session:
 
     # --- waiting on an event loop
 
-    def run_on(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], object]) -> None:
+    def run_on(self, loop: "AbstractEventLoop", wake: Callable[[], object]) -> None:
         """The model's coroutines run on `loop`, which calls `poll` when something has come.
 
         `wake` is called there when there is a batch or the end.
@@ -155,6 +157,8 @@ class Session:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Have the running event loop take frames in meanwhile, whichever it is."""
+        import asyncio  # who calls this has it already
+
         loop = asyncio.get_running_loop()
         if loop is self._loop:
             yield
@@ -209,6 +213,8 @@ class Session:
         self.poll()
         if not self._is_held(number):
             return
+        import asyncio  # who calls this has it already
+
         changed = asyncio.Event()
         wake = partial(asyncio.get_running_loop().call_soon_threadsafe, changed.set)
         self._watching.add(wake)

@@ -1,6 +1,5 @@
 """Calls from a model to its server, and the functions that control models."""
 
-import asyncio
 import base64
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -60,6 +59,8 @@ class Call:
 
     async def next_async(self) -> Reply | None:
         """The same for coroutines."""
+        import asyncio  # who calls this has it already
+
         come = asyncio.Event()
         self._wake = partial(asyncio.get_running_loop().call_soon_threadsafe, come.set)
         try:

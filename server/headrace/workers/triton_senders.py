@@ -4,7 +4,7 @@ A request that is neither answered nor kept by the model is answered with an err
 an answer that cannot come.
 """
 
-import asyncio
+import sys
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -131,6 +131,9 @@ class InferenceResponseSender:
 
 
 def _on_event_loop() -> bool:
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None:  # nothing has a loop
+        return False
     try:
         asyncio.get_running_loop()
     except RuntimeError:

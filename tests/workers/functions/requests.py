@@ -19,9 +19,17 @@ class Request:
 
     def __init__(self, **inputs: Any) -> None:
         self._inputs = [_tensor(name, value) for name, value in inputs.items()]
+        self.id = ""
+        self.given: dict[str, Any] = {}
 
     def inputs(self) -> Iterable[pb.Tensor]:
         return self._inputs
+
+    def request_id(self) -> str:
+        return self.id
+
+    def parameters(self) -> str:
+        return json.dumps(self.given)
 
 
 def _tensor(name: str, value: Any) -> pb.Tensor:

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, TypedDict
 import numpy as np
 import pytest
 
-from headrace import BFloat16, Bytes, Float32, InvalidInput, N, ResultError, Strings, model
+from headrace import BFloat16, Bytes, Context, Float32, InvalidInput, N, ResultError, Strings, model
 from headrace.workers import triton_api as pb
 from headrace.workers.elements import view
 from tests.workers.functions.requests import Request, started, values
@@ -357,3 +357,43 @@ def test_coroutines_run_at_the_same_time() -> None:
     all_there = asyncio.Barrier(3)
     with pytest.raises(InvalidInput):
         asyncio.run(ready.execute([first, Request(x=np.array([-1.0]))]))
+
+
+def asked(id: str, given: dict[str, Any], **inputs: Any) -> Request:
+    """A request with an id and parameters."""
+    request = Request(**inputs)
+    request.id, request.given = id, given
+    return request
+
+
+@model
+def told_by_row(text: str, context: Context) -> str:
+    return f"{text} {context.request_id} {dict(context.parameters)}"
+
+
+@model(max_batch_size=8)
+def told_by_batch(text: Strings[N], contexts: list[Context]) -> Strings[N]:
+    return np.array([f"{t} {c.request_id}" for t, c in zip(text, contexts, strict=True)])
+
+
+@model
+def told_by_request(*, of: Context, numbers: list[float]) -> str:
+    return f"{of.request_id} {of.parameters['n']} {numbers}"
+
+
+def test_a_function_that_is_told_of_requests() -> None:
+    bad = np.array([b"\xff"], object)
+    requests = [
+        asked("1", {"n": 1}, text=["a", "b"]), asked("?", {}, text=bad), asked("2", {}, text=["c"]),
+    ]  # fmt: skip
+    first, refused, last = map(values, started(told_by_row).execute(requests))
+    assert first == {"output": ["a 1 {'n': 1}", "b 1 {'n': 1}"]}
+    assert last == {"output": ["c 2 {}"]}
+    assert "error" in refused
+    first, refused, last = map(values, started(told_by_batch).execute(requests))
+    assert (first, last) == ({"output": ["a 1", "b 1"]}, {"output": ["c 2"]})
+    assert "error" in refused
+    assert "error" in values(started(told_by_batch).execute(requests[1:2])[0])
+    [answer] = started(told_by_request).execute([asked("3", {"n": True}, numbers=np.ones(2))])
+    assert values(answer) == {"output": ["3 True [1.0, 1.0]"]}
+    assert told_by_row("a", Context("7")) == "a 7 {}"

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypedDict
 
 import pytest
 
-from headrace import Float32, Frame, Int64, N, SignatureError, Strings, Table
+from headrace import Context, Float32, Frame, Int64, N, SignatureError, Strings, Table
 from headrace.workers.functions.reading import read_signature
 from headrace.workers.functions.signature import Mode, Options, Packing, Signature
 
@@ -195,6 +195,9 @@ def stream(x: int) -> Iterator[int]:
 
 async def coroutine_of(x: int) -> Iterator[int]: ...
 def fields(x: int) -> Point: ...
+def of_one(x: Float32[N], c: Context) -> Float32[N]: ...
+def of_many(x: int, c: list[Context]) -> int: ...
+def of_two(x: int, c: Context, d: Context) -> int: ...
 
 
 @pytest.mark.parametrize(
@@ -227,6 +230,13 @@ def fields(x: int) -> Point: ...
         (yields_what, {}, "does not say what it yields"),
         (stream, {"max_batch_size": 4}, "answers one request at a time"),
         (coroutine_of, {}, "a coroutine gives no stream"),
+        (
+            of_one,
+            {"max_batch_size": 4},
+            r"parameter 'c': .* so that it is list\[Context\], one for",
+        ),
+        (of_many, {}, "parameter 'c': a call is for one request, so that it is Context"),
+        (of_two, {}, "c and d are told the same: one Context is enough"),
     ],
 )
 def test_what_is_no_signature(

@@ -25,6 +25,7 @@ class Served:
         *,
         trusted: bool = False,
         default_rows: int = 64,
+        gpu: int | None = None,
         **parameters: str,
     ) -> None:
         module = importlib.import_module(f"headrace.workers.loaders.{loader}")
@@ -38,8 +39,8 @@ class Served:
         self._model.initialize(
             {
                 "model_config": json.dumps(self.config),
-                "model_instance_kind": "CPU",
-                "model_instance_device_id": "0",
+                "model_instance_kind": "CPU" if gpu is None else "GPU",
+                "model_instance_device_id": str(gpu or 0),
             }
         )
 

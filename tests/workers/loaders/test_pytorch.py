@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.workers.loaders.pytorch_export import moved_program
 from tests.workers.loaders.served import Served
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -28,6 +29,13 @@ class Scorer(torch.nn.Module):  # type: ignore[misc,name-defined]
     def forward(self, x: Any, scale: Any) -> Any:
         scores = self.layer(x) * scale
         return scores, scores.argmax(1)
+
+
+class Ranged(torch.nn.Module):  # type: ignore[misc,name-defined]
+    """It makes a tensor of its own."""
+
+    def forward(self, x: Any) -> Any:
+        return x + torch.arange(4, device=x.device)
 
 
 class InPlace(torch.nn.Module):  # type: ignore[misc,name-defined]
@@ -140,3 +148,59 @@ def test_a_program_is_not_loaded_without_trust(tmp_path: Path, name: str) -> Non
     (tmp_path / name).write_bytes(b"nothing of the kind")
     with pytest.raises(ValueError, match=f"^{name} cannot be loaded as a PyTorch program: "):
         Served("pytorch", tmp_path / name, trusted=True)
+
+
+# --- on a GPU
+
+
+def one_of(folder: Path, name: str) -> Path:
+    """A program in one of the two forms. A traced one would name the device of its own tensor."""
+    if name == "model.pt":
+        return script(folder, InPlace(), torch.zeros(2, 4))
+    torch.export.save(torch.export.export(Ranged(), (torch.zeros(6, 4),)), folder / name)
+    return folder / name
+
+
+def on_gpu(path: Path, gpu: int) -> Served:
+    tensors = [{"name": "x", "data_type": "TYPE_FP32", "dims": [6, 4]}]
+    config = {"input": tensors, "output": [{**tensors[0], "name": "y"}]}
+    return Served("pytorch", path, config, trusted=True, default_rows=0, gpu=gpu)
+
+
+FORMS = pytest.mark.parametrize("name", ["model.pt", "model.pt2"])
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this PyTorch has CUDA")
+@FORMS
+def test_a_pytorch_without_cuda_says_so(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=r"asks for GPU 3, but PyTorch .* is built without CUDA"):
+        on_gpu(one_of(tmp_path, name), 3)
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="this PyTorch has no CUDA")
+@FORMS
+def test_a_gpu_that_pytorch_does_not_see(tmp_path: Path, name: str) -> None:
+    there = torch.cuda.device_count()
+    with pytest.raises(ValueError, match=rf"asks for GPU {there}, .* can use {there} GPUs"):
+        on_gpu(one_of(tmp_path, name), there)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU here")
+@FORMS
+def test_a_program_on_a_gpu(tmp_path: Path, name: str) -> None:
+    before = torch.cuda.memory_allocated(0)
+    served = on_gpu(one_of(tmp_path, name), 0)
+    added = 1 if name == "model.pt" else np.arange(4)
+    np.testing.assert_allclose(served.ask({"x": NUMBERS})["y"], NUMBERS + added, rtol=1e-5)
+    assert torch.cuda.max_memory_allocated(0) > before
+
+
+def test_an_exported_program_names_its_device_nowhere_else(tmp_path: Path) -> None:
+    """With a device that computes nothing, which is there without a GPU."""
+    program = torch.export.load(one_of(tmp_path, "model.pt2"))
+    moved = moved_program(program, "meta")
+    devices = {
+        str(node.kwargs["device"]) for node in moved.graph.nodes if node.kwargs.get("device")
+    }
+    assert devices == {"meta"}

@@ -6,6 +6,7 @@ keeps it, `calls.py` turns requests into calls and results into responses, and `
 """
 
 from headrace.workers.functions.annotations import SignatureError
+from headrace.workers.functions.context import Context
 from headrace.workers.functions.decorator import model
 from headrace.workers.functions.names import (
     BFloat16,
@@ -33,6 +34,7 @@ __all__ = [
     "BFloat16",
     "Bool",
     "Bytes",
+    "Context",
     "Float16",
     "Float32",
     "Float64",

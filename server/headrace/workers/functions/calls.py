@@ -3,6 +3,7 @@
 Made once for a model; it holds no state of requests, and may be used on any thread.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -12,6 +13,7 @@ import numpy as np
 from headrace.workers import triton_api as pb
 from headrace.workers.elements import Array
 from headrace.workers.functions.annotations import Columns, Dim, Form, Tensor
+from headrace.workers.functions.context import Context
 from headrace.workers.functions.signature import Mode, Packing, Port, Signature, Value
 from headrace.workers.functions.tables import from_frame, to_frame
 from headrace.workers.functions.values import (
@@ -36,6 +38,12 @@ class Request(Protocol):
 
     def inputs(self) -> Iterable[pb.Tensor]:
         """Its tensors."""
+
+    def request_id(self) -> str:
+        """The client's name for it."""
+
+    def parameters(self) -> str:
+        """Its parameters, as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +76,7 @@ class Calls:
         """The calls that requests need."""
         plan = Plan()
         found: list[dict[str, Array]] = []
+        accepted: list[Request] = []
         for request in requests:
             try:
                 arrays, sizes = self._arrays(request)
@@ -78,6 +87,7 @@ class Calls:
             plan.rows.append(len(next(iter(arrays.values()))) if self._by_rows and arrays else 1)
             plan.sizes.append(sizes)
             found.append(arrays)
+            accepted.append(request)
         if self._signature.mode is Mode.BATCH and found:
             plan.calls.append(self._arguments(_joined(found)))
         elif self._signature.mode is Mode.ROW:
@@ -85,6 +95,8 @@ class Calls:
                 plan.calls.extend(self._row_arguments(arrays, rows))
         else:
             plan.calls.extend(self._arguments(arrays) for arrays in found)
+        if self._signature.context:
+            self._tell(plan, accepted)
         return plan
 
     def responses(self, plan: Plan, results: Sequence[Any]) -> list[pb.InferenceResponse]:
@@ -109,6 +121,18 @@ class Calls:
         return self._response(self._results(result, -1, sizes))
 
     # --- requests
+
+    def _tell(self, plan: Plan, requests: Sequence[Request]) -> None:
+        """Add to the calls what the function is told of their requests."""
+        name = self._signature.context
+        contexts = [Context(r.request_id(), json.loads(r.parameters())) for r in requests]
+        each = [one for one, rows in zip(contexts, plan.rows, strict=True) for _ in range(rows)]
+        if self._signature.mode is Mode.BATCH:
+            for arguments in plan.calls:  # there is one, unless all requests are refused
+                arguments[name] = each
+            return
+        for arguments, one in zip(plan.calls, each, strict=True):
+            arguments[name] = one
 
     def _arrays(self, request: Request) -> tuple[dict[str, Array], dict[str, int]]:
         """The tensors of a request as functions see them, and the sizes of named dimensions.

@@ -17,6 +17,7 @@ from headrace.workers.functions.annotations import (
     Tensor,
     read,
 )
+from headrace.workers.functions.context import Context
 from headrace.workers.functions.signature import Mode, Options, Packing, Port, Signature, Value
 
 DEFAULT_ROWS = 64  # of a request or batch, for functions that are called for each row
@@ -40,7 +41,7 @@ def _read(function: Callable[..., Any], name: str, options: Options, method: boo
         hints = get_type_hints(function, include_extras=True)
     except (NameError, TypeError, AttributeError) as error:
         raise SignatureError(f"its annotations cannot be read: {error}") from error
-    parameters = _parameters(function, hints, method)
+    parameters, context = _parameters(function, hints, method)
     if "return" not in hints:
         raise SignatureError("it has no return type, which says what its outputs are")
     if hints["return"] is type(None):
@@ -50,6 +51,7 @@ def _read(function: Callable[..., Any], name: str, options: Options, method: boo
     mode, rows = _mode(parameters, options, streams)
     for value in (*parameters, *outputs):
         _check_rows(value, mode)
+    _check_context(context, mode)
     if mode is Mode.BATCH:
         _check_row_dimension([*parameters, *outputs])
     signature = Signature(
@@ -60,14 +62,19 @@ def _read(function: Callable[..., Any], name: str, options: Options, method: boo
         tuple(replace(value, ports=_ports(value, mode)) for value in parameters),
         tuple(replace(value, ports=_ports(value, mode)) for value in outputs),
         packing,
+        next(iter(context), ""),
     )
     _check_names("input", signature.inputs)
     _check_names("output", signature.results)
     return signature
 
 
-def _parameters(function: Callable[..., Any], hints: dict[str, Any], method: bool) -> list[Value]:
+def _parameters(
+    function: Callable[..., Any], hints: dict[str, Any], method: bool
+) -> tuple[list[Value], dict[str, Any]]:
+    """What are tensors, and what is told of requests, with its annotation."""
     found = []
+    context: dict[str, Any] = {}
     for parameter in list(inspect.signature(function).parameters.values())[method:]:
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise SignatureError(
@@ -75,6 +82,9 @@ def _parameters(function: Callable[..., Any], hints: dict[str, Any], method: boo
             )
         if parameter.name not in hints:
             raise SignatureError(f"parameter '{parameter.name}' has no annotation")
+        if hints[parameter.name] in (Context, list[Context]):
+            context[parameter.name] = hints[parameter.name]
+            continue
         with _at(f"parameter '{parameter.name}'"):
             declared, nullable = read(hints[parameter.name])
         defaulted = parameter.default is not parameter.empty
@@ -84,7 +94,21 @@ def _parameters(function: Callable[..., Any], hints: dict[str, Any], method: boo
         found.append(Value(parameter.name, declared, optional, defaulted))
     if not found:
         raise SignatureError("it takes nothing; a model has at least one input")
-    return found
+    return found, context
+
+
+def _check_context(context: dict[str, Any], mode: Mode) -> None:
+    if len(context) > 1:
+        raise SignatureError(f"{' and '.join(context)} are told the same: one Context is enough")
+    many = mode is Mode.BATCH
+    for name, hint in context.items():
+        if (hint is not Context) is not many:
+            raise SignatureError(
+                f"parameter '{name}': with max_batch_size a call is for the rows of several"
+                " requests, so that it is list[Context], one for each row"
+                if many
+                else f"parameter '{name}': a call is for one request, so that it is Context"
+            )
 
 
 def _streaming(function: Callable[..., Any], hint: Any) -> tuple[bool, bool, Any]:

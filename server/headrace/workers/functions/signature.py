@@ -69,6 +69,7 @@ class Signature:
     parameters: tuple[Value, ...]
     outputs: tuple[Value, ...]
     packing: Packing
+    context: str = ""  # the parameter that is told of requests, if there is one
 
     @property
     def inputs(self) -> tuple[Port, ...]:

@@ -6,14 +6,14 @@ that, or the names of the arguments; otherwise inputs are taken in the order of 
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from headrace.workers.elements import Array
-from headrace.workers.loaders.pytorch_export import export_parts
+from headrace.workers.loaders.pytorch_export import export_parts, moved_program
 from headrace.workers.loaders.rows import Declared, fill, model_class, needed, threads, unreadable
 
 _NUMBERED = re.compile(r".*__(\d+)")
@@ -37,14 +37,19 @@ def load(document: dict[str, Any]) -> type[Any]:
         raise unreadable(path.name, "a PyTorch program", error) from error
     if path.suffix != ".pt2":
         arguments = [argument.name for argument in program.forward.schema.arguments[1:]]
-        return model_class(Program(torch, program.eval(), arguments), document)
+        script = program.eval()
+        return model_class(Program(torch, script, script.to, arguments), document)
     parts = export_parts(torch, program)
     if parts.most_rows:
         default = document.get("default_max_batch_size", 0)
         document = {**document, "default_max_batch_size": min(default, parts.most_rows)}
     else:
         document = {**document, "default_max_batch_size": 0}
-    named = Program(torch, program.module(), parts.arguments, parts.keywords)
+
+    def moved(device: str) -> Any:
+        return moved_program(program, device).module()
+
+    named = Program(torch, program.module(), moved, parts.arguments, parts.keywords)
     named.describe(parts.inputs, parts.outputs)
     return model_class(named, document)
 
@@ -53,11 +58,20 @@ class Program:
     """A program as an artefact: tensors in, one tensor or several out."""
 
     def __init__(
-        self, torch: Any, call: Any, arguments: Sequence[str], keywords: Sequence[str] = ()
+        self,
+        torch: Any,
+        call: Any,
+        moved: Callable[[str], Any],
+        arguments: Sequence[str],
+        keywords: Sequence[str] = (),
     ) -> None:
-        """`arguments` are the names of all, of which `keywords` are given by name."""
+        """`arguments` are the names of all, of which `keywords` are given by name.
+
+        `moved` gives the same program on another device.
+        """
         self._torch = torch
         self._call = call
+        self._moved = moved
         self._arguments = list(arguments)
         self._keywords = frozenset(keywords)
         self._inputs: dict[str, str] = {}  # arguments by the names of inputs
@@ -112,7 +126,8 @@ class Program:
         self._outputs = self._places("output", [declared.name for declared in outputs])
         self._device = device
         if device != "cpu":
-            self._call = self._call.to(device)
+            _check_device(self._torch, device)
+            self._call = self._moved(device)
 
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str], rows: int) -> dict[str, Any]:
         """Run the program once."""
@@ -145,6 +160,21 @@ class Program:
         if kind == "input" and all(name in self._arguments for name in names):
             return {name: self._arguments.index(name) for name in names}
         return {name: place for place, name in enumerate(names)}
+
+
+def _check_device(torch: Any, device: str) -> None:
+    """Raises `ValueError` if PyTorch cannot use a GPU, saying what is missing."""
+    number = torch.device(device).index or 0
+    if torch.version.cuda is None:
+        raise ValueError(
+            f"its instance group asks for GPU {number}, but PyTorch {torch.__version__} is built"
+            " without CUDA; the model's environment needs a build with it"
+        )
+    if number >= torch.cuda.device_count():
+        raise ValueError(
+            f"its instance group asks for GPU {number}, but PyTorch {torch.__version__} (CUDA"
+            f" {torch.version.cuda}) can use {torch.cuda.device_count()} GPUs"
+        )
 
 
 def _array(torch: Any, tensor: Any) -> Array:

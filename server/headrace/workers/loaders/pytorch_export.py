@@ -1,5 +1,6 @@
 """What an exported PyTorch program says of its inputs and outputs."""
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +48,16 @@ def export_parts(torch: Any, program: Any) -> ExportParts:
     ]
     rows = _most_rows(program, [*values_in, *values_out])
     return ExportParts(arguments, by_name, inputs, outputs, rows)
+
+
+def moved_program(program: Any, device: str) -> Any:
+    """The same program on another device; raises `ValueError` if this PyTorch cannot."""
+    try:
+        passes = importlib.import_module("torch.export.passes")  # from 2.6 on
+    except ImportError:
+        raise ValueError("exported programs on a GPU need PyTorch 2.6 or newer") from None
+    # Also what the program makes itself, such as a range of numbers, names a device.
+    return passes.move_to_device_pass(program, device)
 
 
 def _value(nodes: Any, name: Any) -> Any:

@@ -1,0 +1,102 @@
+"""Runs a model whose `execute` is a coroutine: takes its batches as they come.
+
+Apart, since an event loop is a large thing to import for models that have none.
+"""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Container
+from time import monotonic_ns
+from typing import Any
+
+from headrace.workers.execute import Executor, error_texts
+from headrace.workers.frames import Kind, unpack_batch
+from headrace.workers.link import Link, Received
+
+log = logging.getLogger("model")
+
+_READY_SECS = 5.0  # for a coroutine to say whether the model is ready
+
+
+class CoroutineExecutor(Executor):
+    """Runs batches beside one another, on an event loop."""
+
+    is_async = True
+
+    def __init__(
+        self, link: Link, model: Any, name: str, decoupled: bool, declared: Container[str]
+    ) -> None:
+        super().__init__(link, model, name, decoupled, declared)
+        self._ending = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def _serve(self) -> None:
+        asyncio.run(self._serve_async())
+
+    async def _serve_async(self) -> None:
+        session = self.session
+        loop = asyncio.get_running_loop()
+        come = asyncio.Event()
+        session.run_on(loop, come.set)
+        loop.add_reader(session.fileno(), session.poll)
+        while not session.stopped or session.batches:
+            if not session.batches:
+                await come.wait()
+            come.clear()
+            while session.batches:
+                task = asyncio.create_task(self._task(session.batches.popleft()))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+        loop.remove_reader(session.fileno())
+        self._ending = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _task(self, received: Received) -> None:
+        """Run a batch, or answer a question."""
+        header, meta, data = received
+        if header.kind is not Kind.EXECUTE:
+            self._tell_ready(await self._ready_async())
+            return
+        slot = header.slot
+        try:
+            batch = unpack_batch(meta)
+            requests = self._requests(header, batch, data)
+            del received, data
+            began = monotonic_ns()
+            try:
+                returned = await self._model.execute(requests)
+            except asyncio.CancelledError as error:
+                if self._ending:
+                    raise
+                sent = self._raised(slot, requests, error, began)  # the model's own doing
+            except Exception as error:
+                sent = self._raised(slot, requests, error, began)
+            else:
+                sent = self._returned(slot, batch, requests, returned, began)
+                del returned
+            self.session.forget_answered(requests)
+            del requests
+        except Exception as error:
+            sent = self._broken(slot, *error_texts(error))
+        kind, told, parcel = sent
+        self._link.send_parcel(kind, slot, told, parcel)
+
+    async def _ready_async(self) -> object:
+        try:
+            found = self._model.is_ready()
+            return await _in_time(found) if inspect.isawaitable(found) else found
+        except Exception:
+            log.exception("is_ready")
+            return False
+
+
+def await_briefly(awaitable: Awaitable[object]) -> object:
+    """What comes of it, on an event loop of its own; raises `TimeoutError`, and what it raises."""
+    return asyncio.run(_in_time(awaitable))
+
+
+async def _in_time(awaitable: Any) -> Any:
+    return await asyncio.wait_for(awaitable, _READY_SECS)
