@@ -155,3 +155,25 @@ def test_a_file_that_may_shrink_is_refused() -> None:
             map_file(descriptor, 100)
     finally:
         os.close(descriptor)
+
+
+def test_a_bug_ends_the_link_rather_than_what_came_behind(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def run() -> None:
+        ours, theirs = pair()
+        lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        def take(frame: Frame, buffer: Any) -> None:
+            raise KeyError("x")
+
+        channel = Channel(theirs, take, lost.set_result, False)
+        other = End(ours)
+        for number in range(3):
+            other.channel.send(frame(Kind.CANCEL, number))
+        assert await asyncio.wait_for(lost, 20) == "a bug"
+        assert await asyncio.wait_for(other.lost, 20)
+        assert channel.closed
+
+    asyncio.run(run())
+    assert [record.message for record in caplog.records] == ["bug while taking a frame"]

@@ -31,6 +31,10 @@ class _Call:
         """What the client sent along."""
         return self._metadata
 
+    def remaining(self) -> float:
+        """The front end cancels the call in time."""
+        return 0.0
+
     def set_trailing(self, name: str, value: str) -> None:
         """The procedures that are answered here send none."""
         raise NotImplementedError

@@ -7,6 +7,7 @@ their turn to be sent comes, so that few are open however much waits. Owned by t
 import array
 import asyncio
 import errno
+import logging
 import os
 import socket
 from collections import deque
@@ -25,6 +26,8 @@ from headrace.wire.link_frames import (
     FrameReader,
     header,
 )
+
+log = logging.getLogger(__name__)
 
 _READ = 64 << 10  # bytes at once; with more, the memory for them would be mapped anew each time
 _READS = 16  # in one turn of the loop
@@ -240,6 +243,11 @@ class Channel:
                     self._hand_on(frame)
             except (BrokenLink, OSError) as error:
                 self._fail(str(error))
+                return
+            except Exception:
+                # What came behind it is lost, and would be waited for until the end of days.
+                log.exception("bug while taking a frame")
+                self._fail("a bug")
                 return
             if len(data) < _READ:
                 return

@@ -6,15 +6,19 @@ from headrace.frontends.forward import forwarding_app, forwarding_handler
 from headrace.frontends.remote import EngineLink, RemoteEngine
 from headrace.transports.grpc.call import Handlers, Server
 from headrace.transports.grpc.categories import restricted
-from headrace.transports.grpc.health import CHECK, watch_handlers
-from headrace.transports.grpc.health import SERVICE as HEALTH
+from headrace.transports.grpc.health import watch_handlers
 from headrace.transports.grpc.native.server import NativeServer
+from headrace.transports.grpc.procedures import (
+    CHECK,
+    DOCUMENT_PROCEDURES,
+    HEALTH,
+    INFERENCE,
+    TRAFFIC,
+    TRAFFIC_PROCEDURES,
+)
 from headrace.transports.grpc.reflection import reflection_handlers, reflection_services
-from headrace.transports.grpc.service import DOCUMENT_PROCEDURES, infer_handlers
-from headrace.transports.grpc.service import SERVICE as INFERENCE
+from headrace.transports.grpc.service import infer_handlers
 from headrace.transports.grpc.stream import stream_handlers
-from headrace.transports.grpc.traffic import SERVICE as TRAFFIC
-from headrace.transports.grpc.traffic import TRAFFIC_PROCEDURES
 from headrace.transports.http.access import AccessLog
 from headrace.transports.http.categories import inference_routes
 from headrace.transports.http.server import FastPath, HttpServer, bind

@@ -23,6 +23,7 @@ from headrace.frontends.doors import Doors
 from headrace.frontends.remote import EngineLink, ReportedAdmission
 from headrace.frontends.shared import allow_many_files
 from headrace.observability.logs import configure_logging
+from headrace.workers.allocation import keep_memory
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ async def _serve(sock: socket.socket) -> int:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER, 10, 10)
+    keep_memory()
     link.ready()
     seconds = await drain
     return await _shut_down(doors, admission, seconds)

@@ -12,7 +12,15 @@ from typing import Any, cast
 import orjson
 
 from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
-from headrace.core.requests import HEADER_PARAMETER, InferRequest, RawRequest, Ticket
+from headrace.core.requests import (
+    InferRequest,
+    InferResponse,
+    OpaqueRequest,
+    Passes,
+    RawRequest,
+    Ticket,
+    name_backend,
+)
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Admission
 from headrace.engine.doors import DoorSink, RoutedSink
@@ -21,6 +29,7 @@ from headrace.frontends.wanted_headers import WantedHeaders
 from headrace.observability.logs import LogSettings
 from headrace.wire.link_frames import BrokenLink, Flag, Frame, Kind, frame
 from headrace.wire.link_infer import RequestWriter, ResponseReader, held_rest, read_error
+from headrace.wire.link_opaque import opened_response, shut
 from headrace.wire.status import INTERNAL_TEXT
 
 _NUMBERS = 2**32
@@ -29,6 +38,9 @@ _Waiting = asyncio.Future[tuple[bytes, bytes]]
 
 class RemoteTarget:
     """What serves one request, and the ticket of it."""
+
+    passes = Passes.NONE
+    plain = True
 
     __slots__ = ("_door", "_link", "decoupled", "model", "name", "nbytes", "number", "sink")
 
@@ -71,9 +83,16 @@ class HeaderTarget:
 
     signature = None
     decoupled = False
+    passes = Passes.NONE
+    plain = True
 
     def __init__(
-        self, link: "EngineLink", door: int, model: str, version: str, headers: Sequence[str]
+        self,
+        link: "EngineLink",
+        door: int,
+        model: str,
+        version: str,
+        headers: Sequence[tuple[str, str]],
     ) -> None:
         self.model = model
         self.name = version
@@ -85,17 +104,62 @@ class HeaderTarget:
         """Send the request to the engine, with the headers' values as parameters."""
         target = RemoteTarget(self._link, self._door, self.model, self.name)
         routed = cast(RoutedSink, sink)
-        for name in self._headers:
+        for name, parameter in self._headers:
             if value := routed.header(name):
-                request.parameters[HEADER_PARAMETER + name] = value
+                request.parameters[parameter] = value
         routed.routed(request, target)
         return target.submit(request, sink)
+
+
+class PassingTarget(HeaderTarget):
+    """What serves one request for a model that passes some on as they came."""
+
+    __slots__ = ("passes",)
+
+    plain = False
+
+    def __init__(
+        self,
+        link: "EngineLink",
+        door: int,
+        model: str,
+        version: str,
+        headers: Sequence[tuple[str, str]],
+        passes: Passes,
+    ) -> None:
+        super().__init__(link, door, model, version, headers)
+        self.passes = passes
+
+    def submit(self, request: InferRequest, sink: DoorSink) -> Ticket:
+        """Send the request to the engine."""
+        if isinstance(request, OpaqueRequest):
+            request.inputs[""] = shut(request.body)
+            sink = cast(DoorSink, _OpeningSink(sink))
+        return super().submit(request, sink)
+
+
+class _OpeningSink:
+    """Hands answers of other servers on as they came."""
+
+    def __init__(self, sink: DoorSink) -> None:
+        self._sink = sink
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        """Hand a response on."""
+        self._sink.respond(opened_response(response), final)
+
+    def __getattr__(self, name: str) -> Any:
+        """All else that the sink is."""
+        return getattr(self._sink, name)
 
 
 def _target_with_header(
     link: "EngineLink", door: int, model: str, version: str
 ) -> RemoteTarget | HeaderTarget:
     headers = link.headers.of(model, version)
+    passes = link.headers.passes.get(model)
+    if passes is not None:
+        return PassingTarget(link, door, model, version, headers, Passes(passes))
     if headers:
         return HeaderTarget(link, door, model, version, headers)
     return RemoteTarget(link, door, model, version)
@@ -224,6 +288,10 @@ class EngineLink:
             target = self._under_way.get(frame.number)
             if isinstance(target, RemoteTarget):
                 target.decoupled = True
+        elif frame.kind is Kind.BACKEND:
+            target = self._under_way.get(frame.number)
+            if isinstance(target, RemoteTarget) and target.sink is not None:
+                name_backend(target.sink, frame.meta.decode())
         elif frame.kind is Kind.FINISH:
             self._finish(frame.number)
         elif frame.kind is Kind.HEADERS:

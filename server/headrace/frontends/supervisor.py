@@ -12,7 +12,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from headrace.engine.doors import Entrance
@@ -183,6 +183,14 @@ class Supervisor:
     def want_contexts(self, models: Mapping[str, bool]) -> None:
         """Say by model whether requests are to bring along which trace they are part of."""
         self._want(replace(self.headers, traced=dict(models)))
+
+    def want_forwarded(
+        self, headers: Mapping[str, Sequence[str]], passes: Mapping[str, str]
+    ) -> None:
+        """Say by model which headers requests are to bring along for other servers, and of which
+        door they go on there as they came.
+        """
+        self._want(replace(self.headers, forwarded=dict(headers), passes=dict(passes)))
 
     def _want(self, headers: WantedHeaders) -> None:
         self.headers = headers

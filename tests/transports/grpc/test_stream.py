@@ -34,6 +34,9 @@ class FakePeer:
     def metadata(self) -> Mapping[str, str]:
         return self._metadata
 
+    def remaining(self) -> float:
+        return 0.0
+
     def set_trailing(self, name: str, value: str) -> None:
         raise AssertionError(name)
 

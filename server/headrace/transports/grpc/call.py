@@ -18,8 +18,11 @@ class Call(Protocol):
     def metadata(self) -> Mapping[str, str]:
         """What the client sent along; names in lower case, text values only."""
 
+    def remaining(self) -> float:
+        """Seconds until the client's deadline; 0 if it has none."""
+
     def set_trailing(self, name: str, value: str) -> None:
-        """Send `name: value` with the status."""
+        """Send `name: value` with the status, in place of any other value of that name."""
 
     def note(self, model: str, version: str, request_id: str) -> None:
         """Put these into the call's line of the access log."""
@@ -33,6 +36,9 @@ class Reply(Call, Protocol):
 
     def fail(self, error: ServerError) -> None:
         """Answer with an error."""
+
+    def relay(self, status: int, text: str) -> None:
+        """Answer with the status that another server has answered with."""
 
 
 class Peer(Call, Protocol):

@@ -52,7 +52,12 @@ class _AioCall:
                     self._metadata[key] = value if known is None else f"{known}, {value}"
         return self._metadata
 
+    def remaining(self) -> float:
+        left = self._context.time_remaining()
+        return 0.0 if left is None else max(float(left), 1e-6)
+
     def set_trailing(self, name: str, value: str) -> None:
+        self._trailing = [(known, v) for known, v in self._trailing if known != name]
         self._trailing.append((name, value))
         self._context.set_trailing_metadata(tuple(self._trailing))
 
@@ -83,6 +88,18 @@ class _FutureReply(_AioCall):
     def fail(self, error: ServerError) -> None:
         if not self.future.done():
             self.future.set_exception(error)
+
+    def relay(self, status: int, text: str) -> None:
+        if not self.future.done():
+            self.future.set_exception(_Relayed(status, text))
+
+
+class _Relayed(Exception):
+    """A status of another server."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 class _QueuePeer(_AioCall):
@@ -241,6 +258,8 @@ class GrpcioServer:
                     return await handler(data, call)
                 except ServerError as error:
                     status, text = STATUS[type(error)].grpc, error_text(error)
+                except _Relayed as relayed:
+                    status, text = relayed.status, str(relayed)
                 except asyncio.CancelledError:
                     status = CANCELLED
                     raise

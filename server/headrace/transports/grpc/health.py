@@ -3,19 +3,26 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from typing import Protocol
 
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Admission
-from headrace.engine.engine import Engine
 from headrace.transports.grpc.call import Call, Stream, Unary
+from headrace.transports.grpc.procedures import CHECK, HEALTH
 from headrace.wire.pb import health_pb2 as pb
 
-SERVICE = "grpc.health.v1.Health"
-CHECK = f"/{SERVICE}/Check"
 _POLL_SECS = 0.25  # readiness is computed when asked for; nothing announces its changes
 
 
-def check_handlers(engine: Engine) -> dict[str, Unary]:
+class Serving(Protocol):
+    """Who is asked."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it takes requests."""
+
+
+def check_handlers(engine: Serving) -> dict[str, Unary]:
     """Check."""
 
     async def check(data: Buffer, call: Call) -> bytes:
@@ -44,10 +51,10 @@ def watch_handlers(check: Unary, admission: Admission) -> dict[str, Stream]:
         finally:
             admission.unwatch_close(exiting.set)
 
-    return {f"/{SERVICE}/Watch": watch}
+    return {f"/{HEALTH}/Watch": watch}
 
 
-def _status(engine: Engine) -> bytes:
+def _status(engine: Serving) -> bytes:
     serving = pb.HealthCheckResponse.SERVING
     return pb.HealthCheckResponse(
         status=serving if engine.ready else pb.HealthCheckResponse.NOT_SERVING

@@ -1,40 +1,26 @@
-"""The procedures of `GRPCInferenceService`, from message bytes to message bytes."""
-
-from contextlib import suppress
-
-from google.protobuf.message import DecodeError
+"""ModelInfer of `GRPCInferenceService`, from message bytes to message bytes."""
 
 from headrace.core.errors import (
     ExecutionFailed,
+    Relayed,
     ServerError,
     Unsupported,
 )
-from headrace.core.requests import InferRequest, InferResponse, Ticket
+from headrace.core.requests import InferRequest, InferResponse, OpaqueResponse, Passes, Ticket
 from headrace.core.tensors import Buffer
 from headrace.engine.doors import GRPC_NOT_DECOUPLED, Entrance, Target
-from headrace.engine.engine import Engine
 from headrace.engine.forwarding import forwarding
-from headrace.transports.grpc.call import Call, Direct, Reply, Unary
-from headrace.transports.grpc.log_settings import log_settings_handler
-from headrace.transports.grpc.repository import repository_handlers
-from headrace.transports.grpc.shared_memory import shared_memory_handlers
-from headrace.transports.grpc.trace_setting import trace_setting_handler
-from headrace.transports.grpc.unary import answers, check_size
+from headrace.transports.grpc.access import error_text
+from headrace.transports.grpc.call import Direct, Reply
+from headrace.transports.grpc.procedures import INFERENCE
+from headrace.transports.grpc.unary import check_size
 from headrace.wire.grpc_messages import InferReader, InferWriter
 from headrace.wire.header_rules import HeaderPattern
-from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.timing import add_timing, server_timing, wants_timing
 
-SERVICE = "inference.GRPCInferenceService"
-_DOCUMENTS = (
-    "ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelConfig",
-    "ModelStatistics", "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload",
-    "LogSettings", "TraceSetting", "SystemSharedMemoryStatus", "SystemSharedMemoryRegister",
-    "SystemSharedMemoryUnregister", "CudaSharedMemoryStatus", "CudaSharedMemoryRegister",
-    "CudaSharedMemoryUnregister",
-)  # fmt: skip
-# The paths of the unary procedures that tell about the engine.
-DOCUMENT_PROCEDURES = tuple(f"/{SERVICE}/{name}" for name in _DOCUMENTS)
+BACKEND_METADATA = "headrace-backend"  # which one has answered, of a model that has several
+_STATUSES = range(1, 17)
+_UNKNOWN = 2
 TIMING_METADATA = "headrace-timing"  # any value: answer with `server-timing` as trailing metadata
 
 
@@ -81,9 +67,17 @@ class _Answer:
         """What the client sent under a name in lower case, "" for nothing."""
         return self.reply.metadata().get(name, "")
 
+    def remaining(self) -> float:
+        """`Call.remaining`."""
+        return self.reply.remaining()
+
     def routed(self, request: InferRequest, target: Target) -> None:
         """Take what serves the request, now that it is decided."""
         self.reply.note(target.model, target.name, request.id)
+
+    def answered_by(self, backend: str) -> None:
+        """Send along which backend answers."""
+        self.reply.set_trailing(BACKEND_METADATA, backend)
 
     def cancel(self) -> None:
         """Nobody waits any more."""
@@ -93,6 +87,34 @@ class _Answer:
 
     def hold(self, held: bool) -> None:
         """There is one response only."""
+
+
+class _OpaqueAnswer(_Answer):
+    """The same for a request that goes on to another server as it came."""
+
+    __slots__ = ()
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        """Send what has come."""
+        assert isinstance(response, OpaqueResponse), "an answer that was read. This is a bug."
+        self.service.admission.leave(self.nbytes)
+        if response.status:
+            text = error_text(Relayed(bytes(response.body).decode(errors="replace")))
+            self.reply.relay(response.status if response.status in _STATUSES else _UNKNOWN, text)
+            return
+        metadata = self.reply.metadata()
+        if metadata and TIMING_METADATA in metadata:
+            self.reply.set_trailing("server-timing", server_timing(response.timing).decode())
+        self.reply.respond([response.body])
+
+    def fail(self, error: ServerError) -> None:
+        """Send the error."""
+        if isinstance(error, Relayed) and isinstance(error.answer, OpaqueResponse):
+            self.respond(error.answer, True)
+        else:
+            super().fail(error)
+
+    refuse = fail
 
 
 class InferenceService:
@@ -120,8 +142,13 @@ class InferenceService:
             message = self._reader.read(data)
             found = self._engine.find(message.model_name, message.model_version)
             reply.note(found.model, found.name, message.id)
-            if found.decoupled:
-                raise Unsupported(GRPC_NOT_DECOUPLED)
+            if not found.plain:
+                if found.decoupled:
+                    raise Unsupported(GRPC_NOT_DECOUPLED)
+                if found.passes is Passes.GRPC:
+                    passed = _OpaqueAnswer(self, reply, nbytes)
+                    passed.ticket = found.submit(message.opaque(nbytes), passed)
+                    return passed
             request = message.request(nbytes)
             answer = _Answer(self, reply, nbytes)
             if not found.name:  # in a front end, or by rules, the answer says which version it was
@@ -139,63 +166,11 @@ def infer_handlers(
 ) -> dict[str, Direct]:
     """ModelInfer, by full path; `pattern` picks what of the metadata models are told."""
     if pattern is None:
-        return {f"/{SERVICE}/ModelInfer": InferenceService(engine, max_request_bytes).infer}
+        return {f"/{INFERENCE}/ModelInfer": InferenceService(engine, max_request_bytes).infer}
     reader, writer = InferReader(), InferWriter()
 
     def infer(data: Buffer, reply: Reply) -> Ticket | None:
         entrance = forwarding(engine, pattern, reply.metadata().items())
         return InferenceService(entrance, max_request_bytes, reader, writer).infer(data, reply)
 
-    return {f"/{SERVICE}/ModelInfer": infer}
-
-
-def document_handlers(engine: Engine, max_request_bytes: int) -> dict[str, Unary]:
-    """The other unary procedures, by full path."""
-
-    table: dict[str, Unary] = {
-        "ServerLive": answers(
-            pb.ServerLiveRequest, lambda _: pb.ServerLiveResponse(live=engine.live)
-        ),
-        "ServerReady": answers(
-            pb.ServerReadyRequest, lambda _: pb.ServerReadyResponse(ready=engine.ready)
-        ),
-        "ModelReady": answers(
-            pb.ModelReadyRequest,
-            lambda m: pb.ModelReadyResponse(ready=engine.model_ready(m.name, m.version)),
-        ),
-        "ServerMetadata": answers(pb.ServerMetadataRequest, lambda _: engine.server_metadata()),
-        "ModelMetadata": answers(
-            pb.ModelMetadataRequest, lambda m: engine.model_metadata(m.name, m.version)
-        ),
-        "ModelConfig": answers(
-            pb.ModelConfigRequest,
-            lambda m: pb.ModelConfigResponse(config=engine.model_config(m.name, m.version)),
-        ),
-        "ModelStatistics": answers(
-            pb.ModelStatisticsRequest, lambda m: engine.model_statistics(m.name, m.version)
-        ),
-        "LogSettings": log_settings_handler(engine.logs),
-        **repository_handlers(engine, max_request_bytes),
-        "TraceSetting": trace_setting_handler(engine.tracing),
-        **shared_memory_handlers(engine.regions),
-    }
-    if engine.on_request is not None:
-        table["ModelMetadata"] = _bringing(engine, pb.ModelMetadataRequest, table["ModelMetadata"])
-        table["ModelConfig"] = _bringing(engine, pb.ModelConfigRequest, table["ModelConfig"])
-    return {f"/{SERVICE}/{name}": handler for name, handler in table.items()}
-
-
-def _bringing(
-    engine: Engine,
-    kind: type[pb.ModelMetadataRequest] | type[pb.ModelConfigRequest],
-    handler: Unary,
-) -> Unary:
-    """A procedure that has the model that it tells about loaded first."""
-
-    async def bring(data: Buffer, call: Call) -> bytes:
-        with suppress(DecodeError):  # which the handler tells of
-            message = kind.FromString(bytes(data))
-            await engine.bring(message.name, message.version)
-        return await handler(data, call)
-
-    return bring
+    return {f"/{INFERENCE}/ModelInfer": infer}

@@ -20,7 +20,7 @@ from headrace.core.tensors import Buffer
 from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES, Entrance, Target, not_read
 from headrace.engine.forwarding import forwarding
 from headrace.transports.grpc.call import Message, Open, Peer, Session
-from headrace.transports.grpc.service import SERVICE
+from headrace.transports.grpc.procedures import INFERENCE
 from headrace.transports.grpc.unary import check_size
 from headrace.wire.grpc_messages import InferReader, InferWriter, stream_message, stream_response
 from headrace.wire.header_rules import HeaderPattern
@@ -97,6 +97,10 @@ class _Slot:
         """What the client sent under a name in lower case, "" for nothing."""
         return self.stream.metadata().get(name, "")
 
+    def remaining(self) -> float:
+        """`Call.remaining`."""
+        return self.stream.remaining()
+
     def routed(self, request: InferRequest, target: Target) -> None:
         """Take what serves the request, now that it is decided."""
         self.found = target
@@ -134,6 +138,7 @@ class _StreamInfer:
         self._peer = peer
         self._give_up_bytes = give_up_bytes
         self.metadata = peer.metadata
+        self.remaining = peer.remaining
         self._real_errors = peer.metadata().get("triton_grpc_error") == "true"
         self._ordered: deque[_Slot] = deque()
         self._unordered: set[_Slot] = set()
@@ -387,4 +392,4 @@ def stream_handlers(
             entrance = forwarding(engine, pattern, peer.metadata().items())
         return _StreamInfer(entrance, max_request_bytes, reader, writer, peer, give_up_bytes)
 
-    return {f"/{SERVICE}/ModelStreamInfer": open_stream}
+    return {f"/{INFERENCE}/ModelStreamInfer": open_stream}

@@ -3,16 +3,10 @@
 from headrace.engine.engine import Engine
 from headrace.engine.traffic_documents import model_traffic
 from headrace.transports.grpc.call import Unary
+from headrace.transports.grpc.procedures import TRAFFIC
 from headrace.transports.grpc.unary import answers
 from headrace.wire.documents import to_json
 from headrace.wire.pb import traffic_pb2 as pb
-
-SERVICE = "headrace.v1.TrafficService"
-_NAMES = (
-    "ModelTraffic", "SetModelTraffic", "ResetModelTraffic", "PromoteModelVersion",
-    "RollBackModelVersion",
-)  # fmt: skip
-TRAFFIC_PROCEDURES = tuple(f"/{SERVICE}/{name}" for name in _NAMES)
 
 
 def traffic_handlers(engine: Engine) -> dict[str, Unary]:
@@ -42,4 +36,4 @@ def traffic_handlers(engine: Engine) -> dict[str, Unary]:
         "PromoteModelVersion": answers(pb.ModelVersionRequest, promote),
         "RollBackModelVersion": answers(pb.ModelVersionRequest, roll_back),
     }
-    return {f"/{SERVICE}/{name}": table[name] for name in _NAMES}
+    return {f"/{TRAFFIC}/{name}": handler for name, handler in table.items()}

@@ -13,7 +13,7 @@ from headrace.core.errors import ServerError
 from headrace.engine.engine import Engine
 from headrace.transports.http import openapi
 from headrace.transports.http.access import AccessLog
-from headrace.transports.http.categories import inference_routes, restricted_routes
+from headrace.transports.http.categories import inference_routes
 from headrace.transports.http.described import (
     LIVE,
     MODEL_CONFIG,
@@ -29,6 +29,7 @@ from headrace.transports.http.docs_page import render_docs
 from headrace.transports.http.json_bodies import json_answer
 from headrace.transports.http.log_routes import add_log_routes
 from headrace.transports.http.repository_routes import add_repository_routes
+from headrace.transports.http.restricted import restricted_routes
 from headrace.transports.http.shared_memory_routes import add_shared_memory_routes
 from headrace.transports.http.trace_routes import add_trace_routes
 from headrace.transports.http.traffic import add_traffic_routes

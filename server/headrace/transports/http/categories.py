@@ -5,10 +5,7 @@ not here is not served at all, so that none can be forgotten.
 """
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
-from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
@@ -70,26 +67,6 @@ def category_of(path: str) -> Category | None:
     return named(CATEGORIES, _PART.sub("{}", path), "transports/http/categories.py")
 
 
-def restricted_routes(keys: Mapping[Category, Key]) -> type[APIRoute]:
-    """The class of an application's routes; one without a category raises `LookupError`."""
-
-    class RestrictedRoute(APIRoute):
-        """Answers whoever has the key of its category."""
-
-        def __init__(self, path: str, *args: Any, **options: Any) -> None:
-            super().__init__(path, *args, **options)
-            category = category_of(path)
-            self._key = None if category is None else keys.get(category)
-
-        async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-            """Starlette's routing interface; raises `Restricted`."""
-            if self._key is not None and not opens(self._key, scope["headers"]):
-                raise _error(self._key)
-            await super().handle(scope, receive, send)
-
-    return RestrictedRoute
-
-
 class RestrictedInference(BaseRoute):
     """One of the bare routes, for whoever has the key of inference."""
 
@@ -106,7 +83,7 @@ class RestrictedInference(BaseRoute):
         if opens(self._key, scope["headers"]):
             await self._route.handle(scope, receive, send)
             return
-        error = _error(self._key)
+        error = key_error(self._key)
         body = error_body(str(error))
         await send_answer(send, Answer(STATUS[Restricted].http, JSON, [body]))
 
@@ -125,5 +102,6 @@ def inference_routes(
     return list(routes) if key is None else [RestrictedInference(r, key) for r in routes]
 
 
-def _error(key: Key) -> Restricted:
+def key_error(key: Key) -> Restricted:
+    """What whoever comes without a key is told."""
     return Restricted(f"This API is restricted, expecting header '{key.header}'")

@@ -7,19 +7,22 @@ encode the response or the error, count the request out.
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from urllib.parse import unquote
 
 from headrace.core.errors import (
     InvalidRequest,
     PayloadTooLarge,
+    Relayed,
     ServerError,
     Unsupported,
     UnsupportedEncoding,
 )
-from headrace.core.requests import InferRequest, InferResponse, Ticket
+from headrace.core.requests import InferRequest, InferResponse, OpaqueResponse, Passes, Ticket
 from headrace.core.tensors import Buffer
 from headrace.engine.doors import HTTP_NOT_DECOUPLED, DoorSink, Entrance, Target
 from headrace.engine.forwarding import forwarding
+from headrace.transports.http.passing import answer_lines, opaque_request
 from headrace.wire.compression import choose_encoding, compress, decompress, too_large
 from headrace.wire.header_rules import HeaderPattern, Key
 from headrace.wire.http_infer import (
@@ -38,6 +41,9 @@ log = logging.getLogger(__name__)
 # Header lines as they are written.
 JSON = b"content-type: application/json\r\n"
 CLOSE = b"connection: close\r\n"
+_BACKEND = b"headrace-backend: %b\r\n"  # which one has answered, of a model that has several
+_STATUSES = frozenset(HTTPStatus)  # those that can be told
+_BAD_GATEWAY = 502
 _BINARY = b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
 
 
@@ -88,9 +94,12 @@ class Exchange:
     nbytes = 0  # what admission has counted, so that it is counted out whatever happens
     _entered = False
     _consumed = False
-    _waited = False  # for its body, while the model may have been replaced
+    _again = False  # look at the model when the body is there: it may have been replaced meanwhile
     _form: ResponseForm | None = None
-    _timed = False
+    _more = False  # whether the answer is to say more than the response
+    _timed = False  # of one that names its backend, whether it also has timings
+    _backend = ""  # what answers, of a model that has several
+    _passed = "/infer"  # the end of the path at another server; "" if nothing is passed on
     _one_answer = True  # whether models that answer as often as they like are refused
 
     def __init__(self, limit: int, head: Head) -> None:
@@ -119,15 +128,17 @@ class Exchange:
             raise PayloadTooLarge(too_large("request body", self._limit))
         self._engine.admission.grow(nbytes)
         self.nbytes += nbytes
-        self._waited = True
+        self._again = True
 
     def submit(self, body: Buffer, sink: DoorSink) -> Ticket:
         """Decode the whole body and queue the request; raises `ServerError`."""
         self._consumed = True
         head, found = self.head, self.found
         assert found is not None, "submit before open. This is a bug."
-        if self._waited:
+        if self._again:
             found = self._find()
+            if found.passes is Passes.HTTP and self._passed:
+                return self._pass_on(found, body, sink)
         if head.content_encoding is not None:
             packed = len(body)
             body = decompress(body, head.content_encoding, self._limit)
@@ -144,7 +155,7 @@ class Exchange:
             request, form = pass_raw(head.model, head.version, body)
         self.request_id = request.id
         self._form = form
-        self._timed = wants_timing(request)
+        self._more = wants_timing(request)
         return found.submit(request, sink)
 
     def header(self, name: str) -> str:
@@ -154,6 +165,22 @@ class Exchange:
     def routed(self, request: InferRequest, target: Target) -> None:
         """Take what serves the request, now that it is decided."""
         self.found = target
+
+    def answered_by(self, backend: str) -> None:
+        """Take which backend answers."""
+        if not self._backend:
+            self._timed, self._more = self._more, True
+        self._backend = backend
+
+    @property
+    def timed(self) -> bool:
+        """Whether timings are wanted in the answer."""
+        return self._timed if self._backend else self._more
+
+    @property
+    def backend_line(self) -> bytes:
+        """The header that names the backend, if there are several."""
+        return _BACKEND % self._backend.encode() if self._backend else b""
 
     def success(self, response: InferResponse) -> Answer:
         """The answer with a response in it; an error's if it has no form that was asked for."""
@@ -167,18 +194,29 @@ class Exchange:
         if not isinstance(error, ServerError):
             log.error("bug while answering %s", self.head.path, exc_info=error)
             return Answer(INTERNAL.http, JSON, [error_body(INTERNAL_TEXT)])
+        if isinstance(error, Relayed) and isinstance(error.answer, OpaqueResponse):
+            return self.passed_answer(error.answer)
         status = STATUS[type(error)]
         lines = JSON
         if status.retry_after:
             lines += b"retry-after: %d\r\n" % status.retry_after
         if isinstance(error, UnsupportedEncoding):
             lines += b"accept-encoding: gzip, deflate\r\n"
+        lines += self.backend_line
         # Answered at once, not when the body is there; the rest of it is passed over. Only where
         # that is too much, or of unknown size, the connection is given up instead.
         length = self.head.length
         if not self._consumed and (length is None or length > self._limit):
             lines += CLOSE
         return Answer(status.http, lines, [error_body(str(error))])
+
+    def passed_answer(self, response: OpaqueResponse) -> Answer:
+        """The answer of another server, as it came."""
+        lines = answer_lines(response)
+        if response.status == 200:
+            lines += b"server-timing: %b\r\n" % server_timing(response.timing)
+        status = response.status if response.status in _STATUSES else _BAD_GATEWAY
+        return Answer(status, lines, [response.body])
 
     def close(self) -> None:
         """Count the request out."""
@@ -197,15 +235,26 @@ class Exchange:
     def _find(self) -> Target:
         """What serves the request now; raises `ServerError`."""
         self.found = found = self._engine.find(self.head.model, self.head.version)
-        if found.decoupled and self._one_answer:
-            raise Unsupported(HTTP_NOT_DECOUPLED)
+        if not found.plain:
+            if found.decoupled and self._one_answer:
+                raise Unsupported(HTTP_NOT_DECOUPLED)
+            self._again = True
         return found
+
+    def _pass_on(self, found: Target, body: Buffer, sink: DoorSink) -> Ticket:
+        """Queue a request that nobody here reads."""
+        head = self.head
+        self._more = True
+        request = opaque_request(
+            head.model, head.version, self._passed, body, self.nbytes, head.headers
+        )
+        return found.submit(request, sink)
 
     def _encode(self, response: InferResponse) -> Answer:
         form, accept = self._form, self.head.accept_encoding
+        if self._more:
+            return self._encode_more(response)
         assert form is not None, "an answer to what was not submitted. This is a bug."
-        if self._timed:
-            add_timing(response)
         buffers, json_size = form.encode(response)
         lines = JSON if json_size is None else _BINARY % json_size
         lines += b"server-timing: %b\r\n" % server_timing(response.timing)
@@ -213,6 +262,17 @@ class Exchange:
             buffers = [compress(b"".join(buffers), encoding)]
             lines += b"content-encoding: %b\r\n" % encoding.encode()
         return Answer(200, lines, buffers)
+
+    def _encode_more(self, response: InferResponse) -> Answer:
+        """An answer that says more than the response, or is one of another server."""
+        if isinstance(response, OpaqueResponse):
+            return self.passed_answer(response)
+        if self.timed:
+            add_timing(response)
+        self._more = False
+        answer = self._encode(response)
+        answer.lines += self.backend_line
+        return answer
 
 
 def header_entrance(

@@ -130,6 +130,11 @@ class FastProtocol(BoundedProtocol):
         """When the request that is being read, or was last, began to come; the loop's time."""
         return self._begun
 
+    @property
+    def idle(self) -> bool:
+        """See `BoundedProtocol.idle`."""
+        return not self._requests and super().idle
+
     def shutdown(self) -> None:
         if self._requests:
             self._closing = True

@@ -12,7 +12,14 @@ from contextlib import suppress
 from starlette.types import Receive, Scope, Send
 
 from headrace.core.errors import InvalidRequest, ServerError
-from headrace.core.requests import InferRequest, InferResponse, Ticket, Timing
+from headrace.core.requests import (
+    InferRequest,
+    InferResponse,
+    OpaqueResponse,
+    Passes,
+    Ticket,
+    Timing,
+)
 from headrace.core.tensors import Buffer
 from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES, DoorSink, Target, not_read
 from headrace.transports.http.exchange import (
@@ -20,6 +27,7 @@ from headrace.transports.http.exchange import (
     JSON,
     Answer,
     Exchange,
+    Head,
     head_of,
     model_target,
 )
@@ -48,6 +56,12 @@ class GenerateExchange(Exchange):
 
     _one_answer = False
     timing: Timing | None = None  # of the last response
+    passed: Answer | None = None  # the answer of another server, as it came
+
+    def __init__(self, limit: int, head: Head, streams: bool) -> None:
+        """`streams` is whether the answer is one of events, which are not passed on."""
+        super().__init__(limit, head)
+        self._passed = "" if streams else "/generate"
 
     def open(self, nbytes: int = 0) -> None:
         """`Exchange.open`."""
@@ -63,21 +77,26 @@ class GenerateExchange(Exchange):
         self._consumed = True
         head, found = self.head, self.found
         assert found is not None, "submit before open. This is a bug."
-        if self._waited:
+        if self._again:
             found = self._find()
+            if found.passes is Passes.HTTP and self._passed:
+                return self._pass_on(found, body, sink)
         if found.signature is None:
             request, _ = pass_raw(head.model, head.version, body)
         else:
             request = decode_generate(found.signature, head.model, head.version, body)
             self.request_id = request.id
-            self._timed = wants_timing(request)
+            self._more = wants_timing(request)
         return found.submit(request, sink)
 
     def encode(self, response: InferResponse) -> bytes:
         """A response as JSON; raises `InvalidRequest` if it has no such form."""
         self.request_id = response.id
         self.timing = response.timing
-        if self._timed:
+        if self._more and isinstance(response, OpaqueResponse):
+            self.passed = self.passed_answer(response)
+            return bytes(response.body)
+        if self.timed:
             add_timing(response)
         return encode_generate(response)
 
@@ -162,6 +181,11 @@ class Responses:
         if self._exchange is not None:
             self._exchange.routed(request, target)
 
+    def answered_by(self, backend: str) -> None:
+        """`Exchange.answered_by`."""
+        if self._exchange is not None:
+            self._exchange.answered_by(backend)
+
     # --- what the client does
 
     def attach(self, ticket: Ticket) -> None:
@@ -222,7 +246,7 @@ class GenerateRoute(PostRoute):
         except InvalidRequest as error:
             await send_answer(send, Answer(400, JSON + CLOSE, [error_body(str(error))]))
             return
-        exchange = GenerateExchange(self._limit, head)
+        exchange = GenerateExchange(self._limit, head, streams)
         responses = Responses(exchange.encode, exchange=exchange)
         try:
             if await self._submit(exchange, responses, receive, send):
@@ -281,7 +305,7 @@ class GenerateRoute(PostRoute):
                     if failure is not None and responses.refused:
                         await self._send(failure, send)
                         return
-                    await self._begin(None if responses.count else failure, send)
+                    await self._begin(exchange, None if responses.count else failure, send)
                     started = True
                 events = [event(text) for text in responses.take()]
                 if failure is not None:
@@ -299,9 +323,9 @@ class GenerateRoute(PostRoute):
                     else:
                         await self._send(answer, send)
 
-    async def _begin(self, failure: Answer | None, send: Send) -> None:
+    async def _begin(self, exchange: GenerateExchange, failure: Answer | None, send: Send) -> None:
         """Send the head of a stream, which says how the first thing to come has ended."""
-        status, lines = 200, _EVENTS
+        status, lines = 200, _EVENTS + exchange.backend_line
         if failure is not None:
             status, lines = failure.status, _EVENTS + failure.lines.removeprefix(JSON)
         await send_head(send, status, lines + (CLOSE if self._engine.exiting else b""))
@@ -322,6 +346,8 @@ def generate_target(path: str) -> tuple[tuple[str, str], bool] | None:
 
 
 def _one_answer(exchange: GenerateExchange, responses: Responses, texts: list[bytes]) -> Answer:
+    if exchange.passed is not None:
+        return exchange.passed
     if len(texts) > 1:
         # As with Triton: the first response has decided on the status.
         return Answer(200, JSON, [error_body(NOT_ONE_RESPONSE)])
@@ -331,7 +357,7 @@ def _one_answer(exchange: GenerateExchange, responses: Responses, texts: list[by
         return Answer(500, JSON, [error_body(NOT_ONE_RESPONSE)])
     assert exchange.timing is not None, "a response that was not encoded. This is a bug."
     timing = b"server-timing: %b\r\n" % server_timing(exchange.timing)
-    return Answer(200, JSON + timing, texts)
+    return Answer(200, JSON + timing + exchange.backend_line, texts)
 
 
 async def _watched(

@@ -57,6 +57,10 @@ class _RouteSink(FutureSink):
         """`Exchange.routed`."""
         self._exchange.routed(request, target)
 
+    def answered_by(self, backend: str) -> None:
+        """`Exchange.answered_by`."""
+        self._exchange.answered_by(backend)
+
 
 class PostRoute(BaseRoute):
     """A route for POST that reads bodies itself; a subclass says for which paths."""

@@ -16,6 +16,7 @@ from headrace.wire.http_infer import error_body
 _UPGRADE = re.compile(rb"(?im)^(?:upgrade|http2-settings)[ \t]*:[^\r\n]*\r\n")
 _END = b"\r\n\r\n"
 _CLOSE = (b"connection", b"close")
+_LAST_SECS = 0.05  # that a connection stays open for a request that is on its way to a server's end
 _SLOWEST = 1024  # bytes a second below which a request is given up in the end
 NAMES = "headrace.headers"  # in a scope: headers with their names as they came, if they are wanted
 HEAD_LIMIT = 64 << 10  # bytes of a request line and headers that are still incomplete
@@ -55,6 +56,11 @@ class BoundedProtocol(HttpToolsProtocol):
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is not None and not cycle.response_complete
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing that came on this connection is to be answered."""
+        return not self.answering
+
     def check_time(self, now: float) -> None:
         """Give the connection up if nothing has come for too long; `now` as the loop's clock."""
         waited = now - self._touched
@@ -82,6 +88,23 @@ class BoundedProtocol(HttpToolsProtocol):
         Closing it at once could lose a request that is on its way.
         """
         self._retired = True
+
+    def shutdown(self) -> None:
+        """Close the connection with its next answer; soon, and not before another look, if idle.
+
+        A client may have sent a request and take it for executed if there is no answer.
+        """
+        self.retire()
+        if self.answering:
+            super().shutdown()
+        else:
+            self.loop.call_later(_LAST_SECS, self._close_idle, 2)
+
+    def _close_idle(self, turns: int) -> None:
+        if turns:  # of the loop, in one of which it looks at what has come
+            self.loop.call_soon(self._close_idle, turns - 1)
+        elif self.idle and not self.transport.is_closing():
+            self.transport.close()
 
     def lateness(self, waited: float, taken: float, size: int) -> str:
         """Why not to wait any longer for the rest of a request; "" if there is no reason.

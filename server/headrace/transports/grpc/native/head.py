@@ -10,8 +10,8 @@ from urllib.parse import unquote_to_bytes
 
 from headrace.transports.grpc.access import UNIMPLEMENTED
 from headrace.wire.compression import ENCODINGS
+from headrace.wire.http2.block_reader import Headers
 from headrace.wire.http2.protocol import ErrorCode, StreamFailure
-from headrace.wire.http2.request_headers import Headers
 from headrace.wire.http2.stream import Fields
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from headrace.engine.admission import Admission
@@ -14,8 +15,8 @@ from headrace.transports.grpc.native.sessions import SessionRpc
 from headrace.transports.grpc.native.tasks import BidiStreamRpc, ServerStreamRpc, TaskRpc
 from headrace.transports.grpc.options import INFERENCE, LEVELS, GrpcOptions
 from headrace.wire.compression import DEFAULT_LEVEL
+from headrace.wire.http2.block_reader import Headers
 from headrace.wire.http2.budget import Limits
-from headrace.wire.http2.request_headers import Headers
 from headrace.wire.status import STATUS
 
 if TYPE_CHECKING:
@@ -89,8 +90,10 @@ class Host:
         return RefusedRpc(link, number, head)
 
     def lost(self, link: "Link") -> None:
-        """A connection has closed."""
+        """A connection has closed: what it would still write goes nowhere."""
         self.links.discard(link)
+        with suppress(ValueError):
+            self._dirty.remove(link.flush)
         if not self.links and self.on_empty is not None:
             self.on_empty()
 

@@ -8,9 +8,9 @@ from random import uniform
 from typing import TYPE_CHECKING, cast
 
 from headrace.transports.grpc.native.head import RESPONSE_HEAD
-from headrace.wire.http2.connection import Connection
 from headrace.wire.http2.keep_alive import Due, Watch
 from headrace.wire.http2.protocol import ErrorCode
+from headrace.wire.http2.server_connection import ServerConnection
 
 if TYPE_CHECKING:
     from headrace.transports.grpc.native.host import Host
@@ -25,7 +25,7 @@ _RETIRED = "max_age"  # in GOAWAY, as gRPC's servers say it
 
 
 class Link(asyncio.BufferedProtocol):
-    """Carries bytes between a socket and a `Connection`; closes the socket when that is over.
+    """Carries bytes between a socket and a `ServerConnection`; closes the socket when that is over.
 
     Nothing is read while the client does not take what is written, so what waits is bounded.
     """
@@ -37,8 +37,9 @@ class Link(asyncio.BufferedProtocol):
         self._rest = b""
         self._paused = False
         self._closed = False
+        self._lost = False
         self._now = host.loop.time
-        self.http2 = Connection(
+        self.http2 = ServerConnection(
             partial(host.interpret, self), RESPONSE_HEAD, self._wake, host.limits, host.keep_alive
         )
         self.sender = self.http2.sender
@@ -91,6 +92,7 @@ class Link(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Everything that is under way is cancelled."""
+        self._lost = True
         if self._timer is not None:
             self._timer.cancel()
         self.http2.lost()
@@ -140,6 +142,8 @@ class Link(asyncio.BufferedProtocol):
             self.http2.pump(_PUMP)
         if sender.out:
             buffers = sender.take()
+            if self._lost:  # uvloop would raise, and what others have of this turn be left lying
+                return
             if len(buffers) == 1:
                 self._write(buffers[0])
             else:

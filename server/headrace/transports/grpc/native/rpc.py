@@ -26,7 +26,7 @@ from headrace.transports.grpc.call import Message
 from headrace.transports.grpc.native.head import RESPONSE_HEAD, CallHead, status_fields
 from headrace.wire.compression import compress, decompress, too_large
 from headrace.wire.http2.protocol import ErrorCode
-from headrace.wire.http2.sender import OK_FIELDS
+from headrace.wire.http2.response_sender import OK_FIELDS
 from headrace.wire.http2.stream import Fields, Stream
 from headrace.wire.status import INTERNAL, INTERNAL_TEXT, STATUS
 
@@ -87,11 +87,16 @@ class Rpc(Stream):
         """`Call.metadata`."""
         return self.head.metadata
 
+    def remaining(self) -> float:
+        """`Call.remaining`."""
+        timer = self._timer
+        return 0.0 if timer is None else max(timer.when() - self._host.loop.time(), 1e-6)
+
     def set_trailing(self, name: str, value: str) -> None:
         """`Call.set_trailing`."""
-        if self._trailing is None:
-            self._trailing = []
-        self._trailing.append((name.encode(), value.encode()))
+        field = name.encode()
+        kept = [(known, v) for known, v in self._trailing or () if known != field]
+        self._trailing = [*kept, (field, value.encode())]
 
     def note(self, model: str, version: str, request_id: str) -> None:
         """`Call.note`."""
@@ -345,6 +350,11 @@ class DirectRpc(Rpc):
         """`Reply.fail`."""
         self._ticket = None
         super().fail(error)
+
+    def relay(self, status: int, text: str) -> None:
+        """`Reply.relay`."""
+        self._ticket = None
+        self.close(status, text)
 
     def abandon(self) -> None:
         """Cancel the request."""
