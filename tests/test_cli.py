@@ -244,6 +244,7 @@ def test_start_up_shows_addresses_and_models(good: Path) -> None:
         assert "READY" in row
 
 
+@pytest.mark.slow
 def test_only_the_doors_that_are_wanted(good: Path) -> None:
     options = ["--allow-grpc=false", "--allow-metrics=0"]
     with ServerProcess(good, options=options, wait=True) as server:
@@ -265,7 +266,13 @@ def test_a_model_file_by_itself(tmp_path: Path) -> None:
     assert (answer.model_version, answer["OUTPUT0"].tolist()) == ("1", [[1, 1]])
 
 
-@pytest.mark.parametrize("command", [["serve", "--model-repository"], ["models", "check"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["serve", "--model-repository"],
+        pytest.param(["models", "check"], marks=pytest.mark.slow),
+    ],
+)
 def test_repository_that_is_not_there(tmp_path: Path, command: list[str]) -> None:
     missing = str(tmp_path / "nowhere")
     ended = run(*command, missing)
@@ -274,6 +281,7 @@ def test_repository_that_is_not_there(tmp_path: Path, command: list[str]) -> Non
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_model_file_that_is_not_there(tmp_path: Path) -> None:
     missing = str(tmp_path / "none.onnx")
     ended = run("serve", missing, *_PORTS)
@@ -290,7 +298,9 @@ def taken() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-@pytest.mark.parametrize("door", ["HTTP", "gRPC", "metrics"])
+@pytest.mark.parametrize(
+    "door", ["HTTP", *(pytest.param(door, marks=pytest.mark.slow) for door in ("gRPC", "metrics"))]
+)
 def test_port_in_use(good: Path, taken: int, door: str) -> None:
     ports = [port for port in _PORTS if door.lower() not in port]
     ended = run("serve", "--model-repository", str(good), *ports, f"--{door.lower()}-port={taken}")
@@ -299,6 +309,7 @@ def test_port_in_use(good: Path, taken: int, door: str) -> None:
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_log_file_that_cannot_be_written(good: Path, tmp_path: Path) -> None:
     file = tmp_path / "no" / "such" / "directory.log"
     ended = run("serve", "--model-repository", str(good), *_PORTS, f"--log-file={file}")
@@ -306,6 +317,7 @@ def test_log_file_that_cannot_be_written(good: Path, tmp_path: Path) -> None:
     assert ended.stderr.startswith(f"headrace serve: cannot write the log {file}: ")
 
 
+@pytest.mark.slow
 def test_a_file_in_place_of_a_repository(good: Path) -> None:
     file = good / "same" / "1" / "model.onnx"
     ended = run("serve", "--model-repository", str(good), str(file), *_PORTS)
@@ -313,6 +325,7 @@ def test_a_file_in_place_of_a_repository(good: Path) -> None:
     assert f"headrace serve: model repository {file} is a file; a file that is" in ended.stderr
 
 
+@pytest.mark.slow
 def test_on_a_terminal_everything_is_said_once(good: Path) -> None:
     ours, theirs = pty.openpty()
     words = [sys.executable, "-m", "headrace", "serve", "--model-repository", str(good), *_PORTS]
@@ -343,6 +356,7 @@ def test_exit_on_error(bad: Path) -> None:
     assert "READY" in ended.stdout
 
 
+@pytest.mark.slow
 def test_serving_the_rest(bad: Path) -> None:
     options = ["--exit-on-error=false", "--strict-readiness=false"]
     with ServerProcess(bad, options=options) as server:
@@ -406,7 +420,7 @@ def test_options_about_tritons_inside_are_taken(good: Path) -> None:
     assert lines == [
         "headrace serve: --http-thread-count has no effect: one event loop answers all connections",
         "headrace serve: --cuda-memory-pool-byte-size has no effect:"
-        " this process uses no GPU memory",
+        " a model's GPU memory is limited by gpu_mem_limit in its configuration",
     ]
 
 
@@ -421,6 +435,7 @@ def test_a_server_without_doors_is_refused(capsys: pytest.CaptureFixture[str]) -
     assert "nothing could be asked" in _refused(capsys, "serve", "--model-repository", "x", *words)
 
 
+@pytest.mark.slow
 def test_two_doors_on_one_port_are_refused(good: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

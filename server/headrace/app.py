@@ -22,12 +22,14 @@ from typing import NoReturn
 import uvloop
 
 from headrace import __version__
+from headrace.backends.gpus import Gpus
 from headrace.backends.onnx import OnnxBackend
 from headrace.core.errors import LoadFailed, RepositoryError
 from headrace.engine.admission import Admission
 from headrace.engine.control import ControlMode
 from headrace.engine.engine import Engine
 from headrace.engine.following import Follower
+from headrace.engine.gpu_watch import GpuWatch
 from headrace.engine.log_control import LogControl
 from headrace.engine.memory import MemoryWatch
 from headrace.engine.opening import Backend, LoadOptions
@@ -37,7 +39,8 @@ from headrace.engine.tracing import Tracing
 from headrace.execution.artefact_backend import artefact_backends
 from headrace.execution.cores import core_limit
 from headrace.execution.python_backend import PythonBackend
-from headrace.execution.remote.backend import RemoteBackend
+from headrace.execution.remote.backend import RemoteBackend, Tritons
+from headrace.execution.triton.late import LateTritons
 from headrace.model_sources import control_options, sources_at_start
 from headrace.observability.latencies import SummarisedStatistics
 from headrace.observability.logs import configure_logging
@@ -47,6 +50,7 @@ from headrace.server_doors import ServerDoors
 from headrace.settings import Settings
 from headrace.start_table import print_models
 from headrace.trace_outputs import make_tracing
+from headrace.workers.allocation import keep_memory
 
 log = logging.getLogger(__name__)
 
@@ -56,9 +60,21 @@ _UNFINISHED_SECS = 2  # how long shutdown waits for the rest of requests that ar
 BACKENDS: Mapping[str, Backend] = {"onnxruntime": OnnxBackend(), "python": PythonBackend()}
 
 
-def backends(trust_model_code: bool = False) -> dict[str, Backend]:
-    """All backends by name, in the order in which a model's files are looked at."""
-    return {**BACKENDS, **artefact_backends(trust_model_code), "triton": RemoteBackend()}
+def backends(
+    trust_model_code: bool = False,
+    gpus: Gpus | None = None,
+    tritons: Tritons | None = None,
+) -> dict[str, Backend]:
+    """All backends by name, in the order in which a model's files are looked at.
+
+    `tritons` gives those that this server starts, None if it starts none.
+    """
+    return {
+        **BACKENDS,
+        "onnxruntime": OnnxBackend(gpus),
+        **artefact_backends(trust_model_code),
+        "triton": RemoteBackend(tritons),
+    }
 
 
 def run(settings: Settings) -> int:
@@ -97,6 +113,7 @@ class Application:
     def __init__(self, settings: Settings, logs: LogControl, tracing: Tracing) -> None:
         self._settings = settings
         self._admission = Admission(settings.max_admitted_requests, settings.max_admitted_bytes)
+        gpus = Gpus(settings.pinned_memory_pool_byte_size)
         options = LoadOptions(
             core_limit(),
             not settings.disable_auto_complete_config,
@@ -107,12 +124,14 @@ class Application:
             settings.model_load_thread_count,
             settings.model_load_retry_count,
             settings.model_load_timeout_secs,
+            gpus=gpus,
         )
         self._control = control_options(settings)
+        self._tritons = LateTritons(settings.tritons)
         self._engine = Engine(
             settings.id,
             __version__,
-            backends(settings.trust_model_code),
+            backends(settings.trust_model_code, gpus, self._tritons.servers),
             options,
             self._admission,
             settings.strict_readiness,
@@ -122,12 +141,13 @@ class Application:
             tracing,
             Regions(
                 self._admission, settings.max_request_bytes, settings.allow_client_shm,
-                settings.client_shm_prefix,
+                settings.client_shm_prefix, gpus.cuda,
             ),
             settings.residency,
             settings.allow_traffic_control or self._control.mode is ControlMode.EXPLICIT,
         )  # fmt: skip
-        self._doors = ServerDoors(settings, self._engine)
+        self._gpus = GpuWatch(gpus, settings.metrics_interval_ms / 1000)
+        self._doors = ServerDoors(settings, self._engine, lambda: self._gpus.series)
         self._reloader: Reloader | None = None
         self._memory = MemoryWatch(self._engine.versions, settings.metrics_interval_ms / 1000)
         self._follower: Follower | None = None
@@ -136,8 +156,15 @@ class Application:
 
     async def serve(self) -> int:
         """The whole life of the process; the exit status."""
+        try:
+            return await self._serve()
+        finally:
+            await self._tritons.close()
+
+    async def _serve(self) -> int:
         settings = self._settings
         loop = asyncio.get_running_loop()
+        self._tritons.attach(loop)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         begun = monotonic()
@@ -154,6 +181,8 @@ class Application:
                 )  # fmt: skip
             print(f"headrace {__version__}")
             await self._doors.open()
+            gc.freeze()  # what was imported, and made so far
+            gc.enable()  # it has rested since before the imports, see `headrace.cli`
         except (RepositoryError, OSError) as error:
             print(f"headrace serve: {error}", file=sys.stderr)
             await self._doors.close(0)
@@ -176,11 +205,14 @@ class Application:
         gc.collect()
         gc.freeze()
         gc.set_threshold(_COLLECT_AFTER, 10, 10)
+        keep_memory()
         state = "ready" if self._engine.ready else "not ready"
         seconds = monotonic() - begun
         if self._reloader is not None:
             self._reloader.start()
         self._memory.start()
+        if settings.allow_metrics and settings.allow_gpu_metrics:
+            self._gpus.start()
         if self._follower is not None:
             self._follower.start()
         # Where both go to one terminal, once is enough.
@@ -225,9 +257,11 @@ class Application:
         if self._reloader is not None:
             self._reloader.stop()
         self._memory.stop()
+        self._gpus.stop()
         if self._follower is not None:
             self._follower.stop()
         self._engine.stop_loading()
+        self._tritons.stop()
         if settings.shutdown_delay_secs and noticed:
             await asyncio.sleep(settings.shutdown_delay_secs)
         if waiting := self._admission.requests:

@@ -1,9 +1,11 @@
 """The `headrace` command."""
 
 import argparse
+import gc
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NoReturn
 
@@ -13,7 +15,9 @@ from headrace.commands.environment_options import add_environments
 from headrace.commands.infer_options import add_infer
 from headrace.commands.models import add_models
 from headrace.commands.parser import EXIT_INTERRUPTED, EXIT_USAGE, CommandParser
+from headrace.commands.pool_files import take_pools
 from headrace.commands.top_options import add_top
+from headrace.commands.triton_pools_options import add_triton_pools
 from headrace.options import Option, SettingsError, Value
 from headrace.settings import (
     CONFIG_FILE_ENV,
@@ -39,17 +43,37 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _serve(options: argparse.Namespace) -> int:
+    with ExitStack() as stack:
+        return _serve_within(stack, options)
+
+
+def _serve_within(stack: ExitStack, options: argparse.Namespace) -> int:
+    """`stack` removes what lies on disk for this command alone."""
     try:
         brought, without_effect = translate(options.triton_options or ())
+        _take_pools(options, stack)
         settings = _settings(options, brought)
     except SettingsError as error:
         options.parser.exit(EXIT_USAGE, f"headrace serve: {error}\n")
     for line in without_effect:
         print(f"headrace serve: {line}", file=sys.stderr)
-    # Imported late: `--help` and usage errors should not wait for ONNX Runtime.
-    from headrace.app import run
+    # What is imported stays, and the collector would look through it many times: it rests until the
+    # doors are open.
+    gc.disable()
+    try:
+        # Imported late: `--help` and usage errors should not wait for ONNX Runtime.
+        from headrace.app import run
 
-    return run(settings)
+        return run(settings)
+    finally:
+        gc.enable()  # whoever has called this goes on
+
+
+def _take_pools(options: argparse.Namespace, stack: ExitStack) -> None:
+    """Have the models of files with pools served, which are no models themselves."""
+    options.files, repository = take_pools(options, options.files, stack)
+    if repository is not None:
+        options.model_repository = [*(options.model_repository or ()), str(repository)]
 
 
 def _settings(options: argparse.Namespace, brought: Mapping[str, str]) -> Settings:
@@ -97,6 +121,7 @@ def _parser() -> CommandParser:
     add_top(commands)
     add_models(commands)
     add_environments(commands)
+    add_triton_pools(commands)
     add_completion(commands, parser)
     return parser
 

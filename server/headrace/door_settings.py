@@ -128,6 +128,7 @@ class DoorSettings:
         between=";",
     )
     allow_cpu_metrics: bool = setting(True, "Have the machine's CPU and memory among the metrics")
+    allow_gpu_metrics: bool = setting(True, "Have the GPUs among the metrics, where there are any")
     # Shared memory
     allow_client_shm: bool = setting(
         False,

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from headrace.core.model_spec import EnvironmentOptions
+from headrace.core.environment_options import EnvironmentOptions
 from headrace.engine.residency import ResidencyOptions
+from headrace.execution.triton.options import TritonOptions
 from headrace.options import setting
 
 
@@ -110,6 +111,10 @@ class ModelSettings:
         "Run Python models in the server's own process where their configuration says so, by the"
         " parameter `execution`; one that hangs or crashes takes the server with it",
     )
+    pinned_memory_pool_byte_size: int = setting(
+        256 << 20,
+        "Bytes of page-locked memory for copies to and from GPUs, where there are any; 0: none",
+    )
     exit_on_error: bool = setting(
         True, "Exit if a model cannot be loaded, instead of serving the rest"
     )
@@ -131,6 +136,43 @@ class ModelSettings:
     environment_build_timeout_secs: int = setting(
         1800, "How long building one environment may take", least=1
     )
+    # Tritons that this server starts
+    triton_server: str = setting(
+        "tritonserver", "Triton's program, for models that are to run in one; found on `PATH`"
+    )
+    triton_processes: str = setting(
+        "1",
+        "How many processes of it: a number, or `per-gpu` for one for each GPU",
+        form=("per-gpu|[1-9]|[1-5][0-9]|6[0-4]", "per-gpu or a number from 1 to 64"),
+    )
+    triton_gpus: list[str] = setting(  # noqa: RUF009
+        [], "The GPUs that they may use, by number or UUID; all if none is named", between=","
+    )
+    triton_option: list[str] = setting(  # noqa: RUF009
+        [], "Further options for them, such as `--log-verbose=1`; once for each", between="\n"
+    )
+    triton_environment: list[str] = setting(  # noqa: RUF009
+        [], "Names of environment variables that they see beside the usual ones", between=","
+    )
+    triton_start_timeout_secs: int = setting(
+        120, "How long one may take until it is live; then it is killed and started again", least=1
+    )
+    triton_exit_timeout_secs: int = setting(
+        10, "How long one may take to end when the server does; then it is killed", least=1
+    )
+    triton_hang_secs: int = setting(
+        60, "After how long without an answer one is killed and started again; 0: never"
+    )
+
+    @property
+    def tritons(self) -> TritonOptions:
+        """How Triton is started for models that are to run in one."""
+        gpus = [gpu.strip() for part in self.triton_gpus for gpu in part.split(",") if gpu.strip()]
+        return TritonOptions(
+            self.triton_server, self.triton_processes, gpus, self.triton_option,
+            self.triton_environment, self.triton_start_timeout_secs, self.triton_exit_timeout_secs,
+            self.triton_hang_secs,
+        )  # fmt: skip
 
     @property
     def residency(self) -> ResidencyOptions | None:

@@ -2,25 +2,33 @@
 
 import asyncio
 import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from headrace.doors import FrontDoors, bind, grpc_handlers, tls_files, url_host
+from headrace.doors import bind, grpc_handlers, tls_files, url_host
 from headrace.engine.engine import Engine
 from headrace.execution.cores import core_limit
+from headrace.observability.gpus import GpuSeries
 from headrace.observability.machine import Machine
 from headrace.observability.metrics import ServerCollector, process_registry, scrape
 from headrace.settings import Settings
 from headrace.transports.grpc.call import Server as GrpcServer
 from headrace.transports.grpc.native.server import NativeServer
-from headrace.transports.http.app import create_app
 from headrace.transports.http.metrics import create_metrics_app
 from headrace.transports.http.server import FastPath, HttpServer
 from headrace.wire.link_frames import Flag
+
+if TYPE_CHECKING:
+    from headrace.front_doors import FrontDoors
 
 
 class ServerDoors:
     """Opens and closes them."""
 
-    def __init__(self, settings: Settings, engine: Engine) -> None:
+    def __init__(
+        self, settings: Settings, engine: Engine, gpus: Callable[[], GpuSeries] = GpuSeries
+    ) -> None:
+        self._gpus = gpus
         self._settings = settings
         self._engine = engine
         self._http: list[HttpServer] = []
@@ -29,11 +37,16 @@ class ServerDoors:
 
     async def open(self) -> None:
         """Answer from now on, and say where; raises `OSError`."""
+        # What takes memory and time is imported where it is wanted.
         settings, engine = self._settings, self._engine
         if count := settings.frontend_count(core_limit()):
+            from headrace.front_doors import FrontDoors
+
             self._front_ends = FrontDoors(settings, engine, count)
             await self._front_ends.open()
         if settings.allow_http and not count:
+            from headrace.transports.http.app import create_app
+
             app = create_app(
                 engine,
                 settings.max_request_bytes,
@@ -76,6 +89,7 @@ class ServerDoors:
                 engine.model_metrics,
                 settings.metrics,
                 engine.traffic.series,
+                self._gpus,
             )
             process = process_registry()
             listener = bind(settings.metrics_address, settings.metrics_port, "metrics")
@@ -108,7 +122,6 @@ class ServerDoors:
             await native.start(listener)
             return int(listener.getsockname()[1])
         listener.close()  # only grpcio cannot say why it cannot have a port
-        # Imported here because it takes memory and time, and few want it.
         from headrace.transports.grpc.grpcio import GrpcioServer
 
         server = GrpcioServer(

@@ -159,6 +159,7 @@ class Settings(DoorSettings, ModelSettings):
 OPTIONS: tuple[Option, ...] = tuple(Option.of(declared) for declared in fields(Settings))
 _SECTIONS = {  # by the option that each begins with
     "model-repository": "Models", "environment-cache": "Environments of models",
+    "triton-server": "Tritons that this server starts",
     "allow-http": "HTTP", "allow-grpc": "gRPC", "allow-metrics": "Metrics",
     "allow-client-shm": "Shared memory", "max-request-bytes": "Limits", "frontends": "Processes",
     "id": "Life cycle", "log-verbose": "Logs", "trace-config": "Traces",

@@ -14,6 +14,8 @@ def print_models(versions: list[ModelVersion], unavailable: list[tuple[str, str]
             kinds = [str(instance.kind) for instance in version.instances]
             instances = ", ".join(f"{kinds.count(k)} x {k}" for k in dict.fromkeys(kinds))
             backend = version.config.backend
+            if gpus := {gpu for group in version.config.instance_group for gpu in group.gpus}:
+                instances += f" (GPU {', '.join(map(str, sorted(gpus)))})"
         rows.append(
             (version.model, version.name, backend, instances, str(version.state),
              f"{version.load_seconds:.2f} s" if version.ready else "")

@@ -13,7 +13,7 @@ from headrace.options import SettingsError
 
 _LOOP = "one event loop answers all connections"
 _NO_POOL = "messages are not pooled"
-_NO_GPU = "this process uses no GPU memory"
+_GPU_MEMORY = "a model's GPU memory is limited by gpu_mem_limit in its configuration"
 _NO_CACHE = "responses are not cached"
 _NO_LIMIT = "an instance runs as soon as it is free"
 _NO_DOOR = "there is no door of this kind"
@@ -26,13 +26,11 @@ WITHOUT_EFFECT = {
     "--grpc-max-response-pool-size": _NO_POOL,
     "--buffer-manager-thread-count": "tensors are not copied by threads",
     "--host-policy": "cores are divided over models by the CPU limit",
-    "--pinned-memory-pool-byte-size": _NO_GPU,
-    "--cuda-memory-pool-byte-size": _NO_GPU,
-    "--cuda-virtual-address-size": _NO_GPU,
-    "--min-supported-compute-capability": _NO_GPU,
-    "--model-load-gpu-limit": _NO_GPU,
-    "--enable-peer-access": _NO_GPU,
-    "--allow-gpu-metrics": "there are no metrics of GPUs",
+    "--cuda-memory-pool-byte-size": _GPU_MEMORY,
+    "--cuda-virtual-address-size": _GPU_MEMORY,
+    "--min-supported-compute-capability": "CUDA_VISIBLE_DEVICES says which GPUs are used",
+    "--model-load-gpu-limit": _GPU_MEMORY,
+    "--enable-peer-access": "tensors do not go from one GPU to another",
     "--cache-config": _NO_CACHE,
     "--cache-directory": _NO_CACHE,
     "--response-cache-byte-size": _NO_CACHE,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.client.connection import Address
+from headrace.client.address import Address
 from headrace.client.errors import BadAnswer, ClientError, NotReached, Refused
 from tests.client.conftest import Scripted, response
 

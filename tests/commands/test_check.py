@@ -10,6 +10,8 @@ import psutil
 import pytest
 
 from tests.support.command import run, write_bad_repository, write_model
+from tests.support.managed import write_managed, write_program
+from tests.support.remote import write_remote
 from tests.support.scrape import until
 
 
@@ -44,12 +46,44 @@ def test_check_of_a_bad_repository(bad: Path) -> None:
     assert ended.stdout.endswith("3 models, 2 with errors\n")
 
 
+@pytest.mark.slow
 def test_check_of_two_repositories_with_the_same_model(good: Path, bad: Path) -> None:
     ended = run("models", "check", str(good), str(bad))
     assert ended.returncode == 1
     assert "ERROR same\n      model appears in two or more repositories" in ended.stdout
 
 
+def test_check_of_models_that_others_run(tmp_path: Path) -> None:
+    write_remote(tmp_path, "nobody", "127.0.0.1:1")
+    write_remote(tmp_path, "nowhere", endpoint="grpc://gpu-1", endpoints="", hedge_percent="5")
+    ended = run("models", "check", "--quiet", str(tmp_path))
+    assert ended.returncode == 1
+    assert "no server answers for model 'nobody': grpc://127.0.0.1:1: Connection" in ended.stdout
+    assert "['endpoint'] has no effect on this server; did you mean 'endpoints'?" in ended.stdout
+    assert "['hedge_percent']: has no effect without hedge_after" in ended.stdout
+
+
+@pytest.mark.slow
+def test_check_without_a_triton(tmp_path: Path) -> None:
+    write_managed(tmp_path)
+    ended = run("models", "check", "--triton-server", "no-such-program", str(tmp_path))
+    assert ended.returncode == 1
+    text = "there is no program 'no-such-program' to run it; --triton-server names Triton's"
+    assert text in ended.stdout
+
+
+@pytest.mark.slow
+def test_check_starts_tritons(tmp_path: Path) -> None:
+    models, program = tmp_path / "models", write_program(tmp_path)
+    write_managed(models)
+    ended = run("models", "check", "--quiet", "--triton-server", str(program), str(models))
+    assert (ended.returncode, ended.stdout) == (
+        0, "ok    times (versions 1)\n1 models, 0 with errors\n",
+    )  # fmt: skip
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.slow
 def test_check_as_json(bad: Path) -> None:
     ended = run("models", "check", "--json", str(bad))
     assert (ended.returncode, ended.stderr) == (1, "")
@@ -63,6 +97,7 @@ def test_check_as_json(bad: Path) -> None:
     assert "max_bach_size" in reports["misconfigured"]["error"]
 
 
+@pytest.mark.slow
 def test_check_of_an_empty_repository(tmp_path: Path) -> None:
     ended = run("models", "check", str(tmp_path))
     assert (ended.returncode, ended.stdout) == (1, "0 models, 0 with errors\n")
@@ -87,6 +122,7 @@ def test_check_of_files_and_warnings(good: Path, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_what_a_repository_holds_instead_of_models_is_said(good: Path, tmp_path: Path) -> None:
     write_model(tmp_path / "flat.onnx")
     ended = run("models", "check", str(tmp_path))
@@ -101,12 +137,19 @@ def test_what_a_repository_holds_instead_of_models_is_said(good: Path, tmp_path:
     assert "is a directory; serve it with --model-repository" in ended.stderr
 
 
+def _take_interrupts() -> None:
+    """A shell has what it starts in the background ignore them."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_an_interrupted_check_ends_without_a_word(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     model = tmp_path / "endless.py"
     model.write_text(f"import time\nopen({str(begun)!r}, 'w').close()\ntime.sleep(600)\n")
     words = [sys.executable, "-m", "headrace", "models", "check", str(model)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_take_interrupts
+    ) as process:
         until(begun.exists, "the model to be loaded")
         [worker] = psutil.Process(process.pid).children()
         process.send_signal(signal.SIGINT)

@@ -7,6 +7,7 @@ import pytest
 
 from headrace.cli import main
 from headrace.execution.environments.cache import Built, EnvironmentCache, key_of
+from tests.models.python_models import IDENTITY, write_python_model
 
 
 def run(*words: str) -> object:
@@ -50,6 +51,15 @@ def test_list_and_prune(cache: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_wrong_usage(words: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*words) == 2
     assert says in capsys.readouterr().err
+
+
+def test_models_for_gpus_are_built_for_where_there_are_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    groups = "instance_group { kind: KIND_GPU gpus: [ 0, 7 ] }"
+    write_python_model(tmp_path, "m", IDENTITY, groups)
+    assert run("build", str(tmp_path)) == 0
+    assert capsys.readouterr().out == "m version 1: needs none\n"
 
 
 def test_a_repository_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

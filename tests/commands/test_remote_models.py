@@ -38,10 +38,11 @@ def test_list_as_json(headrace: Headrace) -> None:
 
 
 def test_list_with_signatures(headrace: Headrace) -> None:
-    ended = headrace("models", "list", "--long", "simple")
-    assert ended.out.splitlines() == [
+    lines = headrace("models", "list", "--long", "simple").out.splitlines()
+    # A machine that is slow for a while has it run in a thread.
+    assert lines.pop(1) in [f"  runs on  onnxruntime, 1 x {kind}" for kind in ("inline", "thread")]
+    assert lines == [
         "simple 1  READY",
-        "  runs on  onnxruntime, 1 x inline",
         "  inputs   INPUT0  INT32 [-1,16]",
         "           INPUT1  INT32 [-1,16]",
         "  outputs  OUTPUT0  INT32 [-1,16]",

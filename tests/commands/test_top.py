@@ -14,6 +14,7 @@ import termios
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import IO
 
 import pytest
@@ -58,6 +59,24 @@ def test_plain_text() -> None:
     cut = plain_lines(VIEW, 81, 1)
     assert (len(cut), cut[-1]) == (6, "and 3 more")
     assert "QUEUE P99" in plain_lines(VIEW, 200)[3]
+
+
+def test_where_models_run_elsewhere() -> None:
+    """Of what has several backends, or servers, more is told; trouble stands out."""
+    there = VersionActivity(
+        "there", "1", 0, 0, 0, 0, 0, _NONE, _NONE, _NONE, None,
+        backends={"triton": False, "onnxruntime": True}, servers={"a:1": False, "b:1": True},
+    )  # fmt: skip
+    well = replace(there, model="well", backends={"triton": True}, servers={"a:1": True})
+    view = replace(VIEW, activity=replace(ACTIVITY, versions=[well, there, VERSIONS[0]]))
+    told = [line.split()[-2:] for line in plain_lines(view, 99)[3:]]
+    assert told == [["BACKEND", "SERVERS"], ["-", "-"], ["onnxruntime", "1/2"], ["triton", "1/1"]]
+    console = Console(file=io.StringIO(), width=99, force_terminal=True, color_system="standard")
+    console.print(rich_lines(view, 99))
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert shown.count("\x1b[1;31m") == 2
+    assert "\x1b[1;31m    1/2\x1b[0m" in shown
 
 
 def test_by_rich() -> None:
@@ -110,7 +129,10 @@ def test_once(headrace: Headrace, server: ServerProcess) -> None:
     assert list(document) == ["time", "seconds", "server", "models"]
     assert document["server"]["ready"]
     digits = document["models"][0]
-    assert (digits["model"], digits["instances"]) == ("digits", {"inline": 1})
+    # A machine that is slow for a while has it run in a thread.
+    assert (digits["model"], digits["instances"]) in [
+        ("digits", {"inline": 1}), ("digits", {"thread": 1}),
+    ]  # fmt: skip
     assert digits["latency_seconds"] == {"p50": None, "p90": None, "p99": None}
 
 

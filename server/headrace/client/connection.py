@@ -5,46 +5,16 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Self
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any
 
+from headrace.client.address import Address
 from headrace.client.errors import BadAnswer, ClientError, NotReached, Refused
-from headrace.core.tensors import Buffer
 
-_PORTS = {"http": 80, "https": 443}
+if TYPE_CHECKING:
+    from headrace.core.tensors import Buffer
+
 _PIECE = 1 << 16  # bytes
 _SHOWN = 200  # characters of an error that is no JSON
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where a server is. `prefix` comes before every path, empty or beginning with a slash."""
-
-    scheme: str
-    host: str
-    port: int
-    prefix: str = ""
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read `http://host:port/prefix`, also without scheme; raises `ValueError` for others."""
-        parts = urlsplit(text if "://" in text else f"http://{text}")
-        if parts.scheme not in _PORTS:
-            raise ValueError(f"{text!r} begins with neither http:// nor https://")
-        try:
-            port = parts.port
-        except ValueError:
-            raise ValueError(f"{text!r} has no number from 0 to 65535 for a port") from None
-        if not parts.hostname or parts.query or parts.fragment or "@" in parts.netloc:
-            raise ValueError(f"{text!r} is no address such as http://127.0.0.1:8000")
-        default = _PORTS[parts.scheme]
-        return cls(
-            parts.scheme, parts.hostname, default if port is None else port, parts.path.rstrip("/")
-        )
-
-    def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{host}:{self.port}{self.prefix}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +60,7 @@ class Connection:
         return self._whole("GET", path)
 
     def post(
-        self, path: str, pieces: Sequence[Buffer] = (), headers: Mapping[str, str] | None = None
+        self, path: str, pieces: Sequence["Buffer"] = (), headers: Mapping[str, str] | None = None
     ) -> Answer:
         """Send a body of `pieces`; raises `ClientError`."""
         return self._whole("POST", path, pieces, headers)
@@ -122,7 +92,7 @@ class Connection:
         self,
         method: str,
         path: str,
-        pieces: Sequence[Buffer] | None = None,
+        pieces: Sequence["Buffer"] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
         response = self._send(method, path, pieces, headers)
@@ -136,7 +106,7 @@ class Connection:
         self,
         method: str,
         path: str,
-        pieces: Sequence[Buffer] | None,
+        pieces: Sequence["Buffer"] | None,
         headers: Mapping[str, str] | None,
     ) -> http.client.HTTPResponse:
         all_headers = {**self._headers, **(headers or {})}

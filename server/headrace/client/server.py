@@ -4,12 +4,14 @@ import base64
 import json
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
 from headrace.client.connection import Answer, Connection
 from headrace.client.errors import BadAnswer, Refused
-from headrace.client.inference import Question, Reply, decode, encode
+
+if TYPE_CHECKING:
+    from headrace.client.inference import Question, Reply
 
 Document = dict[str, Any]
 
@@ -80,8 +82,11 @@ class Server:
         path = _path(model, "", "/traffic")
         return _object(path, self._connection.delete(path).json())
 
-    def infer(self, model: str, version: str, question: Question) -> Reply:
+    def infer(self, model: str, version: str, question: "Question") -> "Reply":
         """Ask a model for one response."""
+        # Imported late: what asks for anything else needs no numpy.
+        from headrace.client.inference import decode, encode
+
         pieces, headers = encode(question)
         return decode(self._connection.post(_path(model, version, "/infer"), pieces, headers))
 

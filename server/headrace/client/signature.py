@@ -9,7 +9,8 @@ import numpy as np
 
 from headrace.client.errors import BadAnswer
 from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
-from headrace.core.tensors import Array, brackets
+from headrace.core.shapes import brackets
+from headrace.core.tensors import Array
 from headrace.wire.bytes_tensor import object_array
 
 _RANDOM_INTEGERS = 10  # exclusive

@@ -38,6 +38,23 @@ class VersionActivity:
     compute: Mapping[str, float | None]
     memory: float | None
     instances: Mapping[str, int] = field(default_factory=dict)  # how many by their kind
+    backends: Mapping[str, bool] = field(default_factory=dict)  # of several, which gets requests
+    servers: Mapping[str, bool] = field(default_factory=dict)  # that run it, which are sent calls
+
+    @property
+    def backend(self) -> str:
+        """What gets its requests, of several backends."""
+        return next((name for name, active in self.backends.items() if active), "")
+
+    @property
+    def detoured(self) -> bool:
+        """Whether that is not the first of them."""
+        return bool(self.backends) and not next(iter(self.backends.values()))
+
+    @property
+    def servers_in(self) -> int:
+        """How many of its servers are sent calls."""
+        return sum(self.servers.values())
 
     @property
     def batch_rows(self) -> float | None:
@@ -95,6 +112,8 @@ def activity(before: Scrape, after: Scrape) -> ServerActivity:
             quantiles("compute", key),
             new.sum("headrace_model_memory_bytes", key) or None,
             new.by_label("headrace_model_instances", "kind", key),
+            new.flags("headrace_backend_active", "backend", key),
+            new.flags("headrace_endpoint_healthy", "endpoint", key),
         )
         for key in new.keys("nv_inference_request_success")
     ]
@@ -153,6 +172,9 @@ class _Values:
     def by_label(self, name: str, label: str, key: Key) -> dict[str, int]:
         samples = self._of(name).get(key, ())
         return {sample.labels.get(label, ""): int(sample.value) for sample in samples}
+
+    def flags(self, name: str, label: str, key: Key) -> dict[str, bool]:
+        return {one: value > 0 for one, value in self.by_label(name, label, key).items()}
 
     def counts(self, name: str, key: Key) -> Counts:
         found: dict[float, float] = {}

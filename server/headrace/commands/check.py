@@ -1,25 +1,35 @@
 """`headrace models check`: load models without serving them, and show what they mean here."""
 
+import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from google.protobuf import text_format
 
 from headrace.app import backends
+from headrace.core.environment_options import EnvironmentOptions
 from headrace.core.errors import RepositoryError
-from headrace.core.model_spec import EnvironmentOptions
-from headrace.engine.loading import LoadedInstance, load_version
+from headrace.engine.fail_over_loading import load
+from headrace.engine.loading import LoadedInstance
 from headrace.engine.opening import Backend, LoadOptions, open_model
 from headrace.execution.choice import AutoChoice
 from headrace.execution.cores import core_limit
+from headrace.execution.model_kinds import is_elsewhere
+from headrace.execution.triton.late import LateTritons
+from headrace.execution.triton.options import TritonOptions
 from headrace.observability.logs import LogSettings, configure_logging
 from headrace.repository.layout import ModelSource, find_sources
 from headrace.wire.documents import to_json
+
+if TYPE_CHECKING:
+    from headrace.execution.remote.model import RemoteModel
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +40,7 @@ def check_models(
     as_json: bool,
     quiet: bool,
     environments: EnvironmentOptions,
+    tritons: TritonOptions,
     trust_model_code: bool = False,
     in_process_python: bool = False,
 ) -> int:
@@ -49,8 +60,9 @@ def check_models(
         environments=environments,
         in_process_python=in_process_python,
     )
-    known = backends(trust_model_code)
-    reports = [_check(source, known, options) for source in sources]
+    with _running(LateTritons(tritons)) as started:
+        known = backends(trust_model_code, tritons=started.servers)
+        reports = [_check(source, known, options) for source in sources]
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if as_json:
@@ -61,6 +73,22 @@ def check_models(
         failed = sum(not report["ok"] for report in reports)
         print(f"{len(reports)} models, {failed} with errors")
     return 0 if reports and all(report["ok"] for report in reports) else 1
+
+
+@contextmanager
+def _running(tritons: LateTritons) -> Iterator[LateTritons]:
+    """Have Tritons started for models that are to run in one, for as long as that is needed."""
+    loop = asyncio.new_event_loop()
+    thread = Thread(target=loop.run_forever, name="Tritons")
+    thread.start()
+    tritons.attach(loop)
+    try:
+        yield tritons
+    finally:
+        asyncio.run_coroutine_threadsafe(tritons.close(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
 
 
 def _check(
@@ -75,13 +103,15 @@ def _check(
         opened = open_model(source, known, options)
         report["warnings"] += opened.warnings
         for version in opened.versions:
-            loaded = load_version(opened, version, options)
+            loaded = load(opened, version, options)
             report["versions"].append(version)
             report["warnings"] += [w for w in loaded.warnings if w not in report["warnings"]]
             report["instances"] = [f"{i.name}: {_kind(i)}" for i in loaded.instances]
             report["config"] = to_json(loaded.config)
             report["config_pbtxt"] = text_format.MessageToString(loaded.config)
             for instance in loaded.instances:
+                if is_elsewhere(instance.model):
+                    report["warnings"] += _drift(instance.model)
                 instance.model.close()
     except RepositoryError as error:
         return report | {"error": str(error)}
@@ -89,6 +119,11 @@ def _check(
         log.error("bug while checking %s", source.name, exc_info=error)
         return report | {"error": f"internal error: {type(error).__name__}"}
     return report | {"ok": True}
+
+
+def _drift(model: "RemoteModel") -> list[str]:
+    """What a server has otherwise than asked for, and is served nevertheless."""
+    return [f"server {model.answered.name} has it otherwise: {found}" for found in model.drift]
 
 
 def _kind(instance: LoadedInstance) -> str:

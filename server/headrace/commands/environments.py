@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from headrace.app import backends
+from headrace.core.environment_options import EnvironmentOptions
 from headrace.core.errors import RepositoryError
-from headrace.core.model_spec import EnvironmentOptions, LoadSpec
+from headrace.core.model_spec import LoadSpec
 from headrace.engine.opening import LoadOptions, open_model
 from headrace.execution.cores import core_limit
 from headrace.execution.environments.cache import Entry
@@ -60,7 +61,9 @@ def _build(paths: Sequence[Path], options: EnvironmentOptions) -> int:
 
 def _specs(source: ModelSource, options: EnvironmentOptions) -> Iterator[LoadSpec]:
     """One instance of each version that is served, if the model runs in processes of its own."""
-    opened = open_model(source, backends(), LoadOptions(core_limit(), environments=options))
+    opened = open_model(
+        source, backends(), LoadOptions(core_limit(), environments=options, elsewhere=True)
+    )
     if not opened.backend.isolated:
         return
     config = completion.normalise(opened.config)

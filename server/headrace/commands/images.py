@@ -9,7 +9,8 @@ import numpy as np
 from headrace.client.signature import Declared
 from headrace.commands.remote import CommandFailed
 from headrace.core.datatypes import NUMPY
-from headrace.core.tensors import Array, brackets
+from headrace.core.shapes import brackets
+from headrace.core.tensors import Array
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -2,11 +2,14 @@
 
 import argparse
 import json
+from typing import TYPE_CHECKING
 
-from headrace.client.server import Server
 from headrace.commands.models import version_number
 from headrace.commands.parser import Commands
 from headrace.commands.remote import add_json, add_remote
+
+if TYPE_CHECKING:
+    from headrace.client.server import Server
 
 _EPILOG = """\
 A VALUE is a file that its suffix tells (.json .npy .npz .csv, or an image),
@@ -103,7 +106,7 @@ def _add_images(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _run(options: argparse.Namespace, server: Server) -> int:
+def _run(options: argparse.Namespace, server: "Server") -> int:
     # Imported late: `--help` should not wait for it.
     from headrace.commands.infer import infer
 

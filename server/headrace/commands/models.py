@@ -1,14 +1,25 @@
 """What `headrace models` takes."""
 
 import argparse
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from headrace.client.server import Server
-from headrace.commands.environment_options import add_environment_options, environment_options
-from headrace.commands.parser import Commands
+from headrace.commands.parser import EXIT_USAGE, Commands
+from headrace.commands.pool_files import take_pools
 from headrace.commands.remote import Action, add_json, add_remote
+from headrace.commands.shared_settings import (
+    ENVIRONMENTS,
+    TRITONS,
+    add_settings,
+    shared_settings,
+)
 from headrace.commands.traffic_options import add_traffic
+from headrace.options import SettingsError
 from headrace.settings import OPTIONS
+
+if TYPE_CHECKING:
+    from headrace.client.server import Server
 
 _CONTROL_SECS = 600.0  # models may take long to load, and to finish what they have
 
@@ -87,18 +98,24 @@ def _add_documents(actions: Commands) -> None:
         " they took on average: a line a version, or all about one model.",
     )  # fmt: skip
     stats.add_argument("model", nargs="?", metavar="MODEL", help="all about this one")
-    for parser, name in ((config, "show_config"), (stats, "stats")):
+    for parser, action in ((config, _show_config), (stats, _late("stats"))):
         parser.add_argument(
             "--version", type=version_number, metavar="N", help="a version's number"
         )
         add_json(parser)
-        add_remote(parser, _late(name))
+        add_remote(parser, action)
+
+
+def _show_config(options: argparse.Namespace, server: "Server") -> int:
+    from headrace.commands.remote_config import show_config
+
+    return show_config(options, server)
 
 
 def _late(name: str) -> Action:
-    """Imported when it runs: `--help` and usage errors should not wait for protobuf."""
+    """Imported when it runs: `--help` and usage errors should not wait for it."""
 
-    def action(options: argparse.Namespace, server: Server) -> int:
+    def action(options: argparse.Namespace, server: "Server") -> int:
         from headrace.commands import remote_models
 
         run: Action = getattr(remote_models, name)
@@ -124,9 +141,11 @@ def _override(text: str) -> tuple[str, str]:
 def _add_check(actions: Commands) -> None:
     check = actions.add_parser(
         "check", help="validate repositories without serving them",
-        description="Load every model, report what is wrong, and print complete configurations.",
+        description="Load every model, report what is wrong, and print complete configurations."
+        " Models that other servers run are asked for there; those for Tritons that this server"
+        " starts are loaded in such.",
     )  # fmt: skip
-    check.add_argument("paths", nargs="+", metavar="PATH", help="repositories, or model files")
+    check.add_argument("paths", nargs="+", metavar="PATH", help="repositories, or files")
     check.add_argument("--quiet", action="store_true", help="print no configurations")
     check.add_argument(
         "--default-max-batch-size", type=int, metavar="N", help="as of 'serve'",
@@ -135,7 +154,7 @@ def _add_check(actions: Commands) -> None:
     check.add_argument("--trust-model-code", action="store_true", help="as of 'serve'")
     check.add_argument("--allow-in-process-python", action="store_true", help="as of 'serve'")
     check.add_argument("--json", action="store_true", help="print one JSON document")
-    add_environment_options(check)
+    add_settings(check, (*ENVIRONMENTS, *TRITONS))
     check.set_defaults(run=_check)
 
 
@@ -161,7 +180,18 @@ def _manifest(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    environments = environment_options(options)
+    with ExitStack() as stack:
+        try:
+            options.paths, written = take_pools(options, options.paths, stack)
+        except SettingsError as error:
+            options.parser.exit(EXIT_USAGE, f"headrace models check: {error}\n")
+        if written is not None:
+            options.paths.append(str(written))
+        return _check_within(options)
+
+
+def _check_within(options: argparse.Namespace) -> int:
+    settings = shared_settings(options, (*ENVIRONMENTS, *TRITONS))
     # Imported late: `--help` and usage errors should not wait for ONNX Runtime.
     from headrace.commands.check import check_models
 
@@ -170,7 +200,8 @@ def _check(options: argparse.Namespace) -> int:
         options.default_max_batch_size,
         options.json,
         options.quiet,
-        environments,
+        settings.environments,
+        settings.tritons,
         options.trust_model_code,
         options.allow_in_process_python,
     )

@@ -12,19 +12,23 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from headrace.client.connection import Address, Connection
+from headrace.client.address import Address
 from headrace.client.errors import ClientError, NotReached, Refused
-from headrace.client.server import Server
 from headrace.commands.parser import EXIT_FAILURE, CommandParser
 from headrace.settings import URL_ENV
+
+if TYPE_CHECKING:
+    from headrace.client.server import Server
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 TIMEOUT_SECS = 30.0
 _EXIT_PIPE = 141  # as of a process that SIGPIPE has ended
 _NAMED = 12  # models that a message names
 
-Action = Callable[[argparse.Namespace, Server], int]
+Action = Callable[[argparse.Namespace, "Server"], int]
 
 
 class CommandFailed(Exception):
@@ -70,7 +74,7 @@ def print_json(document: object) -> None:
     print(json.dumps(document, indent=indent, ensure_ascii=False))
 
 
-def explain(error: ClientError, server: Server, model: str = "") -> str:
+def explain(error: ClientError, server: "Server", model: str = "") -> str:
     """The error, and what may help: the nearest model where `model` is unknown, an option."""
     text = str(error)
     if isinstance(error, NotReached) and isinstance(error.__cause__, ConnectionRefusedError):
@@ -92,12 +96,24 @@ def explain(error: ClientError, server: Server, model: str = "") -> str:
     return f"{text}; there are {shown}"
 
 
+def content(path: str) -> bytes:
+    """What a file holds; raises `CommandFailed`."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise CommandFailed(f"{path}: {error.strerror}") from None
+
+
 def complain(options: argparse.Namespace, text: str) -> None:
     """A line on standard error that begins with the command's name."""
     print(f"{options.parser.prog}: {text}", file=sys.stderr)
 
 
 def _run(action: Action, options: argparse.Namespace) -> int:
+    # Imported late: `--help` and usage errors should not wait for it.
+    from headrace.client.connection import Connection
+    from headrace.client.server import Server
+
     headers = dict(options.header)
     if isinstance(sys.stdout, io.TextIOWrapper):  # texts of others may have no form in it
         sys.stdout.reconfigure(errors="backslashreplace")

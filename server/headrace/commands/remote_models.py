@@ -1,23 +1,17 @@
-"""`headrace models list|load|unload|config|stats`: the models of a running server."""
+"""`headrace models list|load|unload|stats`: the models of a running server."""
 
 import argparse
 import fnmatch
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
-
-from google.protobuf import json_format, text_format
 
 from headrace.client.errors import ClientError, Refused
 from headrace.client.server import Document, Server
 from headrace.commands.parser import EXIT_FAILURE
-from headrace.commands.remote import CommandFailed, complain, explain, print_json
+from headrace.commands.remote import complain, content, explain, print_json
 from headrace.commands.text import duration, number, size, table
-from headrace.core.errors import InvalidConfig
-from headrace.core.tensors import brackets
-from headrace.repository.config import parse_config
-from headrace.wire.pb.model_config_pb2 import ModelConfig
+from headrace.core.shapes import brackets
 
 
 def list_models(options: argparse.Namespace, server: Server) -> int:
@@ -102,8 +96,11 @@ def load(options: argparse.Namespace, server: Server) -> int:
         options.parser.error("--config and --file are for one model")
     config = "{}" if options.file else ""  # files need one, which the model may complete
     if options.config is not None:
-        config = _config_text(options.config)
-    files = {path: _content(local) for path, local in options.file}
+        # Imported late: everything else needs no protobuf.
+        from headrace.commands.remote_config import config_text
+
+        config = config_text(options.config)
+    files = {path: content(local) for path, local in options.file}
     known = not files  # else the name may be new
     return _each(options, server, "loaded", lambda name: server.load(name, config, files), known)
 
@@ -132,42 +129,6 @@ def _each(
     if options.json:
         print_json({"models": reports})
     return 0 if all(report["ok"] for report in reports) else EXIT_FAILURE
-
-
-def _config_text(given: str) -> str:
-    """A configuration as JSON: inline, or from a file in either form."""
-    if given.lstrip().startswith("{"):
-        text, name = given, "--config"
-    else:
-        text, name = _content(given).decode("utf-8", "replace"), given
-    if not text.lstrip().startswith("{"):
-        try:
-            return str(json_format.MessageToJson(parse_config(text, name).config, indent=None))
-        except InvalidConfig as error:
-            raise CommandFailed(str(error)) from None
-    try:
-        json_format.Parse(text, ModelConfig())
-    except json_format.ParseError as error:
-        raise CommandFailed(f"{name}: {str(error).replace('inference.', '')}") from None
-    return text
-
-
-def _content(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise CommandFailed(f"{path}: {error.strerror}") from None
-
-
-def show_config(options: argparse.Namespace, server: Server) -> int:
-    """Print a complete configuration as a `config.pbtxt`."""
-    document = server.config(options.model, options.version or "")
-    if options.json:
-        print_json(document)
-    else:
-        message = json_format.ParseDict(document, ModelConfig(), ignore_unknown_fields=True)
-        print(text_format.MessageToString(message), end="")
-    return 0
 
 
 def stats(options: argparse.Namespace, server: Server) -> int:

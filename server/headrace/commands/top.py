@@ -6,7 +6,8 @@ import sys
 import time
 from dataclasses import replace
 
-from headrace.client.connection import Address, Connection
+from headrace.client.address import Address
+from headrace.client.connection import Connection
 from headrace.client.errors import BadAnswer, ClientError, NotReached
 from headrace.client.metrics import parse
 from headrace.client.server import Server

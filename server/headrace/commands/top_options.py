@@ -1,11 +1,14 @@
 """What `headrace top` takes on its command line."""
 
 import argparse
+from typing import TYPE_CHECKING
 
-from headrace.client.server import Server
 from headrace.commands.parser import Commands
 from headrace.commands.remote import add_json, add_remote, parse_address, parse_positive
 from headrace.commands.top_table import ORDERS
+
+if TYPE_CHECKING:
+    from headrace.client.server import Server
 
 _EPILOG = """\
 Keys in a terminal: r requests, o rows, e errors, w waiting, 5 p50, 9 p99,
@@ -44,7 +47,7 @@ def add_top(commands: Commands) -> None:
     add_remote(parser, _run)
 
 
-def _run(options: argparse.Namespace, server: Server) -> int:
+def _run(options: argparse.Namespace, server: "Server") -> int:
     # Imported late: `--help` should not wait for it.
     from headrace.commands.top import top
 

@@ -4,12 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headrace.client.server import Document
 from headrace.commands.activity import ServerActivity, VersionActivity
 from headrace.commands.text import duration, number, size
 
 if TYPE_CHECKING:
     from rich.text import Text
+
+    from headrace.client.server import Document
 
 _LEAST_NAME = 8  # columns that a model's name gets at least
 
@@ -29,7 +30,8 @@ class _Column:
     head: str
     text: Callable[[VersionActivity], str]
     least_width: int = 0  # of the terminal
-    alarming: bool = False
+    alarms: Callable[[VersionActivity], bool] | None = None
+    told: Callable[[VersionActivity], object] | None = None  # shown if so of any version
 
 
 def _rate(value: float) -> str:
@@ -40,7 +42,7 @@ _COLUMNS = (
     _Column("VER", lambda v: v.version),
     _Column("REQ/S", lambda v: _rate(v.requests)),
     _Column("ROWS/S", lambda v: _rate(v.rows), 100),
-    _Column("ERR/S", lambda v: _rate(v.failures), alarming=True),
+    _Column("ERR/S", lambda v: _rate(v.failures), alarms=lambda v: v.failures > 0),
     _Column("WAIT", lambda v: str(v.waiting)),
     _Column("P50", lambda v: duration(v.latency["p50"])),
     _Column("P90", lambda v: duration(v.latency["p90"]), 100),
@@ -51,9 +53,11 @@ _COLUMNS = (
     _Column("INST", lambda v: str(sum(v.instances.values()) or "-")),
     _Column("KIND", lambda v: ",".join(v.instances) or "-", 110),
     _Column("MEMORY", lambda v: size(v.memory)),
-)
-
-_ALARMING = {column.head for column in _COLUMNS if column.alarming}
+    _Column("BACKEND", lambda v: v.backend or "-", alarms=lambda v: v.detoured,
+            told=lambda v: v.backends),
+    _Column("SERVERS", lambda v: f"{v.servers_in}/{len(v.servers)}" if v.servers else "-",
+            alarms=lambda v: v.servers_in < len(v.servers), told=lambda v: v.servers),
+)  # fmt: skip
 
 # By the key that chooses them: largest first, but names.
 ORDERS: Mapping[str, tuple[str, Callable[[VersionActivity], Any]]] = {
@@ -113,26 +117,26 @@ def rich_lines(view: View, width: int, most: int | None = None) -> "Text":
     lines += [Text(line, "red" if line == view.notice else "") for line in others]
     if view.activity is not None:
         (heads, *rows), left_out = _cells(view, width, most)
+        columns = _columns(view.activity, width)
         lines += [Text(""), Text("  ".join(heads), "reverse")]
-        lines += [_styled([head.strip() for head in heads], row) for row in rows]
+        versions = ordered(view.activity.versions, view.order)
+        lines += [_styled(columns, v, row) for v, row in zip(versions, rows, strict=False)]
         lines += [Text(left_out, "dim")] if left_out else []
     return Text("\n", no_wrap=True, overflow="crop").join(lines)
 
 
-def _styled(heads: Sequence[str], row: Sequence[str]) -> "Text":
+def _styled(columns: Sequence[_Column], version: VersionActivity, row: Sequence[str]) -> "Text":
     from rich.text import Text
 
-    idle = row[heads.index("REQ/S")].strip() == "0"
-    cells = []
-    for head, cell in zip(heads, row, strict=True):
-        alarm = head in _ALARMING and cell.strip() != "0"
-        name = head == heads[0]
-        style = "bold red" if alarm else "dim" if idle else "bold" if name else ""
-        cells.append(Text(cell, style))
+    usual = "" if version.requests else "dim"
+    cells = [Text(row[0], usual or "bold")]
+    for column, cell in zip(columns, row[1:], strict=True):
+        alarm = column.alarms is not None and column.alarms(version)
+        cells.append(Text(cell, "bold red" if alarm else usual))
     return Text("  ").join(cells)
 
 
-def document(view: View, time: float) -> Document:
+def document(view: View, time: float) -> "Document":
     """One line of `--json`; `time` is in seconds since 1970."""
     now = view.activity
     assert now is not None, "no document without two scrapes. This is a bug."
@@ -153,7 +157,7 @@ def document(view: View, time: float) -> Document:
     }
 
 
-def _version_document(version: VersionActivity) -> Document:
+def _version_document(version: VersionActivity) -> "Document":
     return {
         "model": version.model,
         "version": version.version,
@@ -167,14 +171,26 @@ def _version_document(version: VersionActivity) -> Document:
         "queue_seconds": dict(version.queue),
         "compute_seconds": dict(version.compute),
         "instances": dict(version.instances),
+        "backends": dict(version.backends),
+        "servers": dict(version.servers),
         "memory_bytes": version.memory,
     }
+
+
+def _columns(now: ServerActivity, width: int) -> list[_Column]:
+    """Those for which there is room and something to say."""
+    return [
+        column
+        for column in _COLUMNS
+        if column.least_width <= width
+        and (column.told is None or any(map(column.told, now.versions)))
+    ]
 
 
 def _cells(view: View, width: int, most: int | None) -> tuple[list[list[str]], str]:
     """Rows of cells with the width of their columns, the heads first; and what is left out."""
     assert view.activity is not None
-    columns = [column for column in _COLUMNS if column.least_width <= width]
+    columns = _columns(view.activity, width)
     versions = ordered(view.activity.versions, view.order)
     rows = [["MODEL", *(column.head for column in columns)]]
     rows += [[v.model, *(column.text(v) for column in columns)] for v in versions[:most]]

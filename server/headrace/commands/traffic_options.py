@@ -1,10 +1,13 @@
 """What `headrace models traffic` takes."""
 
 import argparse
+from typing import TYPE_CHECKING
 
-from headrace.client.server import Server
 from headrace.commands.parser import Commands
 from headrace.commands.remote import add_json, add_remote
+
+if TYPE_CHECKING:
+    from headrace.client.server import Server
 
 _SET = """\
   headrace models traffic set m 1=90 2=10
@@ -50,7 +53,7 @@ def add_traffic(actions: Commands) -> None:
         add_remote(action, _run)
 
 
-def _run(options: argparse.Namespace, server: Server) -> int:
+def _run(options: argparse.Namespace, server: "Server") -> int:
     # Imported late: `--help` should not wait for it.
     from headrace.commands.traffic import traffic
 

@@ -1,0 +1,91 @@
+"""What a process does not use, it does not import: commands, front ends, servers and workers."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import httpx
+import numpy as np
+
+from tests.support.grpc_client import GrpcClient
+from tests.support.server_process import ServerProcess, onnx_examples
+
+LIBRARIES = {
+    "fastapi", "google.protobuf", "grpc", "numpy", "onnxruntime", "prometheus_client", "pydantic",
+    "uvicorn",
+}  # fmt: skip
+# Of the standard library, what takes long.
+SLOW = {"asyncio", "email", "http.client", "multiprocessing", "ssl", "tempfile"}
+
+# What is for models that are not ONNX, and for front ends.
+OTHERS = {
+    f"headrace.{name}"
+    for name in (
+        "execution.environments", "execution.in_process", "execution.loaded_worker",
+        "execution.process", "execution.remote.model", "execution.remote.options",
+        "execution.supervision", "execution.triton.servers", "execution.worker", "frontends",
+        "front_doors", "wire.http_exchange", "wire.remote_infer", "wire.remote_rest",
+    )
+}  # fmt: skip
+_IMPORT = re.compile(r"^import time: .*\| +(\S+)$", re.MULTILINE)
+
+
+def imported_by(program: str) -> list[str]:
+    """The modules that are there after a program has run in a process of its own."""
+    listing = f"{program}\nimport sys\nprint(*sys.modules, sep='\\n')"
+    ran = subprocess.run([sys.executable, "-c", listing], capture_output=True, check=True)
+    return ran.stdout.decode().splitlines()
+
+
+def among(modules: Iterable[str], unused: Iterable[str]) -> list[str]:
+    """Which of `modules` are of the `unused` modules and packages."""
+    found = tuple(unused)
+    return [m for m in modules if m in found or m.startswith(tuple(f"{name}." for name in found))]
+
+
+def test_the_command_line_needs_little() -> None:
+    assert among(imported_by("import headrace.cli"), LIBRARIES | SLOW) == []
+
+
+def test_commands_that_ask_for_json_need_little() -> None:
+    modules = imported_by("import headrace.commands.remote_models, headrace.client.server")
+    assert among(modules, LIBRARIES) == []
+
+
+def test_a_front_end_knows_nothing_of_models() -> None:
+    modules = imported_by("import headrace.frontends.process")
+    parts = {f"headrace.{part}" for part in ("backends", "execution", "repository", "scheduling")}
+    unused = (
+        LIBRARIES - {"google.protobuf", "numpy", "uvicorn"} | parts | {"headrace.engine.engine"}
+    )
+    assert among(modules, unused) == []
+
+
+def test_a_server_imports_what_it_uses_and_does_so_before_it_is_ready(tmp_path: Path) -> None:
+    told = {"PYTHONPROFILEIMPORTTIME": "1"}
+    with ServerProcess(onnx_examples(tmp_path), environment=told) as server:
+        at_start = _IMPORT.findall(server.log)
+        assert "headrace.backends.onnx" in at_start
+        assert among(at_start, {*OTHERS, "grpc"}) == []
+        row = np.ones((1, 16), np.int32)
+        tensors = [
+            {"name": name, "shape": [1, 16], "datatype": "INT32", "data": row.tolist()}
+            for name in ("INPUT0", "INPUT1")
+        ]
+        with httpx.Client(base_url=server.url) as http:
+            for path in ("health/ready", "models/simple", "models/simple/config", "models/stats"):
+                assert http.get(f"/v2/{path}").status_code == 200
+            assert http.get(f"http://{server.metrics}/metrics").status_code == 200
+            for model, status in (("simple", 200), ("nope", 404)):
+                path = f"/v2/models/{model}/infer"
+                assert http.post(path, json={"inputs": tensors}).status_code == status
+        with GrpcClient(server.grpc) as grpc:
+            grpc.infer("simple", {"INPUT0": row, "INPUT1": row})
+        assert _IMPORT.findall(server.log)[len(at_start) :] == []
+
+
+def test_a_worker_imports_an_event_loop_for_coroutines_alone() -> None:
+    modules = imported_by("import headrace.workers.main, headrace.workers.loaders.python")
+    assert among(modules, LIBRARIES - {"numpy"} | SLOW | {"dataclasses", "subprocess"}) == []
