@@ -2,12 +2,16 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import pytest
 
 from headrace.core.tensors import Array
+from tests.contract.held import Gates
+from tests.contract.proxied import PROXIES, TRITONS, impossible, write_proxies
 from tests.contract.repository import (
     write_busy_repository,
     write_repository,
@@ -20,7 +24,18 @@ from tests.support.scrape import Scraper
 from tests.support.server_process import ServerProcess
 from tests.support.transports import grpc_transport
 
-CLIENTS: dict[str, Callable[[ServerProcess], Client]] = {
+
+class Addressed(Protocol):
+    """A running server: where gRPC and HTTP requests go."""
+
+    grpc: str
+
+    @property
+    def url(self) -> str:
+        """With the scheme."""
+
+
+CLIENTS: dict[str, Callable[[Addressed], Client]] = {
     "http": lambda server: HttpClient(server.url, binary=False),
     "http-binary": lambda server: HttpClient(server.url, binary=True),
     "grpc": lambda server: GrpcClient(server.grpc),
@@ -31,10 +46,12 @@ CARRIERS: dict[str, tuple[str, ...]] = {
     "reference": ("--http-fast-path=false", "--grpc-transport=grpcio"),
     "frontends": ("--frontends=2",),
 }
-# What was written first is compared with in the slow tests alone.
+# What was written first is compared with in the slow tests alone. Front ends carry everything in
+# them, and in the quick ones what `WITH_FRONT_ENDS` asks: how requests and answers pass through.
 EACH_CARRIER = [
     pytest.param(name, marks=pytest.mark.slow) if name == "reference" else name for name in CARRIERS
 ]
+WITH_FRONT_ENDS = {"test_infer"}
 Rounds = Callable[[float], Array]
 _TRIAL_ROUNDS = 20_000
 
@@ -45,6 +62,19 @@ FIRST_CARRIER = [
 ]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip with a reason what cannot be told through a proxy, and leave the rest to slow tests."""
+    for item in items:
+        if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
+            continue
+        in_front = item.callspec.params.get("server") == "frontends"
+        if in_front and item.path.stem not in WITH_FRONT_ENDS:
+            item.add_marker(pytest.mark.slow)
+        carriers = [value for value in item.callspec.params.values() if isinstance(value, str)]
+        if reason := impossible(item.path.stem, item.originalname, carriers):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
 @pytest.fixture(scope="session")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The suite's model repository."""
@@ -53,14 +83,46 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="session", params=EACH_CARRIER)
-def server(request: pytest.FixtureRequest, repository: Path) -> Iterator[ServerProcess]:
-    """The suite's server, by each way to carry requests. It must not have met a bug in the end."""
-    options = ("--allow-client-shm", *CARRIERS[request.param])
-    with ServerProcess(repository, options=options) as process:
-        yield process
-        assert process.stop() == 0
-        assert "bug " not in process.log
+@pytest.fixture(scope="session")
+def servers(
+    repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], ServerProcess]]:
+    """The suite's servers by their carriers, each started when it is first asked for.
+
+    They stay until the end: pytest would end one for the next, and start it again for the next
+    file. None of them must have met a bug in the end.
+    """
+    with ExitStack() as stack:
+        started: dict[str, ServerProcess] = {}
+
+        def find(carrier: str) -> ServerProcess:
+            if carrier not in started:
+                models = repository
+                if carrier in PROXIES:
+                    models = tmp_path_factory.mktemp(carrier)
+                    write_proxies(repository, models, find("default"), *PROXIES[carrier])
+                options = ("--allow-client-shm", *CARRIERS.get(carrier, ()))
+                process = ServerProcess(models, options=options)
+                started[carrier] = stack.enter_context(process)
+            return started[carrier]
+
+        yield find
+        for process in reversed(started.values()):
+            assert process.stop() == 0
+            assert "bug " not in process.log
+
+
+# What a proxy says is expected to be what the server behind it says.
+EACH_PROXY = [pytest.param(name, marks=pytest.mark.slow) for name in PROXIES if name not in TRITONS]
+EACH_TRITON = [pytest.param(name, marks=pytest.mark.slow) for name in TRITONS]
+
+
+@pytest.fixture(scope="session", params=[*EACH_CARRIER, *EACH_PROXY])
+def server(
+    request: pytest.FixtureRequest, servers: Callable[[str], ServerProcess]
+) -> ServerProcess:
+    """The suite's server, by each way to carry requests."""
+    return servers(request.param)
 
 
 @pytest.fixture(scope="session", params=CLIENTS)
@@ -99,17 +161,24 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.fixture(scope="session")
-def busy_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models that take as long as a request says."""
+def gates(tmp_path_factory: pytest.TempPathFactory) -> Gates:
+    """The gates of the server with slow models."""
+    return Gates(tmp_path_factory.mktemp("gates"))
+
+
+@pytest.fixture(scope="session")
+def busy_repository(tmp_path_factory: pytest.TempPathFactory, gates: Gates) -> Path:
+    """Models that take as long as a request says, or a test wants."""
     root = tmp_path_factory.mktemp("busy")
-    write_busy_repository(root)
+    write_busy_repository(root, gates.folder)
     return root
 
 
 @pytest.fixture(scope="session")
 def busy_server(request: pytest.FixtureRequest, busy_repository: Path) -> Iterator[ServerProcess]:
     """A server whose models take as long as a request says."""
-    with ServerProcess(busy_repository, options=grpc_transport(request)) as process:
+    options = ("--allow-in-process-python", *grpc_transport(request))
+    with ServerProcess(busy_repository, options=options) as process:
         yield process
         assert process.stop() == 0
         assert "bug " not in process.log

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from headrace.core.datatypes import Datatype
 from tests.contract import graphs
+from tests.contract.held import write_held_model
 from tests.models.onnx_graphs import add_sub, identity, lookup, write_model
 
 _HOLD = 'parameters { key: "execution" value { string_value: "thread" } }'
@@ -50,15 +51,16 @@ def write_repository(root: Path) -> None:
             write_model(root, f"versions_{policy}", graph, config, version=number)
 
 
-def write_busy_repository(root: Path) -> None:
+def write_busy_repository(root: Path, gates: Path) -> None:
     """Models whose requests take as long as they ask for, under one scheduling policy each.
 
     They have a server of their own: tests look at its metrics all the time, which takes the longer
-    the more models there are.
+    the more models there are. It must allow Python models in its process.
     """
-    for name in _SCHEDULED:
+    for name in ("spin", "spin_two", "spin_limited"):
         _add_scheduled(root, name)
-    write_model(root, "one_by_one", graphs.spin(), f"max_batch_size: 0\n{_ONE_INSTANCE}\n{_HOLD}")
+    for name, (rows, instances, batching) in _HELD.items():
+        write_held_model(root, name, gates, batching, rows, instances)
     write_model(root, "preferred", graphs.add_constant(1), f"max_batch_size: 8\n{_PREFERRED}")
     write_model(root, "patient", graphs.add_constant(1), f"max_batch_size: 8\n{_PATIENT}")
     write_model(root, "lookup_four", lookup(), f"max_batch_size: 8\n{_PREFERRED}")
@@ -165,41 +167,42 @@ dynamic_batching { preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 200
 
 _PATIENT = "dynamic_batching { max_queue_delay_microseconds: 150000 }"
 
+_LIMITED = "dynamic_batching { default_queue_policy { max_queue_size: 2 } }"
+_DELAY = """dynamic_batching { default_queue_policy { timeout_action: DELAY
+    default_timeout_microseconds: 60000000 allow_timeout_override: true } }"""
+_PRIORITY = """dynamic_batching { priority_levels: 2 default_priority_level: 2
+    priority_queue_policy { key: 1 value { max_queue_size: 1 } } }"""
+
 _SCHEDULED = {
     "spin": (8, _ONE_INSTANCE, ""),
     "spin_two": (1, _TWO_INSTANCES, ""),
-    "spin_ordered": (1, _TWO_INSTANCES, "dynamic_batching { preserve_ordering: true }"),
-    "spin_limited": (
+    "spin_limited": (1, _ONE_INSTANCE, _LIMITED),
+    "spin_delay": (1, _ONE_INSTANCE, _DELAY),
+    "spin_priority": (1, _ONE_INSTANCE, _PRIORITY),
+}
+
+_HELD = {
+    "held": (8, 1, ""),
+    "held_alone": (0, 1, ""),
+    "held_two": (1, 2, ""),
+    "held_ordered": (1, 2, "dynamic_batching { preserve_ordering: true }"),
+    "held_limited": (1, 1, _LIMITED),
+    "held_reject": (
         1,
-        _ONE_INSTANCE,
-        "dynamic_batching { default_queue_policy { max_queue_size: 2 } }",
+        1,
+        "dynamic_batching { default_queue_policy { default_timeout_microseconds: 1500000 } }",
     ),
-    "spin_reject": (
+    "held_override": (
         1,
-        _ONE_INSTANCE,
-        "dynamic_batching { default_queue_policy { default_timeout_microseconds: 20000 } }",
-    ),
-    "spin_override": (
         1,
-        _ONE_INSTANCE,
         """dynamic_batching { default_queue_policy {
              default_timeout_microseconds: 60000000 allow_timeout_override: true } }""",
     ),
-    "spin_no_default": (
+    "held_no_default": (
         1,
-        _ONE_INSTANCE,
+        1,
         "dynamic_batching { default_queue_policy { allow_timeout_override: true } }",
     ),
-    "spin_delay": (
-        1,
-        _ONE_INSTANCE,
-        """dynamic_batching { default_queue_policy { timeout_action: DELAY
-             default_timeout_microseconds: 60000000 allow_timeout_override: true } }""",
-    ),
-    "spin_priority": (
-        1,
-        _ONE_INSTANCE,
-        """dynamic_batching { priority_levels: 2 default_priority_level: 2
-             priority_queue_policy { key: 1 value { max_queue_size: 1 } } }""",
-    ),
+    "held_delay": (1, 1, _DELAY),
+    "held_priority": (1, 1, _PRIORITY),
 }

@@ -38,7 +38,11 @@ from tests.support.http_socket import HttpSocket, ask
 from tests.support.server_process import ServerProcess
 
 # grpcio tests its own signs of life.
-NATIVE = pytest.mark.parametrize("watchful", ["default", "frontends"], indirect=True)
+NATIVE = pytest.mark.parametrize(
+    "watchful",
+    ["default", pytest.param("frontends", marks=pytest.mark.slow)],
+    indirect=True,
+)
 _MESSAGE = infer_message("identity", [Input("INPUT0", np.zeros((1, 1), np.float32))])
 _LARGE = infer_message("identity", [Input("INPUT0", np.zeros((1, 4_000), np.float32))])
 
@@ -235,10 +239,12 @@ def test_no_call_is_lost_by_age(restless: ServerProcess) -> None:
 
     with ThreadPoolExecutor(3) as pool:
         callers = [pool.submit(call) for _ in range(3)]
-        for _ in range(5):
-            with Connection(restless.grpc) as client:
-                assert client.until(GOAWAY)
-        done.set()
+        try:
+            for _ in range(5):
+                with Connection(restless.grpc) as client:
+                    assert client.until(GOAWAY)
+        finally:
+            done.set()
         assert all(caller.result() > 5 for caller in callers)
 
 
@@ -319,6 +325,7 @@ def _doors(server: ServerProcess) -> list[tuple[str, str]]:
     return [("http", server.http), ("grpc", server.grpc)]
 
 
+@pytest.mark.slow
 def test_a_port_is_shared_only_by_those_who_want_it(small_repository: Path) -> None:
     with ServerProcess(small_repository, options=("--reuse-http-port=true",)) as first:
         port = first.http.rpartition(":")[2]

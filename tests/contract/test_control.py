@@ -385,6 +385,7 @@ def test_larger_files_than_control_requests_have(world: World) -> None:
         world.client.load("ballast", config="{}", files={"1/ballast": bytes(5 << 20)})
 
 
+@pytest.mark.slow
 def test_files_go_with_what_uses_them(tmp_path: Path) -> None:
     folder = tmp_path / "tmp"
     folder.mkdir()

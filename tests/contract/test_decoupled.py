@@ -3,9 +3,10 @@
 import json
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import numpy as np
@@ -22,6 +23,7 @@ from tests.models.streaming_models import FLOOD, FLOOD_CONFIG, TELLER, TELLER_CO
 from tests.support.client import Input, Parameter, strings
 from tests.support.grpc_client import GrpcClient, infer_message, parameter
 from tests.support.http_socket import RawAnswer, ask, request
+from tests.support.remote import write_remote
 from tests.support.scrape import Scraper, until
 from tests.support.server_process import ServerProcess
 
@@ -35,19 +37,34 @@ _WAITING = 48 << 20  # bytes that may wait for it: the system's buffers are most
 _GROWN = 160 << 20  # bytes that all processes of the server may take more for it
 
 
-@pytest.fixture(scope="module", params=FIRST_CARRIER)
+REMOTE_CARRIERS = [
+    pytest.param(name, marks=pytest.mark.slow) for name in ("remote", "remote frontends")
+]
+
+
+@pytest.fixture(scope="module", params=[*FIRST_CARRIER, *REMOTE_CARRIERS])
 def streaming(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """A server of these models, by each way to carry requests."""
+    """A server of these models, by each way to carry requests; also where another one runs them."""
     root = tmp_path_factory.mktemp("decoupled")
     write_python_model(root, "teller", TELLER, TELLER_CONFIG)
     write_python_model(root, "flood", FLOOD, FLOOD_CONFIG)
+    carrier = request.param.removeprefix("remote").strip() or "default"
     latencies = ("--metrics-config=histogram_latencies=true",)
-    with ServerProcess(root, options=CARRIERS[request.param] + latencies) as process:
+    with ExitStack() as stack:
+        if "remote" in request.param:
+            there = stack.enter_context(ServerProcess(root))
+            root = tmp_path_factory.mktemp("front")
+            for name in ("teller", "flood"):
+                write_remote(root, name, there.grpc)
+        options = CARRIERS[carrier] + latencies
+        process = stack.enter_context(ServerProcess(root, options=options))
         yield process
         assert process.stop() == 0
         assert "bug " not in process.log, process.log
+        # grpcio tells by one of its own that a client went away while it was writing.
+        assert "Traceback" not in process.log or "ExecuteBatchError" in process.log, process.log
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +72,21 @@ def streaming_grpc(streaming: ServerProcess) -> Iterator[GrpcClient]:
     """That server over gRPC."""
     with GrpcClient(streaming.grpc) as client:
         yield client
+
+
+class Refusal(NamedTuple):
+    """The statuses of the model's own error."""
+
+    http: int
+    grpc: grpc.StatusCode
+
+
+@pytest.fixture
+def refusal(request: pytest.FixtureRequest) -> Refusal:
+    """What is left of it on the way: a stream of another server brings the text alone."""
+    if "remote" in request.node.callspec.params["streaming"]:
+        return Refusal(500, grpc.StatusCode.INTERNAL)
+    return Refusal(404, grpc.StatusCode.NOT_FOUND)
 
 
 @pytest.fixture
@@ -138,13 +170,15 @@ def test_an_error_after_responses(streaming_grpc: GrpcClient, idle: Scraper) -> 
         assert told(stream.receive())[1] == "b0"
 
 
-def test_a_real_status_after_responses(streaming_grpc: GrpcClient, idle: Scraper) -> None:
+def test_a_real_status_after_responses(
+    streaming_grpc: GrpcClient, refusal: Refusal, idle: Scraper
+) -> None:
     with Stream(streaming_grpc, ("triton_grpc_error", "true")) as stream:
         stream.send(tell("a", 1, fail=True))
         assert told(stream.receive())[1] == "a0"
         with pytest.raises(grpc.RpcError):
             stream.receive()
-        assert stream.call.code() is grpc.StatusCode.NOT_FOUND
+        assert stream.call.code() is refusal.grpc
 
 
 def test_requests_that_do_not_fit(streaming_grpc: GrpcClient, idle: Scraper) -> None:
@@ -209,21 +243,23 @@ def test_a_stream_of_events(
     ]
 
 
-@pytest.mark.parametrize(("count", "status"), [(0, 404), (2, 200)])
+@pytest.mark.parametrize("count", [0, 2])
 def test_an_error_among_the_events(
-    streaming: ServerProcess, idle: Scraper, count: int, status: int
+    streaming: ServerProcess, refusal: Refusal, idle: Scraper, count: int
 ) -> None:
     """The first thing that comes decides on the status."""
     document = {"TEXT": "a", "COUNT": count, "fail": True}
     answer = generate(streaming, "generate_stream", document)
-    assert answer.status == status
+    assert answer.status == (200 if count else refusal.http)
     found = events(answer)
     assert [event.get("OUT", event.get("error")) for event in found] == [
         *(f"a{n}" for n in range(count)), "as asked",
     ]  # fmt: skip
 
 
-def test_generate_takes_exactly_one_response(streaming: ServerProcess, idle: Scraper) -> None:
+def test_generate_takes_exactly_one_response(
+    streaming: ServerProcess, refusal: Refusal, idle: Scraper
+) -> None:
     text = "generate expects model to produce exactly 1 response, use generate stream"
     for final in (True, False):
         document = {"TEXT": "a", "COUNT": 1, "final": final}
@@ -235,7 +271,7 @@ def test_generate_takes_exactly_one_response(streaming: ServerProcess, idle: Scr
     assert none.status == 500
     assert none.error.startswith(text)
     failed = generate(streaming, "generate", {"TEXT": "a", "COUNT": 0, "fail": True})
-    assert (failed.status, failed.error) == (404, "as asked")
+    assert (failed.status, failed.error) == (refusal.http, "as asked")
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

@@ -24,6 +24,9 @@ from tests.support.server_process import ServerProcess
 BLOCK = "# /// script\n# dependencies = ['flavour>=2']\n# requires-python = '>=3.10'\n# ///\n"
 ENV_PATH = "EXECUTION_ENV_PATH"
 
+# Environments are built; their parts are tested in tests/execution/environments.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

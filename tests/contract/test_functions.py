@@ -16,7 +16,8 @@ import pytest
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import ExecutionFailed, InvalidRequest, RepositoryError, ServerError
 from headrace.execution.python_backend import PythonBackend
-from tests.contract.conftest import CLIENTS
+from tests.contract.conftest import CLIENTS, EACH_PROXY
+from tests.contract.proxied import behind
 from tests.execution.test_python_backend import spec
 from tests.models.python_models import write_python_model
 from tests.support.client import Client, Input, strings
@@ -37,16 +38,19 @@ NARROW = """
 """
 
 
-@pytest.fixture(scope="module")
-def function_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+@pytest.fixture(scope="module", params=["default", *EACH_PROXY])
+def function_server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
     """A server of functions: one as a file, the others in a repository."""
-    root = tmp_path_factory.mktemp("functions")
+    root, front = tmp_path_factory.mktemp("functions"), tmp_path_factory.mktemp("front")
     for name in [*PLAIN, *STREAMS, *(["tables"] if find_spec("pyarrow") else [])]:
         write_python_model(root, name, (FUNCTIONS / f"{name}.py").read_text())
     two = (FUNCTIONS / "area.py").read_text() + "\n@model\ndef other(x: int) -> int: return x\n"
     write_python_model(root, "narrow", two, NARROW)
     with ServerProcess(root, options=[str(FUNCTIONS / "sentiment.py")]) as process:
-        yield process
+        with behind(request.param, process, root, front, ["sentiment"]) as server:
+            yield server
         assert process.stop() == 0
         assert "bug " not in process.log
         assert "the counter is closed" in process.log

@@ -26,7 +26,7 @@ from tests.support.grpc_client import (
 from tests.support.http2_socket import REQUEST, Http2Socket, prefixed
 from tests.support.scrape import Scraper
 from tests.support.server_process import ServerProcess
-from tests.support.transports import TRANSPORTS, over_both_transports
+from tests.support.transports import EACH_TRANSPORT, over_both_transports
 
 # What is tested here is the transport itself, not what every transport has in common.
 NATIVE = pytest.mark.parametrize("server", ["default"], indirect=True)
@@ -35,9 +35,9 @@ TLS = Path(__file__).parents[1] / "support" / "tls"
 _LARGE = 33 << 20
 
 
-def _identity(nbytes: int) -> pb.ModelInferRequest:
+def _identity(nbytes: int, model: str = "identity_FP32") -> pb.ModelInferRequest:
     values = np.arange(nbytes // 4, dtype=np.float32).reshape(1, -1)
-    return infer_message("identity_FP32", [Input("INPUT0", values)], id="large")
+    return infer_message(model, [Input("INPUT0", values)], id="large")
 
 
 # --- the head of a call
@@ -132,18 +132,18 @@ def test_a_message_byte_by_byte(server: ServerProcess) -> None:
 # --- sizes
 
 
-@pytest.fixture(params=TRANSPORTS)
-def wide(request: pytest.FixtureRequest, repository: Path) -> Iterator[ServerProcess]:
+@pytest.fixture(params=EACH_TRANSPORT)
+def wide(request: pytest.FixtureRequest, small_repository: Path) -> Iterator[ServerProcess]:
     """A server that takes large messages."""
     options = ("--max-request-bytes=50000000", f"--grpc-transport={request.param}")
-    with ServerProcess(repository, options=options) as process:
+    with ServerProcess(small_repository, options=options) as process:
         yield process
         assert process.stop() == 0
 
 
 def test_large_messages_both_ways(wide: ServerProcess) -> None:
     with GrpcClient(wide.grpc) as client, ThreadPoolExecutor(3) as pool:
-        message = _identity(_LARGE)
+        message = _identity(_LARGE, "identity")
         call = client.procedure("ModelInfer", pb.ModelInferResponse)
         answers = list(pool.map(lambda _: call(message, timeout=60), range(3)))
     for answer in answers:
@@ -192,7 +192,7 @@ def test_a_deadline(busy_server: ServerProcess, rounds: Rounds, busy_metrics: Sc
     """The call ends, and what it had asked for is not done."""
     with GrpcClient(busy_server.grpc) as client:
         spin = client.procedure("ModelInfer", pb.ModelInferResponse)
-        running = spin.future(infer_message("spin", [Input("ROUNDS", rounds(0.5))]), timeout=60)
+        running = spin.future(infer_message("spin", [Input("ROUNDS", rounds(1))]), timeout=60)
         busy_metrics.until_running("spin")
         waiting = infer_message("spin", [Input("ROUNDS", np.array([[1]]))])
         with pytest.raises(grpc.RpcError) as caught:
@@ -219,7 +219,7 @@ def test_the_server_keeps_the_deadline_by_itself(
 # --- encryption
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", EACH_TRANSPORT)
 def test_tls(small_repository: Path, transport: str) -> None:
     files = [f"--grpc-server-cert={TLS / 'server.pem'}", f"--grpc-server-key={TLS / 'server.key'}"]
     options = ("--grpc-use-ssl", *files, f"--grpc-transport={transport}")
@@ -236,7 +236,7 @@ def test_tls(small_repository: Path, transport: str) -> None:
         assert process.stop() == 0
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", EACH_TRANSPORT)
 def test_tls_for_clients_with_a_certificate(small_repository: Path, transport: str) -> None:
     options = (
         "--grpc-use-ssl", "--grpc-use-ssl-mutual", f"--grpc-transport={transport}",
@@ -260,11 +260,16 @@ def test_tls_for_clients_with_a_certificate(small_repository: Path, transport: s
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ((), "needs --grpc-server-cert"),
-        ((f"--grpc-server-cert={TLS / 'server.pem'}",), "needs --grpc-server-key"),
-        (
+        pytest.param((), "needs --grpc-server-cert", marks=pytest.mark.slow),
+        pytest.param(
+            (f"--grpc-server-cert={TLS / 'server.pem'}",),
+            "needs --grpc-server-key",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             (f"--grpc-server-cert={TLS / 'nothing'}", f"--grpc-server-key={TLS / 'server.key'}"),
             "--grpc-server-cert: there is no file",
+            marks=pytest.mark.slow,
         ),
         (
             (f"--grpc-server-cert={TLS / 'server.pem'}", f"--grpc-server-key={TLS / 'client.key'}"),
@@ -272,9 +277,7 @@ def test_tls_for_clients_with_a_certificate(small_repository: Path, transport: s
         ),
     ],
 )
-@pytest.mark.parametrize(
-    "transport", [TRANSPORTS[0], *[pytest.param(t, marks=pytest.mark.slow) for t in TRANSPORTS[1:]]]
-)
+@pytest.mark.parametrize("transport", EACH_TRANSPORT)
 def test_tls_without_its_files(
     small_repository: Path, transport: str, options: tuple[str, ...], text: str
 ) -> None:

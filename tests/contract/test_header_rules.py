@@ -8,12 +8,12 @@ from typing import Any
 import grpc
 import pytest
 
+from headrace.cli import main
 from headrace.core.errors import Restricted
 from headrace.wire.pb import POOL
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.status import STATUS
 from tests.contract.conftest import CARRIERS, FIRST_CARRIER
-from tests.support.command import run
 from tests.support.grpc_client import OPTIONS, SERVICE, infer_message, procedure
 from tests.support.http_socket import HttpSocket, RawAnswer, ask, request
 from tests.support.server_process import ServerProcess
@@ -298,12 +298,14 @@ def test_both_protocols_have_a_status_for_it() -> None:
         ("--grpc-restricted-protocol=health", "--grpc-restricted-protocol: expected CATEGORIES:"),
     ],
 )
-def test_rules_that_cannot_be(repository: Path, option: str, text: str) -> None:
-    done = run("serve", "--model-repository", str(repository), option)
-    assert done.returncode == 2
-    assert text in done.stderr
+def test_rules_that_cannot_be(capsys: pytest.CaptureFixture[str], option: str, text: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "--model-repository", "x", option])
+    assert ended.value.code == 2
+    assert text in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_rules_from_the_environment(repository: Path) -> None:
     rules = "health:a=b:c\nmetadata:d=e"
     environment = {"HEADRACE_HTTP_RESTRICTED_API": rules, "HEADRACE_GRPC_RESTRICTED_PROTOCOL": ""}

@@ -405,6 +405,7 @@ def test_trailers_are_read_and_dropped(server: ServerProcess) -> None:
     assert ask(server.http, "GET", "/v2/health/live").status == 200
 
 
+@pytest.mark.slow
 def test_an_unknown_uvicorn_gets_the_plain_route(tmp_path: Path, small_repository: Path) -> None:
     patch = "import uvicorn\nuvicorn.__version__ = '99.1.0'\n"
     (tmp_path / "sitecustomize.py").write_text(patch)

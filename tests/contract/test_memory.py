@@ -24,6 +24,7 @@ def alone(repository: Path) -> Iterator[ServerProcess]:
         yield process
 
 
+@pytest.mark.slow
 def test_requests_make_no_cycles(alone: ServerProcess) -> None:
     """The collector has nothing to do: objects go as soon as their request is answered."""
 

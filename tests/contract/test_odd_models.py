@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import ExecutionFailed
+from tests.contract.conftest import EACH_PROXY
+from tests.contract.proxied import behind
 from tests.contract.test_grpc_stream import Stream
 from tests.contract.test_pb_utils import ask, stream_of, values
 from tests.models.python_models import write_python_model
@@ -24,16 +26,20 @@ from tests.support.scrape import until
 from tests.support.server_process import ServerProcess
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+@pytest.fixture(scope="module", params=["default", *EACH_PROXY])
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
     """A server of odd models."""
-    root = tmp_path_factory.mktemp("odd")
+    root, front = tmp_path_factory.mktemp("odd"), tmp_path_factory.mktemp("front")
     write_python_model(root, "odd", ODD, CONFIG)
     write_python_model(root, "odd_coroutine", ODD_COROUTINE, DECOUPLED)
     write_python_model(root, "ordinary", ORDINARY, CONFIG)
     write_python_model(root, "many", MANY, DECOUPLED)
-    with ServerProcess(root, options=["--exit-timeout-secs=5"]) as process:
-        yield process
+    options = ["--exit-timeout-secs=5"]
+    with ServerProcess(root, options=options) as process:
+        with behind(request.param, process, root, front, options=options) as server:
+            yield server
         assert process.stop() == 0
         assert "bug " not in process.log, process.log
         assert "was ended by" not in process.log

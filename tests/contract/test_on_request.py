@@ -246,6 +246,7 @@ def test_models_without_requests_go(tmp_path: Path) -> None:
         assert add(client, "add_1") == 1
 
 
+@pytest.mark.slow
 def test_a_pinned_model_that_is_not_there(tmp_path: Path) -> None:
     write_model(tmp_path, "add_1", graphs.add_constant(1), CONFIG)
     options = ("--load-on-request", "--pin-model=nobody")

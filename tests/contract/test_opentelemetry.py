@@ -66,6 +66,7 @@ CONFIG = "max_batch_size: 8\n" + tensors("input", ("COMMAND", "STRING", "1")) + 
     "output", ("TOLD", "STRING", "1")
 )  # fmt: skip
 ROW = np.ones((1, 3), np.float32)
+_CLOCKS_NS = 50_000_000
 _numbers = count(1)
 
 
@@ -80,7 +81,7 @@ def collector() -> Iterator[OtlpReceiver]:
     scope="module",
     params=[
         pytest.param((), id="default"),
-        pytest.param(("--frontends=1",), id="frontends"),
+        pytest.param(("--frontends=1",), id="frontends", marks=pytest.mark.slow),
         pytest.param(
             ("--http-fast-path=false", "--grpc-transport=grpcio"),
             id="reference",
@@ -174,7 +175,9 @@ def test_a_request_is_three_spans(
     assert (root.name, model.name, compute.name) == ("InferRequest", "identity", "compute")
     assert root.trace == model.trace == compute.trace
     assert root.parent == ""
-    assert root.start <= model.start <= compute.start <= compute.end <= model.end <= root.end
+    assert model.start <= compute.start <= compute.end <= model.end
+    # The root may be of a front end, a process that has set its clock by the system's by itself.
+    assert root.start - _CLOCKS_NS <= model.start <= model.end <= root.end + _CLOCKS_NS
     kind = "HTTP_RECV" if door in ("http", "generate") else "GRPC_WAITREAD"
     sent = kind[:4] + "_SEND"
     assert root.events == [

@@ -11,7 +11,8 @@ import pytest
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ExecutionFailed, NotFound, Unsupported
 from headrace.wire.pb import grpc_service_pb2 as pb
-from tests.contract.conftest import CLIENTS
+from tests.contract.conftest import CLIENTS, EACH_PROXY
+from tests.contract.proxied import behind
 from tests.contract.test_grpc_stream import Stream
 from tests.models.onnx_graphs import add_sub, write_model
 from tests.models.python_models import IDENTITY, tensors, write_python_model
@@ -50,11 +51,15 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module")
-def server(root: Path) -> Iterator[ServerProcess]:
+@pytest.fixture(scope="module", params=["default", *EACH_PROXY])
+def server(
+    request: pytest.FixtureRequest, root: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
     """A server of these models."""
-    with ServerProcess(root, options=["--exit-timeout-secs=5"]) as process:
-        yield process
+    front, options = tmp_path_factory.mktemp("front"), ["--exit-timeout-secs=5"]
+    with ServerProcess(root, options=options) as process:
+        with behind(request.param, process, root, front, options=options) as server:
+            yield server
         assert process.stop() == 0
         assert "bug " not in process.log, process.log
 

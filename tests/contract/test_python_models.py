@@ -23,10 +23,12 @@ from headrace.core.errors import (
     Unsupported,
 )
 from headrace.wire.status import STATUS
-from tests.contract.conftest import CLIENTS
+from tests.contract.conftest import CLIENTS, EACH_PROXY, EACH_TRITON
+from tests.contract.proxied import TRITONS, behind
 from tests.models.python_models import ADD_SUB, IDENTITY, execution, tensors, write_python_model
 from tests.support.client import Client, strings
 from tests.support.server_process import ServerProcess
+from tests.support.triton_server import Triton, real_program
 
 _TYPES = [datatype for datatype in Datatype if datatype is not Datatype.BF16]
 
@@ -59,6 +61,11 @@ TELLING = """
     import numpy as np
     import triton_python_backend_utils as pb_utils
 
+    SEEN = {
+        "tell": {"seen": 1, "really": True, "name": "x"},
+        "odd": {"high": float("inf"), "low": -float("inf"), "none": float("nan")},
+    }
+
 
     class TritonPythonModel:
         def initialize(self, args):
@@ -89,28 +96,45 @@ TELLING = """
                 )
             told = {
                 "id": request.request_id(), "parameters": json.loads(request.parameters()),
-                "outputs": request.requested_output_names(), "timeout": request.timeout(),
+                "outputs": sorted(request.requested_output_names()), "timeout": request.timeout(),
                 "count": count, "args": self.args if step == "args" else None,
             }
             return pb_utils.InferenceResponse(
                 [pb_utils.Tensor("TOLD", np.array([[json.dumps(told)]], object)),
                  pb_utils.Tensor("MORE", np.zeros((1, 2), np.int8))],
-                parameters={"seen": 1, "really": True, "name": "x"} if step == "tell" else None,
+                **({"parameters": SEEN[step]} if step in SEEN else {}),
             )
 """
 
 
-@pytest.fixture(scope="session", params=["process", pytest.param("inline", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="session",
+    params=["process", pytest.param("inline", marks=pytest.mark.slow), *EACH_PROXY, *EACH_TRITON],
+)
 def python_server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ServerProcess]:
+) -> Iterator[ServerProcess | Triton]:
     """A server of Python models, by where they run."""
-    root = tmp_path_factory.mktemp("python")
-    write_models(root, execution(request.param))
+    root, front = tmp_path_factory.mktemp("python"), tmp_path_factory.mktemp("front")
+    write_models(root, execution("inline" if request.param == "inline" else "process"))
+    if request.param in TRITONS:
+        with behind(request.param, request.getfixturevalue("triton"), root, front) as server:
+            yield server
+        return
     with ServerProcess(root, options=["--allow-in-process-python"]) as process:
-        yield process
+        with behind(request.param, process, root, front) as server:
+            yield server
         assert process.stop() == 0
         assert "bug " not in process.log
+
+
+@pytest.fixture(scope="session")
+def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
+    """A real Triton with these models."""
+    root = tmp_path_factory.mktemp("triton")
+    write_models(root / "models", execution("process"))
+    with Triton(real_program(), root / "models", root / "log") as server:
+        yield server
 
 
 def write_models(root: Path, where: str) -> None:
@@ -136,7 +160,9 @@ def write_models(root: Path, where: str) -> None:
 
 
 @pytest.fixture(scope="module", params=CLIENTS)
-def python(request: pytest.FixtureRequest, python_server: ServerProcess) -> Iterator[Client]:
+def python(
+    request: pytest.FixtureRequest, python_server: ServerProcess | Triton
+) -> Iterator[Client]:
     """That server through each transport and form of tensors."""
     with CLIENTS[request.param](python_server) as client:
         yield client
@@ -191,7 +217,7 @@ def test_a_model_that_completes_its_configuration(python: Client) -> None:
 def test_what_a_model_sees_of_a_request(python: Client) -> None:
     told = tell(python, id="seven", parameters={"own": "x", "timeout": 5_000_000})
     assert told == {
-        "id": "seven", "parameters": {"own": "x"}, "outputs": ["TOLD", "MORE"],
+        "id": "seven", "parameters": {"own": "x"}, "outputs": ["MORE", "TOLD"],
         "timeout": 5_000_000, "count": 1, "args": None,
     }  # fmt: skip
     assert tell(python, outputs=["TOLD"])["outputs"] == ["TOLD"]
@@ -211,6 +237,15 @@ def test_what_a_model_is_started_with(python: Client) -> None:
 def test_parameters_of_a_response(python: Client) -> None:
     answer = python.infer("py_telling", {"STEP": strings([b"tell"], [1, 1])})
     assert answer.parameters == {"seen": 1, "really": True, "name": "x"}
+
+
+def test_parameters_that_json_has_no_numbers_for(python: Client) -> None:
+    answer = python.infer("py_telling", {"STEP": strings([b"odd"], [1, 1])})
+    assert {n: str(value) for n, value in answer.parameters.items()} == {
+        "high": "inf", "low": "-inf", "none": "nan",
+    }  # fmt: skip
+    told = tell(python, "go", parameters={"high": float("inf")})
+    assert told["parameters"] == {"high": float("inf")}
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Models that another server runs: clients are told what that server would have told them."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -46,10 +46,9 @@ CASES: list[tuple[str, Inputs]] = [
 
 
 @pytest.fixture(scope="module")
-def there(repository: Path) -> Iterator[ServerProcess]:
+def there(servers: Callable[[str], ServerProcess]) -> ServerProcess:
     """The server that runs the models."""
-    with ServerProcess(repository) as process:
-        yield process
+    return servers("default")
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +84,9 @@ def split_front(models: Path) -> Iterator[ServerProcess]:
         assert "bug " not in process.log
 
 
-@pytest.fixture(scope="module", params=[*CLIENTS, "frontends"])
+@pytest.fixture(
+    scope="module", params=[*CLIENTS, pytest.param("frontends", marks=pytest.mark.slow)]
+)
 def pair(request: pytest.FixtureRequest, there: ServerProcess) -> Iterator[tuple[Client, Client]]:
     """The model's server, and the one before it."""
     kind: str = request.param
@@ -139,6 +140,7 @@ def test_metadata_are_completed_from_the_server(pair: tuple[Client, Client]) -> 
         assert config.max_batch_size == direct.model_config(name).max_batch_size
 
 
+@pytest.mark.slow
 def test_the_completed_configuration_can_be_loaded(there: ServerProcess, tmp_path: Path) -> None:
     write_remote(tmp_path, "simple", there.grpc)
     options = ("--model-control-mode=explicit", "--load-model=*")
@@ -169,6 +171,22 @@ def test_version_directories_are_versions_there(pair: tuple[Client, Client]) -> 
     zero = {"INPUT0": np.zeros((1, 1), np.float32)}
     assert through.infer("versions_all", zero)["OUTPUT0"].tolist() == [[10]]
     assert through.infer("versions_all", zero, version="1")["OUTPUT0"].tolist() == [[1]]
+
+
+@pytest.mark.parametrize("scheme", ["grpc", "http"])
+def test_samples_are_run_on_a_server(there: ServerProcess, tmp_path: Path, scheme: str) -> None:
+    sample = """model_warmup {{ name: "one" batch_size: 2 inputs {{ key: "INPUT0"
+        value {{ data_type: TYPE_FP32 dims: [ {} ] zero_data: true }} }} }}"""
+    at = there.grpc if scheme == "grpc" else there.url
+    write_remote(tmp_path, "row_sum", at, more=sample.format(4))
+    with Scraper(there.metrics) as scraper:
+        labels = {"model": "row_sum", "version": "1"}
+        before = scraper.now()
+        opened = open_model(read_model_directory(tmp_path / "row_sum"), backends(), LoadOptions(1))
+        loaded = load_version(opened, 1, LoadOptions(1))
+        loaded.instances[0].model.close()
+        rows = scraper.now().value("nv_inference_count", **labels)
+    assert rows - before.value("nv_inference_count", **labels) == 2
 
 
 def test_requests_are_batched_here(
@@ -237,10 +255,21 @@ def test_requests_with_parameters_keep_theirs(
             {},
             r"input 'INPUT0' is INT32, not FP32(.|\n)*'INPUT1' has shape \[-1,16\]",
         ),
-        ("simple", "instance_group { count: 2 }", {}, r"instance_group: .*max_in_flight"),
+        (
+            "simple",
+            "instance_group { count: 2 }",
+            {"remote_drift": "refuse"},
+            r"config.pbtxt:3: instance_group: 2 x AUTO asked for, 1 x CPU there",
+        ),
+        (
+            "simple",
+            "",
+            {"remote_unload": "true"},
+            r"remote_unload.*: unloads what remote_load has loaded",
+        ),
+        ("simple", "", {"remote_backend": "python"}, r"'endpoints'\]: is for servers that others"),
         ("simple", "", {"endpoints": ""}, r"name at least one server"),
         ("simple", "", {"execution": "thread"}, r"the model runs on other servers"),
-        ("decoupled", "", {}, r"decoupled models cannot be forwarded"),
         ("nope", "", {}, r"no server answers for model 'nope'"),
         ("simple", "", {"max_in_fligth": "2"}, None),
     ],
@@ -263,3 +292,10 @@ def test_what_cannot_be_served_is_explained(
     with pytest.raises(RepositoryError) as refused:
         load_version(open_model(source, backends(), options), 1, options)
     assert re.search(text, str(refused.value)), str(refused.value)
+
+
+def test_a_decoupled_model_is_asked_over_grpc_only(there: ServerProcess, tmp_path: Path) -> None:
+    write_remote(tmp_path, "decoupled", there.grpc, endpoints=f"http://{there.http}")
+    source, options = read_model_directory(tmp_path / "decoupled"), LoadOptions(1)
+    with pytest.raises(RepositoryError, match=r"pbtxt:\d+: parameters\['endpoints'\]: .*gRPC only"):
+        load_version(open_model(source, backends(), options), 1, options)

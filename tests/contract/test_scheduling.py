@@ -1,71 +1,106 @@
 """Queues, batches, limits and time-outs, over every transport.
 
-The `spin` models take as long as a request asks for. A test keeps the only instance of one busy,
-lets others queue, and looks at what becomes of them; the metrics say when a request runs and how
-many wait.
+The `held` models run for as long as a test wants. A test keeps the only instance of one busy, lets
+others queue, and looks at what becomes of them; the metrics say when a request runs and how many
+wait.
 """
 
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from headrace.core.errors import ExecutionFailed, Unavailable
-from headrace.core.tensors import Array
-from tests.contract.conftest import CLIENTS, Rounds
+from tests.contract.conftest import CLIENTS
+from tests.contract.held import Gates
+from tests.contract.proxied import behind
 from tests.support.client import Answer, Client, Parameter
-from tests.support.scrape import Scraper
+from tests.support.scrape import Scraper, until
 from tests.support.server_process import ServerProcess
 
-_LONG = 0.5  # seconds that an instance is kept busy
+_NUMBERS = count(1_000_000)  # of requests that are held
 
 
 class Crowd:
-    """Several callers of one `spin` model at once."""
+    """Several callers of one `held` model at once."""
 
-    def __init__(self, client: Client, model: str, pool: ThreadPoolExecutor, metrics: Scraper):
+    def __init__(
+        self, client: Client, model: str, pool: ThreadPoolExecutor, metrics: Scraper, gates: Gates
+    ) -> None:
         self.client, self.model, self.metrics = client, model, metrics
         self._pool = pool
+        self._gates = gates
         self._queued = 0
 
-    def send(self, rounds: Array, **parameters: Parameter) -> "Future[Answer]":
-        """A request that is under way when this returns, wherever it is then."""
+    def send(self, *values: int, **parameters: Parameter) -> "Future[Answer]":
+        """A request of so many rows that is under way when this returns, wherever it is then."""
         given = {"headrace_timing": True, **parameters}
-        return self._pool.submit(
-            self.client.infer, self.model, {"ROUNDS": rounds}, parameters=given
-        )
+        rows = np.array(values).reshape(-1, 1)
+        return self._pool.submit(self.client.infer, self.model, {"VALUE": rows}, parameters=given)
 
-    def run(self, rounds: Array) -> "Future[Answer]":
-        """A request that runs when this returns."""
-        sent = self.send(rounds)
+    def run(self) -> "Future[Answer]":
+        """A request that runs when this returns, until `go_on`."""
+        number = next(_NUMBERS)
+        self._gates.close(number)
+        sent = self.send(number)
         self.metrics.until_running(self.model)
         return sent
 
-    def queue(self, rounds: Array, **parameters: Parameter) -> "Future[Answer]":
+    def go_on(self) -> None:
+        """Let what runs end."""
+        self._gates.open()
+
+    def queue(self, *values: int, **parameters: Parameter) -> "Future[Answer]":
         """A request that waits behind the one that runs when this returns."""
         self._queued += 1
-        sent = self.send(rounds, **parameters)
+        sent = self.send(*values, **parameters)
         self.metrics.until_queued(self.model, self._queued)
         return sent
 
 
+Crowds = Callable[[str], Crowd]
+
+
+@pytest.fixture(scope="module", params=["default", pytest.param("proxy", marks=pytest.mark.slow)])
+def server(
+    request: pytest.FixtureRequest,
+    busy_server: ServerProcess,
+    busy_repository: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[ServerProcess]:
+    """The server with such models, or one before it, where requests queue then."""
+    folder = tmp_path_factory.mktemp("front")
+    with behind(request.param, busy_server, busy_repository, folder) as server:
+        yield server
+
+
 @pytest.fixture(scope="module", params=["http", "grpc"])
-def caller(request: pytest.FixtureRequest, busy_server: ServerProcess) -> Iterator[Client]:
-    """The server with slow models, through each transport."""
-    with CLIENTS[request.param](busy_server) as client:
+def caller(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Client]:
+    """That server, through each transport."""
+    with CLIENTS[request.param](server) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def metrics(server: ServerProcess) -> Iterator[Scraper]:
+    """Its metrics."""
+    with Scraper(server.metrics) as scraper:
+        yield scraper
 
 
 @pytest.fixture
 def crowd(
-    caller: Client, pool: ThreadPoolExecutor, busy_metrics: Scraper
-) -> Iterator[Callable[[str], Crowd]]:
+    caller: Client, pool: ThreadPoolExecutor, metrics: Scraper, gates: Gates
+) -> Iterator[Crowds]:
     """Makes crowds; waits in the end until all their requests are answered."""
-    yield lambda model: Crowd(caller, model, pool, busy_metrics)
-    busy_metrics.until_idle()
+    yield lambda model: Crowd(caller, model, pool, metrics, gates)
+    gates.open()
+    metrics.until_idle()
 
 
 @contextmanager
@@ -76,134 +111,143 @@ def took(at_least: float = 0.0, less_than: float = float("inf")) -> Iterator[Non
     assert at_least <= time.monotonic() - begun < less_than
 
 
-def test_what_waits_together_runs_together(crowd: Callable[[str], Crowd], rounds: Rounds) -> None:
-    spin = crowd("spin")
-    first = spin.run(rounds(_LONG))
-    waiting = [spin.queue(np.array([[10 * n], [10 * n + 1]])) for n in range(1, 5)]
-    assert first.result()["OUTPUT0"].tolist() == rounds(_LONG).tolist()
+def order(*sent: "Future[Answer]") -> list["Future[Answer]"]:
+    """Requests in the order in which the model has run them."""
+    return sorted(sent, key=lambda one: int(one.result()["TURN"][0, 0]))
+
+
+def test_what_waits_together_runs_together(crowd: Crowds) -> None:
+    held = crowd("held")
+    first = held.run()
+    waiting = [held.queue(10 * n, 10 * n + 1) for n in range(1, 5)]
+    held.go_on()
+    assert first.result().parameters["batch_rows"] == 1
     for n, sent in enumerate(waiting, start=1):
         answer = sent.result()
         assert answer["OUTPUT0"].tolist() == [[10 * n], [10 * n + 1]]  # its own rows
         assert answer.parameters["batch_rows"] == 8
-    [statistics] = spin.client.statistics("spin")
+    [statistics] = held.client.statistics("held")
     assert 8 in {entry.batch_size for entry in statistics.batch_stats}
 
 
-def test_a_batch_holds_whole_requests_only(crowd: Callable[[str], Crowd], rounds: Rounds) -> None:
-    spin = crowd("spin")
-    spin.run(rounds(_LONG))
+def test_a_batch_holds_whole_requests_only(crowd: Crowds) -> None:
+    held = crowd("held")
+    held.run()
     sizes = [3, 3, 3, 2]  # of at most 8 rows: two together, then the other two
-    waiting = [spin.queue(np.full((rows, 1), rows)) for rows in sizes]
+    waiting = [held.queue(*[rows] * rows) for rows in sizes]
+    held.go_on()
     answers = [sent.result() for sent in waiting]
     assert [answer.parameters["batch_rows"] for answer in answers] == [6, 6, 5, 5]
     assert [answer["OUTPUT0"].tolist() for answer in answers] == [[[n]] * n for n in sizes]
 
 
-def test_a_model_without_batches_runs_one_by_one(
-    crowd: Callable[[str], Crowd], rounds: Rounds
-) -> None:
-    single = crowd("one_by_one")
-    single.run(rounds(_LONG))
-    waiting = [single.queue(np.array([[n]])) for n in range(3)]
+def test_a_model_without_batches_runs_one_by_one(crowd: Crowds) -> None:
+    single = crowd("held_alone")
+    single.run()
+    waiting = [single.queue(n) for n in range(3)]
+    single.go_on()
     for n, sent in enumerate(waiting):
         answer = sent.result()
         assert answer["OUTPUT0"].tolist() == [[n]]
         assert answer.parameters["batch_rows"] == 1
 
 
-def test_two_instances_run_side_by_side(crowd: Callable[[str], Crowd], rounds: Rounds) -> None:
-    two = crowd("spin_two")
-    slow = two.run(rounds(_LONG))
-    quick = two.send(np.array([[1]])).result()
+def test_two_instances_run_side_by_side(crowd: Crowds) -> None:
+    two = crowd("held_two")
+    slow = two.run()
+    assert two.send(1).result()["OUTPUT0"].tolist() == [[1]]
     assert not slow.done()
-    assert quick.parameters["queue_us"] < _LONG * 1e6 / 2
 
 
-def test_preserve_ordering(crowd: Callable[[str], Crowd], rounds: Rounds) -> None:
-    ordered = crowd("spin_ordered")
-    slow = ordered.run(rounds(_LONG))
-    quick = ordered.send(np.array([[1]]))
-    ends: dict[str, float] = {}
-    slow.add_done_callback(lambda _: ends.setdefault("slow", time.monotonic()))
-    quick.add_done_callback(lambda _: ends.setdefault("quick", time.monotonic()))
-    # It ran at once, on the other instance, and was kept until the earlier one had its answer.
-    assert quick.result().parameters["queue_us"] < _LONG * 1e6 / 2
+def test_preserve_ordering(crowd: Crowds, gates: Gates) -> None:
+    ordered = crowd("held_ordered")
+    slow = ordered.run()
+    number = next(_NUMBERS)
+    quick = ordered.send(number)
+    # It runs at once, on the other instance, and is kept until the earlier one has its answer.
+    until(lambda: gates.passed(number), "a request that runs on the other instance")
+    assert not quick.done()
+    ordered.go_on()
+    assert quick.result()["OUTPUT0"].tolist() == [[number]]
     slow.result()
-    assert ends["quick"] > ends["slow"] - _LONG / 4
 
 
-def test_full_queue(crowd: Callable[[str], Crowd], rounds: Rounds) -> None:
-    limited = crowd("spin_limited")  # max_queue_size: 2
-    limited.run(rounds(_LONG))
-    waiting = [limited.queue(np.array([[n]])) for n in range(2)]
-    [before] = limited.client.statistics("spin_limited")
+def test_full_queue(crowd: Crowds) -> None:
+    limited = crowd("held_limited")  # max_queue_size: 2
+    limited.run()
+    waiting = [limited.queue(n) for n in range(2)]
+    [before] = limited.client.statistics("held_limited")
     with pytest.raises(Unavailable, match=r"^\[request id: late\] Exceeds maximum queue size"):
-        limited.client.infer("spin_limited", {"ROUNDS": np.array([[1]])}, id="late")
-    [after] = limited.client.statistics("spin_limited")
+        limited.client.infer("held_limited", {"VALUE": np.array([[1]])}, id="late")
+    [after] = limited.client.statistics("held_limited")
     assert after.inference_stats.fail == before.inference_stats.fail
+    limited.go_on()
     for n, sent in enumerate(waiting):
         assert sent.result()["OUTPUT0"].tolist() == [[n]]
 
 
-def test_queue_timeout(crowd: Callable[[str], Crowd], rounds: Rounds) -> None:
-    limited = crowd("spin_reject")  # 20 ms, and requests cannot ask for another
-    busy = limited.run(rounds(_LONG))
-    [before] = limited.client.statistics("spin_reject")
-    name, labels = "nv_inference_request_failure", {"model": "spin_reject", "reason": "REJECTED"}
+def test_queue_timeout(crowd: Crowds) -> None:
+    limited = crowd("held_reject")  # 1.5 s, and requests cannot ask for another
+    busy = limited.run()
+    [before] = limited.client.statistics("held_reject")
+    name, labels = "nv_inference_request_failure", {"model": "held_reject", "reason": "REJECTED"}
     rejected = limited.metrics.now().value(name, **labels)
     with pytest.raises(Unavailable, match="Request timeout expired"):
-        limited.send(np.array([[1]]), timeout=60_000_000).result()
+        limited.send(1, timeout=60_000_000).result()
     assert not busy.done()  # it was told at once, not when its turn came
-    [after] = limited.client.statistics("spin_reject")
+    [after] = limited.client.statistics("held_reject")
     assert after.inference_stats.fail.count - before.inference_stats.fail.count == 1
     assert limited.metrics.now().value(name, **labels) - rejected == 1
 
 
-def test_request_with_a_shorter_timeout(crowd: Callable[[str], Crowd], rounds: Rounds) -> None:
-    patient = crowd("spin_override")  # a minute, and requests may ask for less
-    busy = patient.run(rounds(_LONG))
-    unhurried = patient.queue(np.array([[1]]))
+def test_request_with_a_shorter_timeout(crowd: Crowds) -> None:
+    patient = crowd("held_override")  # a minute, and requests may ask for less
+    busy = patient.run()
+    unhurried = patient.queue(1)
     with pytest.raises(Unavailable, match="Request timeout expired"):
-        patient.send(np.array([[2]]), timeout=10_000).result()
+        patient.send(2, timeout=10_000).result()
     assert not busy.done()
+    patient.go_on()
     assert unhurried.result()["OUTPUT0"].tolist() == [[1]]
 
 
-def test_no_timeout_to_shorten(crowd: Callable[[str], Crowd], rounds: Rounds) -> None:
+def test_no_timeout_to_shorten(crowd: Crowds) -> None:
     """Without a default time-out a request's own has no effect: so it is in Triton."""
-    patient = crowd("spin_no_default")
-    patient.run(rounds(_LONG))
-    assert patient.queue(np.array([[1]]), timeout=1).result()["OUTPUT0"].tolist() == [[1]]
+    patient = crowd("held_no_default")
+    patient.run()
+    waiting = patient.queue(1, timeout=1)
+    patient.go_on()
+    assert waiting.result()["OUTPUT0"].tolist() == [[1]]
 
 
-def test_timed_out_requests_go_behind_the_others(
-    crowd: Callable[[str], Crowd], rounds: Rounds
-) -> None:
-    delaying = crowd("spin_delay")
-    delaying.run(rounds(_LONG))
-    late = delaying.queue(rounds(0.1), timeout=1_000)
-    later = delaying.queue(rounds(0.1))
-    assert list(as_completed([late, later])) == [later, late]
+def test_timed_out_requests_go_behind_the_others(crowd: Crowds) -> None:
+    delaying = crowd("held_delay")
+    delaying.run()
+    late = delaying.queue(1, timeout=1)
+    later = delaying.queue(2)
+    delaying.go_on()
+    assert order(late, later) == [later, late]
 
 
-def test_priorities(crowd: Callable[[str], Crowd], rounds: Rounds) -> None:
-    levels = crowd("spin_priority")
-    levels.run(rounds(_LONG))
-    low = levels.queue(rounds(0.1), priority=2)
-    unnamed = levels.queue(rounds(0.1))  # the default level, which is 2
-    beyond = levels.queue(rounds(0.1), priority=7)  # no such level: the default again
-    high = levels.queue(rounds(0.1), priority=1)
-    assert list(as_completed([low, unnamed, beyond, high])) == [high, low, unnamed, beyond]
+def test_priorities(crowd: Crowds) -> None:
+    levels = crowd("held_priority")
+    levels.run()
+    low = levels.queue(1, priority=2)
+    unnamed = levels.queue(2)  # the default level, which is 2
+    beyond = levels.queue(3, priority=7)  # no such level: the default again
+    high = levels.queue(4, priority=1)
+    levels.go_on()
+    assert order(low, unnamed, beyond, high) == [high, low, unnamed, beyond]
 
 
-def test_limit_of_one_priority_level(crowd: Callable[[str], Crowd], rounds: Rounds) -> None:
-    levels = crowd("spin_priority")  # level 1 may hold one request, level 2 any number
-    levels.run(rounds(_LONG))
-    levels.queue(np.array([[1]]), priority=1)
-    levels.queue(np.array([[1]]), priority=2)
-    levels.queue(np.array([[1]]), priority=2)
+def test_limit_of_one_priority_level(crowd: Crowds) -> None:
+    levels = crowd("held_priority")  # level 1 may hold one request, level 2 any number
+    levels.run()
+    levels.queue(1, priority=1)
+    levels.queue(1, priority=2)
+    levels.queue(1, priority=2)
     with pytest.raises(Unavailable, match="Exceeds maximum queue size"):
-        levels.send(np.array([[1]]), priority=1).result()
+        levels.send(1, priority=1).result()
 
 
 def test_preferred_batch_size_ends_the_delay(caller: Client, pool: ThreadPoolExecutor) -> None:

@@ -551,7 +551,8 @@ names = st.sampled_from(["r", "r2", "\u00fc b", "n" * 256]) | st.text(min_size=1
 numbers = st.integers(0, 2 * SIZE) | st.sampled_from([2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1])
 keys = st.sampled_from(["", "/", "..", "/../etc/passwd", "a\0b", "k" * 300]) | st.text(max_size=5)
 ANY = settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 

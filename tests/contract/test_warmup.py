@@ -13,7 +13,7 @@ from headrace.core.errors import ServerError
 from tests.contract.conftest import CLIENTS
 from tests.models.onnx_graphs import identity, write_model
 from tests.models.python_models import execution, write_python_model
-from tests.models.warmup_models import ASKER, RECORDER, RECORDER_CONFIG, sample
+from tests.models.warmup_models import ASKER, LOADER, RECORDER, RECORDER_CONFIG, sample
 from tests.support.client import Client
 from tests.support.http_socket import ask
 from tests.support.scrape import Scraper, until
@@ -114,6 +114,9 @@ def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Ser
         write_python_model(root, name, ASKER, RECORDER_CONFIG + sample(name, value, 2))
         (root / name / "warmup").mkdir()
         (root / name / "warmup" / "rows").write_bytes(np.array([[-1, 2]], "<f4").tobytes())
+    for name, following in (("one", "two"), ("two", "one"), ("self", "self")):
+        write_python_model(root, name, LOADER, RECORDER_CONFIG + sample(name, "zero_data: true"))
+        (root / name / "next").write_text(following)
     options = ("--model-control-mode=explicit", "--load-model=recorder")
     with ServerProcess(root, options=options) as process:
         yield root, process
@@ -131,6 +134,20 @@ def test_a_model_that_asks_another(asking: tuple[Path, ServerProcess]) -> None:
     assert refused.status == 400
     assert b"failed to run warmup sample 'unlucky'" in refused.body
     assert b"below zero" in refused.body
+
+
+@pytest.mark.parametrize(("name", "way"), [("one", "two -> one -> two"), ("self", "self -> self")])
+def test_models_that_wait_for_one_another(
+    asking: tuple[Path, ServerProcess], name: str, way: str
+) -> None:
+    """They end, and can be loaded once they do so no more."""
+    root, server = asking
+    refused = ask(server.http, "POST", f"/v2/repository/models/{name}/load", b"{}")
+    assert refused.status == 400
+    assert f"each has the next one loaded: {way}".encode() in refused.body
+    (root / name / "next").write_text("recorder")
+    loaded = ask(server.http, "POST", f"/v2/repository/models/{name}/load", b"{}")
+    assert loaded.status == 200, loaded.body
 
 
 def test_a_worker_that_is_started_again_is_warm_first(root: Path, warm: ServerProcess) -> None:

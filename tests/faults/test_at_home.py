@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.models.python_models import write_python_model
 from tests.support.server_process import ServerProcess, onnx_examples
@@ -33,6 +34,7 @@ output { name: "Y" data_type: TYPE_FP32 dims: 1 }
 """
 
 
+@pytest.mark.slow
 def test_onnx_runtime_keeps_no_telemetry(tmp_path: Path) -> None:
     home, models = tmp_path / "home", tmp_path / "models"
     home.mkdir()

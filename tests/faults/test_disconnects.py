@@ -77,12 +77,14 @@ def test_grpc_client_goes_while_queued(busy: Busy, ending: str) -> None:
     async def scenario() -> None:
         server = busy.server
         runs, dropped = await run_count(server), await cancelled(server)
-        async with holding(busy, MODEL):
+        # A deadline has to leave time for the call to come, and to pass before it could run.
+        hold, timeout = (2.5, 0.8) if ending == "deadline" else (0.6, None)
+        async with holding(busy, MODEL, hold):
             channel = open_channel(server.grpc)
-            timeout = 0.2 if ending == "deadline" else None
             started = call(channel, "ModelInfer", busy_message(MODEL, 2), timeout)
             waiting = asyncio.ensure_future(code_of(started))
-            await until(lambda: pending(server, MODEL), lambda n: n == 1)
+            if ending != "deadline":
+                await until(lambda: pending(server, MODEL), lambda n: n == 1)
             if ending == "cancel":
                 started.cancel()
             elif ending == "close":
@@ -107,8 +109,8 @@ def test_grpc_deadline_passes_while_its_request_runs(busy: Busy) -> None:
         server = busy.server
         dropped = await cancelled(server)
         async with open_channel(server.grpc) as channel:
-            message = busy_message(MODEL, 1, busy.second // 2)
-            code = await code_of(call(channel, "ModelInfer", message, timeout=0.1))
+            message = busy_message(MODEL, 1, busy.second * 2)
+            code = await code_of(call(channel, "ModelInfer", message, timeout=0.5))
             assert code is grpc.StatusCode.DEADLINE_EXCEEDED
             await until(lambda: cancelled(server), lambda n: n == dropped + 1)
             assert await infer_grpc(channel, MODEL, 5) == 5

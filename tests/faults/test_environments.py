@@ -53,10 +53,8 @@ def runs(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize(
-    ("number", "status"),
-    [(signal.SIGTERM, 0), pytest.param(signal.SIGKILL, -9, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGKILL, -9)])
 def test_a_build_ends_with_the_server_and_is_made_up_for(
     number: int, status: int, folder: Path
 ) -> None:

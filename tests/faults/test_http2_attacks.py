@@ -224,7 +224,8 @@ def test_a_client_that_does_not_read_is_not_read_from(busy: Busy) -> None:
                     try:
                         async with asyncio.timeout(2):
                             await attacker.writer.drain()
-                    except TimeoutError:
+                    # It is hung up on if its requests come so fast that too many are refused.
+                    except (TimeoutError, ConnectionError):
                         break
             assert sent < 1 << 20
             async with open_channel(server.grpc) as channel:

@@ -37,13 +37,16 @@ class Callers:
     have been: an error, a mixture, or an answer from before what was serving when it was asked for.
     """
 
-    def __init__(self, server: ServerProcess, serving: dict[str, int], count: int) -> None:
+    def __init__(
+        self, server: ServerProcess, serving: dict[str, int], count: int, rate: int = 300
+    ) -> None:
+        """`count` callers, which ask for every model `rate` times a second in sum, at most."""
         self.serving = serving
         self.failures: list[str] = []
         self.answers = 0
         self._server = server
         self._over = threading.Event()
-        self._pause = count / 300  # seconds, so that the server gets to something else
+        self._pause = count / rate  # seconds, so that the server gets to something else
         self._threads = [threading.Thread(target=self._call, args=(n,)) for n in range(count)]
 
     def __enter__(self) -> "Callers":
@@ -160,7 +163,7 @@ def test_a_repository_that_changes_in_every_way(
             until_answer(client, name, number)
             serving[name] = number
 
-    with Callers(server, serving, 6) as callers:
+    with Callers(server, serving, 6, rate=100) as callers:
         for name in NAMES:  # a file in place of another
             repository.write(name, content(name, 2))
         expect(2)

@@ -223,6 +223,7 @@ def test_a_body_that_unpacks_beyond_the_limit(small: Busy) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_full_queue_of_one_model(tmp_path: Path) -> None:
     write_busy_model(
         tmp_path, max_batch_size=1,
@@ -274,6 +275,7 @@ def test_one_poisoned_request_in_a_batch(busy: Busy) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_what_waits_too_long_is_refused(tmp_path: Path) -> None:
     policy = "default_timeout_microseconds: 100000 timeout_action: REJECT"
     write_busy_model(

@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
@@ -15,17 +14,21 @@ import pytest
 
 from headrace.wire.pb import grpc_service_pb2 as pb
 from tests.faults.requests import busy_message
+from tests.models.python_models import tensors, write_python_model
 from tests.support.busy_model import FOREVER, write_busy_model
 from tests.support.raw_clients import call
-from tests.support.remote import write_remote
+from tests.support.remote import free_port, write_remote
 from tests.support.server_process import ServerProcess
+from tests.support.triton_server import Triton, real_program
 from tests.support.watching import metrics, until
 
-CALLERS = 24
 IN_FLIGHT = 4  # calls at a time, of 8 rows each
+CALLERS = IN_FLIGHT * 8 + 16  # more than a server can hold up that has stopped
 LOST = "was lost during the request"
+_SOON_SECS = 10  # much less than until the next look after some that found nothing
 
 pytestmark = pytest.mark.slow
+Server = ServerProcess | Triton
 
 
 class Load:
@@ -79,10 +82,14 @@ async def load(server: ServerProcess) -> AsyncIterator[Load]:
                 under_way.end()
 
 
-async def healthy(front: ServerProcess, server: ServerProcess) -> bool:
+async def healthy(front: ServerProcess, server: Server) -> bool:
     """Whether the server in front sends calls to the other one."""
-    labels = f'endpoint="grpc://{server.grpc}",model="busy",version="1"'
-    return bool((await metrics(front))[f"headrace_endpoint_healthy{{{labels}}}"])
+    found = await metrics(front)
+    name = 'headrace_endpoint_healthy{{endpoint="{}",model="busy",version="1"}}'
+    for url in (f"grpc://{server.grpc}", server.url):
+        if name.format(url) in found:
+            return bool(found[name.format(url)])
+    raise AssertionError("there is no such server")
 
 
 async def ready(front: ServerProcess) -> bool:
@@ -92,48 +99,90 @@ async def ready(front: ServerProcess) -> bool:
         return pb.ModelReadyResponse.FromString(await call(channel, "ModelReady", asked)).ready
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+# What `busy` is to a Triton that has no ONNX Runtime; a COST is 50 microseconds.
+_BUSY = """
+    import time
+
+    import triton_python_backend_utils as pb_utils
+
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            inputs = [{t.name(): t.as_numpy() for t in r.inputs()} for r in requests]
+            time.sleep(min(max(int(given["COST"].max()) for given in inputs) * 5e-5, 600))
+            return [
+                pb_utils.InferenceResponse([pb_utils.Tensor("RESULT", given["VALUE"])])
+                for given in inputs
+            ]
+"""
+_BUSY_CONFIG = (
+    "max_batch_size: 8\ninstance_group { count: 1 kind: KIND_CPU }\n"
+    + tensors("input", ("VALUE", "INT64", "1"), ("COST", "INT64", "1"))
+    + tensors("output", ("RESULT", "INT64", "1"))
+)
 
 
 class Servers:
-    """Two servers with the model, and the one in front of them."""
+    """Two servers with the model, and the one in front of them, of which `kind` says what they are:
+    this server asked over `grpc` or `http`, or a real Triton."""
 
-    def __init__(self, stack: ExitStack, folder: Path) -> None:
+    def __init__(self, stack: ExitStack, folder: Path, kind: str) -> None:
         self._stack = stack
+        self._over_http = kind == "http"
+        self._folder = folder
+        self._program = real_program() if kind == "triton" else None
         self._models = folder / "there"
-        write_busy_model(self._models)
+        if self._program:
+            write_python_model(self._models, "busy", _BUSY, _BUSY_CONFIG)
+        else:
+            write_busy_model(self._models)
+        self.first: Server
+        self.second: Server
         self.first = self.start(free_port())
         self.second = self.start(free_port())
         write_remote(
-            folder / "here", "busy", self.first.grpc, self.second.grpc,
-            max_in_flight=str(IN_FLIGHT), wait_secs="0.5",
+            folder / "here", "busy", *self.addresses(),
+            max_in_flight=str(IN_FLIGHT), wait_secs="0.5", health_timeout_secs="1",
         )  # fmt: skip
         self.front = stack.enter_context(ServerProcess(folder / "here"))
 
-    def start(self, port: int) -> ServerProcess:
+    def addresses(self) -> list[str]:
+        """The endpoints of the two."""
+        both = (self.first, self.second)
+        return [one.url if self._over_http else f"grpc://{one.grpc}" for one in both]
+
+    def start(self, port: int) -> Server:
         """A server with the model at this port."""
-        options = (f"--grpc-port={port}",)
+        if self._program:
+            log = self._folder / f"log {port} {monotonic()}"
+            triton = Triton(self._program, self._models, log, ports=(free_port(), port))
+            self._stack.callback(triton.stop)
+            triton.wait()
+            return triton
+        options = (f"--{'http' if self._over_http else 'grpc'}-port={port}",)
         return self._stack.enter_context(ServerProcess(self._models, options=options))
 
-    def start_again(self, server: ServerProcess) -> ServerProcess:
+    def start_again(self, server: Server) -> Server:
         """Another one at the same port."""
-        return self.start(int(server.grpc.rpartition(":")[2]))
+        address = server.http if self._over_http else server.grpc
+        return self.start(int(address.rpartition(":")[2]))
+
+
+EITHER = pytest.mark.parametrize("servers", ["grpc", "http"], indirect=True)
+EACH = pytest.mark.parametrize("servers", ["grpc", "http", "triton"], indirect=True)
 
 
 @pytest.fixture
-def servers(tmp_path: Path) -> Iterator[Servers]:
+def servers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Servers]:
     """Three processes."""
     with ExitStack() as stack:
-        found = Servers(stack, tmp_path)
+        found = Servers(stack, tmp_path, getattr(request, "param", "grpc"))
         yield found
         assert "bug " not in found.front.log
         assert "Traceback" not in found.front.log
 
 
+@EACH
 def test_a_killed_server_takes_with_it_what_it_had_begun(servers: Servers) -> None:
     async def scenario() -> None:
         async with load(servers.front) as under_way:
@@ -144,27 +193,52 @@ def test_a_killed_server_takes_with_it_what_it_had_begun(servers: Servers) -> No
             lost = sum(under_way.failures.values())
             assert all(LOST in text for text in under_way.failures), under_way.failures
             assert lost <= IN_FLIGHT * 8
-            servers.first = servers.start_again(servers.first)
+            servers.first = await asyncio.to_thread(servers.start_again, servers.first)
             begun = monotonic()
             await until(lambda: healthy(servers.front, servers.first), bool)
-            assert monotonic() - begun < 2
+            assert monotonic() - begun < _SOON_SECS
             await under_way.more()
         assert sum(under_way.failures.values()) == lost
 
     asyncio.run(scenario())
 
 
+@EACH
 def test_a_server_that_is_stopped_loses_nothing(servers: Servers) -> None:
     async def scenario() -> None:
         async with load(servers.front) as under_way:
             for _ in range(2):
-                stopping = asyncio.to_thread(servers.first.stop)
+                stopping = asyncio.to_thread(servers.first.stop, signal.SIGTERM)
                 await asyncio.gather(stopping, under_way.more())
                 await until(lambda: healthy(servers.front, servers.first), lambda found: not found)
                 servers.first = await asyncio.to_thread(servers.start_again, servers.first)
                 await until(lambda: healthy(servers.front, servers.first), bool)
                 await under_way.more()
         assert not under_way.failures
+
+    asyncio.run(scenario())
+
+
+@EACH
+def test_a_server_that_hangs_holds_up_what_it_has_and_nothing_else(servers: Servers) -> None:
+    """It is not asked while it says nothing, and asked again soon after it goes on."""
+
+    async def scenario() -> None:
+        async with load(servers.front) as under_way:
+            for _ in range(2):
+                servers.first.send(signal.SIGSTOP)
+                try:
+                    await until(
+                        lambda: healthy(servers.front, servers.first), lambda found: not found
+                    )
+                    await under_way.more()
+                finally:
+                    servers.first.send(signal.SIGCONT)
+                begun = monotonic()
+                await until(lambda: healthy(servers.front, servers.first), bool)
+                assert monotonic() - begun < _SOON_SECS
+                await under_way.more()
+        assert not under_way.failures, under_way.failures
 
     asyncio.run(scenario())
 
@@ -179,6 +253,12 @@ def test_without_any_server_requests_wait_and_then_fail(servers: Servers) -> Non
             assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
             assert "none of its servers can be reached" in (refused.value.details() or "")
             assert not await ready(servers.front)
+            index = pb.RepositoryIndexResponse.FromString(
+                await call(channel, "RepositoryIndex", b"")
+            )
+            assert {model.reason for model in index.models if model.name == "busy"} == {
+                "model 'busy' is not ready: none of its servers can be reached"
+            }
             servers.second = await asyncio.to_thread(servers.start_again, servers.second)
             await until(lambda: ready(servers.front), bool)
             data = await call(channel, "ModelInfer", busy_message("busy", 1))
@@ -187,12 +267,13 @@ def test_without_any_server_requests_wait_and_then_fail(servers: Servers) -> Non
     asyncio.run(scenario())
 
 
+@EITHER
 def test_a_call_that_nobody_waits_for_is_cancelled_there(servers: Servers) -> None:
     async def scenario() -> None:
         async with grpc.aio.insecure_channel(servers.front.grpc) as channel:
             outstanding = [
-                f'headrace_endpoint_outstanding{{endpoint="grpc://{server.grpc}",model="busy",version="1"}}'
-                for server in (servers.first, servers.second)
+                f'headrace_endpoint_outstanding{{endpoint="{address}",model="busy",version="1"}}'
+                for address in servers.addresses()
             ]
 
             async def under_way() -> float:

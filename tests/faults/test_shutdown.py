@@ -28,13 +28,13 @@ from tests.support.raw_clients import (
     post_bytes,
 )
 from tests.support.server_process import ServerProcess
-from tests.support.transports import TRANSPORTS
+from tests.support.transports import EACH_TRANSPORT
 from tests.support.watching import admitted, metrics, until
 
 MODEL = "busy_alone"
 
 
-transports = pytest.mark.parametrize("transport", TRANSPORTS)
+transports = pytest.mark.parametrize("transport", EACH_TRANSPORT)
 
 
 @contextmanager
@@ -60,8 +60,8 @@ def test_nothing_in_flight_is_lost(repository: Path, transport: str, number: int
             server, cost = busy.server, busy.second // 20
             async with open_channel(server.grpc) as channel:
                 stream = open_stream(channel)
-                for value in range(3):
-                    await stream.write(busy_message(MODEL, value, cost))
+                for value in range(3):  # the first is still running when all others are there
+                    await stream.write(busy_message(MODEL, value, cost if value else busy.second))
                 waiting = [
                     asyncio.ensure_future(start)
                     for n in range(6)
@@ -201,7 +201,7 @@ async def status_of(server: ServerProcess, body: bytes) -> int:
     return (await post(server.http, INFER[MODEL], body)).status
 
 
-@pytest.mark.parametrize("over", ["http", "grpc"])
+@pytest.mark.parametrize("over", ["http", pytest.param("grpc", marks=pytest.mark.slow)])
 def test_a_request_that_never_ends_is_given_up(repository: Path, over: str) -> None:
     async def scenario() -> None:
         with serving(repository, "--exit-timeout-secs=1") as busy:
@@ -259,6 +259,7 @@ def test_it_can_be_ended_while_it_loads(endless: Path) -> None:
         assert "Traceback" not in server.log, server.log
 
 
+@pytest.mark.slow
 def test_what_is_under_way_while_it_loads_is_answered(endless: Path) -> None:
     async def scenario() -> None:
         with ServerProcess(endless, wait=False) as server:
@@ -281,6 +282,7 @@ async def refusing(server: ServerProcess) -> bool:
     return (await post(server.http, INFER["busy"], b"{")).status == 503
 
 
+@pytest.mark.slow
 def test_a_second_signal_while_it_loads(endless: Path) -> None:
     async def scenario() -> None:
         with ServerProcess(endless, wait=False) as server:

@@ -35,6 +35,7 @@ def free_ports() -> tuple[str, ...]:
     return ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
 
 
+@pytest.mark.slow
 def test_a_model_that_fails_ends_the_start(half_bad: Path) -> None:
     done = start("--model-repository", str(half_bad), *free_ports())
     assert done.returncode == 1
@@ -43,7 +44,9 @@ def test_a_model_that_fails_ends_the_start(half_bad: Path) -> None:
     assert "Traceback" not in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize(("strict", "ready"), [("true", 503), ("false", 200)])
+@pytest.mark.parametrize(
+    ("strict", "ready"), [("true", 503), pytest.param("false", 200, marks=pytest.mark.slow)]
+)
 def test_the_rest_is_served_if_asked_for(half_bad: Path, strict: str, ready: int) -> None:
     async def scenario() -> None:
         options = ["--exit-on-error=false", f"--strict-readiness={strict}"]
@@ -63,6 +66,7 @@ def test_the_rest_is_served_if_asked_for(half_bad: Path, strict: str, ready: int
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_repository_that_is_not_there(tmp_path: Path) -> None:
     done = start("--model-repository", str(tmp_path / "nowhere"), *free_ports())
     assert done.returncode == 1
@@ -70,9 +74,8 @@ def test_a_repository_that_is_not_there(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize(
-    "door", ["http", *[pytest.param(door, marks=pytest.mark.slow) for door in ("grpc", "metrics")]]
-)
+@pytest.mark.parametrize("door", ["http", "grpc", "metrics"])
+@pytest.mark.slow
 def test_a_port_that_is_taken(tmp_path: Path, door: str) -> None:
     write_busy_model(tmp_path)
     with ServerProcess(tmp_path) as server:

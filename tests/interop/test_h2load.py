@@ -12,6 +12,8 @@ import pytest
 from headrace.wire.pb import grpc_service_pb2 as pb
 from tests.interop.conftest import Served
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def program() -> str:

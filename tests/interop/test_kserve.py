@@ -10,7 +10,8 @@ from tests.interop import kserve_session
 from tests.interop.conftest import Served
 from tests.support.transports import over_both_transports
 
-pytestmark = over_both_transports("served")
+# The clients take ten seconds to be imported.
+pytestmark = [over_both_transports("served"), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -1,33 +1,27 @@
-"""Models that a real Triton runs, with its Python backend: through this server as from Triton.
+"""Models that a real Triton runs, with its Python backend: through this server as from Triton."""
 
-Triton is taken from the environment variable HEADRACE_TRITON, or from build/bench, where
-`scripts/bench_triton` puts it.
-"""
-
-import os
-import socket
-import subprocess
-import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import ProxyHandler, build_opener
+from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ServerError
+from headrace.wire.pb import grpc_service_pb2 as pb
 from tests.support.client import Client
 from tests.support.grpc_client import GrpcClient
 from tests.support.http_client import HttpClient
+from tests.support.http_socket import ask
 from tests.support.remote import values, write_remote
 from tests.support.server_process import ServerProcess
+from tests.support.triton_server import Triton, real_program
 
 pytestmark = pytest.mark.slow
 
-_FETCHED = Path(__file__).parents[2] / "build" / "bench" / "triton" / "tritonserver"
-_START_SECS = 60
 _MODEL = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -66,57 +60,10 @@ def _write(root: Path, datatype: Datatype, rows: int = 8) -> str:
     return name
 
 
-def _ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
-
-
-class Triton:
-    """A running tritonserver; `http` and `grpc` are addresses."""
-
-    def __init__(self, program: Path, models: Path, log: Path) -> None:
-        http, grpc = _ports(2)
-        self.http, self.grpc = f"127.0.0.1:{http}", f"127.0.0.1:{grpc}"
-        with log.open("wb") as file:
-            self.process = subprocess.Popen(
-                [
-                    program, f"--model-repository={models}", "--allow-metrics=false",
-                    f"--http-port={http}", f"--grpc-port={grpc}", "--http-address=127.0.0.1",
-                    "--grpc-address=127.0.0.1",
-                ],
-                stdout=file, stderr=file,
-            )  # fmt: skip
-        self._log = log
-
-    def wait(self) -> None:
-        """Until it is ready."""
-        opener = build_opener(ProxyHandler({}))
-        deadline = time.monotonic() + _START_SECS
-        while time.monotonic() < deadline and self.process.poll() is None:
-            try:
-                opener.open(f"http://{self.http}/v2/health/ready").close()
-            except URLError:
-                time.sleep(0.05)
-                continue
-            return
-        raise AssertionError(self._log.read_text(errors="replace")[-3000:])
-
-    def stop(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
 @pytest.fixture(scope="module")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
     """A Triton with the models; without the program the tests are skipped."""
-    program = Path(os.environ.get("HEADRACE_TRITON", _FETCHED))
-    if not program.is_file():
-        pytest.skip("Triton is not here; scripts/bench_triton fetches it")
+    program = real_program()
     root = tmp_path_factory.mktemp("triton")
     for datatype in DATATYPES:
         _write(root / "models", datatype)
@@ -136,6 +83,9 @@ def front(triton: Triton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     for datatype in DATATYPES:
         write_remote(root, f"echo_{datatype}_8", triton.grpc)
     write_remote(root, "echo_FP32_0", triton.grpc)
+    for datatype in DATATYPES:
+        name = f"echo_{datatype}_8"
+        write_remote(root, f"{name}_http", f"http://{triton.http}", remote_model=name)
     with ServerProcess(root) as process:
         yield process
         assert process.stop() == 0
@@ -158,15 +108,16 @@ def pair(
         yield direct, through
 
 
+@pytest.mark.parametrize("over", ["", "_http"])
 @pytest.mark.parametrize("datatype", DATATYPES)
-def test_answers_are_triton_s(pair: tuple[Client, Client], datatype: Datatype) -> None:
+def test_answers_are_triton_s(pair: tuple[Client, Client], datatype: Datatype, over: str) -> None:
     direct, through = pair
     for shape in ((1, 3), (8, 2)):
         sent = {"INPUT0": values(datatype, shape)}
         expected = direct.infer(f"echo_{datatype}_8", sent, id="7")
-        answer = through.infer(f"echo_{datatype}_8", sent, id="7")
+        answer = through.infer(f"echo_{datatype}_8{over}", sent, id="7")
         assert (answer.model_name, answer.model_version, answer.id) == (
-            expected.model_name, expected.model_version, expected.id,
+            expected.model_name + over, expected.model_version, expected.id,
         )  # fmt: skip
         assert answer.datatypes == expected.datatypes
         np.testing.assert_array_equal(answer["OUTPUT0"], expected["OUTPUT0"])
@@ -188,9 +139,103 @@ def test_metadata_are_triton_s(pair: tuple[Client, Client]) -> None:
 
 
 def test_what_the_model_says_reaches_the_client(pair: tuple[Client, Client]) -> None:
+    direct, through = pair
     told = []
-    for client in pair:
+    for client, name in (
+        (direct, "echo_INT64_8"), (through, "echo_INT64_8"), (through, "echo_INT64_8_http")
+    ):  # fmt: skip
         with pytest.raises(ServerError, match="negative numbers are not for this model") as error:
-            client.infer("echo_INT64_8", {"INPUT0": np.array([[-1]], np.int64)})
+            client.infer(name, {"INPUT0": np.array([[-1]], np.int64)})
         told.append(type(error.value))
-    assert told[0] is told[1]
+    assert told[0] is told[1] is told[2]
+
+
+# --- requests that go on as they came
+
+
+@pytest.fixture(scope="module", params=["grpc", "http"])
+def passing(
+    request: pytest.FixtureRequest, triton: Triton, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, ServerProcess]]:
+    """This server in front of Triton, and how it asks it."""
+    root = tmp_path_factory.mktemp("passing")
+    endpoint = f"{request.param}://{triton.http if request.param == 'http' else triton.grpc}"
+    write_remote(root, "echo_FP32_8", endpoint, forward="transparent")
+    with ServerProcess(root) as process:
+        yield request.param, process
+        assert process.stop() == 0
+        assert "bug " not in process.log
+
+
+def _message(shape: Sequence[int] = (1, 3), name: str = "INPUT0", classes: int = 0) -> bytes:
+    message = pb.ModelInferRequest(model_name="echo_FP32_8", id="7")
+    message.inputs.add(name=name, datatype="FP32", shape=shape)
+    message.raw_input_contents.append(np.arange(3, dtype=np.float32).tobytes())
+    if classes:
+        message.outputs.add(name="OUTPUT0").parameters["classification"].int64_param = classes
+    return message.SerializeToString()
+
+
+def _unread(address: str, data: bytes) -> tuple[object, ...]:
+    """The status of ModelInfer, its text, and the bytes of the answer."""
+    with grpc.insecure_channel(address) as channel:
+        call: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        try:
+            return 0, "", call(data, timeout=30)
+        except grpc.RpcError as error:
+            failed: Any = error
+            return failed.code(), failed.details(), b""
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        _message(), _message() + b"\x9a\x06\x03abc", _message((3,)), _message((1, 4)),
+        _message(name="X"), _message(classes=2), _message((9, 3)),
+    ],
+)  # fmt: skip
+def test_messages_and_answers_are_the_same_bytes(
+    passing: tuple[str, ServerProcess], triton: Triton, data: bytes
+) -> None:
+    kind, front = passing
+    if kind == "http":
+        pytest.skip("they are read there")
+    assert _unread(front.grpc, data) == _unread(triton.grpc, data)
+
+
+_JSON = (
+    b'{"id":"7","inputs":[{"name":"INPUT0","datatype":"FP32","shape":[1,3],"data":[1,2,3.5]}]%b}'
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers"),
+    [
+        ("infer", _JSON % b"", {}),
+        ("infer", _JSON % b',"outputs":[{"name":"OUTPUT0","parameters":{"binary_data":true}}]', {}),
+        ("infer", _JSON % b',"outputs":[{"name":"NO"}]', {}),
+        ("infer", b"{", {}),
+        ("infer", zlib.compress(_JSON % b""), {"content-encoding": "deflate"}),
+        ("infer", b"abc", {"content-encoding": "gzip"}),
+        ("generate", b'{"INPUT0":[1,2,3]}', {}),
+        ("generate", b'{"NO":1}', {}),
+    ],
+)
+def test_bodies_and_answers_are_the_same(
+    passing: tuple[str, ServerProcess],
+    triton: Triton,
+    path: str,
+    body: bytes,
+    headers: dict[str, str],
+) -> None:
+    kind, front = passing
+    if kind == "grpc":
+        pytest.skip("they are read there")
+    told = []
+    for address in (front.http, triton.http):
+        answer = ask(address, "POST", f"/v2/models/echo_FP32_8/{path}", body, **headers)
+        headers_back = {name.lower(): value for name, value in answer.headers.items()}
+        names = ("content-type", "content-encoding", "inference-header-content-length")
+        kept = {name: headers_back.get(name) for name in names}
+        told.append((answer.status, kept, answer.body))
+    assert told[0] == told[1]

@@ -47,6 +47,24 @@ ASKER = """
                 raise pb_utils.TritonModelException(answer.error().message())
             return pb_utils.InferenceResponse(answer.output_tensors())
 """
+# Has the model loaded that its file `next` names.
+LOADER = """
+    from pathlib import Path
+
+    import triton_python_backend_utils as pb_utils
+
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            self.next = (Path(args["model_repository"]) / "next").read_text()
+
+        def execute(self, requests):
+            pb_utils.load_model(self.next)
+            return [
+                pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", r.inputs()[0].as_numpy())])
+                for r in requests
+            ]
+"""
 RECORDER_CONFIG = (
     "max_batch_size: 4\n"
     + tensors("input", ("INPUT0", "FP32", "2"))

@@ -29,7 +29,7 @@ def run(
     """Run the command in a process of its own, until it ends."""
     return subprocess.run(
         [sys.executable, "-m", "headrace", *words],
-        capture_output=True, text=True, timeout=60, env={**os.environ, **(environment or {})},
+        capture_output=True, text=True, timeout=120, env={**os.environ, **(environment or {})},
     )  # fmt: skip
 
 

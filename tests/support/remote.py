@@ -1,5 +1,6 @@
 """Model repositories whose models run on other servers."""
 
+import socket
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,8 +11,9 @@ from headrace.core.tensors import Array
 
 
 def write_remote(root: Path, name: str, *addresses: str, more: str = "", **parameters: str) -> None:
-    """Write a model that servers at `addresses`, as host:port, run."""
-    given = {"endpoints": ",".join(f"grpc://{a}" for a in addresses), **parameters}
+    """Write a model that servers at `addresses` run: URLs, or host:port for gRPC."""
+    urls = [address if "://" in address else f"grpc://{address}" for address in addresses]
+    given = {"endpoints": ",".join(urls), **parameters}
     lines = [f'name: "{name}"', 'backend: "triton"', more]
     lines += [
         f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
@@ -19,6 +21,22 @@ def write_remote(root: Path, name: str, *addresses: str, more: str = "", **param
     ]
     (root / name).mkdir(parents=True)
     (root / name / "config.pbtxt").write_text("\n".join(lines))
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 at which nothing listens."""
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens at."""
+    probes = [socket.socket() for _ in range(count)]
+    for probe in probes:
+        probe.bind(("127.0.0.1", 0))
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
 
 
 def values(datatype: Datatype, shape: Iterable[int]) -> Array:

@@ -8,6 +8,7 @@ import httpx
 
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _POLL_SECS = 0.002
+_LONGEST_POLL_SECS = 0.05
 
 
 class Metrics:
@@ -73,9 +74,15 @@ class Scraper:
         until(lambda: self.now().value("headrace_admitted_requests") == 0, "an idle server")
 
 
-def until(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:
+def until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
     """Wait for a condition of another process; fails when it has not come true in time."""
-    deadline = time.monotonic() + seconds
+    begun = time.monotonic()
     while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s in vain for {what}"
-        time.sleep(_POLL_SECS)
+        waited = time.monotonic() - begun
+        assert waited < seconds, f"waited {seconds} s in vain for {what}"
+        time.sleep(pause(waited))
+
+
+def pause(waited: float) -> float:
+    """Seconds until the next look: looking costs the server some of the core that it may need."""
+    return min(max(waited / 4, _POLL_SECS), _LONGEST_POLL_SECS)

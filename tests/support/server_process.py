@@ -14,7 +14,7 @@ from typing import Self
 
 EXAMPLES = Path(__file__).parents[2] / "model_repository"
 _ADDRESS = re.compile(r"^(HTTP|gRPC|metrics) +(?:http://)?(127\.0\.0\.1:\d+)")
-_START_SECS = 60
+_START_SECS = 120
 
 
 def onnx_examples(folder: Path) -> Path:

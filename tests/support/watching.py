@@ -14,6 +14,7 @@ import orjson
 import psutil
 
 from tests.support.raw_clients import get
+from tests.support.scrape import pause
 from tests.support.server_process import ServerProcess
 
 _SAMPLE = re.compile(r"^(\w+(?:\{[^}]*\})?) (\S+)$", re.MULTILINE)
@@ -67,12 +68,13 @@ class Resources:
 
 
 async def until(
-    probe: Callable[[], Awaitable[Any]], expected: Callable[[Any], bool], within: float = 30
+    probe: Callable[[], Awaitable[Any]], expected: Callable[[Any], bool], within: float = 60
 ) -> Any:
     """Ask again and again until the answer is as expected; the answer."""
-    deadline = monotonic() + within
+    begun = monotonic()
     while not expected(answer := await probe()):
-        if monotonic() > deadline:
+        waited = monotonic() - begun
+        if waited > within:
             raise AssertionError(f"after {within} s it is still {answer!r}")
-        await asyncio.sleep(0.005)  # leave the server the core that it may need to get there
+        await asyncio.sleep(pause(waited))
     return answer

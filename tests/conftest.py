@@ -1,0 +1,7 @@
+"""What holds for all tests: none may depend on how fast the machine is."""
+
+from hypothesis import HealthCheck, settings
+
+# Otherwise an example that takes a fifth of a second fails its test, and so does a slow begin.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")

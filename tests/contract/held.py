@@ -1,0 +1,84 @@
+"""Models that run for as long as a test wants, on threads of the server.
+
+    VALUE   INT64 [-1, 1]   given back as OUTPUT0; a batch with the number of a closed gate waits
+    TURN    INT64 [-1, 1]   how many batches this model has begun before, and this one
+
+There is one instance, of 8 rows, unless the configuration says otherwise. Nothing is computed
+meanwhile, so that a busy machine changes nothing.
+"""
+
+from pathlib import Path
+
+from tests.models.python_models import execution, tensors, write_python_model
+
+_MODEL = """
+    import json
+    import time
+    from itertools import count
+    from pathlib import Path
+
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    TURNS = count(1)
+
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            parameters = json.loads(args["model_config"])["parameters"]
+            self.gates = Path(parameters["gates"]["string_value"])
+
+        def execute(self, requests):
+            turn = next(TURNS)
+            values = [request.inputs()[0].as_numpy() for request in requests]
+            for number in np.unique(np.concatenate(values)).tolist():
+                while (self.gates / str(number)).exists():
+                    time.sleep(0.002)
+                if number >= 1_000_000:
+                    (self.gates / f"{number}.passed").touch()
+            return [
+                pb_utils.InferenceResponse([
+                    pb_utils.Tensor("OUTPUT0", value),
+                    pb_utils.Tensor("TURN", np.full_like(value, turn)),
+                ])
+                for value in values
+            ]
+"""
+
+
+def _signature(dims: str) -> str:
+    outputs = (("OUTPUT0", "INT64", dims), ("TURN", "INT64", dims))
+    return tensors("input", ("VALUE", "INT64", dims)) + tensors("output", *outputs)
+
+
+class Gates:
+    """The gates at which such models wait, files in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def close(self, number: int) -> None:
+        """Have batches with this number wait."""
+        (self.folder / str(number)).touch()
+
+    def open(self) -> None:
+        """Let all go on."""
+        for gate in self.folder.iterdir():
+            if not gate.suffix:
+                gate.unlink()
+
+    def passed(self, number: int) -> bool:
+        """Whether a batch with this number, of at least a million, has been computed."""
+        return (self.folder / f"{number}.passed").exists()
+
+
+def write_held_model(
+    root: Path, name: str, gates: Path, batching: str = "", rows: int = 8, instances: int = 1
+) -> None:
+    """A model whose gates are in a folder of their own."""
+    write_python_model(
+        root, name, _MODEL,
+        f"max_batch_size: {rows}\ninstance_group {{ count: {instances} }}\n{batching}\n"
+        f'parameters {{ key: "gates" value {{ string_value: "{gates}" }} }}\n'
+        + execution("thread") + _signature("1" if rows else "-1, 1"),
+    )  # fmt: skip

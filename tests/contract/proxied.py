@@ -1,0 +1,174 @@
+"""The suite's models behind a proxy: a server whose models all run on another one.
+
+Clients are to be told what that one would have told them. `NOT_THROUGH_A_PROXY` has the tests that
+ask for what cannot be so, and why.
+"""
+
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from google.protobuf import text_format
+
+from headrace.wire.pb.model_config_pb2 import ModelConfig
+from tests.support.grpc_client import GrpcClient
+from tests.support.server_process import ServerProcess
+from tests.support.triton_server import Triton
+
+S = TypeVar("S", ServerProcess, Triton)
+_Field = Literal[
+    "platform", "default_model_filename", "instance_group", "parameters", "model_warmup"
+]
+# How a proxy asks the other server: the scheme of its endpoints, and further parameters.
+PROXIES: dict[str, tuple[str, Mapping[str, str]]] = {
+    "proxy": ("grpc", {}),
+    "proxy-http": ("http", {}),
+    "transparent": ("grpc", {"forward": "transparent"}),
+    "transparent-http": ("http", {"forward": "transparent"}),
+}
+# A real Triton runs the models: alone, and behind a proxy.
+TRITONS = {"triton": None, "before-triton": "proxy", "before-triton-http": "proxy-http"}
+# Of the other server alone: what is loaded there and where it runs.
+_OF_THE_OTHER: tuple[_Field, ...] = (
+    "platform", "default_model_filename", "instance_group", "parameters", "model_warmup",
+)  # fmt: skip
+
+_PLATFORM = "the platform and backend of a model that other servers run are `triton`"
+_LOG = "what a model logs is in the log of the server that runs it"
+_PARAMETERS = "a configuration's parameters are those of the backend"
+_ROWS = "requests are not read: each counts as one row, also one that the other server refuses"
+_REGIONS = "the regions of a request that is not read are those of the other server"
+
+# Tests, or whole files of them.
+NOT_THROUGH_A_PROXY: dict[str, str] = {
+    "test_documents::test_model_metadata": _PLATFORM,
+    "test_documents::test_config_is_completed_from_the_model": _PLATFORM,
+    "test_documents::test_config_as_written": _PARAMETERS,
+    "test_http::test_config_as_json": _PARAMETERS,
+    "test_functions::test_its_metadata_and_configuration": _PLATFORM,
+    "test_functions::test_a_configuration_that_says_less": (
+        "what a configuration leaves out is offered by a function alone"
+    ),
+    "test_python_models::test_what_a_model_sees_of_a_request": (
+        "it sees what is left of a time-out, not the whole"
+    ),
+    "test_python_models::test_a_traceback_is_in_the_log": _LOG,
+    "test_odd_models::test_long_texts": _LOG,
+    "test_odd_models::test_processes_that_a_model_starts": _LOG,
+    "test_pb_utils::test_metrics_of_models": "a model's metrics are on the server that runs it",
+}
+# Further ones where requests are not read here.
+NOT_TRANSPARENT: dict[str, str] = {
+    "test_infer::test_server_timing": _ROWS,
+    "test_validation::test_refusals_are_not_counted": _ROWS,
+    "test_statistics::test_a_success_is_counted_once_everywhere": _ROWS,
+    "test_statistics::test_executions_by_batch_size": _ROWS,
+    "test_statistics::test_a_refusal_is_not_counted": _ROWS,
+    "test_metrics::test_counters_follow_the_requests": _ROWS,
+    "test_shared_memory": _REGIONS,
+}
+# Further ones where a real Triton runs the models, with what it does itself.
+NOT_TRITON: dict[str, str] = {
+    "test_python_models::test_what_a_model_is_started_with": (
+        "it starts its models with the path of the server's own place for them"
+    ),
+    "test_python_models::test_parameters_of_a_response": "Triton 2.51 has no such parameters",
+    "test_python_models::test_parameters_that_json_has_no_numbers_for": (
+        "Triton 2.51 has no such parameters"
+    ),
+    "test_python_models::test_a_model_that_does_wrong": (
+        "it answers with whatever a model gives, and never if that is None"
+    ),
+    "test_python_models::test_the_innocent_are_not_punished": (
+        "it fails all requests of a batch whose model raises"
+    ),
+}
+
+
+def impossible(file: str, test: str, carriers: Iterable[str]) -> str:
+    """Why a test of a file cannot be asked with these carriers; empty if it can."""
+    for carrier in carriers:
+        tables = [NOT_THROUGH_A_PROXY] if carrier in PROXIES or carrier in TRITONS else []
+        if carrier in PROXIES and "forward" in PROXIES[carrier][1]:
+            tables.append(NOT_TRANSPARENT)
+        if carrier in TRITONS:
+            tables.append(NOT_TRITON)
+        for table in tables:
+            if reason := table.get(file) or table.get(f"{file}::{test}"):
+                return reason
+    return ""
+
+
+@contextmanager
+def behind(
+    carrier: str,
+    process: S,
+    models: Path,
+    folder: Path,
+    names: Iterable[str] = (),
+    options: Sequence[str] = (),
+    **parameters: str,
+) -> Iterator[S | ServerProcess]:
+    """The proxy of the name `carrier` before a server of `models`; any other name is the server.
+
+    `folder` is where it has its models, and `names` are further models of the server.
+    """
+    way = TRITONS.get(carrier) or carrier
+    if way not in PROXIES:
+        yield process
+        return
+    scheme, given = PROXIES[way]
+    write_proxies(models, folder, process, scheme, {**given, **parameters}, names)
+    with ServerProcess(folder, options=options) as proxy:
+        yield proxy
+        assert proxy.stop() == 0
+        assert "bug " not in proxy.log, proxy.log
+        assert "Traceback" not in proxy.log, proxy.log
+
+
+def write_proxies(
+    models: Path,
+    root: Path,
+    server: ServerProcess | Triton,
+    scheme: str,
+    parameters: Mapping[str, str],
+    names: Iterable[str] = (),
+) -> None:
+    """Write a model into `root` for each in `models`, and of `names`, which `server` runs.
+
+    Its configuration is the other's but for the backend; what a client is told of it is the same.
+    Decoupled models are asked over gRPC in any case.
+    """
+    endpoints = {"grpc": f"grpc://{server.grpc}", "http": server.url}
+    given = {
+        "health_interval_secs": "10",  # of each of many models
+        **parameters,
+    }
+    for model in (*filter(Path.is_dir, models.iterdir()), *(models / name for name in names)):
+        written = model / "config.pbtxt"
+        config = ModelConfig()
+        if written.exists():
+            text_format.Parse(written.read_text(), config)
+        instances = sum(max(group.count, 1) for group in config.instance_group)
+        for field in _OF_THE_OTHER:
+            config.ClearField(field)
+        for tensor in (*config.input, *config.output):
+            tensor.ClearField("reshape")
+        config.name, config.backend = model.name, "triton"
+        with GrpcClient(server.grpc) as client:
+            decoupled = client.model_config(model.name).model_transaction_policy.decoupled
+        config.parameters["endpoints"].string_value = endpoints["grpc" if decoupled else scheme]
+        if instances:  # what waits, waits here
+            config.parameters["max_in_flight"].string_value = str(instances)
+        for name, value in given.items():
+            config.parameters[name].string_value = value
+        folder = root / model.name
+        folder.mkdir(parents=True)
+        (folder / "config.pbtxt").write_text(text_format.MessageToString(config, as_utf8=True))
+        versions = [path.name for path in model.glob("*") if path.name.isdecimal()]
+        for version in versions if versions != ["1"] else ():
+            (folder / version).mkdir()
+        for labels in model.glob("*.txt"):
+            shutil.copy(labels, folder)

@@ -1,0 +1,280 @@
+"""Models with several backends: whichever can be reached answers, and the answer says which."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from headrace.app import backends
+from headrace.core.datatypes import Datatype
+from headrace.core.errors import RepositoryError
+from headrace.engine.fail_over_loading import load
+from headrace.engine.opening import LoadOptions, open_model
+from headrace.repository.layout import read_model_directory
+from headrace.wire.pb import grpc_service_pb2 as pb
+from tests.contract.conftest import CARRIERS, CLIENTS, FIRST_CARRIER
+from tests.models.onnx_graphs import add_sub, write_model
+from tests.models.python_models import IDENTITY
+from tests.support.client import Input
+from tests.support.grpc_client import GrpcClient, infer_message
+from tests.support.http_socket import ask
+from tests.support.remote import free_port, write_remote
+from tests.support.scrape import Scraper
+from tests.support.server_process import ServerProcess
+from tests.support.traces import read_traces
+
+FLOATS = np.arange(6, dtype=np.float32).reshape(2, 3)
+SIMPLE = add_sub(Datatype.FP32, 3)
+BOTH = {"INPUT0": FLOATS, "INPUT1": FLOATS}
+# By model, who answers.
+ANSWERS = {
+    "first": "triton",
+    "second": "onnxruntime",
+    "standby": "triton-2",
+    "third": "onnxruntime",
+    "python": "python",
+    "local": "onnxruntime",
+    "plain": "",
+}
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """The server that runs some of the models."""
+    root = tmp_path_factory.mktemp("there")
+    for name in ("first", "standby", "local"):
+        write_model(root, name, SIMPLE, "max_batch_size: 8")
+    decoupled = "max_batch_size: 8 model_transaction_policy { decoupled: true }"
+    write_model(root, "decoupled", SIMPLE, decoupled)
+    with ServerProcess(root) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def models(there: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository of models that have several backends."""
+    root = tmp_path_factory.mktemp("here")
+    dead = f"127.0.0.1:{free_port()}"
+    write_remote(root, "first", there.grpc, fail_over="onnxruntime")
+    labels = 'output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 3 ] label_filename: "names" }'
+    write_remote(
+        root, "second", dead, fail_over="onnxruntime", remote_version="7",
+        more=f"max_batch_size: 8 {labels} dynamic_batching {{ priority_levels: 2"
+        " default_priority_level: 1 }",
+    )  # fmt: skip
+    (root / "second" / "names").write_text("a\nb\nc\n")
+    write_remote(root, "standby", dead, fail_over=f"grpc://{there.grpc}")
+    write_remote(root, "third", dead, fail_over=f"grpc://{dead}; onnxruntime")
+    declared = "".join(
+        f'{kind} {{ name: "{kind.upper()}0" data_type: TYPE_FP32 dims: [ 3 ] }}'
+        for kind in ("input", "output")
+    )
+    write_remote(
+        root, "python", dead, fail_over="python", fail_over_instances="2",
+        more=f"max_batch_size: 4 {declared}",
+    )  # fmt: skip
+    local = (
+        'backend: "onnxruntime" max_batch_size: 8 parameters { key: "fail_over"'
+        f' value {{ string_value: "grpc://{there.grpc}" }} }}'
+    )
+    for name in ("first", "second", "third"):
+        write_model(root, name, SIMPLE)
+    write_model(root, "local", SIMPLE, local)
+    write_model(root, "plain", SIMPLE, "max_batch_size: 8")
+    (root / "python" / "1").mkdir()
+    (root / "python" / "1" / "model.py").write_text(IDENTITY.replace("\n    ", "\n"))
+    return root
+
+
+@pytest.fixture(scope="module", params=FIRST_CARRIER)
+def front(request: pytest.FixtureRequest, models: Path) -> Iterator[ServerProcess]:
+    """The server in front."""
+    with ServerProcess(models, options=CARRIERS[request.param]) as process:
+        yield process
+        assert process.stop() == 0
+        assert "bug " not in process.log
+        assert "Traceback" not in process.log
+
+
+def json_body(name: str, **more: Any) -> bytes:
+    names = ["INPUT0"] if name == "python" else ["INPUT0", "INPUT1"]
+    inputs = [
+        {"name": n, "shape": [2, 3], "datatype": "FP32", "data": FLOATS.tolist()} for n in names
+    ]
+    return json.dumps({"inputs": inputs, **more}).encode()
+
+
+def by_http(front: ServerProcess, name: str) -> tuple[list[float], str]:
+    """OUTPUT0, and who has answered."""
+    answer = ask(front.http, "POST", f"/v2/models/{name}/infer", json_body(name))
+    assert answer.status == 200, answer
+    return answer.document["outputs"][0]["data"], answer.headers.get("headrace-backend", "")
+
+
+def by_grpc(front: ServerProcess, name: str) -> tuple[list[float], str]:
+    """The same over the other protocol."""
+    inputs = [Input("INPUT0", FLOATS)] + ([Input("INPUT1", FLOATS)] if name != "python" else [])
+    with GrpcClient(front.grpc) as client:
+        infer = client.procedure("ModelInfer", pb.ModelInferResponse)
+        response, call = infer.with_call(infer_message(name, inputs), timeout=30)
+    raw: bytes = response.raw_output_contents[0]
+    told = dict(call.trailing_metadata()).get("headrace-backend", "")
+    return np.frombuffer(raw, np.float32).tolist(), told
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+@pytest.mark.parametrize("way", [by_http, by_grpc])
+def test_the_answer_names_its_backend(
+    front: ServerProcess, way: Callable[[ServerProcess, str], object], name: str
+) -> None:
+    sums = FLOATS if name == "python" else FLOATS + FLOATS
+    assert way(front, name) == (sums.ravel().tolist(), ANSWERS[name])
+
+
+def test_other_forms_of_requests_name_it_as_well(front: ServerProcess) -> None:
+    path = "/v2/models/second"
+    timed = ask(
+        front.http, "POST", f"{path}/infer",
+        json_body("second", priority=2, parameters={"headrace_timing": True}),
+    )  # fmt: skip
+    assert timed.headers["headrace-backend"] == "onnxruntime"
+    assert "compute_us" in timed.document["parameters"]
+    generated = ask(
+        front.http, "POST", f"{path}/generate",
+        json.dumps({"INPUT0": [1, 2, 3], "INPUT1": [1, 2, 3]}).encode(),
+    )  # fmt: skip
+    assert generated.document["OUTPUT0"] == [2, 4, 6]
+    assert generated.headers["headrace-backend"] == "onnxruntime"
+    packed = ask(
+        front.http, "POST", f"{path}/infer", json_body("second"), **{"Accept-Encoding": "gzip"}
+    )
+    assert packed.headers["content-encoding"] == "gzip"
+    assert packed.headers["headrace-backend"] == "onnxruntime"
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_classes_are_found_here(front: ServerProcess, kind: str) -> None:
+    with CLIENTS[kind](front) as client:
+        answer = client.infer("second", BOTH, classes={"OUTPUT0": 1})
+    assert answer["OUTPUT0"].tolist() == [[b"4.000000:2:c"], [b"10.000000:2:c"]]
+
+
+def test_a_model_is_ready_while_any_backend_is(front: ServerProcess) -> None:
+    with CLIENTS["grpc"](front) as client:
+        assert all(client.model_ready(name) for name in ANSWERS)
+        config = client.model_config("second")
+        assert config.backend == "triton"
+        assert config.parameters["fail_over"].string_value == "onnxruntime"
+        reasons = {model.name: model.reason for model in client.index().models}
+    assert reasons["second"] == "triton is not used: no server answers for model 'second'"
+    assert not reasons["first"]
+    with Scraper(front.metrics) as scraper:
+        found = scraper.now()
+    labels = {"model": "second", "version": "1"}
+    assert found.value("headrace_backend_active", backend="onnxruntime", **labels) == 1
+    assert found.value("headrace_backend_active", backend="triton", **labels) == 0
+    assert found.value("headrace_backend_requests_total", backend="onnxruntime", **labels) >= 2
+    shown = {own["model"] for own, _ in found.samples("headrace_backend_active")}
+    assert shown == {name for name, backend in ANSWERS.items() if backend}
+
+
+@pytest.mark.slow
+def test_traces_name_it(models: Path, tmp_path: Path) -> None:
+    file = tmp_path / "traces"
+    options = [
+        word
+        for value in ("level=TIMESTAMPS", "rate=1", "mode=triton", f"triton,file={file}")
+        for word in ("--trace-config", value)
+    ]
+    with ServerProcess(models, options=options) as process:
+        for name in ("second", "plain"):
+            by_grpc(process, name)
+        assert process.stop() == 0
+    heads = {trace.head["model_name"]: trace.head for trace in read_traces(file)}
+    assert heads["second"]["backend"] == "onnxruntime"
+    assert "backend" not in heads["plain"]
+
+
+@pytest.mark.slow
+def test_a_request_that_no_backend_can_run(tmp_path: Path) -> None:
+    """The first is absent from the start, and the second goes as well."""
+    write_model(tmp_path / "there", "standby", SIMPLE, "max_batch_size: 8")
+    with ServerProcess(tmp_path / "there") as other:
+        dead = f"127.0.0.1:{free_port()}"
+        write_remote(
+            tmp_path / "here", "standby", dead, fail_over=f"grpc://{other.grpc}", wait_secs="0.1"
+        )
+        with ServerProcess(tmp_path / "here") as front:
+            assert by_grpc(front, "standby")[1] == "triton-2"
+            other.stop()
+            for _ in range(2):  # one that waits, and one that is refused
+                with pytest.raises(grpc.RpcError) as refused:
+                    by_grpc(front, "standby")
+                assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+            answer = ask(front.http, "POST", "/v2/models/standby/infer", json_body("standby"))
+            assert answer.status == 503
+            assert "none of its backends (triton, triton-2) can run it" in answer.error
+            assert ask(front.http, "GET", "/v2/models/standby/ready").status == 503
+            assert "bug " not in front.log
+
+
+@pytest.mark.parametrize(
+    ("parameters", "model", "told"),
+    [
+        (
+            {"fail_over": "onnxruntime"}, add_sub(Datatype.INT32, 3),
+            "onnxruntime does not go with triton: first/config.pbtxt: input[0].data_type: the"
+            " model's input 'INPUT0' is INT32, not FP32",
+        ),
+        (
+            {"fail_over": "onnxruntime"}, add_sub(Datatype.FP32, 4),
+            "onnxruntime does not go with triton: first/config.pbtxt: input[0].dims: the model's"
+            " input 'INPUT0' has shape [-1,4], the configuration means [-1,3]",
+        ),
+        ({"fail_over": "onnxruntime"}, b"nothing", "model.onnx"),
+        ({"fail_over": "onnxrutime"}, SIMPLE, "first/config.pbtxt:5: parameters['fail_over']: exp"),
+        ({"fail_over": "onnxruntime"}, None, "has no version directory"),
+        ({"fail_over": "grpc://127.0.0.1:1", "execution": "thread"}, None, "runs on other servers"),
+        ({"fail_over": "grpc://127.0.0.1:1;http:/x"}, SIMPLE, "expected backends of this server"),
+        ({"remote_model": "decoupled", "fail_over": "onnxruntime"}, SIMPLE, "decoupled"),
+        ({"endpoints": "grpc://127.0.0.1:1", "fail_over": "grpc://127.0.0.1:2"}, None,
+         "triton: no server answers for model 'first'"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_explained(
+    there: ServerProcess,
+    tmp_path: Path,
+    parameters: dict[str, str],
+    model: bytes | None,
+    told: str,
+) -> None:
+    write_remote(tmp_path, "first", there.grpc, **parameters)
+    if model is not None:
+        write_model(tmp_path, "first", model)
+    source, options = read_model_directory(tmp_path / "first"), LoadOptions(1)
+    with pytest.raises(RepositoryError) as refused:
+        load(open_model(source, backends(), options), 1, options)
+    assert told in str(refused.value)
+
+
+def test_what_is_set_for_either_backend_has_an_effect(there: ServerProcess, tmp_path: Path) -> None:
+    parameters = {"execution": "thread", "intra_op_thread_count": "1", "fail_over_instances": "2"}
+    write_remote(tmp_path, "first", there.grpc, fail_over="onnxruntime", **parameters)
+    write_model(tmp_path, "first", SIMPLE)
+    options = LoadOptions(1)
+    opened = open_model(read_model_directory(tmp_path / "first"), backends(), options)
+    loaded = load(opened, 1, options)
+    assert not opened.warnings
+    assert not loaded.warnings
+    assert [(i.name, str(i.kind), i.rank) for i in loaded.instances] == [
+        ("first_0", "remote", 0),
+        ("first_onnxruntime_0", "thread", 1),
+        ("first_onnxruntime_1", "thread", 1),
+    ]
+    assert loaded.config.max_batch_size == 8
+    for instance in loaded.instances:
+        instance.model.close()

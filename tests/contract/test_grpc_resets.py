@@ -1,0 +1,47 @@
+"""Clients of gRPC that hang up while their answers are about to be written."""
+
+import socket
+import struct
+
+import numpy as np
+from hpack import Encoder
+
+from headrace.wire.pb import grpc_service_pb2 as pb
+from tests.support.grpc_client import GrpcClient
+from tests.support.http2_socket import REQUEST, prefixed
+from tests.support.server_process import ServerProcess
+
+INTS = np.arange(16, dtype=np.int32).reshape(1, 16)
+_HEADERS, _DATA, _SETTINGS = 1, 0, 4
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """A frame of HTTP/2."""
+    return struct.pack(">IBI", len(payload) << 8 | kind, flags, stream) + payload
+
+
+def calls(count: int) -> bytes:
+    """A connection's first bytes, with so many requests."""
+    request = pb.ModelInferRequest(model_name="simple")
+    for name in ("INPUT0", "INPUT1"):
+        request.inputs.add(name=name, datatype="INT32", shape=INTS.shape)
+        request.raw_input_contents.append(INTS.tobytes())
+    message, encoder = prefixed(request.SerializeToString()), Encoder()
+    sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(_SETTINGS, 0, 0)
+    for number in range(1, 2 * count, 2):
+        sent += frame(_HEADERS, 4, number, encoder.encode(REQUEST))
+        sent += frame(_DATA, 1, number, message)
+    return sent
+
+
+def test_what_others_are_sent_in_the_same_turn_of_the_loop_is_sent(
+    server: ServerProcess, grpc_client: GrpcClient
+) -> None:
+    host, _, port = server.grpc.rpartition(":")
+    sent = calls(20)
+    for _ in range(50):
+        with socket.create_connection((host, int(port))) as plain:
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            plain.sendall(sent)
+        grpc_client.infer("simple", {"INPUT0": INTS, "INPUT1": INTS})
+    assert "the handler is closed" not in server.log

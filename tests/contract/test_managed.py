@@ -1,0 +1,191 @@
+"""Models in Tritons that the server starts: one for each of two GPUs, as far as those can tell."""
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from headrace.core.errors import ServerError
+from headrace.wire.pb import grpc_service_pb2 as pb
+from tests.contract.conftest import CARRIERS, CLIENTS
+from tests.support.client import Client
+from tests.support.managed import (
+    CPU,
+    descendants,
+    servers,
+    write_managed,
+    write_program,
+    write_version,
+)
+from tests.support.scrape import Scraper, until
+from tests.support.server_process import ServerProcess
+
+NUMBERS = count()
+ROW = np.array([[1, 2, 4]], np.float32)
+OPTIONS = ("--triton-processes=per-gpu", "--triton-gpus=4,5", "--model-control-mode=poll")
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_program(tmp_path_factory.mktemp("program"))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models whose instances are in both processes, in one of them, and in none."""
+    root = tmp_path_factory.mktemp("managed")
+    write_managed(root)
+    # Of KIND_AUTO, since what stands in for Triton here has no GPU.
+    write_managed(root, "instance_group { gpus: [1] }", "second", 5)
+    write_managed(root, "instance_group { kind: KIND_GPU gpus: [2] }", "third")
+    return root
+
+
+@pytest.fixture(
+    scope="module", params=["default", pytest.param("frontends", marks=pytest.mark.slow)]
+)
+def managed(request: pytest.FixtureRequest, program: Path, root: Path) -> Iterator[ServerProcess]:
+    options = (
+        f"--triton-server={program}", *OPTIONS, "--exit-on-error=false", *CARRIERS[request.param],
+    )  # fmt: skip
+    with ServerProcess(root, options=options) as process:
+        yield process
+        assert process.stop() == 0
+        assert "bug " not in process.log
+        assert "Exception in callback" not in process.log
+
+
+@pytest.fixture(params=["http", "grpc"])
+def client(request: pytest.FixtureRequest, managed: ServerProcess) -> Iterator[Client]:
+    with CLIENTS[request.param](managed) as client:
+        yield client
+
+
+@pytest.fixture(params=["http", pytest.param("grpc", marks=pytest.mark.slow)])
+def updated(request: pytest.FixtureRequest, managed: ServerProcess) -> Iterator[Client]:
+    """A client of a server whose repository changes."""
+    with CLIENTS[request.param](managed) as client:
+        yield client
+
+
+@contextmanager
+def callers(client: Client, name: str, many: int = 4) -> Iterator[list[float]]:
+    """Clients that ask again and again meanwhile; the factors that they have found, in order."""
+    found: list[float] = []
+    ended = Event()
+
+    def ask() -> None:
+        while not ended.is_set():
+            found.append(float(client.infer(name, {"INPUT0": ROW})["OUTPUT0"][0, 0]))
+
+    with ThreadPoolExecutor(many) as threads:
+        running = [threads.submit(ask) for _ in range(many)]
+        try:
+            yield found
+        finally:
+            ended.set()
+    for one in running:
+        one.result()  # nothing of what it asked for has failed
+
+
+def test_each_process_sees_its_own_gpu(client: Client, pool: ThreadPoolExecutor) -> None:
+    def ask(number: int) -> bytes:
+        answer = client.infer("times", {"INPUT0": ROW * number})
+        np.testing.assert_array_equal(answer["OUTPUT0"], 3 * number * ROW)
+        return bytes(answer["SEEN"][0, 0])
+
+    assert set(pool.map(ask, range(64))) == {b"4", b"5"}
+
+
+def test_each_process_loads_it_once(managed: ServerProcess) -> None:
+    until(lambda: "model times: server triton-1 serves" in managed.log, "the second process")
+    for process in ("triton-0", "triton-1"):
+        lines = [line for line in managed.log.splitlines() if f"{process}: " in line]
+        assert sum("loaded times." in line for line in lines) == 1
+
+
+def test_a_model_is_where_its_instances_are(client: Client, pool: ThreadPoolExecutor) -> None:
+    def ask(_: int) -> tuple[float, bytes]:
+        answer = client.infer("second", {"INPUT0": ROW})
+        return float(answer["OUTPUT0"][0, 0]), bytes(answer["SEEN"][0, 0])
+
+    assert set(pool.map(ask, range(16))) == {(5.0, b"5")}
+    groups = client.model_config("second").instance_group
+    assert [list(group.gpus) for group in groups] == [[1]]
+
+
+def test_a_gpu_that_there_is_not(client: Client, managed: ServerProcess) -> None:
+    assert not client.model_ready("third")
+    assert "config.pbtxt:8: instance_group[0].gpus: there is no GPU 2" in managed.log
+
+
+def test_the_processes_have_metrics(client: Client, managed: ServerProcess) -> None:
+    client.infer("times", {"INPUT0": ROW})
+    with Scraper(managed.metrics) as scraper:
+        found = scraper.now()
+    for endpoint in ("triton-0", "triton-1"):
+        labels = {"model": "times", "version": "1", "endpoint": endpoint}
+        assert found.value("headrace_endpoint_healthy", **labels) == 1
+        assert found.value("headrace_endpoint_differences", **labels) == 0
+
+
+def test_only_this_server_can_ask_them(managed: ServerProcess) -> None:
+    """Whoever is on this machine can reach the port, but is asked for a key."""
+    commands = dict(descendants(managed.pid))
+    found = re.search(r"--grpc-port=(\d+)", commands[servers(managed.pid)[0]])
+    assert found is not None
+    with grpc.insecure_channel(f"127.0.0.1:{found[1]}") as channel:
+        ask: Any = channel.unary_unary("/inference.GRPCInferenceService/RepositoryIndex")
+        with pytest.raises(grpc.RpcError, match="restricted"):
+            ask(pb.RepositoryIndexRequest().SerializeToString(), timeout=10)
+
+
+def test_a_new_version_loses_no_request(updated: Client, root: Path) -> None:
+    client, name = updated, f"grows_{next(NUMBERS)}"
+    write_managed(root, CPU, name, 2)
+    until_ready(client, name)
+    with callers(client, name) as found:
+        until(lambda: 2 in found, "an answer")
+        write_version(root, 2, 7, name)
+        until(lambda: 7 in found, "an answer of version 2")
+        config = root / name / "config.pbtxt"
+        changed = root / name / ".changed"
+        changed.write_text(config.read_text().replace("max_batch_size: 8", "max_batch_size: 4"))
+        changed.rename(config)
+        until(lambda: client.model_config(name).max_batch_size == 4, "the new configuration")
+    assert set(found) == {2, 7}
+
+
+def test_what_cannot_be_loaded_leaves_the_old_one(
+    updated: Client, managed: ServerProcess, root: Path
+) -> None:
+    client, name = updated, f"breaks_{next(NUMBERS)}"
+    write_managed(root, CPU, name, 2)
+    until_ready(client, name)
+    whole = root / name / ".2"
+    whole.mkdir()
+    (whole / "model.py").write_text("raise ValueError('broken')")
+    with callers(client, name, 2) as found:
+        whole.rename(root / name / "2")
+        until(lambda: f"failed to load {name} version 2" in managed.log, "the failure")
+    assert set(found) == {2}
+
+
+def until_ready(client: Client, name: str) -> None:
+    """Wait until a model takes requests."""
+
+    def ready() -> bool:
+        try:
+            return client.model_ready(name)
+        except ServerError:
+            return False
+
+    until(ready, f"{name} is ready")

@@ -1,0 +1,175 @@
+"""What else than tensors goes on to another server that runs a model."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from typing import Any
+
+import grpc
+import pytest
+
+from headrace.wire.pb import grpc_service_pb2 as pb
+from tests.contract.conftest import CARRIERS, FIRST_CARRIER
+from tests.support.grpc_client import SERVICE, procedure
+from tests.support.http_socket import ask
+from tests.support.otlp_receiver import OtlpReceiver
+from tests.support.remote import write_remote
+from tests.support.server_process import ServerProcess
+
+_MODEL = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        def answer(request):
+            rows = pb_utils.get_input_tensor_by_name(request, "X").as_numpy().shape[0]
+            told = dict(priority=request.priority(), timeout=request.timeout())
+            text = request.parameters() + "|" + repr(told)
+            array = np.array([[text.encode()]] * rows, np.object_)
+            return pb_utils.InferenceResponse([pb_utils.Tensor("TOLD", array)])
+        return [answer(request) for request in requests]
+"""
+_CONFIG = """
+backend: "python"
+max_batch_size: 8
+input { name: "X" data_type: TYPE_INT32 dims: 1 }
+output { name: "TOLD" data_type: TYPE_STRING dims: 1 }
+dynamic_batching {}
+"""
+_clients = count(1)
+_INFER = "/v2/models/told/infer"
+_INPUT = {"name": "X", "datatype": "INT32", "shape": [1, 1], "data": [[1]]}
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[OtlpReceiver]:
+    """What both servers export their traces to."""
+    with OtlpReceiver() as receiver:
+        yield receiver
+
+
+def _traced(collector: OtlpReceiver) -> list[str]:
+    settings = (
+        "mode=opentelemetry", "level=TIMESTAMPS", "rate=1",
+        f"opentelemetry,url={collector.address}", "opentelemetry,bsp_schedule_delay=20",
+    )  # fmt: skip
+    return [f"--trace-config={text}" for text in settings]
+
+
+@pytest.fixture(scope="module")
+def there(
+    tmp_path_factory: pytest.TempPathFactory, collector: OtlpReceiver
+) -> Iterator[ServerProcess]:
+    """A server whose model tells the parameters of its requests, and their headers."""
+    root = tmp_path_factory.mktemp("told")
+    (root / "told" / "1").mkdir(parents=True)
+    (root / "told" / "config.pbtxt").write_text(_CONFIG)
+    (root / "told" / "1" / "model.py").write_text(_MODEL)
+    options = ("--grpc-header-forward-pattern=^x-|^authorization", *_traced(collector))
+    with ServerProcess(root, options=options) as process:
+        yield process
+
+
+@pytest.fixture(scope="module", params=FIRST_CARRIER)
+def front(
+    request: pytest.FixtureRequest,
+    there: ServerProcess,
+    tmp_path_factory: pytest.TempPathFactory,
+    collector: OtlpReceiver,
+) -> Iterator[ServerProcess]:
+    """A server before it."""
+    root = tmp_path_factory.mktemp("front")
+    write_remote(
+        root, "told", there.grpc, forward_headers="X-Tenant, authorization",
+        forward_priority="true",
+    )  # fmt: skip
+    options = (*CARRIERS[request.param], "--http-header-forward-pattern=^x-as-parameter")
+    options += tuple(_traced(collector))
+    with ServerProcess(root, options=options) as process:
+        yield process
+        assert process.stop() == 0
+        assert "bug " not in process.log
+        assert "Traceback" not in process.log
+
+
+def over_http(server: ServerProcess, parameters: Any = None, **headers: str) -> tuple[Any, str]:
+    """The parameters that the model was told of, and what it says of the rest."""
+    body = json.dumps({"inputs": [_INPUT], "parameters": parameters or {}}).encode()
+    answer = ask(server.http, "POST", _INFER, body, **headers)
+    assert answer.status == 200, answer.body
+    told, _, rest = answer.document["outputs"][0]["data"][0].partition("|")
+    return json.loads(told), rest
+
+
+def over_grpc(channel: grpc.Channel, *metadata: tuple[str, str], timeout: float = 10) -> Any:
+    """The parameters that the model was told of."""
+    message = pb.ModelInferRequest(model_name="told", raw_input_contents=[b"\1\0\0\0"])
+    message.inputs.add(name="X", datatype="INT32", shape=[1, 1])
+    call = procedure(channel, f"{SERVICE}/ModelInfer", pb.ModelInferResponse)
+    answer = call(message, metadata=metadata, timeout=timeout)
+    told = bytes(answer.raw_output_contents[0])[4:].decode()
+    return json.loads(told.partition("|")[0])
+
+
+def test_headers_that_are_named_go_on_as_headers(front: ServerProcess) -> None:
+    told, _ = over_http(front, X_Tenant="me", X_Other="no", X_As_Parameter="yes")
+    assert told == {"x-tenant": "me", "X-As-Parameter": "yes"}
+    with grpc.insecure_channel(front.grpc) as channel:
+        told = over_grpc(channel, ("x-tenant", "you"), ("x-other", "no"), ("authorization", "b"))
+        assert told == {"x-tenant": "you", "authorization": "b"}
+
+
+def test_nothing_is_taken_for_a_header_that_is_none(front: ServerProcess) -> None:
+    told, _ = over_http(front, {"headrace_forward:x-tenant": "me", "headrace_deadline": 1, "a": 2})
+    assert told == {"a": 2}
+
+
+def test_each_request_has_its_own(front: ServerProcess, pool: ThreadPoolExecutor) -> None:
+    with grpc.insecure_channel(front.grpc) as channel:
+
+        def told(number: int) -> Any:
+            return over_grpc(channel, ("x-tenant", str(number % 3)))
+
+        found = list(pool.map(told, range(60)))
+    assert found == [{"x-tenant": str(number % 3)} for number in range(60)]
+
+
+def test_priority_and_timeout_go_on(front: ServerProcess) -> None:
+    told, rest = over_http(front, {"priority": 2, "timeout": 60_000_000})
+    assert told == {}
+    seen = eval(rest)
+    assert seen["priority"] == 2
+    assert 0 < seen["timeout"] < 60_000_000
+
+
+def test_the_call_has_the_deadline_of_its_client(front: ServerProcess) -> None:
+    """It is there, and does no harm; that it ends the call is `test_faults`'."""
+    with grpc.insecure_channel(front.grpc) as channel:
+        assert over_grpc(channel, timeout=5) == {}
+
+
+def test_the_call_is_part_of_the_trace(front: ServerProcess, collector: OtlpReceiver) -> None:
+    """Of the client's: what the server behind does is part of the call."""
+    client = f"{next(_clients):016x}"
+    over_http(front, traceparent=f"00-{'5' * 32}-{client}-01")
+    root = collector.tree(lambda span: span.parent == client, 7)
+    [model] = root.children
+    assert sorted(span.name for span in model.children) == ["call", "compute"]
+    [call] = [span for span in model.children if span.name == "call"]
+    assert call.attributes["headrace.endpoint"].startswith("grpc://")
+    assert call.kind == 3  # of a client
+    [behind] = call.children
+    assert behind.name == "InferRequest"
+    assert behind.trace == root.trace == "5" * 32
+
+
+def test_what_the_client_does_not_record_is_told_to_the_server_too(
+    front: ServerProcess, collector: OtlpReceiver
+) -> None:
+    unrecorded, client = f"{next(_clients):016x}", f"{next(_clients):016x}"
+    over_http(front, traceparent=f"00-{'6' * 32}-{unrecorded}-00")
+    over_http(front, traceparent=f"00-{'6' * 32}-{client}-01")
+    collector.tree(lambda span: span.parent == client, 7)
+    assert not [s for s in collector.wait(bool) if s.parent == unrecorded]

@@ -1,0 +1,18 @@
+"""The table of parameters in docs/remote.md has all that there are, each once."""
+
+import re
+
+from headrace.execution.remote.options import REMOTE_PARAMETERS
+from headrace.execution.triton.options import TRITON_PARAMETERS
+from headrace.repository.fail_over import PARAMETERS as FAIL_OVER
+from tests.docs.test_readme import ROOT
+
+PAGE = (ROOT / "docs" / "remote.md").read_text(encoding="utf-8")
+
+
+def test_the_table_of_parameters() -> None:
+    section = PAGE.partition("\n## Parameters\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?`) \|", section, re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert len(named) == len(set(named))
+    assert set(named) == REMOTE_PARAMETERS | TRITON_PARAMETERS | FAIL_OVER

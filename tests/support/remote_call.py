@@ -1,0 +1,28 @@
+"""A call of a connection to another server, to be awaited."""
+
+import asyncio
+
+from headrace.execution.remote.connection import Connection, PassedAnswer, RemoteRequest
+from headrace.wire.remote_infer import RemoteAnswer
+
+
+class _Waiting:
+    def __init__(self) -> None:
+        self.result: asyncio.Future[RemoteAnswer] = asyncio.get_running_loop().create_future()
+
+    def answered(self, answer: RemoteAnswer | PassedAnswer) -> None:
+        assert isinstance(answer, RemoteAnswer)
+        self.result.set_result(answer)
+
+    def failed(self, error: Exception) -> None:
+        self.result.set_exception(error)
+
+
+async def infer(connection: Connection, request: RemoteRequest, seconds: float) -> RemoteAnswer:
+    """The answer; raises `CallFailed`. To cancel the wait cancels the call."""
+    waiting = _Waiting()
+    call = connection.begin(request, seconds, waiting)
+    try:
+        return await waiting.result
+    finally:
+        call.cancel()

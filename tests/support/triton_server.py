@@ -1,0 +1,108 @@
+"""A real Triton, for the CPU and with its Python backend.
+
+It is taken from the environment variable HEADRACE_TRITON, or from build/bench, where
+`scripts/bench_triton` puts it. Tests that need it are skipped where it is not.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from urllib.error import URLError
+from urllib.request import ProxyHandler, build_opener
+
+import pytest
+
+from tests.support.managed import descendants
+from tests.support.remote import free_ports
+
+_FETCHED = Path(__file__).parents[2] / "build" / "bench" / "triton" / "tritonserver"
+_REGION = re.compile(r"triton_python_backend_shm_region_[0-9a-f-]+")
+_START_SECS = 60
+_STOP_SECS = 60
+
+
+def real_program() -> Path:
+    """The program; the test is skipped where it is not."""
+    program = Path(os.environ.get("HEADRACE_TRITON", _FETCHED))
+    if not program.is_file():
+        pytest.skip("Triton is not here; scripts/bench_triton fetches it")
+    return program
+
+
+class Triton:
+    """A running tritonserver; `http` and `grpc` are addresses."""
+
+    def __init__(
+        self, program: Path, models: Path, log: Path, options: Sequence[str] = (),
+        ports: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        """`ports` are those for HTTP and gRPC, free ones unless given."""
+        http, grpc = ports or free_ports(2)
+        self.http, self.grpc = f"127.0.0.1:{http}", f"127.0.0.1:{grpc}"
+        with log.open("wb") as file:
+            self.process = subprocess.Popen(
+                [
+                    program, f"--model-repository={models}", "--allow-metrics=false",
+                    f"--http-port={http}", f"--grpc-port={grpc}", "--http-address=127.0.0.1",
+                    "--grpc-address=127.0.0.1", *options,
+                ],
+                stdout=file, stderr=file,
+            )  # fmt: skip
+        self._log = log
+
+    def wait(self) -> None:
+        """Until it is ready."""
+        opener = build_opener(ProxyHandler({}))
+        deadline = time.monotonic() + _START_SECS
+        while time.monotonic() < deadline and self.process.poll() is None:
+            try:
+                opener.open(f"http://{self.http}/v2/health/ready").close()
+            except URLError:
+                time.sleep(0.05)
+                continue
+            return
+        raise AssertionError(self._log.read_text(errors="replace")[-3000:])
+
+    def __enter__(self) -> Self:
+        self.wait()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """Where HTTP requests go."""
+        return f"http://{self.http}"
+
+    def send(self, number: int) -> None:
+        """Send a signal and go on."""
+        self.process.send_signal(number)
+
+    def stop(self, number: int = signal.SIGKILL) -> int:
+        """Send a signal and wait; the exit status.
+
+        Its workers, which outlive a Triton that is killed, end with it, and so does their memory.
+        """
+        found = dict(descendants(self.process.pid))
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        status = self.process.wait(_STOP_SECS)
+        for pid, command in found.items():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            for region in _REGION.findall(command):
+                Path("/dev/shm", region).unlink(missing_ok=True)
+        return status
