@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks import profile, round_trip, stages
+from benchmarks import profile, remote, round_trip, stages
 from benchmarks.arguments import count, names_of, numbers, positive
 from benchmarks.measure import Plan, errors_of, measure
 from benchmarks.messages import PROTOCOLS
@@ -41,6 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.profile:
             profile.main(options.models[0], options.seconds or (1.0 if options.quick else 5.0))
+            return 0
+        if options.remote:
+            seconds = options.seconds or (1.0 if options.quick else 3.0)
+            remote.main(seconds, options.repetitions or (1 if options.quick else 5))
             return 0
         return _run(options)
     except BenchmarkError as error:
@@ -157,6 +161,10 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--round-trip", action="store_true",
         help="print how long a small batch takes to a worker process and back, and end",
+    )  # fmt: skip
+    add(
+        "--remote", action="store_true",
+        help="print what the way through this server to a Triton costs and gains, and end",
     )  # fmt: skip
     add(
         "--profile",

@@ -28,8 +28,9 @@ from headrace.core.model_spec import LoadSpec
 from headrace.core.requests import InferRequest
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Tensor
+from headrace.execution.loaded_worker import LoadedWorker
 from headrace.execution.process import WorkerInstance
-from headrace.execution.python_backend import LoadedWorker, PythonBackend
+from headrace.execution.python_backend import PythonBackend
 from headrace.observability.workers import WorkerCounters
 from headrace.scheduling.batch import Answer, Batch, Instance, Outcome, Pending
 from headrace.wire.pb.model_config_pb2 import ModelConfig

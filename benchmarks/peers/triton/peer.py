@@ -14,7 +14,7 @@ from benchmarks.scorecard.peer import BINARY, GRPC, JSON, Peer, Place
 
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[2]
-_CONFIG = """backend: "python"
+CONFIG = """backend: "python"
 max_batch_size: {rows}
 input [ {{ name: "input" data_type: TYPE_FP32 dims: [ {width} ] }} ]
 output [ {{ name: "output" data_type: TYPE_FP32 dims: [ {answer} ] }} ]
@@ -45,7 +45,7 @@ def _write_models(names: frozenset[str], repository: Path) -> None:
         else:
             (width,) = ALL_MODELS[name].cases()[0].inputs["input"].shape[1:]
             shapes = {"width": width, "answer": width, "more": ""}
-        config = _CONFIG.format(rows=ALL_MODELS[name].max_batch_size, **shapes)
+        config = CONFIG.format(rows=ALL_MODELS[name].max_batch_size, **shapes)
         (repository / name / "config.pbtxt").write_text(config)
 
 
