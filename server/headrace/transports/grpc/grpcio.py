@@ -75,21 +75,25 @@ class _AioCall:
 class _FutureReply(_AioCall):
     """A direct handler's reply that somebody awaits."""
 
-    __slots__ = ("future",)
+    __slots__ = ("answered", "future")
 
     def __init__(self, context: Any) -> None:
         super().__init__(context)
         self.future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.answered = False  # the future may have been cancelled before
 
     def respond(self, message: Message) -> None:
+        self.answered = True
         if not self.future.done():
             self.future.set_result(b"".join(message))
 
     def fail(self, error: ServerError) -> None:
+        self.answered = True
         if not self.future.done():
             self.future.set_exception(error)
 
     def relay(self, status: int, text: str) -> None:
+        self.answered = True
         if not self.future.done():
             self.future.set_exception(_Relayed(status, text))
 
@@ -335,7 +339,7 @@ def _awaited(handler: Direct) -> _Unary:
         try:
             return await call.future
         except asyncio.CancelledError:
-            if ticket is not None and (not call.future.done() or call.future.cancelled()):
+            if ticket is not None and not call.answered:
                 ticket.cancel()
             raise
 

@@ -1,0 +1,57 @@
+"""grpcio's server with our handlers."""
+
+import asyncio
+
+import grpc.aio
+import pytest
+
+from headrace.core.tensors import Buffer
+from headrace.transports.grpc.call import Handlers, Reply
+from headrace.transports.grpc.grpcio import GrpcioServer
+from headrace.transports.grpc.options import GrpcOptions
+
+_PATH = "/any.Service/Any"
+
+
+class Ticket:
+    """Counts how often its request was given up."""
+
+    def __init__(self) -> None:
+        self.cancelled = 0
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+    def hold(self, held: bool) -> None:
+        """There is one answer only."""
+
+
+@pytest.mark.parametrize("answered", (True, False))
+def test_a_request_ends_once(answered: bool) -> None:
+    """Its answer may come between the moment that its client goes and that in which that is seen."""
+
+    async def scenario() -> int:
+        ticket = Ticket()
+        begun: asyncio.Future[tuple[asyncio.Task[None], Reply]] = asyncio.Future()
+
+        def direct(_: Buffer, reply: Reply) -> Ticket:
+            task = asyncio.current_task()
+            assert task is not None
+            begun.set_result((task, reply))
+            return ticket
+
+        server = GrpcioServer(Handlers({_PATH: direct}, {}, {}, {}, {}), 1, False, GrpcOptions())
+        port = server.bind("127.0.0.1", 0)
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call = channel.unary_unary(_PATH)(b"")
+            task, reply = await begun
+            task.cancel()
+            if answered:
+                reply.respond([b""])
+            await asyncio.wait([task])
+            call.cancel()
+        await server.stop(0)
+        return ticket.cancelled
+
+    assert asyncio.run(scenario()) == (0 if answered else 1)
