@@ -1,6 +1,7 @@
 """grpcio's server with our handlers."""
 
 import asyncio
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -26,9 +27,9 @@ class Ticket:
         """There is one answer only."""
 
 
-@pytest.mark.parametrize("answered", (True, False))
+@pytest.mark.parametrize("answered", [True, False])
 def test_a_request_ends_once(answered: bool) -> None:
-    """Its answer may come between the moment that its client goes and that in which that is seen."""
+    """Its answer may come after its client has gone, and before that is seen."""
 
     async def scenario() -> int:
         ticket = Ticket()
@@ -44,7 +45,8 @@ def test_a_request_ends_once(answered: bool) -> None:
         port = server.bind("127.0.0.1", 0)
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            call = channel.unary_unary(_PATH)(b"")
+            ask: Any = channel.unary_unary(_PATH)
+            call = ask(b"")
             task, reply = await begun
             task.cancel()
             if answered:
