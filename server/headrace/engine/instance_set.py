@@ -133,6 +133,6 @@ class InstanceSet:
 
     def _on_workers(self) -> None:
         """A worker has ended, or runs again."""
+        self._changed()  # first: who is told that a request has failed may have the next one ready
         if self.given_up:
             self._scheduler.fail_waiting(self.waiting_error())
-        self._changed()

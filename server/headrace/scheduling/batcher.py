@@ -114,12 +114,13 @@ class Batcher:
 
     def fail_waiting(self, error: ServerError) -> bool:
         """End everything that no instance has begun: there is none to run it; True."""
-        waiting = [p for batch in self._retries for p in batch.pendings if not p.ended]
-        self._retries.clear()
-        waiting += self._queue.popleft(self._queue.waiting)
         now = self._clock.now()
-        for pending in waiting:
-            self._end(pending, error, "OTHER", now)
+        while self._retries or self._queue.waiting:  # what ends may bring the next of a sequence
+            waiting = [p for batch in self._retries for p in batch.pendings if not p.ended]
+            self._retries.clear()
+            waiting += self._queue.popleft(self._queue.waiting)
+            for pending in waiting:
+                self._end(pending, error, "OTHER", now)
         self._check_drained()
         return True
 

@@ -165,3 +165,41 @@ def test_nothing_is_lost_where_something_else_serves(
     asyncio.run(scenario())
     text = "none of its servers can be reached"
     assert [r.levelname for r in caplog.records if text in r.message] == [level]
+
+
+def test_further_requests_are_refused_before_those_that_wait_fail(
+    guarded: tuple[Guarded, str], tmp_path: Path
+) -> None:
+    """A client may have its next request ready when it is told: that would wait for ever."""
+    handler, endpoint = guarded
+    parameters = {
+        "endpoints": endpoint, "authorization_file": "token", "health_interval_secs": "0.05",
+        "wait_secs": "0",
+    }  # fmt: skip
+    (tmp_path / "token").write_text("Bearer one")
+    model = RemoteBackend().load(LoadSpec("m", tmp_path / "1", tmp_path, parameters, version=1))
+    model.begin(ModelConfig(name="m"), signature(), False)
+    told: list[str] = []
+
+    async def scenario() -> None:
+        failed = asyncio.Event()
+
+        class Waiting(Idle):
+            def fail_waiting(self, error: object) -> bool:
+                told.append("failed")
+                failed.set()
+                return True
+
+        def changed() -> None:
+            if pool.given_up:
+                told.append("refused")
+
+        pool = model.pool("m_0", Waiting(), asyncio.get_running_loop(), changed, {})
+        handler.token = "Bearer two"
+        async with asyncio.timeout(30):
+            await failed.wait()
+        pool.close()
+        await pool.closed()
+
+    asyncio.run(scenario())
+    assert told == ["refused", "failed"]

@@ -216,13 +216,13 @@ class RemotePool:
     def _give_up(self) -> None:
         self._wait = None
         self.given_up = True
+        self._changed()  # first: who is told that a request has failed may have the next one ready
         alone = self._scheduler.fail_waiting(self.waiting_error())
         log.log(
             logging.ERROR if alone else logging.WARNING,
             "model %s: none of its servers can be reached", self._signature.model,
             extra={"model": self._signature.model},
         )  # fmt: skip
-        self._changed()
 
     # --- which servers there are
 
