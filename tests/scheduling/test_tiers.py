@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -397,3 +398,17 @@ def test_whatever_happens_each_request_is_answered_once(
     bench.tiers.close()
     bench.batcher.close()
     assert all(i.closed for instances in bench.instances for i in instances)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_the_next_backend_helps_if_the_one_that_has_is_gone_or_gets_the_requests(lost: int) -> None:
+    bench = Bench(1, 1, 1, queue_size=2)
+    for _ in range(6):
+        bench.submit()
+        bench.clock.settle()
+    assert [i.busy for [i] in bench.instances] == [True, True, False]
+    bench.lose(lost)
+    assert bench.tiers.active == (1 if lost == 0 else 0)
+    assert bench.instances[2][0].busy
+    bench.run()
+    assert [sink.values for sink in bench.sinks] == [[2]] * 6

@@ -86,6 +86,13 @@ class Tier:
         """What stands for its instances at the scheduler."""
         return self._guards.values()
 
+    def take_part(self, opens: bool) -> None:
+        """Have its instances take part, or not."""
+        if self.open is not opens:
+            self.open = opens
+            for guard in self._guards.values():
+                guard.settle()
+
     def add_instance(self, instance: Instance) -> None:
         """`Batcher.add_instance`."""
         guard = self._guards[instance] = _Guard(self, instance)
@@ -293,7 +300,7 @@ class Tiers:
         stay.
         """
         tier, verdict = guard.tier, rules.verdict(outcome)
-        if verdict is Verdict.REFUSED and self._after(tier) is not None:
+        if verdict is Verdict.REFUSED and self._after(tier.rank) is not None:
             hand_on = partial(self._hand_on, tier, job)
             self._clock.soon(hand_on) if at_once else hand_on()
         else:
@@ -335,12 +342,10 @@ class Tiers:
         if self.active is not None and self.active != self._last:
             self._tell(self.active)
             self._last = self.active
+        if self._helper is not None:  # it may be gone, or be the one that gets them by now
+            self._helper = self._after(self.active)
         for tier in self._tiers:
-            opens = tier.rank == self.active or tier is self._helper
-            if tier.open is not opens:
-                tier.open = opens
-                for guard in tier.guards:
-                    guard.settle()
+            tier.take_part(tier.rank == self.active or tier is self._helper)
         self.close()
         if (when := rules.next_look(standings, now)) is not None:
             self._timer = self._clock.at(int(when * 1e9) + 1, self._on_time)
@@ -361,15 +366,15 @@ class Tiers:
         )  # fmt: skip
 
     def _have_helped(self) -> None:
-        """Too much waits: the next tier takes part as well."""
-        if self.active is not None:
-            self._helper = self._after(self._tiers[self.active])
-            if self._helper is not None:
-                self._look()
+        """Too much waits: the next tier takes part as well; nothing else changes."""
+        self._helper = self._after(self.active)
+        if self._helper is not None:
+            self._helper.take_part(True)
 
-    def _after(self, tier: Tier) -> Tier | None:
-        """The next tier that can run anything."""
-        return next((t for t in self._tiers[tier.rank + 1 :] if t.standing.able), None)
+    def _after(self, rank: int | None) -> Tier | None:
+        """The next tier after one, if there is that one, that can run anything."""
+        further = () if rank is None else self._tiers[rank + 1 :]
+        return next((tier for tier in further if tier.standing.able), None)
 
     def _pass_on(self, tier: Tier) -> None:
         """A tier is lost: what was handed on to it goes further."""
@@ -378,7 +383,7 @@ class Tiers:
 
     def _hand_on(self, tier: Tier, job: _Job) -> None:
         """Have what a tier does not run go on to the next one that is there by now."""
-        after = self._after(tier)
+        after = self._after(tier.rank)
         (after.take if after is not None else self.give_back)(job)
 
     def _now(self) -> float:
