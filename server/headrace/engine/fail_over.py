@@ -10,9 +10,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from headrace.core.errors import ModelNotReady, RepositoryError
+from headrace.core.errors import ModelNotReady
 from headrace.engine.clock import LoopClock
 from headrace.engine.loading import Backends
+from headrace.execution.aside import aside
 from headrace.observability.backends import BackendCounts, BackendSeries
 from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.tiers import Tiers
@@ -107,15 +108,15 @@ class FailOver:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_LOOK_SECS)
             try:
-                await self._loop.run_in_executor(None, self._backends.look)
-            except RepositoryError:
-                continue
+                found = await aside(self._backends.look, f"look for {self._model}")
             except Exception:
                 log.exception("bug while looking for a backend of model %s", self._model)
                 continue
+            if not found:
+                continue
             log.info(
-                "model %s: %s can be reached and the model is loaded again", self._model,
-                next(iter(self._backends.absent)), extra={"model": self._model},
+                "model %s: %s can be reached and the model is loaded again", self._model, found,
+                extra={"model": self._model},
             )  # fmt: skip
             if not await load():
                 return

@@ -5,10 +5,11 @@ it. Only servers may be absent: then the version serves without them, and is loa
 can be reached. Runs on a loading thread.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
 
-from headrace.core.errors import InvalidConfig, LoadFailed
+from headrace.core.errors import InvalidConfig, LoadFailed, RepositoryError
 from headrace.core.signature import Signature
 from headrace.engine.loading import (
     Backends,
@@ -108,12 +109,15 @@ class _Loading:
         """What the first backend that was loaded is called."""
         return next(t.label for t in self._tiers if t.label not in self._absent)
 
-    def _look(self) -> None:
-        """Whether what is absent can be loaded now."""
-        tier, _ = next(iter(self._absent.values()))
-        placement = reading.Placement(tier.source.name, None)
-        spec = reading.load_spec(tier.config, tier.source.path, self._version, placement, 1)
-        tier.backend.load(spec).close()
+    def _look(self) -> str:
+        """What of that which is absent can be loaded now; "" if nothing can."""
+        for label, (tier, _) in self._absent.items():
+            placement = reading.Placement(tier.source.name, None)
+            spec = reading.load_spec(tier.config, tier.source.path, self._version, placement, 1)
+            with suppress(RepositoryError):
+                tier.backend.load(spec).close()
+                return label
+        return ""
 
 
 def _completed(tier: Opened, config: ModelConfig) -> Opened:

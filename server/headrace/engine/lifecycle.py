@@ -100,6 +100,11 @@ class Lifecycle:
             model.loading = asyncio.get_running_loop().create_task(self._work_off(model))
         return asyncio.shield(model.loading)
 
+    def _load_again(self, model: Model) -> "asyncio.Future[str]":
+        """Load a model as it is, unless it is being loaded: then that may be a change."""
+        loading = model.loading
+        return self.load(model.source) if loading is None else asyncio.shield(loading)
+
     def know(self, source: ModelSource) -> Model:
         """A model of which nothing is loaded yet, known under its name from now on."""
         model = self._models[source.name] = Model(source, self._statistics)
@@ -282,7 +287,7 @@ class Lifecycle:
             version.serve(loaded, loop, self._host(version), self._regions)
         except Exception as error:  # a bug, which must not keep others from loading
             return _reason(f"{model.name} version {number}", error)
-        version.search(lambda: self.load(model.source))
+        version.search(partial(self._load_again, model))
         for warning in loaded.warnings:
             log.warning(warning)
         again = "again " if old.ready else ""

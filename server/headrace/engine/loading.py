@@ -69,15 +69,15 @@ class Backends:
 
     `here` are those that run on this server, and not on others.
     With `queue_size` requests waiting the next one helps out; 0 is for never. `absent` are those
-    that could not be loaded, with the reason; `look` raises `RepositoryError` while the first of
-    them still cannot, and takes its time.
+    that could not be loaded, with the reason; `look` gives one of them that can be by now, "" for
+    none, and takes its time.
     """
 
     labels: tuple[str, ...]
     here: frozenset[str]
     queue_size: int
     absent: Mapping[str, str]
-    look: Callable[[], None]
+    look: Callable[[], str]
 
 
 @dataclass(frozen=True, slots=True)

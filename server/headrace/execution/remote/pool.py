@@ -237,7 +237,7 @@ class RemotePool:
         """Take in what addresses the names have now, and what the files with credentials hold."""
         name = self._signature.model
         try:
-            found, dialects = await self._loop.run_in_executor(None, self._model.look)
+            found, dialects = await aside(self._model.look, f"look up {self.name}")
         except (LoadFailed, InvalidOption) as error:
             # The servers that are known may do well all the same.
             log.warning("model %s: %s", name, error, extra={"model": name})
