@@ -81,19 +81,14 @@ class Engine:
         self._models: dict[str, Model] = {}
         # Answers of `find` that may stand.
         self._found: dict[tuple[str, str], ModelVersion | Router] = {}
-        self.traffic = Traffic(self._models, admission, traffic_control, self._forget_found)
+        self.traffic = Traffic(self._models, admission, traffic_control, self._on_traffic)
         self.passing_models = PassingModels()
         self.model_metrics = ModelMetrics()
         # A version that is loaded may be newer than what was found before.
         self._lifecycle = Lifecycle(
-            self._models,
-            backends,
-            options,
-            self._on_change,
-            self._host_for_version,
-            self.regions,
+            self._models, backends, options, self._on_change, self._host_for_version, self.regions,
             statistics,
-        )
+        )  # fmt: skip
         self.on_request = (
             None if residency is None else OnRequest(self._models, self._lifecycle, residency)
         )
@@ -129,8 +124,12 @@ class Engine:
 
     def _on_change(self, model: Model) -> None:
         """Other versions of a model may be found than before."""
-        self._forget_found()
         self.traffic.follow(model)
+        self._on_traffic(model)
+
+    def _on_traffic(self, model: Model) -> None:
+        """Requests for a model may go elsewhere than before."""
+        self._forget_found()
         self.passing_models.follow(model)
 
     def at_door(self, door: int) -> Entrance:

@@ -36,7 +36,9 @@ class ModelTraffic:
     are the rules as they were before the last promotion, until they change in another way.
     """
 
-    def __init__(self, model: Model, admission: Admission, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, model: Model, admission: Admission, changed: Callable[[Model], None]
+    ) -> None:
         self.model = model
         self.rules = NO_RULES
         self.declared = ""
@@ -95,7 +97,7 @@ class ModelTraffic:
                 self._roll_back_bad,
             )  # fmt: skip
             self.watch.look()
-        self._changed()
+        self._changed(self.model)
 
     def counts(self) -> dict[int, Counts]:
         """What has become of the requests of the versions in the split that are ready."""
@@ -194,14 +196,17 @@ class ModelTraffic:
 
 
 class Traffic:
-    """The traffic of all models. `changed` is called when requests may go elsewhere."""
+    """The traffic of all models.
+
+    `changed` is called with a model of which requests may go elsewhere than before.
+    """
 
     def __init__(
         self,
         models: Mapping[str, Model],
         admission: Admission,
         allowed: bool,
-        changed: Callable[[], None],
+        changed: Callable[[Model], None],
     ) -> None:
         """`allowed` is whether clients may change anything."""
         self._models = models
@@ -319,8 +324,8 @@ class Traffic:
             if traffic.watch is not None:
                 traffic.watch.stop()
 
-    def _on_change(self) -> None:
-        self._changed()
+    def _on_change(self, model: Model) -> None:
+        self._changed(model)
         headers = {
             name: traffic.rules.sticky.header
             for name, traffic in self._by_model.items()
