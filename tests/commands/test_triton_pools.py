@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from headrace.commands.pool_files import describes_pool
+from headrace.commands.pool_writing import write_apart
 from tests.commands.conftest import Headrace
 from tests.support.client import Client
 from tests.support.grpc_client import GrpcClient
@@ -64,6 +65,7 @@ def test_drift(server: ServerProcess, headrace: Headrace, tmp_path: Path) -> Non
         ("from headrace.triton import Pool", "has no headrace.triton.Pool"),
         ("import headrace.triton\nraise ValueError('broken')", "broken"),
         ("import headrace.triton\n1 / 0", "ZeroDivisionError"),
+        ("import headrace.triton, sys\nsys.exit()", "SystemExit"),
     ],
 )
 def test_files_that_cannot_be_served(
@@ -81,6 +83,12 @@ def test_files_that_cannot_be_served(
         assert ended.status in (1, 2)
         assert says in ended.err
         assert "pool_writing.py" not in ended.err
+
+
+def test_what_a_file_prints_is_no_option(tmp_path: Path) -> None:
+    path = tmp_path / "pool.py"
+    path.write_text(POOL.format(count=1, rows=4, there="gpu-1") + "print('half a line', end='')")
+    assert write_apart(path, tmp_path / "models") == []
 
 
 @pytest.mark.slow

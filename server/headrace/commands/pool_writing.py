@@ -20,7 +20,7 @@ def pools_of(path: Path) -> dict[str, Pool]:
     sys.path.insert(0, str(path.resolve().parent))
     try:
         found = runpy.run_path(str(path))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"{path} cannot be run:\n{_told(error, path)}") from error
     pools = {name: value for name, value in found.items() if isinstance(value, Pool)}
     if not pools:
@@ -28,7 +28,7 @@ def pools_of(path: Path) -> dict[str, Pool]:
     return pools
 
 
-def _told(error: Exception, path: Path) -> str:
+def _told(error: BaseException, path: Path) -> str:
     """The traceback from the file's own lines on, which is all that its author wants to know."""
     inner = error.__traceback__
     while inner is not None and inner.tb_frame.f_code.co_filename != str(path):
@@ -68,11 +68,11 @@ def write_apart(path: Path, directory: Path) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Body of that process: the last line that it prints has the options."""
+    """Body of that process: the last line that it prints has the options, and nothing else."""
     path, directory = map(Path, sys.argv[1:] if arguments is None else arguments)
     try:
         options = write_pools(path, directory)
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         sys.exit(1)
-    print(json.dumps(options))
+    print(f"\n{json.dumps(options)}")
