@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headrace.core.errors import InvalidRequest
+from headrace.core.numbers import whole_number
 from headrace.observability.trace_settings import (
     Mode,
     TraceConfig,
@@ -148,6 +149,7 @@ def _config(mode: Mode, given: _Given) -> TraceConfig:
 
 def _size(values: dict[tuple[str, str], str], key: str, default: int, least: int = 1) -> int:
     text = values.get((Mode.OPENTELEMETRY, key), str(default))
-    if not (text.isascii() and text.isdigit()) or not least <= int(text[:20]) <= _MOST:
+    number = whole_number(text, least, _MOST)
+    if number is None:
         raise ValueError(f"{key}={text[:40]!r}: expected a number from {least} to {_MOST}")
-    return int(text)
+    return number

@@ -155,6 +155,12 @@ def test_cuda_options_may_lie_among_the_parameters(
         ),
         (
             (),
+            {"cudnn_conv_algo_search": "0000000009"},
+            "parameters['cudnn_conv_algo_search']",
+            "unsupported cudnn_conv_algo_search value '0000000009' is requested",
+        ),
+        (
+            (),
             {"arena_extend_strategy": "-1"},
             "parameters['arena_extend_strategy']",
             "unsupported arena_extend_strategy value '-1' is requested; expected"

@@ -99,6 +99,11 @@ def test_any_text_is_entries_or_an_error(text: str) -> None:
         (config(fail_over="python", forward="transparent"), "forward 'transparent'"),
         (config(fail_over="python", fail_over_queue_size="0"), "from 1 to 1000000, got '0'"),
         (config(fail_over="python", fail_over_instances="many"), "from 1 to 64, got 'many'"),
+        (config(fail_over="python", fail_over_instances="00000000199"), "from 1 to 64, got '000"),
+        (
+            config(fail_over="python", fail_over_queue_size="000000001" + "0" * 5000),
+            "got '000000001000",
+        ),
     ],
 )
 def test_what_cannot_be_combined(given: ModelConfig, told: str) -> None:

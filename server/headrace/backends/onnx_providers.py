@@ -18,6 +18,7 @@ import onnxruntime as ort
 
 from headrace.core.errors import InvalidOption
 from headrace.core.model_spec import LoadSpec
+from headrace.core.numbers import whole_number
 
 log = logging.getLogger(__name__)
 
@@ -203,8 +204,9 @@ def _cuda_value(key: str, value: str, path: str) -> str:
     known = CUDA_PARAMETERS.get(key, ())
     if not known or value in known:
         return value
-    if value.isascii() and value.isdigit() and int(value[:9]) < len(known):
-        return known[int(value)]
+    number = whole_number(value, 0, len(known) - 1)
+    if number is not None:
+        return known[number]
     if key == "do_copy_in_default_stream" and value.lower() in ("true", "false"):
         return str(int(value.lower() == "true"))
     numbered = ", ".join(f"{number} ({name})" for number, name in enumerate(known))
@@ -214,7 +216,7 @@ def _cuda_value(key: str, value: str, path: str) -> str:
 
 
 def _check_bytes(value: str, where: str) -> None:
-    if not (value.isascii() and value.isdigit() and 0 < int(value[:25]) < 1 << 64):
+    if whole_number(value, 1, (1 << 64) - 1) is None:
         raise InvalidOption(where, f"expected a number of bytes, got '{value}'")
 
 

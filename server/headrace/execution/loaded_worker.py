@@ -8,6 +8,7 @@ from typing import Any
 
 from headrace.core.errors import InvalidOption, LoadFailed
 from headrace.core.model_spec import LoadSpec
+from headrace.core.numbers import whole_number
 from headrace.core.signature import Signature
 from headrace.core.tensors import Array
 from headrace.execution.environments.resolve import environment_of
@@ -144,8 +145,9 @@ class LoadedWorker(InWorker):
 def _count(parameters: Mapping[str, str], name: str, default: int) -> int:
     """A number of batches among the configuration's parameters."""
     text = parameters.get(name, str(default))
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MAX_SLOTS):
+    number = whole_number(text, 1, MAX_SLOTS)
+    if number is None:
         raise InvalidOption(
             f"parameters['{name}']", f"expected a whole number from 1 to {MAX_SLOTS}, got {text!r}"
         )
-    return int(text)
+    return number

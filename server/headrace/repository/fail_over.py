@@ -8,6 +8,7 @@ configuration of its own, with the same inputs and outputs.
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from headrace.core.numbers import whole_number
 from headrace.repository.config import Problem
 from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
@@ -92,9 +93,7 @@ def problems(config: ModelConfig) -> Iterator[Problem]:
         yield Problem(path, "cannot be combined with forward 'transparent'")
     for name, most in ((QUEUE_SIZE, _MOST_WAITING), (INSTANCES, _MOST_INSTANCES)):
         text = _text(config, name)
-        if name in config.parameters and not (
-            text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= most
-        ):
+        if name in config.parameters and whole_number(text, 1, most) is None:
             expected = f"expected a whole number from 1 to {most}, got '{text[:40]}'"
             yield Problem(f"parameters['{name}']", expected)
 

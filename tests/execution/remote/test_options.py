@@ -60,6 +60,8 @@ def test_a_name_without_addresses_is_left_out_while_others_have_some(tmp_path: P
         ("forward", "both", "expected 'batched' or 'transparent', got 'both'"),
         ("max_in_flight", "-1", "expected a whole number"),
         ("max_in_flight", "0", "from 1 to 1024"),
+        ("max_in_flight", "0000000012345", "from 1 to 1024"),
+        ("remote_version", str(1 << 63), "expected a whole number"),
         ("timeout_secs", "soon", "expected seconds"),
         ("timeout_secs", "nan", "expected seconds"),
         ("forward_headers", "x-tenant,grpc-timeout", "'grpc-timeout' is about a connection"),
@@ -138,6 +140,12 @@ def test_a_version_directory_is_the_remote_version(tmp_path: Path) -> None:
     assert options(tmp_path, 3).version == "3"
     with pytest.raises(InvalidOption, match="cannot be combined with version directories"):
         options(tmp_path, 3, remote_version="4")
+
+
+def test_versions_may_be_times(tmp_path: Path) -> None:
+    """As TensorFlow Serving's mostly are."""
+    assert options(tmp_path, remote_version="20240229120000").version == "20240229120000"
+    assert version_without_directory({"remote_version": "20240229120000"}) == 20240229120000
 
 
 @given(st.text())

@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from headrace.core.errors import InvalidOption, LoadFailed
+from headrace.core.numbers import whole_number
 from headrace.core.requests import Passes
 from headrace.execution.remote.hedge_options import hedge_rules
 from headrace.execution.remote.nearby import check_local, check_sharing
@@ -38,6 +39,7 @@ _FORMS = "grpc://HOST:PORT, grpcs://HOST:PORT, http://HOST:PORT/PATH or https://
 _HOST = re.compile(r"[!-~]+")  # names of other scripts have a form in ASCII
 _OF_FILES = frozenset({"tls_root_cert", "tls_cert", "tls_key", "authorization_file"})
 MOST_IN_FLIGHT = 1024
+_LARGEST_VERSION = (1 << 63) - 1
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
 _OF_CONNECTIONS = frozenset(
     {
@@ -165,7 +167,7 @@ class RemoteOptions:
                 "cannot be combined with version directories, each of which stands for the remote"
                 " version of its number",
             )
-        if named and not (named.isascii() and named.isdecimal() and int(named[:19]) > 0):
+        if named and whole_number(named, 1, _LARGEST_VERSION) is None:
             raise _wrong("remote_version", f"expected a whole number from 1 on, got {named!r}")
         urls = tuple(_urls(parameters.get("endpoints", ""), protocol.name))
         if shared := _flag(parameters, "shared_memory"):
@@ -230,8 +232,7 @@ class RemoteOptions:
 
 def version_without_directory(parameters: Mapping[str, str]) -> int:
     """The version that a model without a version directory is: the remote one's, or 1."""
-    named = parameters.get("remote_version", "")
-    return max(int(named[:9]), 1) if named.isascii() and named.isdecimal() else 1
+    return whole_number(parameters.get("remote_version", ""), 1, _LARGEST_VERSION) or 1
 
 
 def _endpoint(url: Url, address: str, host: str) -> Endpoint:
@@ -316,9 +317,10 @@ def _count(parameters: Mapping[str, str], name: str) -> int:
     text = parameters.get(name)
     if text is None:
         return 0
-    if not (text.isascii() and text.isdecimal() and 0 < int(text[:9]) <= MOST_IN_FLIGHT):
+    number = whole_number(text, 1, MOST_IN_FLIGHT)
+    if number is None:
         raise _wrong(name, f"expected a whole number from 1 to {MOST_IN_FLIGHT}, got {text!r}")
-    return int(text)
+    return number
 
 
 def _seconds(parameters: Mapping[str, str], name: str, default: float) -> float:

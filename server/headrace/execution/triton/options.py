@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.core.errors import InvalidOption
+from headrace.core.numbers import whole_number
 
 BACKEND, PLATFORM = "remote_backend", "remote_platform"
 MANAGED_PARAMETERS = frozenset({BACKEND, PLATFORM})
@@ -74,7 +75,7 @@ class ControlOptions:
                 "parameters['remote_drift']", f"expected warn or refuse, got {drift!r}"
             )
         text = parameters.get("drift_interval_secs", "60")
-        if not (text.isascii() and text.isdecimal() and int(text[:9]) <= _DAY):
+        if whole_number(text, 0, _DAY) is None:
             raise InvalidOption(
                 "parameters['drift_interval_secs']",
                 f"expected whole seconds, at most a day, got {text!r}",
