@@ -74,9 +74,10 @@ class World:
         self.table = SequenceTable(IDLE, self.clock.now)
         self.scheduler = Scheduler(self.table)
         self.log: list[str] = []
+        self.failed: list[tuple[str, int]] = []  # the reasons, and how long they have waited
         self.queue = SequenceQueue(
             "m", self.table, SequenceRules(IDLE, **rules), most_starts, self.scheduler.submit,
-            self.scheduler.expect,
+            self.scheduler.expect, lambda reason, waited: self.failed.append((reason, waited)),
         )  # fmt: skip
 
     def send(self, name: str, id: int | str, kind: str = "") -> tuple[Ticket, FakeSink]:
@@ -137,6 +138,24 @@ def test_a_sequence_begins_with_a_start() -> None:
     assert world.log == ["b", "c"]
     assert len(world.table) == 0
     assert (world.queue.waiting, world.scheduler.expected) == (0, 0)
+
+
+def test_what_has_waited_in_vain_is_counted() -> None:
+    """What the scheduler has seen is counted there, and what is refused is not."""
+    world = World(most_starts=1)
+    with pytest.raises(InvalidRequest):
+        world.send("refused", 3)
+    begun, _ = world.send("a", 1, "s")
+    follows, _ = world.send("a2", 1)
+    start, _ = world.send("b", 2, "s")
+    world.clock.advance(5)
+    follows.cancel()
+    world.send("a3", 1)
+    world.clock.advance(2)
+    start.cancel()
+    start.cancel()
+    begun.cancel()
+    assert world.failed == [("CANCELED", 5), ("CANCELED", 7), ("OTHER", 2)]
 
 
 def test_starts_leave_room_for_what_goes_on() -> None:

@@ -60,10 +60,14 @@ def make_batcher(
 
 
 def before(
-    remote: "RemoteModel", pool: "RemotePool", submit: Submit, batcher: Batcher
+    remote: "RemoteModel",
+    pool: "RemotePool",
+    submit: Submit,
+    batcher: Batcher,
+    statistics: VersionStatistics,
 ) -> tuple[Submit, SequenceQueue | None]:
     """How requests come to a scheduler whose own way in is `submit`, and where sequences wait."""
-    sequences = pool.in_sequence(submit, batcher.expect)
+    sequences = pool.in_sequence(submit, batcher.expect, statistics.request_failed)
     if sequences is not None:
         submit = sequences.submit
     return RemoteSubmission(submit, remote.options.forward_headers).submit, sequences

@@ -267,7 +267,9 @@ class ModelVersion:
                 item.model.forwarding.traces = host
         remote, servers = remote_model(loaded), self._servers
         if remote is not None and servers is not None:
-            self._submit, self._sequences = before(remote, servers, self._submit, batcher)
+            self._submit, self._sequences = before(
+                remote, servers, self._submit, batcher, self.statistics
+            )
             self.forwarded_headers = remote.options.forward_headers
             if passes_on(loaded, remote):
                 self.passes = remote.options.passes

@@ -51,8 +51,8 @@ class SequenceTable:
     """
 
     def __init__(self, idle_ns: int, now: Callable[[], int]) -> None:
+        self.now = now
         self._idle_ns = idle_ns
-        self._now = now
         self._pins: dict[Id, Pin | None] = {}
         self._idle: OrderedDict[Id, int] = OrderedDict()  # since when, the longest first
 
@@ -81,13 +81,13 @@ class SequenceTable:
         if self._pins[id] is None:
             del self._pins[id]
         else:
-            self._idle[id] = self._now()
+            self._idle[id] = self.now()
 
     def forget_idle(self) -> None:
         """Forget the sequences that have rested for too long."""
         if not self._idle:
             return
-        until = self._now() - self._idle_ns
+        until = self.now() - self._idle_ns
         while self._idle:
             id, since = next(iter(self._idle.items()))
             if since > until:
@@ -111,10 +111,12 @@ class SequenceQueue:
         most_starts: int,
         submit: Submit,
         expect: Callable[[int], None],
+        failed: Callable[[str, int], None],
     ) -> None:
         """`submit` queues a request with the scheduler, which `expect` tells how many wait here.
 
-        At most so many first requests are there at a time.
+        At most so many first requests are there at a time. `failed` is
+        `headrace.scheduling.recorder.Recorder.request_failed`, for those that waited here in vain.
         """
         self.waiting = 0
         self._model = model
@@ -123,6 +125,7 @@ class SequenceQueue:
         self._most_starts = most_starts
         self._submit = submit
         self._expect = expect
+        self._failed = failed
         self._lines: dict[Id, OrderedDict[_Turn, None]] = {}
         self._starts = 0  # that the scheduler has
         self._waiting_starts: OrderedDict[_Turn, None] = OrderedDict()
@@ -143,7 +146,7 @@ class SequenceQueue:
                 f"inference request to model '{self._model}' must specify batch-size 1 due to"
                 " requirements of sequence batcher"
             )
-        turn = _Turn(self, _with_parameters(request), sink, rows)
+        turn = _Turn(self, _with_parameters(request), sink, rows, self._table.now())
         line = self._lines.get(id)
         if line is not None:
             line[turn] = None
@@ -184,6 +187,10 @@ class SequenceQueue:
             id = start.request.sequence_id
             self._advance(id, self._lines[id])
 
+    def in_vain(self, turn: "_Turn", reason: str) -> None:
+        """Count a request that the scheduler will never see."""
+        self._failed(reason, self._table.now() - turn.arrived)
+
     def _advance(self, id: Id, line: "OrderedDict[_Turn, None]") -> None:
         """Begin the first of a line, or end the line if there is none that can be begun."""
         while line:
@@ -192,6 +199,7 @@ class SequenceQueue:
                 self._begin(turn)
             except ServerError as error:
                 turn.over = True
+                self.in_vain(turn, "OTHER")
                 self._go_on(turn)
                 turn.sink.fail(error)  # which may bring another request of the sequence
                 del line[turn]
@@ -240,10 +248,16 @@ class _Turn:
     It `waits` here, or has a `ticket`, or is `over`; `counted` among the starts that are there.
     """
 
-    __slots__ = ("_queue", "counted", "held", "over", "request", "rows", "sink", "ticket", "waits")
+    __slots__ = (
+        "_queue", "arrived", "counted", "held", "over", "request", "rows", "sink", "ticket",
+        "waits",
+    )  # fmt: skip
 
-    def __init__(self, queue: SequenceQueue, request: InferRequest, sink: Sink, rows: int) -> None:
+    def __init__(
+        self, queue: SequenceQueue, request: InferRequest, sink: Sink, rows: int, arrived: int
+    ) -> None:
         self._queue = queue
+        self.arrived = arrived
         self.request = request
         self.sink = sink
         self.rows = rows
@@ -277,6 +291,8 @@ class _Turn:
             return
         if self.ticket is not None:
             self.ticket.cancel()
+        else:
+            self._queue.in_vain(self, "CANCELED")
         self._queue.ended(self)
 
     def hold(self, held: bool) -> None:

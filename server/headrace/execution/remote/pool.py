@@ -132,13 +132,18 @@ class RemotePool:
                 series.sequences = self._sequences.count(member)
         return found
 
-    def in_sequence(self, submit: Submit, expect: Callable[[int], None]) -> SequenceQueue | None:
-        """What stands before the scheduler, which takes requests by `submit`, for sequences."""
+    def in_sequence(
+        self,
+        submit: Submit,
+        expect: Callable[[int], None],
+        failed: Callable[[str, int], None],
+    ) -> SequenceQueue | None:
+        """What stands before the scheduler for sequences; the rest is for `SequenceQueue`."""
         rules, table = self._model.sequences, self._sequences
         if rules is None or table is None:
             return None
         starts = max(len(self._slots) // 2, 1)
-        return SequenceQueue(self._signature.model, table, rules, starts, submit, expect)
+        return SequenceQueue(self._signature.model, table, rules, starts, submit, expect, failed)
 
     def next(self, tried: Set[Member]) -> Member | None:
         """The server for the next call, other than those `tried`; None if there is none."""
