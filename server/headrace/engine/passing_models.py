@@ -30,7 +30,9 @@ class PassingModels:
     def follow(self, model: Model) -> None:
         """Other versions of a model may be ready than before."""
         versions = model.ready_versions()
-        headers = tuple(sorted({name for v in versions for name in v.forwarded_headers}))
+        headers = self._headers.get(model.name, ())
+        if versions:  # otherwise requests may have it loaded again, which bring them along then
+            headers = tuple(sorted({name for v in versions for name in v.forwarded_headers}))
         kinds = {version.passes for version in versions}
         passes = kinds.pop() if len(kinds) == 1 and model.router is None else Passes.NONE
         before = self._headers.get(model.name, ()), self._passes.get(model.name, "")
