@@ -330,6 +330,17 @@ def test_what_was_not_written_was_not_sent() -> None:
     assert kept.end.reason is Reason.UNSENT
 
 
+def test_what_was_not_written_when_we_hang_up_is_not_sent() -> None:
+    client = Client()
+    sent = client.call()
+    client.sent()
+    kept, large = client.call(b"for another server"), client.call(b"x" * 100_000)
+    client.feed(build(PUSH_PROMISE, END_HEADERS, 1, bytes(4)))
+    assert sent.end.reason is Reason.LOST
+    assert kept.end.reason is large.end.reason is Reason.UNSENT
+    assert [frame.kind for frame in client.sent()] == [GOAWAY]
+
+
 def test_a_server_that_leaves() -> None:
     client = Client()
     first, second, third = (client.call() for _ in range(3))

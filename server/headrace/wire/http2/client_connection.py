@@ -81,6 +81,13 @@ class ClientConnection(Connection):
         self.sender.send(PREFACE + settings_frame(values))
         self.sender.give_window(0, limits.connection_window - DEFAULT_WINDOW)
 
+    def fail(self, code: ErrorCode, text: str = "") -> None:
+        """End the connection with an error, section 5.4.1."""
+        if not self._failed:
+            # Calls that were not written are told that they were not sent, and may go elsewhere.
+            self.sender.out.clear()
+        super().fail(code, text)
+
     def _setting(self, name: int, value: int) -> None:
         if name == Setting.MAX_CONCURRENT_STREAMS:
             self.streams.limit = min(value, MAX_WINDOW)
