@@ -17,6 +17,7 @@ from headrace.core.tensors import Buffer
 
 LARGEST_HEAD = 64 << 10
 LARGEST_BODY = 1 << 31  # as protobuf's largest message
+_MOST_INTERIM = 32  # heads that only say that an answer comes
 _JOINED = 64 << 10  # bytes of a body up to which one piece is cheaper than several
 _VALUE = re.compile(r"[\t -~\x80-\xff]*")
 _END = b"\r\n\r\n"
@@ -76,6 +77,7 @@ class ResponseReader:
         self._end = 0  # of what is in the buffer and not yet read
         self._head: _Head | None = None
         self._parser: httptools.HttpResponseParser | None = None
+        self._interim = 0
         self._body = memoryview(b"")  # of known length
         self._filled = 0
 
@@ -106,10 +108,13 @@ class ResponseReader:
     def _read_head(self, searched: int) -> HttpResponse | None:
         head, parser = self._next_head(searched)
         while head is not None and head.status < 200:  # it only says that the answer comes
+            self._interim += 1
+            if self._interim > _MOST_INTERIM:
+                raise InvalidRequest(f"more than {_MOST_INTERIM} heads before the answer's own")
             head, parser = self._next_head(0)
         if head is None or parser is None:
             return None
-        self._head = head
+        self._head, self._interim = head, 0
         encoding = head.headers.get(b"transfer-encoding")
         if encoding is not None and not head.complete:
             if encoding.lower().strip() != b"chunked":
@@ -167,10 +172,15 @@ class ResponseReader:
         if not head.chunked:
             head.on_body(piece)
         elif piece and self._parser is not None:
+            size = head.size
             try:
                 self._parser.feed_data(piece)
             except httptools.HttpParserError as error:
                 raise InvalidRequest(f"chunks that are none: {error}") from None
+            # Of trailers, the parser keeps what has come.
+            head.beside = head.beside + len(piece) if head.size == size else 0
+            if head.beside > LARGEST_HEAD:
+                raise InvalidRequest(f"more than {LARGEST_HEAD} bytes beside chunks")
         self._check(head.size)
         return self._complete(b"".join(head.pieces)) if head.complete else None
 
@@ -203,6 +213,7 @@ class _Head:
         self.headers: dict[bytes, bytes] = {}
         self.pieces: list[bytes] = []
         self.size = 0
+        self.beside = 0  # bytes since the last ones of the body
         self.chunked = self.complete = self.more = self.reusable = False
         self.parser: httptools.HttpResponseParser | None = None
         self._begun = self._told = False
