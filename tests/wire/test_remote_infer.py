@@ -97,6 +97,16 @@ def test_typed_contents_are_read() -> None:
     assert answer.outputs["T"].tolist() == [b"\xff"]
 
 
+def test_an_answer_whose_datatype_has_raw_contents_only() -> None:
+    message = pb.ModelInferResponse()
+    output = message.outputs.add(name="OUT", datatype="FP16", shape=[0])
+    assert AnswerReader().read(message.SerializeToString()).outputs["OUT"].shape == (0,)
+    output.shape[0] = 1
+    output.contents.bytes_contents.append(b"ab")
+    with pytest.raises(InvalidRequest, match="has 0 values"):
+        AnswerReader().read(message.SerializeToString())
+
+
 @given(st.binary(max_size=200))
 def test_anything_else_is_refused_or_read(data: bytes) -> None:
     with suppress(InvalidRequest):

@@ -224,7 +224,8 @@ def _read_head(head: bytes, raw: bool) -> _Known:
     if outputs and not raw:
         inline = {}
         for item, (name, datatype, shape, _) in zip(message.outputs, outputs, strict=True):
-            values = list(getattr(item.contents, CONTENTS.get(datatype, "bytes_contents")))
+            field = CONTENTS.get(datatype)  # some have raw contents only
+            values = [] if field is None else list(getattr(item.contents, field))
             if len(values) != element_count(name, shape):
                 raise InvalidRequest(f"output '{name}' has {len(values)} values")
             inline[name] = tensor_from_values(name, datatype, list(shape), values).array

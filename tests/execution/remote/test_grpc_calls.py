@@ -14,11 +14,12 @@ import pytest
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest
+from headrace.core.tensors import Buffer
 from headrace.execution.remote.connection import CallFailed, RemoteRequest, StreamAnswer
 from headrace.execution.remote.grpc_calls import GrpcDialect
 from headrace.execution.remote.options import Endpoint, RemoteOptions
 from headrace.wire.pb import grpc_service_pb2 as pb
-from headrace.wire.remote_infer import RemoteInput
+from headrace.wire.remote_infer import RemoteAnswer, RemoteInput
 from headrace.wire.remote_status import Fate
 from tests.support.remote_call import infer
 
@@ -226,6 +227,40 @@ def test_a_stream(options: RemoteOptions, last: str) -> None:
         await connection.close()
 
     asyncio.run(scenario())
+
+
+class Buggy(GrpcDialect):
+    """Has not thought of an answer like this."""
+
+    def answer(self, data: Buffer) -> RemoteAnswer:
+        raise ZeroDivisionError
+
+    def stream_answer(self, data: Buffer) -> StreamAnswer:
+        raise ZeroDivisionError
+
+
+def test_a_bug_in_reading_an_answer_is_the_calls_alone(options: RemoteOptions) -> None:
+    dialect, endpoint = Buggy(options, "m"), dialect_of(options)[1]
+    array = np.zeros((1, 1), np.float32)
+    request = RemoteRequest([RemoteInput("IN", Datatype.FP32, (1, 1), [array])], ["OUT"], {})
+
+    async def scenario() -> None:
+        connection = dialect.connect(endpoint)
+        assert await connection.ready(10)
+        other = Heard()
+        open_stream = connection.stream(other, 20)
+        with pytest.raises(ZeroDivisionError):
+            await infer(connection, request, 10)
+        heard = Heard()
+        connection.stream(heard, 10).send(RemoteRequest([], [], {}, "a"))
+        failed = await heard.end
+        assert failed is not None
+        assert failed.failure.fate is Fate.ANSWERED
+        open_stream.finish()
+        assert await other.end is None  # it has the same connection
+        await connection.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
 
 
 @pytest.mark.parametrize("own", [True, False])

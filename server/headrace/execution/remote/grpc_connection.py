@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from headrace.core.tensors import Buffer
 from headrace.execution.remote.connection import (
     Call,
-    CallFailed,
     PassedRequest,
     Receiver,
     RemoteRequest,
@@ -47,7 +46,7 @@ class InferCall(UnaryCall):
                 return
             try:
                 answer = self.dialect.answer(data)
-            except CallFailed as error:
+            except Exception as error:  # whatever it is, it belongs to this call alone
                 self.receiver.failed(error)
                 return
             self.receiver.answered(answer)

@@ -84,9 +84,9 @@ class GrpcStream(ChannelCall):
         """A response has come."""
         try:
             answer = self._dialect.stream_answer(data)
-        except CallFailed as error:
+        except Exception as error:  # whatever it is, it belongs to this stream alone
             self.cancel()
-            self._end(error)
+            self._end(error if isinstance(error, CallFailed) else self._dialect.nonsense(error))
             return
         try:
             self._receiver.received(answer)

@@ -22,7 +22,6 @@ import numpy as np
 from headrace.core.tensors import Buffer
 from headrace.execution.remote.connection import (
     Call,
-    CallFailed,
     PassedRequest,
     Receiver,
     RemoteRequest,
@@ -76,7 +75,7 @@ class SharedCall(UnaryCall):
                 return
             try:
                 answer = self._answer(data)
-            except CallFailed as error:
+            except Exception as error:  # whatever it is, it belongs to this call alone
                 self._retire()
                 self.receiver.failed(error)
                 return
