@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import uvloop
 
+from headrace.core.errors import PayloadTooLarge
 from headrace.core.tensors import Buffer
 from headrace.execution.remote.grpc_channel import Channel, UnaryCall
 from headrace.execution.remote.grpc_link import Link
@@ -28,6 +30,7 @@ class Peer(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
         self.service.peers.append(self)
+        self.service.arrived.set()
         if self.service.greeting:
             transport.write(self.service.greeting)
         elif self.service.greeting is None:
@@ -109,7 +112,7 @@ class Made:
         self.channel = Channel(endpoint, None, memoryview(bytearray(1 << 16)))
         self.loop = asyncio.get_running_loop()
 
-    def begin(self, message: bytes = b"", seconds: float = 10.0, urgent: bool = False) -> Waiting:
+    def begin(self, message: Buffer = b"", seconds: float = 10.0, urgent: bool = False) -> Waiting:
         """Begin a call."""
         call = Waiting(self.channel, HEAD, [message], self.loop.time(), seconds)
         call.outcome = self.loop.create_future()
@@ -282,6 +285,25 @@ async def test_a_channel_that_is_closed(service: Service, made: Made) -> None:
     for each in (call, waiting):
         assert (await made.failure(each)).reason is Reason.LOST
     assert (await made.failure(made.begin())).reason is Reason.UNSENT
+
+
+@scenario
+async def test_a_channel_that_is_closed_while_it_connects(service: Service, made: Made) -> None:
+    service.greeting = b""
+    call = made.begin(seconds=0.0)
+    await service.until(lambda: bool(service.peers))
+    await made.channel.close()
+    for each in (call, made.begin(seconds=0.0)):
+        assert (await made.failure(each)).reason is Reason.UNSENT
+
+
+@scenario
+async def test_a_message_that_is_too_large(service: Service, made: Made) -> None:
+    await made.echo(b"x")
+    with pytest.raises(PayloadTooLarge, match="2147483648 bytes do not fit"):
+        made.begin(np.empty(1 << 31, np.uint8).data)
+    assert not service.calls
+    await made.echo(b"y")
 
 
 @scenario

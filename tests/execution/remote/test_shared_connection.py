@@ -253,6 +253,19 @@ async def test_a_region_that_may_still_be_written_is_not_used_again(
 
 
 @on_a_loop
+async def test_a_request_that_cannot_be_written_takes_no_region(echo: Echo, endpoint: str) -> None:
+    wrong: Any = {"x": None}
+    async with connected(endpoint) as connection:
+        await warm(connection, echo)
+        for _ in range(8):
+            with pytest.raises(TypeError):
+                await infer(connection, request(row(1.0))._replace(parameters=wrong), 10)
+        lease = connection.regions.take(THRESHOLD)
+        assert lease is not None
+        connection.regions.give_back(lease)
+
+
+@on_a_loop
 async def test_a_server_that_has_forgotten_is_asked_again(echo: Echo, endpoint: str) -> None:
     async with connected(endpoint) as connection:
         await warm(connection, echo)

@@ -14,12 +14,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
 
+from headrace.core.errors import PayloadTooLarge
 from headrace.core.tensors import Buffer
 from headrace.execution.remote.grpc_link import Link
 from headrace.execution.remote.obstacles import obstacle
 from headrace.execution.remote.options import Endpoint
 from headrace.wire.compression import LARGE
-from headrace.wire.grpc_call import ClientCall, End, Reason, unpacked
+from headrace.wire.grpc_call import MAX_MESSAGE, ClientCall, End, Reason, unpacked
 from headrace.wire.http2.request_blocks import RequestHead
 
 _CONNECT_SECS = 5.0  # for a connection, with TLS and the server's settings
@@ -64,11 +65,13 @@ class UnaryCall(ChannelCall):
         own: bytes = b"",
         packed: bool = False,
     ) -> None:
-        """`message` is compressed if it is `packed`."""
+        """`message` is compressed if it is `packed`. Raises `PayloadTooLarge`."""
         super().__init__(head, own, begun, seconds)
         self.channel = channel
         self.message = message
         self.size = len(message[0]) if len(message) == 1 else sum(map(len, message))
+        if self.size > MAX_MESSAGE:
+            raise PayloadTooLarge(f"{self.size} bytes do not fit into a message of gRPC")
         self.packed = packed
         self._data: Buffer | None = None
         self._encoding_left = ""  # of the answer, if that is still to be unpacked
@@ -175,6 +178,7 @@ class Channel:
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.wait([self._connecting])
+            self._connecting = None
         self._fail_waiting("the connection was closed")
         for link in list(self._links):
             link.abort()

@@ -161,6 +161,27 @@ class SharedConnection(GrpcConnection):
         outputs = self.regions.take(needed(wanted)) if wanted else None
         if inputs is None and outputs is None:
             return super().begin(request, seconds, receiver)
+        try:
+            call = self._call(request, seconds, given, wanted, inputs, outputs)
+        except BaseException:  # of a request that cannot be written, say
+            for lease in (inputs, outputs):
+                if lease is not None:
+                    self.regions.give_back(lease)
+            raise
+        call.receiver = receiver
+        self._channel.start(call)
+        return call
+
+    def _call(
+        self,
+        request: RemoteRequest,
+        seconds: float,
+        given: Mapping[str, int],
+        wanted: Mapping[str, int],
+        inputs: SharedLease | None,
+        outputs: SharedLease | None,
+    ) -> SharedCall:
+        """A call with these large tensors in these regions."""
         places = laid_out(given, inputs.region.name) if inputs else {}
         rooms = laid_out(wanted, outputs.region.name) if outputs else {}
         if inputs is not None:
@@ -177,9 +198,8 @@ class SharedConnection(GrpcConnection):
             self._channel, procedures.infer(request.headers), message, self._now(), seconds,
             procedures.own(request.headers, seconds), dialect.packed,
         )  # fmt: skip
-        call.dialect, call.receiver, call.owner, call.request = dialect, receiver, self, request
+        call.dialect, call.owner, call.request = dialect, self, request
         call.inputs, call.outputs, call.rooms = inputs, outputs, rooms
-        self._channel.start(call)
         return call
 
     def outgrown(self) -> None:
