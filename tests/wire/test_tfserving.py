@@ -117,13 +117,13 @@ def test_any_bytes_are_an_answer_or_refused(data: bytes) -> None:
 def test_signatures() -> None:
     found = tf.SignatureDefMap()
     definition = found.signature_def["s"]
-    for name, kind in (("b", tf.DT_FLOAT), ("a", tf.DT_RESOURCE)):
-        definition.inputs[name].dtype = kind
+    for name, kind in (("b", tf.DT_FLOAT), ("a", tf.DT_RESOURCE), ("c", 99)):
+        definition.inputs[name].dtype = tf.DataType.ValueType(kind)
         definition.inputs[name].tensor_shape.dim.add(size=-1)
     definition.outputs["y"].tensor_shape.unknown_rank = True
     said = metadata_of(found, "s")
     assert [(t.name, t.datatype, list(t.shape)) for t in said.inputs] == [
-        ("a", "DT_RESOURCE", [-1]), ("b", "FP32", [-1]),
+        ("a", "DT_RESOURCE", [-1]), ("b", "FP32", [-1]), ("c", "DataType 99", [-1]),
     ]  # fmt: skip
     assert not said.outputs
     with pytest.raises(InvalidRequest, match="no signature 'x', it has 's'"):

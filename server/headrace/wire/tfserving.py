@@ -117,9 +117,14 @@ def metadata_of(signatures: tf.SignatureDefMap, name: str) -> pb.ModelMetadataRe
         for alias, info in sorted(infos.items()):
             datatype = _DATATYPES.get(info.dtype)
             shape = [dim.size for dim in info.tensor_shape.dim]
-            name_of_it = datatype.value if datatype is not None else tf.DataType.Name(info.dtype)
-            tensors.add(name=alias, datatype=name_of_it, shape=shape)
+            known = datatype.value if datatype is not None else _foreign(info.dtype)
+            tensors.add(name=alias, datatype=known, shape=shape)
     return result
+
+
+def _foreign(number: int) -> str:
+    """What a datatype is called that is none here; later servers may have others than these."""
+    return tf.DataType.Name(number) if number in tf.DataType.values() else f"DataType {number}"
 
 
 def available(status: tf.GetModelStatusResponse) -> bool:

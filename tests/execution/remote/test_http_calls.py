@@ -17,7 +17,9 @@ from headrace.core.errors import InvalidOption, InvalidRequest
 from headrace.execution.remote.connection import CallFailed, RemoteRequest
 from headrace.execution.remote.dialects import Dialects
 from headrace.execution.remote.http_calls import HttpConnection
+from headrace.execution.remote.http_lines import Line, Lines, NotConnected
 from headrace.execution.remote.options import Endpoint, RemoteOptions
+from headrace.wire.http_exchange import HttpResponse
 from headrace.wire.remote_infer import RemoteInput
 from headrace.wire.remote_status import Fate
 from tests.support.remote_call import infer
@@ -378,6 +380,34 @@ def test_what_a_server_does_not_offer_is_not_asked_for() -> None:
             await asyncio.to_thread(wait)
             await infer(connection, ASKED, 10)
         assert "inference-header-content-length" not in server.asked[-1][1]
+
+    run(scenario)
+
+
+def test_a_configuration_that_is_none() -> None:
+    async def scenario() -> None:
+        server = Server()
+        server.answers["/v2/models/m"] = (200, b'{"name": "m"}')
+        server.answers["/v2/models/m/config"] = (200, b"7")
+        async with connected(server) as (_, dialects, endpoint):
+
+            def wait() -> None:
+                with dialects.of(endpoint).visit(endpoint) as waiting:
+                    waiting.describe(10)
+
+            with pytest.raises(CallFailed, match="makes no sense"):
+                await asyncio.to_thread(wait)
+
+    run(scenario)
+
+
+def test_a_connection_that_is_lost_before_anything_is_sent() -> None:
+    async def scenario() -> None:
+        line = Line(Lines(Endpoint("s", "http", "127.0.0.1", 1, "localhost"), None))
+        outcome: asyncio.Future[HttpResponse | Exception]
+        outcome = asyncio.get_running_loop().create_future()
+        line.send([b"x"], 10, outcome.set_result)
+        assert isinstance(await outcome, NotConnected)  # so that another server may be asked
 
     run(scenario)
 

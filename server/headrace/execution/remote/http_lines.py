@@ -153,11 +153,11 @@ class Line(asyncio.BufferedProtocol):
         """Send a request; `done` is called with what becomes of it, within so many seconds.
 
         Not from within this call. A request whose `done` is called with an exception may have been
-        begun by the server.
+        begun by the server, but for `NotConnected`.
         """
         self._done = done
         if self._transport is None or self._transport.is_closing():  # since it was made
-            self._loop.call_soon(self._finish, Disconnected("closed"))
+            self._loop.call_soon(self._finish, NotConnected("closed"))
             return
         if seconds:
             self._timer = self._loop.call_later(seconds, self._expire)

@@ -6,7 +6,10 @@ come of them. So one text serves the thread that loads a model and the event loo
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+from google.protobuf import json_format
+from google.protobuf.message import Message
 
 from headrace.core.requests import OpaqueRequest
 from headrace.core.signature import Signature, TensorSpec
@@ -15,6 +18,7 @@ from headrace.execution.remote.connection import (
     PassedAnswer,
     RemoteDescription,
     RemoteRequest,
+    nonsense,
 )
 from headrace.wire.http_exchange import HttpRequest, HttpResponse
 from headrace.wire.remote_infer import RemoteAnswer
@@ -22,6 +26,7 @@ from headrace.wire.remote_rest import error_text
 from headrace.wire.remote_status import http_failure_of
 
 T = TypeVar("T")
+M = TypeVar("M", bound=Message)
 Conversation: TypeAlias = Generator[HttpRequest, HttpResponse, T]
 
 
@@ -96,3 +101,11 @@ def refusal(model: str, response: HttpResponse) -> CallFailed:
     text = bytes(response.body[:2000]).decode(errors="replace")
     failure = http_failure_of(model, response.status, said, text)
     return CallFailed(failure, f"status {response.status}: {said or ' '.join(text.split())[:120]}")
+
+
+def message_of(model: str, document: Any, message: M) -> M:
+    """A message that JSON has told of, but for fields that are unknown; raises `CallFailed`."""
+    try:
+        return json_format.ParseDict(document, message, ignore_unknown_fields=True)
+    except (json_format.ParseError, AttributeError, TypeError) as error:
+        raise nonsense(model, error) from None

@@ -1,13 +1,11 @@
 """TensorFlow Serving over HTTP: its tensors are JSON, its signatures are among its metadata."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 import orjson
-from google.protobuf import json_format
-from google.protobuf.message import Message
 
 from headrace.core.errors import ExecutionFailed, InvalidRequest
 from headrace.core.tensors import Array
@@ -18,7 +16,13 @@ from headrace.execution.remote.connection import (
     nonsense,
 )
 from headrace.execution.remote.options import RemoteOptions
-from headrace.execution.remote.rest import Conversation, Declared, Inference, refusal
+from headrace.execution.remote.rest import (
+    Conversation,
+    Declared,
+    Inference,
+    message_of,
+    refusal,
+)
 from headrace.wire import tfserving
 from headrace.wire.http_exchange import HttpRequest, HttpResponse
 from headrace.wire.http_infer import parse_json
@@ -26,8 +30,6 @@ from headrace.wire.nested_json import array_of_nested, nested_json
 from headrace.wire.pb import tfserving_pb2 as tf
 from headrace.wire.remote_infer import RemoteAnswer, RemoteInput
 from headrace.wire.remote_status import Failure, Fate
-
-M = TypeVar("M", bound=Message)
 
 
 class TfServingRest:
@@ -50,7 +52,7 @@ class TfServingRest:
         document = _object(self._model, response)
         metadata = document.get("metadata")
         found = metadata.get(tfserving.SIGNATURE_FIELD) if isinstance(metadata, dict) else None
-        signatures = _message(self._model, found, tf.SignatureDefMap())
+        signatures = message_of(self._model, found, tf.SignatureDefMap())
         try:
             said = tfserving.metadata_of(signatures, self._signature)
         except InvalidRequest as error:
@@ -69,7 +71,7 @@ class TfServingRest:
         if response.status == 404:
             return False
         document = _object(self._model, response)
-        status = _message(self._model, document, tf.GetModelStatusResponse())
+        status = message_of(self._model, document, tf.GetModelStatusResponse())
         return tfserving.available(status)
 
 
@@ -129,10 +131,3 @@ def _object(model: str, response: HttpResponse) -> Mapping[str, Any]:
     if not isinstance(document, dict):
         raise nonsense(model, InvalidRequest("no JSON object"))
     return document
-
-
-def _message(model: str, document: Any, message: M) -> M:
-    try:
-        return json_format.ParseDict(document, message, ignore_unknown_fields=True)
-    except (json_format.ParseError, AttributeError, TypeError) as error:
-        raise nonsense(model, error) from None

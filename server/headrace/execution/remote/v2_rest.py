@@ -5,8 +5,6 @@ import logging
 from collections.abc import Generator
 from urllib.parse import quote
 
-from google.protobuf import json_format
-
 from headrace.core.errors import InvalidRequest, ServerError
 from headrace.core.requests import OpaqueRequest
 from headrace.execution.remote.connection import (
@@ -17,7 +15,13 @@ from headrace.execution.remote.connection import (
     nonsense,
 )
 from headrace.execution.remote.options import RemoteOptions
-from headrace.execution.remote.rest import Conversation, Declared, Inference, refusal
+from headrace.execution.remote.rest import (
+    Conversation,
+    Declared,
+    Inference,
+    message_of,
+    refusal,
+)
 from headrace.wire.http_exchange import HttpRequest, HttpResponse
 from headrace.wire.http_infer import parse_json
 from headrace.wire.model_names import with_model_name
@@ -62,12 +66,10 @@ class V2Rest:
         if response.status != 200:
             raise refusal(self._model, response)
         try:
-            config = ModelConfig()
             document = parse_json(response.body)
-            json_format.ParseDict(document, config, ignore_unknown_fields=True)
-        except (InvalidRequest, json_format.ParseError) as error:
+        except InvalidRequest as error:
             raise nonsense(self._model, error) from None
-        return RemoteDescription(metadata, config)
+        return RemoteDescription(metadata, message_of(self._model, document, ModelConfig()))
 
     def learn(self) -> Conversation[Inference]:
         """Whether tensors can be binary."""
