@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import grpc
@@ -23,6 +24,7 @@ class Guarded(grpc.GenericRpcHandler):
     """A server whose model is there for those who bring the token of the day."""
 
     token = "Bearer one"
+    loaded = True
 
     def service(self, details: Any) -> Any:
         given = dict(details.invocation_metadata).get("authorization", "")
@@ -31,8 +33,11 @@ class Guarded(grpc.GenericRpcHandler):
             if given != self.token:
                 context.abort(grpc.StatusCode.UNAUTHENTICATED, "who is there")
             if details.method.endswith("ModelReady"):
-                return pb.ModelReadyResponse(ready=True).SerializeToString()
-            if details.method.endswith("ModelMetadata"):
+                return pb.ModelReadyResponse(ready=self.loaded).SerializeToString()
+            if details.method.endswith("RepositoryModelLoad"):
+                self.loaded = True
+                return b""
+            if details.method.endswith("ModelMetadata") and self.loaded:
                 return pb.ModelMetadataResponse(name="m").SerializeToString()
             context.abort(grpc.StatusCode.UNIMPLEMENTED, "")
 
@@ -110,6 +115,71 @@ def test_credentials_are_read_again(
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert any("expected one line" in text for text in warnings)
     assert any("token cannot be read" in text for text in warnings)
+
+
+def test_a_model_is_loaded_again_with_the_credentials_of_the_day(
+    guarded: tuple[Guarded, str], tmp_path: Path
+) -> None:
+    handler, endpoint = guarded
+    token = tmp_path / "token"
+    token.write_text("Bearer one")
+    parameters = {
+        "endpoints": endpoint, "authorization_file": "token", "health_interval_secs": "0.05",
+        "remote_load": "true",
+    }  # fmt: skip
+    handler.loaded = False
+    model = RemoteBackend().load(LoadSpec("m", tmp_path / "1", tmp_path, parameters, version=1))
+    assert handler.loaded
+    model.begin(ModelConfig(name="m"), signature(), False)
+
+    async def scenario() -> None:
+        changed = asyncio.Event()
+        pool = model.pool("m_0", Idle(), asyncio.get_running_loop(), changed.set, {})
+        try:
+            handler.token = "Bearer two"
+            token.write_text("Bearer two")
+            await pool.look_again()
+            await until(pool, changed, bool)
+            handler.loaded = False
+            await until(pool, changed, lambda _: handler.loaded)
+            await until(pool, changed, bool)
+        finally:
+            pool.close()
+            await pool.closed()
+
+    asyncio.run(scenario())
+
+
+def test_names_are_looked_up_beside_other_work(
+    guarded: tuple[Guarded, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that takes for ever, and whatever the system may refuse."""
+    parameters = {"endpoints": guarded[1], "authorization_file": "token"}
+    (tmp_path / "token").write_text("Bearer one")
+    model = RemoteBackend().load(LoadSpec("m", tmp_path / "1", tmp_path, parameters, version=1))
+    model.begin(ModelConfig(name="m"), signature(), False)
+
+    async def scenario() -> None:
+        loop, other = asyncio.get_running_loop(), Event()
+        threads = ThreadPoolExecutor(1)
+        loop.set_default_executor(threads)
+        threads.submit(other.wait)
+        pool = model.pool("m_0", Idle(), loop, lambda: None, {})
+        try:
+            async with asyncio.timeout(10):
+                await pool.look_again()
+                model.look = refused  # type: ignore[method-assign]
+                await pool.look_again()
+        finally:
+            other.set()
+            pool.close()
+            await pool.closed()
+
+    def refused() -> Any:
+        raise OSError(24, "Too many open files")
+
+    asyncio.run(scenario())
+    assert "Too many open files" in caplog.text
 
 
 def test_counters_go_on_with_the_next_pool(guarded: tuple[Guarded, str], tmp_path: Path) -> None:

@@ -68,8 +68,9 @@ def load_remote(spec: LoadSpec, tritons: "Tritons | None", known: Uses) -> "Remo
         # What the processes have was written for each of them.
         asked.ClearField("instance_group")
         wanted = Wanted(asked, ControlOptions.of(spec.parameters), placed, placed.groups)
+        visits = Visits(placed.options, spec.model)
         dialects = Dialects(placed.options, spec.model)
-        return _described(placed.options, dialects, placed.endpoints, wanted)
+        return _described(visits, dialects, placed.endpoints, wanted)
     directory = spec.version if (spec.root / str(spec.version)).is_dir() else 0
     if "fail_over" in spec.parameters and "remote_version" in spec.parameters:
         directory = 0  # it is there for another backend
@@ -79,16 +80,17 @@ def load_remote(spec: LoadSpec, tritons: "Tritons | None", known: Uses) -> "Remo
     for endpoint in endpoints:
         dialects.of(endpoint)  # each here: they read files
     control = ControlOptions.of(spec.parameters)
+    visits = Visits(options, spec.model)
     keeper: RepositoryKeeper | None = None
     if control.load:
         uses = known if control.unload else None
-        keeper = RepositoryKeeper(Visits(options, spec.model), asked.instance_group, uses)
+        keeper = RepositoryKeeper(visits, asked.instance_group, uses)
         load_everywhere(keeper, spec.model, endpoints, spec.deadline)
-    return _described(options, dialects, endpoints, Wanted(asked, control, keeper))
+    return _described(visits, dialects, endpoints, Wanted(asked, control, keeper))
 
 
 def _described(
-    options: RemoteOptions, dialects: Dialects, endpoints: Sequence[Endpoint], wanted: Wanted
+    visits: Visits, dialects: Dialects, endpoints: Sequence[Endpoint], wanted: Wanted
 ) -> "RemoteModel":
     """The model as the first server that answers says it is; raises `LoadFailed`."""
     problems = []
@@ -100,8 +102,8 @@ def _described(
                 except CallFailed as failed:
                     problems.append(f"{endpoint.name}: {failed.text}")
                 else:
-                    return RemoteModel(options, dialects, endpoints, endpoint, said, wanted)
-        what = f"no server answers for model '{options.model}'"
+                    return RemoteModel(visits, dialects, endpoints, endpoint, said, wanted)
+        what = f"no server answers for model '{visits.options.model}'"
         raise LoadFailed(f"{what}: {'; '.join(problems)}", what)
     except BaseException:
         if wanted.keeper is not None:
@@ -116,16 +118,20 @@ class RemoteModel(Elsewhere):
 
     def __init__(
         self,
-        options: RemoteOptions,
+        visits: Visits,
         dialects: Dialects,
         endpoints: Sequence[Endpoint],
         answered: Endpoint,
         said: RemoteDescription,
         wanted: Wanted,
     ) -> None:
-        """`answered` is that of the endpoints which has `said` what the model is."""
+        """`answered` is that of the endpoints which has `said` what the model is.
+
+        `visits` are also those of who keeps it loaded: for all of them credentials are renewed.
+        """
+        options = visits.options
         self._wanted = wanted
-        self._visits = Visits(options, dialects.model)
+        self._visits = visits
         self._asked = wanted.config
         self.drift = differences(wanted.config, said, options.version)
         self.options = options

@@ -242,8 +242,9 @@ class RemotePool:
         """Take in what addresses the names have now, and what the files with credentials hold."""
         name = self._signature.model
         try:
+            # Names can take long: neither other names nor other work must wait for one.
             found, dialects = await aside(self._model.look, f"look up {self.name}")
-        except (LoadFailed, InvalidOption) as error:
+        except (LoadFailed, InvalidOption, OSError) as error:
             # The servers that are known may do well all the same.
             log.warning("model %s: %s", name, error, extra={"model": name})
             return
