@@ -74,12 +74,22 @@ class RepositoryKeeper:
                 self._ensure(connection, connection, endpoint, seconds)
             except CallFailed as failed:
                 raise LoadFailed(f"{endpoint.name}: {failed.text}") from None
+        if self._uses is not None and self._is_released():  # meanwhile
+            self._uses.take((self._model, endpoint))
+            self._give_back([endpoint])
 
     def release(self) -> None:
         """Have the servers unload it, if that is wanted and nobody here needs it any more."""
         with self._lock:
             self._released = True
             taken, self._taken = self._taken, set()
+        self._give_back(taken)
+
+    def _is_released(self) -> bool:
+        with self._lock:
+            return self._released
+
+    def _give_back(self, taken: Iterable[Endpoint]) -> None:
         uses = self._uses
         if uses is None:
             return

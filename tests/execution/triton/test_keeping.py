@@ -1,0 +1,73 @@
+"""Models that servers load because this one wants them to."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.core.errors import ExecutionFailed
+from headrace.execution.remote.connection import CallFailed, RemoteDescription
+from headrace.execution.remote.options import Endpoint, RemoteOptions
+from headrace.execution.triton.keeping import RepositoryKeeper
+from headrace.execution.triton.uses import Uses
+from headrace.execution.triton.visits import Visits
+from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.wire.remote_status import Failure, Fate
+
+ENDPOINT = Endpoint("s", "grpc", "127.0.0.1", 1, "localhost")
+
+
+class Server:
+    """A connection to a server; something may happen while it loads a model."""
+
+    def __init__(self) -> None:
+        self.loaded = False
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def describe(self, seconds: float) -> RemoteDescription:
+        if self.loaded:
+            return RemoteDescription(pb.ModelMetadataResponse(), None)
+        raise CallFailed(Failure(Fate.ANSWERED, ExecutionFailed("unknown")), "unknown")
+
+    def infer(self, request: object, seconds: float) -> Any:
+        raise NotImplementedError
+
+    def load(self, config: str, seconds: float) -> None:
+        self.meanwhile()
+        self.loaded = True
+
+    def unload(self, seconds: float) -> None:
+        self.loaded = False
+
+
+class Visit(Visits):
+    """Visits of one server."""
+
+    def __init__(self, server: Server) -> None:
+        options = RemoteOptions.of({"endpoints": "grpc://127.0.0.1"}, "m", 0, Path())
+        super().__init__(options, "m")
+        self._server = server
+
+    def to(self, endpoint: Endpoint) -> Any:
+        return nullcontext(self._server)
+
+
+@pytest.mark.parametrize("used", [False, True], ids=["nobody else", "somebody else"])
+def test_a_model_that_is_given_back_while_it_loads(used: bool) -> None:
+    server, uses = Server(), Uses()
+    keeper = RepositoryKeeper(Visit(server), [], uses)
+    if used:
+        uses.take(("m", ENDPOINT))
+    server.meanwhile = keeper.release
+    keeper.ensure(ENDPOINT, 10)
+    assert server.loaded is used
+
+
+def test_a_model_that_stays_loaded() -> None:
+    server = Server()
+    keeper = RepositoryKeeper(Visit(server), [], None)
+    server.meanwhile = keeper.release
+    keeper.ensure(ENDPOINT, 10)
+    assert server.loaded
