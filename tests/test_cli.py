@@ -19,6 +19,7 @@ from headrace.triton_options import BY_VALUE, WITHOUT_EFFECT, translate
 from tests.support.command import run, write_bad_repository, write_model
 from tests.support.http_client import HttpClient
 from tests.support.http_socket import ask
+from tests.support.remote import free_port
 from tests.support.server_process import ServerProcess
 
 _PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
@@ -437,9 +438,7 @@ def test_a_server_without_doors_is_refused(capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.slow
 def test_two_doors_on_one_port_are_refused(good: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     ports = (f"--http-port={port}", f"--grpc-port={port}", "--metrics-port=0")
     ended = run("serve", "--model-repository", str(good), *ports)
     assert ended.returncode == 1

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from socket import socket
 from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -17,6 +16,7 @@ import pytest
 import yaml
 
 from headrace.settings import OPTIONS
+from tests.support.remote import free_ports
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 KUBERNETES_VERSIONS = ("1.31", "1.34")
@@ -208,17 +208,10 @@ def test_container_has_requests_and_limits(container: Manifest) -> None:
         assert set(container["resources"][bound]) == {"cpu", "memory"}
 
 
-def free_port() -> int:
-    with socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[dict[str, int]]:
     """The ports of a server that runs as in the Deployment, with an empty repository."""
-    free = {door: free_port() for door in DEFAULT_PORTS}
+    free = dict(zip(DEFAULT_PORTS, free_ports(len(DEFAULT_PORTS)), strict=True))
     given = options(CONTAINER) | {"model-repository": str(tmp_path), "shutdown-delay-secs": "0"}
     given |= {f"{door}-port": str(port) for door, port in free.items()}
     arguments = [f"--{name}={value}" for name, value in given.items()]
@@ -256,4 +249,4 @@ def test_server_answers_what_the_manifests_ask(running: dict[str, int]) -> None:
         asked.add((get["port"], get["path"]))
     assert len(asked) == 3
     for door, path in asked:
-        assert eventual_status(f"http://127.0.0.1:{running[door]}{path}", seconds=20) == 200
+        assert eventual_status(f"http://127.0.0.1:{running[door]}{path}", seconds=60) == 200

@@ -2,12 +2,17 @@
 
 import socket
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
+from random import SystemRandom
 
 import numpy as np
 
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.tensors import Array
+
+_LENT = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_FIRST_PORT = 10_000
 
 
 def write_remote(root: Path, name: str, *addresses: str, more: str = "", **parameters: str) -> None:
@@ -29,13 +34,23 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens at."""
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
+    """Ports that nobody listens at.
+
+    None of those that the system lends to whoever asks for any: a server that is started again at
+    its port would find it taken by a connection of somebody else.
+    """
+    lent = int(_LENT.read_text().split()[0])
+    others = range(_FIRST_PORT, lent if lent > 2 * _FIRST_PORT else 1 << 16)
+    choice, ports = SystemRandom(), list[int]()
+    with ExitStack() as stack:
+        while len(ports) < count:
+            port = choice.choice(others)
+            probe = stack.enter_context(socket.socket())
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            ports.append(port)
     return ports
 
 
