@@ -57,6 +57,8 @@ def managed(request: pytest.FixtureRequest, program: Path, root: Path) -> Iterat
         f"--triton-server={program}", *OPTIONS, "--exit-on-error=false", *CARRIERS[request.param],
     )  # fmt: skip
     with ServerProcess(root, options=options) as process:
+        with Scraper(process.metrics) as scraper:
+            scraper.until_reached("times", 2)
         yield process
         assert process.stop() == 0
         assert "bug " not in process.log

@@ -50,6 +50,7 @@ def test_a_halted_server_costs_no_more_than_the_wait(
         Scraper(front.metrics) as scraper,
     ):
         inputs = {"INPUT0": FLOATS, "INPUT1": FLOATS}
+        scraper.until_reached("simple", len(pair))
         os.kill(pair[0].pid, signal.SIGSTOP)
         try:
             for _ in range(4):

@@ -196,6 +196,7 @@ def test_one_pool_over_both_protocols(
         return bool(through.infer("mixed", {"INPUT0": row})["OUTPUT0"].ravel()[0] == 4 * number)
 
     with CLIENTS["grpc"](front) as through, Scraper(front.metrics) as scraper:
+        scraper.until_reached("mixed", 2)
         assert all(pool.map(ask, range(256)))
         after = scraper.now()
     for url in (f"grpc://{there.grpc}", there.url):

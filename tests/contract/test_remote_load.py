@@ -85,6 +85,7 @@ def test_what_somebody_changes_there_is_mended(client: Client, beyond: Client) -
     beyond.unload("three")
     until(lambda: beyond.model_ready("three"), "the model")
     until(lambda: counts(beyond, "three") == [3], "three instances")
+    until(lambda: client.model_ready("three"), "a health check to have seen it")
     assert client.infer("three", {"INPUT0": ROW})["OUTPUT0"].tolist() == [[3, 6]]
 
 

@@ -39,6 +39,8 @@ def front(
     root = tmp_path_factory.mktemp("front")
     write_remote(root, "adder", *(server.address for server in servers))
     with ServerProcess(root, options=CARRIERS[request.param]) as process:
+        with Scraper(process.metrics) as scraper:
+            scraper.until_reached("adder", len(servers))
         yield process
         assert process.stop() == 0
         assert "bug " not in process.log
@@ -63,10 +65,8 @@ def started() -> Iterator[Callable[..., tuple[list[SequenceServer], ServerProces
             there = [stack.enter_context(SequenceServer(idle_us)) for _ in range(count)]
             write_remote(root, "adder", *(server.address for server in there))
             before = stack.enter_context(ServerProcess(root))
-            # A model is ready with the first of its servers.
             with Scraper(before.metrics) as scraper:
-                reached = "headrace_endpoint_healthy"
-                until(lambda: scraper.now().value(reached) == count, "all servers to be reached")
+                scraper.until_reached("adder", count)
             return there, before, stack.enter_context(CLIENTS["grpc"](before))
 
         yield start

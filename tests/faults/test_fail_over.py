@@ -39,7 +39,7 @@ class Servers:
         here = folder / "here"
         write_remote(
             here, "busy", self.there.grpc, max_in_flight=str(IN_FLIGHT), wait_secs="0.5",
-            fail_over="onnxruntime", execution="thread", health_timeout_secs="0.5",
+            fail_over="onnxruntime", execution="thread",
         )  # fmt: skip
         shutil.copytree(self._models / "busy" / "1", here / "busy" / "1")
         options = ("--model-control-mode=explicit", "--load-model=*")

@@ -18,6 +18,7 @@ from tests.models.python_models import tensors, write_python_model
 from tests.support.busy_model import FOREVER, write_busy_model
 from tests.support.raw_clients import call
 from tests.support.remote import free_port, write_remote
+from tests.support.scrape import Scraper
 from tests.support.server_process import ServerProcess
 from tests.support.triton_server import Triton, real_program
 from tests.support.watching import metrics, until
@@ -142,9 +143,11 @@ class Servers:
         self.second = self.start(free_port())
         write_remote(
             folder / "here", "busy", *self.addresses(),
-            max_in_flight=str(IN_FLIGHT), wait_secs="0.5", health_timeout_secs="1",
+            max_in_flight=str(IN_FLIGHT), wait_secs="5", health_timeout_secs="1",
         )  # fmt: skip
         self.front = stack.enter_context(ServerProcess(folder / "here"))
+        with Scraper(self.front.metrics) as scraper:
+            scraper.until_reached("busy", 2)
 
     def addresses(self) -> list[str]:
         """The endpoints of the two."""

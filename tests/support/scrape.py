@@ -69,6 +69,14 @@ class Scraper:
 
         until(lambda: running() and running(), f"a request running in {model}")
 
+    def until_reached(self, model: str, servers: int) -> None:
+        """Wait until so many servers of `model` are sent calls: it is ready with the first."""
+
+        def reached() -> bool:
+            return self.now().value("headrace_endpoint_healthy", model=model) == servers
+
+        until(reached, f"{servers} servers of {model}")
+
     def until_idle(self) -> None:
         """Wait until no request is under way."""
         until(lambda: self.now().value("headrace_admitted_requests") == 0, "an idle server")
