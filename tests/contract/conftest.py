@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Protocol
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from headrace.core.tensors import Array
-from tests.contract.held import Gates
+from tests.contract.held import Gates, write_held_model
 from tests.contract.proxied import PROXIES, TRITONS, impossible, write_proxies
 from tests.contract.repository import (
     write_busy_repository,
@@ -54,6 +55,7 @@ EACH_CARRIER = [
 WITH_FRONT_ENDS = {"test_infer"}
 Rounds = Callable[[float], Array]
 _TRIAL_ROUNDS = 20_000
+_NUMBERS = count(500_000)  # of gates
 
 
 # For extensions, which front ends have the engine answer, or pass on as they pass on everything.
@@ -166,6 +168,15 @@ def gates(tmp_path_factory: pytest.TempPathFactory) -> Gates:
     return Gates(tmp_path_factory.mktemp("gates"))
 
 
+@pytest.fixture
+def number(gates: Gates) -> Iterator[int]:
+    """What a batch of a `held` model waits with until the gates are opened, or the test ends."""
+    number = next(_NUMBERS)
+    gates.close(number)
+    yield number
+    gates.open()
+
+
 @pytest.fixture(scope="session")
 def busy_repository(tmp_path_factory: pytest.TempPathFactory, gates: Gates) -> Path:
     """Models that take as long as a request says, or a test wants."""
@@ -212,12 +223,16 @@ def small_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def narrow(small_repository: Path) -> Iterator[ServerProcess]:
+def narrow(
+    small_repository: Path, gates: Gates, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
     """A server that takes little at once, and logs every request as JSON."""
     options = (
         "--max-request-bytes=4096", "--max-admitted-requests=1",
-        "--access-log", "--log-format=json",
+        "--access-log", "--log-format=json", "--allow-in-process-python",
     )  # fmt: skip
-    with ServerProcess(small_repository, options=options) as process:
+    root = tmp_path_factory.mktemp("narrow")
+    write_held_model(root, "held", gates.folder)
+    with ServerProcess(small_repository, root, options=options) as process:
         yield process
         assert "bug " not in process.log

@@ -57,7 +57,7 @@ def write_busy_repository(root: Path, gates: Path) -> None:
     They have a server of their own: tests look at its metrics all the time, which takes the longer
     the more models there are. It must allow Python models in its process.
     """
-    for name in ("spin", "spin_two", "spin_limited"):
+    for name in ("spin", "spin_two"):
         _add_scheduled(root, name)
     for name, (rows, instances, batching) in _HELD.items():
         write_held_model(root, name, gates, batching, rows, instances)
@@ -176,7 +176,6 @@ _PRIORITY = """dynamic_batching { priority_levels: 2 default_priority_level: 2
 _SCHEDULED = {
     "spin": (8, _ONE_INSTANCE, ""),
     "spin_two": (1, _TWO_INSTANCES, ""),
-    "spin_limited": (1, _ONE_INSTANCE, _LIMITED),
     "spin_delay": (1, _ONE_INSTANCE, _DELAY),
     "spin_priority": (1, _ONE_INSTANCE, _PRIORITY),
 }

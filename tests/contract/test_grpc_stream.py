@@ -11,6 +11,7 @@ import pytest
 
 from headrace.wire.pb import grpc_service_pb2 as pb
 from tests.contract.conftest import Rounds
+from tests.contract.held import Gates
 from tests.support.client import Input, Parameter
 from tests.support.grpc_client import GrpcClient, infer_message, parameter, procedure, read_answer
 from tests.support.scrape import Scraper
@@ -72,8 +73,12 @@ def _sum(values: list[float], id: str = "", **parameters: Parameter) -> pb.Model
     return infer_message("row_sum", [Input("INPUT0", row)], id=id, parameters=parameters)
 
 
-def _spin(rounds: Any, id: str = "", model: str = "spin_two") -> pb.ModelInferRequest:
-    return infer_message(model, [Input("ROUNDS", np.array(rounds))], id=id)
+def _spin(rounds: Any, id: str = "") -> pb.ModelInferRequest:
+    return infer_message("spin_two", [Input("ROUNDS", np.array(rounds))], id=id)
+
+
+def _held(number: int, id: str = "", model: str = "held") -> pb.ModelInferRequest:
+    return infer_message(model, [Input("VALUE", np.array([[number]]))], id=id)
 
 
 def _lookup(index: int, id: str = "") -> pb.ModelInferRequest:
@@ -129,15 +134,16 @@ def test_many_requests_under_way(client: GrpcClient) -> None:
 
 
 @BOTH
-def test_two_streams_do_not_block_each_other(client: GrpcClient, rounds: Rounds) -> None:
+def test_two_streams_do_not_block_each_other(client: GrpcClient, number: int, gates: Gates) -> None:
     with Stream(client) as slow, Stream(client) as quick:
-        slow.send(_spin(rounds(0.5), id="slow"))
+        slow.send(_held(number, id="slow"))
         ended = threading.Event()
         slow.call.add_callback(ended.set)
         slow.half_close()
         quick.send(_sum([1], id="quick"))
         assert quick.receive().infer_response.id == "quick"
         assert not ended.is_set()
+        gates.open()
         assert [message.infer_response.id for message in slow.rest()] == ["slow"]
 
 
@@ -185,15 +191,16 @@ def test_real_statuses_if_asked_for(client: GrpcClient) -> None:
 
 @BOTH
 def test_a_real_status_cancels_what_else_is_under_way(
-    client: GrpcClient, rounds: Rounds, busy_metrics: Scraper
+    client: GrpcClient, number: int, gates: Gates, busy_metrics: Scraper
 ) -> None:
     with Stream(client) as other, Stream(client, ("triton_grpc_error", "true")) as stream:
-        other.send(_spin(rounds(0.4), model="spin"))
-        busy_metrics.until_running("spin")
-        stream.send(_lookup(99), _spin([[1]], model="spin"))
+        other.send(_held(number))
+        busy_metrics.until_running("held")
+        stream.send(_lookup(99), _held(1))
         with pytest.raises(grpc.RpcError):
             stream.receive()
-        busy_metrics.until_queued("spin", 0)
+        busy_metrics.until_queued("held", 0)
+        gates.open()
         other.half_close()
         assert len(other.rest()) == 1
 
@@ -253,17 +260,18 @@ def test_half_close_waits_for_what_is_under_way(client: GrpcClient, rounds: Roun
 
 @BOTH
 def test_cancelling_a_stream_drops_what_waits(
-    client: GrpcClient, rounds: Rounds, busy_metrics: Scraper
+    client: GrpcClient, number: int, gates: Gates, busy_metrics: Scraper
 ) -> None:
-    name, labels = "nv_inference_request_failure", {"model": "spin_limited", "reason": "CANCELED"}
+    name, labels = "nv_inference_request_failure", {"model": "held_limited", "reason": "CANCELED"}
     before = busy_metrics.now().value(name, **labels)
     with Stream(client) as stream:
-        stream.send(_spin(rounds(0.4), model="spin_limited"))
-        busy_metrics.until_running("spin_limited")
-        stream.send(_spin([[1]], model="spin_limited"), _spin([[2]], model="spin_limited"))
-        busy_metrics.until_queued("spin_limited", 2)
+        stream.send(_held(number, model="held_limited"))
+        busy_metrics.until_running("held_limited")
+        stream.send(_held(1, model="held_limited"), _held(2, model="held_limited"))
+        busy_metrics.until_queued("held_limited", 2)
         stream.call.cancel()
-        busy_metrics.until_queued("spin_limited", 0)
+        busy_metrics.until_queued("held_limited", 0)
+    gates.open()
     busy_metrics.until_idle()
     assert busy_metrics.now().value(name, **labels) - before == 3
 

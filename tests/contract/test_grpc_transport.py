@@ -13,6 +13,7 @@ import pytest
 
 from headrace.wire.pb import grpc_service_pb2 as pb
 from tests.contract.conftest import Rounds
+from tests.contract.held import Gates
 from tests.support.client import Input
 from tests.support.command import run
 from tests.support.grpc_client import (
@@ -188,19 +189,24 @@ def test_answers_are_compressed_for_those_who_compress(server: ServerProcess) ->
 
 
 @over_both_transports("busy_server")
-def test_a_deadline(busy_server: ServerProcess, rounds: Rounds, busy_metrics: Scraper) -> None:
+def test_a_deadline(
+    busy_server: ServerProcess, number: int, gates: Gates, busy_metrics: Scraper
+) -> None:
     """The call ends, and what it had asked for is not done."""
     with GrpcClient(busy_server.grpc) as client:
-        spin = client.procedure("ModelInfer", pb.ModelInferResponse)
-        running = spin.future(infer_message("spin", [Input("ROUNDS", rounds(1))]), timeout=60)
-        busy_metrics.until_running("spin")
-        waiting = infer_message("spin", [Input("ROUNDS", np.array([[1]]))])
+        infer = client.procedure("ModelInfer", pb.ModelInferResponse)
+        held, waiting = (
+            infer_message("held", [Input("VALUE", np.array([[n]]))]) for n in (number, 1)
+        )
+        running = infer.future(held, timeout=60)
+        busy_metrics.until_running("held")
         with pytest.raises(grpc.RpcError) as caught:
-            spin(waiting, timeout=0.1)
+            infer(waiting, timeout=0.1)
         error: Any = caught.value
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        busy_metrics.until_queued("spin", 0)
-        assert running.result().model_name == "spin"
+        busy_metrics.until_queued("held", 0)
+        gates.open()
+        assert running.result().model_name == "held"
     busy_metrics.until_idle()
 
 

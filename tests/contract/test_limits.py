@@ -11,7 +11,8 @@ import pytest
 from headrace.core.errors import PayloadTooLarge, Unavailable
 from headrace.core.tensors import Array
 from headrace.wire.pb import grpc_service_pb2 as pb
-from tests.contract.conftest import CLIENTS, Rounds
+from tests.contract.conftest import CLIENTS
+from tests.contract.held import Gates
 from tests.support.client import Client
 from tests.support.grpc_client import GrpcClient
 from tests.support.http_socket import HttpSocket, ask, request
@@ -43,34 +44,39 @@ def test_too_large_a_request(limited: Client) -> None:
 
 
 def test_one_too_many(
-    limited: Client, narrow_metrics: Scraper, pool: ThreadPoolExecutor, rounds: Rounds
+    limited: Client,
+    narrow_metrics: Scraper,
+    pool: ThreadPoolExecutor,
+    number: int,
+    gates: Gates,
 ) -> None:
     refused = narrow_metrics.now().value("headrace_overloaded_total")
-    running = pool.submit(limited.infer, "spin", {"ROUNDS": rounds(0.5)})
-    narrow_metrics.until_running("spin")
+    running = pool.submit(limited.infer, "held", {"VALUE": np.array([[number]])})
+    narrow_metrics.until_running("held")
     with pytest.raises(Unavailable, match="the server is at its limit of 1 requests at once"):
         limited.infer("identity", _ONE)
     assert limited.live()
     assert limited.ready()
-    assert running.result()["OUTPUT0"].tolist() == rounds(0.5).tolist()
+    gates.open()
+    assert running.result()["OUTPUT0"].tolist() == [[number]]
     narrow_metrics.until_idle()
     assert limited.infer("identity", _ONE)["OUTPUT0"].tolist() == [[1]]
     assert narrow_metrics.now().value("headrace_overloaded_total") - refused == 1
 
 
 def test_overload_says_when_to_come_back(
-    narrow: ServerProcess, narrow_metrics: Scraper, rounds: Rounds
+    narrow: ServerProcess, narrow_metrics: Scraper, number: int, gates: Gates
 ) -> None:
     """Over HTTP, which has a header for it; the refused connection can be used again."""
-    count = int(rounds(0.5)[0, 0])
-    tensor = {"name": "ROUNDS", "datatype": "INT64", "shape": [1, 1], "data": [count]}
+    tensor = {"name": "VALUE", "datatype": "INT64", "shape": [1, 1], "data": [number]}
     body = json.dumps({"inputs": [tensor]}).encode()
     with HttpSocket(narrow.http) as busy, HttpSocket(narrow.http) as other:
-        busy.send(request("POST", "/v2/models/spin/infer", body))
-        narrow_metrics.until_running("spin")
-        answer = other.ask("POST", "/v2/models/spin/infer", body)
+        busy.send(request("POST", "/v2/models/held/infer", body))
+        narrow_metrics.until_running("held")
+        answer = other.ask("POST", "/v2/models/held/infer", body)
         assert answer.status == 503
         assert answer.headers["retry-after"] == "1"
+        gates.open()
         assert busy.receive().status == 200
         assert other.ask("GET", "/v2/health/ready").status == 200
 
