@@ -2,12 +2,9 @@
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import ProxyHandler, build_opener
 
 import numpy as np
 import pytest
@@ -16,6 +13,7 @@ from headrace.core.errors import InvalidRequest
 from tests.support.grpc_client import GrpcClient
 from tests.support.remote import free_ports, write_remote
 from tests.support.server_process import ServerProcess
+from tests.support.started import until_answers
 
 pytestmark = pytest.mark.slow
 
@@ -37,18 +35,8 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with log.open("wb") as file:
         command = [sys.executable, "-W", "ignore", str(_SERVER), str(port)]
         process = subprocess.Popen(command, stdout=file, stderr=file)
-    opener = build_opener(ProxyHandler({}))
-    deadline = time.monotonic() + _START_SECS
     try:
-        while True:
-            try:
-                opener.open(f"{url}/v2/models/told/ready").close()
-            except URLError:
-                assert time.monotonic() < deadline, log.read_text()
-                assert process.poll() is None, log.read_text()
-                time.sleep(0.1)
-                continue
-            break
+        until_answers(f"{url}/v2/models/told/ready", process, log, _START_SECS)
         yield url
     finally:
         process.kill()

@@ -7,12 +7,9 @@ beside it, and Java is on the PATH.
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import ProxyHandler, build_opener
 
 import numpy as np
 import pytest
@@ -21,6 +18,7 @@ from headrace.core.errors import ExecutionFailed
 from tests.support.grpc_client import GrpcClient
 from tests.support.remote import free_ports, write_remote
 from tests.support.server_process import ServerProcess
+from tests.support.started import until_answers
 
 pytestmark = pytest.mark.slow
 
@@ -95,27 +93,13 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             env={**os.environ, "PATH": path, "TMPDIR": str(root)}, start_new_session=True,
         )  # fmt: skip
     try:
-        _wait(f"http://127.0.0.1:{management}/models/echo", process, root / "log")
+        workers = f"http://127.0.0.1:{management}/models/echo"
+        until_answers(workers, process, root / "log", _START_SECS, b'"READY"')
         yield f"http://127.0.0.1:{http}"
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # it has Java and workers below it
         process.wait()
-
-
-def _wait(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    """Until the model has a worker."""
-    opener = build_opener(ProxyHandler({}))
-    deadline = time.monotonic() + _START_SECS
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with opener.open(url) as answer:
-                if b'"READY"' in answer.read():
-                    return
-        except URLError:
-            pass
-        time.sleep(0.2)
-    raise AssertionError(log.read_text(errors="replace")[-3000:])
 
 
 @pytest.fixture(scope="module")

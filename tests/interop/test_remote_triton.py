@@ -68,12 +68,8 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
     for datatype in DATATYPES:
         _write(root / "models", datatype)
     _write(root / "models", Datatype.FP32, 0)
-    server = Triton(program, root / "models", root / "log")
-    try:
-        server.wait()
+    with Triton(program, root / "models", root / "log") as server:
         yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture(scope="module")

@@ -64,12 +64,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def triton(program: Path, models: Path, tmp_path: Path) -> Iterator[Triton]:
     """A Triton of those that share memory without being told to."""
-    server = Triton(program, models, tmp_path / "log")
-    try:
-        server.wait()
+    with Triton(program, models, tmp_path / "log") as server:
         yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture

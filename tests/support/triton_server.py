@@ -8,19 +8,17 @@ import os
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
-from urllib.error import URLError
-from urllib.request import ProxyHandler, build_opener
 
 import pytest
 
 from tests.support.managed import descendants
 from tests.support.remote import free_ports
+from tests.support.started import until_answers
 
 _FETCHED = Path(__file__).parents[2] / "build" / "bench" / "triton" / "tritonserver"
 _REGION = re.compile(r"triton_python_backend_shm_region_[0-9a-f-]+")
@@ -59,19 +57,14 @@ class Triton:
 
     def wait(self) -> None:
         """Until it is ready."""
-        opener = build_opener(ProxyHandler({}))
-        deadline = time.monotonic() + _START_SECS
-        while time.monotonic() < deadline and self.process.poll() is None:
-            try:
-                opener.open(f"http://{self.http}/v2/health/ready").close()
-            except URLError:
-                time.sleep(0.05)
-                continue
-            return
-        raise AssertionError(self._log.read_text(errors="replace")[-3000:])
+        until_answers(f"{self.url}/v2/health/ready", self.process, self._log, _START_SECS)
 
     def __enter__(self) -> Self:
-        self.wait()
+        try:
+            self.wait()
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def __exit__(
