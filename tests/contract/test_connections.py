@@ -125,7 +125,7 @@ class Connection:
 def watchful(request: pytest.FixtureRequest, small_repository: Path) -> Iterator[ServerProcess]:
     """A server that wants signs of life, and compresses."""
     options = (
-        *CARRIERS[request.param], "--grpc-keepalive-time=100", "--grpc-keepalive-timeout=1000",
+        *CARRIERS[request.param], "--grpc-keepalive-time=100", "--grpc-keepalive-timeout=3000",
         "--grpc-keepalive-permit-without-calls=1", "--grpc-http2-max-pings-without-data=0",
         "--grpc-http2-min-recv-ping-interval-without-data=100000",
         "--grpc-http2-max-ping-strikes=1",

@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -50,12 +51,15 @@ def files(server: ServerProcess) -> set[str]:
 
 def use(client: Client, there: ServerProcess, front: ServerProcess, name: str = "fixed") -> None:
     """Ask until the front has regions, with answers that are right throughout."""
-    for number in range(200):
+    numbers = count()
+
+    def shared() -> bool:
+        number = next(numbers)
         sent = rows(1, float(number))
         np.testing.assert_array_equal(client.infer(name, {"INPUT0": sent})["OUTPUT0"], sent)
-        if number > 5 and len(regions(there, front)) > 1:
-            return
-    raise AssertionError(front.log)
+        return number > 5 and len(regions(there, front)) > 1
+
+    until(shared, "regions")
 
 
 @pytest.fixture(scope="module")
@@ -197,11 +201,7 @@ def test_what_a_killed_server_has_left_goes_with_the_next_start(
     with ServerProcess(root) as front, CLIENTS["grpc"](front) as client:
         assert not files(killed)
         use(client, there, front)
-        for _ in range(200):
-            if not regions(there, killed):
-                break
-            client.infer("fixed", {"INPUT0": rows(1, 1.0)})
-        assert not regions(there, killed)
+        until(lambda: answers(client) and not regions(there, killed), "the regions to go")
         assert front.stop() == 0
 
 

@@ -15,7 +15,7 @@ from tests.support.server_process import ServerProcess
 from tests.support.watching import admitted, until
 
 INFER = {name: f"/v2/models/{name}/infer" for name in ("busy", "busy_alone", "simple")}
-_HOLD_SECS = 0.6
+_HOLD_SECS = 1.5
 
 
 def busy_message(model: str, value: int, cost: int = 0) -> bytes:

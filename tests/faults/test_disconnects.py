@@ -78,9 +78,10 @@ def test_grpc_client_goes_while_queued(busy: Busy, ending: str) -> None:
         server = busy.server
         runs, dropped = await run_count(server), await cancelled(server)
         # A deadline has to leave time for the call to come, and to pass before it could run.
-        hold, timeout = (2.5, 0.8) if ending == "deadline" else (0.6, None)
+        hold, timeout = (2.5, 0.8) if ending == "deadline" else (1.5, None)
         async with holding(busy, MODEL, hold):
             channel = open_channel(server.grpc)
+            await channel.channel_ready()
             started = call(channel, "ModelInfer", busy_message(MODEL, 2), timeout)
             waiting = asyncio.ensure_future(code_of(started))
             if ending != "deadline":
@@ -109,6 +110,7 @@ def test_grpc_deadline_passes_while_its_request_runs(busy: Busy) -> None:
         server = busy.server
         dropped = await cancelled(server)
         async with open_channel(server.grpc) as channel:
+            await channel.channel_ready()
             message = busy_message(MODEL, 1, busy.second * 2)
             code = await code_of(call(channel, "ModelInfer", message, timeout=0.5))
             assert code is grpc.StatusCode.DEADLINE_EXCEEDED

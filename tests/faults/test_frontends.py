@@ -70,14 +70,14 @@ def front_ends(server: ServerProcess) -> list[psutil.Process]:
     return psutil.Process(server.pid).children()
 
 
-def owner(connection: HttpConnection, processes: list[psutil.Process]) -> psutil.Process:
-    """The front end that has a connection."""
-    for process in processes:
-        connections = process.connections("tcp")
-        ports = {c.raddr.port for c in connections if c.status == psutil.CONN_ESTABLISHED}
-        if connection.port in ports:
-            return process
-    raise AssertionError(f"nobody has the connection from port {connection.port}")
+def owners(server: ServerProcess) -> dict[int, psutil.Process]:
+    """The front end that has each connection, by the port at the client's end."""
+    return {
+        c.raddr.port: process
+        for process in front_ends(server)
+        for c in process.connections("tcp")
+        if c.status == psutil.CONN_ESTABLISHED
+    }
 
 
 def files(pid: int) -> int:
@@ -104,13 +104,22 @@ async def both_serve(server: ServerProcess, number: int = 2) -> list[psutil.Proc
     return found
 
 
-async def connect(stack: AsyncExitStack, server: ServerProcess) -> list[HttpConnection]:
-    """Connections, some to each front end."""
+async def connect(
+    stack: AsyncExitStack, server: ServerProcess
+) -> dict[HttpConnection, psutil.Process]:
+    """Connections, some to each front end, and which has them."""
     await both_serve(server)
-    return [
+    connections = [
         await stack.enter_async_context(await HttpConnection.open(server.http))
         for _ in range(CLIENTS)
     ]
+
+    async def accepted() -> dict[int, psutil.Process]:
+        return owners(server)
+
+    ports = {connection.port for connection in connections}
+    found = await until(accepted, lambda had: ports <= had.keys())
+    return {connection: found[connection.port] for connection in connections}
 
 
 async def status_of(connection: HttpConnection) -> int:
@@ -135,22 +144,20 @@ def test_requests_of_a_killed_front_end_fail_alone(fronted: Busy) -> None:
         before = (await statistics(server, MODEL))["inference_stats"]["success"]["count"]
         async with AsyncExitStack() as stack:
             connections = await connect(stack, server)
-            ends = await both_serve(server)
-            cost = round(fronted.second * 1.5)  # of the first, during which the others wait
+            first, *_ = had = list(connections.values())
+            victim = next(process for process in had if process != first)
+            lost = had.count(victim)
+            cost = fronted.second * 3  # of the first, during which the others wait
             for value, connection in enumerate(connections):
                 body = busy_json(value, 0 if value else cost)
                 await connection.send(post_bytes(INFER[MODEL], body))
                 if not value:
                     await until(lambda: admitted(server), lambda found: found[0] == 1)
             await until(lambda: pending(server, MODEL), lambda count: count == CLIENTS - 1)
-            owners = [owner(connection, ends) for connection in connections]
-            victim = next(process for process in ends if process != owners[0])
-            lost = owners.count(victim)
-            assert lost
             victim.kill()
             await until(lambda: admitted(server), lambda found: found[0] == CLIENTS - lost)
             statuses = await asyncio.gather(*map(status_of, connections))
-            assert statuses == [0 if process == victim else 200 for process in owners]
+            assert statuses == [0 if process == victim else 200 for process in had]
         await until(lambda: admitted(server), lambda found: found == (0, 0))
         stats = (await statistics(server, MODEL))["inference_stats"]
         assert stats["success"]["count"] - before == CLIENTS - lost
@@ -170,8 +177,7 @@ def test_batches_form_across_front_ends(fronted: Busy) -> None:
         server = fronted.server
         async with AsyncExitStack() as stack:
             connections = await connect(stack, server)
-            ends = await both_serve(server)
-            assert len({owner(connection, ends).pid for connection in connections}) == 2
+            assert len({process.pid for process in connections.values()}) == 2
             before = await statistics(server, "busy")
             async with holding(fronted, "busy"):
                 for value, connection in enumerate(connections):
@@ -214,8 +220,8 @@ def test_nothing_in_flight_is_lost(own: Busy, number: int) -> None:
             connections = await connect(stack, server)
             channel = await stack.enter_async_context(open_channel(server.grpc))
             stream = open_stream(channel)
-            for value in range(3):
-                await stream.write(busy_message(MODEL, value, own.second // 2))
+            for value in range(3):  # the first is still running when all others are there
+                await stream.write(busy_message(MODEL, value, cost if value else own.second * 2))
             for value, connection in enumerate(connections):
                 await connection.send(post_bytes(INFER[MODEL], busy_json(value, cost)))
             await until(lambda: admitted(server), lambda found: found[0] == CLIENTS + 3)

@@ -32,6 +32,7 @@ from tests.support.triton_server import real_program
 pytestmark = pytest.mark.slow
 
 ROW = np.array([[1, 2]], np.float32)
+PATIENT = 'parameters { key: "wait_secs" value { string_value: "50" } }'
 
 
 @pytest.fixture(scope="module", params=["stand-in", "triton"])
@@ -47,13 +48,17 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def serving(program: Path, folder: Path, *more: str) -> Iterator[tuple[ServerProcess, GrpcClient]]:
+def serving(
+    program: Path, folder: Path, *more: str, config: str = CPU
+) -> Iterator[tuple[ServerProcess, GrpcClient]]:
     """A server with a model in Tritons, whose files lie in a folder that is looked into."""
-    write_managed(folder / "models", CPU)
+    write_managed(folder / "models", config)
     (folder / "tmp").mkdir()
     options = (f"--triton-server={program}", *more)
     environment = {"TMPDIR": str(folder / "tmp")}
     with ServerProcess(folder / "models", options=options, environment=environment) as server:
+        [directory] = (folder / "tmp").glob("headrace-triton-*")
+        (folder / "name").write_text(directory.name)
         with GrpcClient(server.grpc) as client:
             yield server, client
         assert "bug " not in server.log
@@ -63,7 +68,8 @@ def serving(program: Path, folder: Path, *more: str) -> Iterator[tuple[ServerPro
 def left_behind(folder: Path) -> list[str]:
     """Files and shared memory of Tritons."""
     own = {path.name for path in (folder / "tmp").glob("headrace-triton-*")}
-    return sorted(own) + [n for n in os.listdir("/dev/shm") if "headrace-triton" in n]
+    name = (folder / "name").read_text()  # which that of their shared memory begins with
+    return sorted(own) + [n for n in os.listdir("/dev/shm") if n.startswith(name)]
 
 
 def ask(client: GrpcClient) -> float:
@@ -92,11 +98,11 @@ def test_one_of_two_is_killed_under_load(program: Path, tmp_path: Path) -> None:
             running = [threads.submit(caller) for _ in range(4)]
             try:
                 until(lambda: answered > 50, "answers")
+                serves = server.log.count(" serves\n")
                 os.kill(first, signal.SIGKILL)
                 lost = "triton-0 was ended by SIGKILL"
                 until(lambda: lost in server.log or "triton-1 was ended" in server.log, "the end")
                 until(lambda: len(servers(server.pid)) == 2, "another process")
-                serves = server.log.count(" serves\n")
                 until(lambda: server.log.count(" serves\n") > serves, "the other one to serve")
                 before = answered
                 until(lambda: answered > before + 50, "more answers")
@@ -113,7 +119,7 @@ def test_one_of_two_is_killed_under_load(program: Path, tmp_path: Path) -> None:
 
 def test_the_only_one_is_killed(program: Path, tmp_path: Path) -> None:
     """Requests wait for it to be there again."""
-    with serving(program, tmp_path) as (server, client):
+    with serving(program, tmp_path, config=CPU + PATIENT) as (server, client):
         for _ in range(2):
             [pid] = servers(server.pid)
             os.kill(pid, signal.SIGKILL)

@@ -61,7 +61,8 @@ def test_nothing_in_flight_is_lost(repository: Path, transport: str, number: int
             async with open_channel(server.grpc) as channel:
                 stream = open_stream(channel)
                 for value in range(3):  # the first is still running when all others are there
-                    await stream.write(busy_message(MODEL, value, cost if value else busy.second))
+                    work = cost if value else busy.second * 2
+                    await stream.write(busy_message(MODEL, value, work))
                 waiting = [
                     asyncio.ensure_future(start)
                     for n in range(6)
@@ -104,7 +105,7 @@ def test_a_body_that_is_half_there_is_waited_for(repository: Path) -> None:
 
 def test_not_ready_first_and_refusing_later(repository: Path) -> None:
     async def scenario() -> None:
-        with serving(repository, "--shutdown-delay-secs=2") as busy:
+        with serving(repository, "--shutdown-delay-secs=4") as busy:
             server = busy.server
             async with open_channel(server.grpc) as channel:
                 assert (await get(server.http, "/v2/health/ready")).status == 200
@@ -138,7 +139,7 @@ def test_nothing_new_is_admitted_while_the_rest_is_finished(
                 await HttpConnection.open(server.http) as early,
             ):
                 await channel.channel_ready()
-                held = asyncio.ensure_future(infer(server, MODEL, 1, busy.second))
+                held = asyncio.ensure_future(infer(server, MODEL, 1, busy.second * 2))
                 await until(lambda: admitted(server), lambda found: found[0] == 1)
                 server.send(signal.SIGTERM)
                 await until(lambda: metrics(server), lambda m: m["headrace_ready"] == 0)
@@ -190,7 +191,7 @@ def test_a_second_signal_ends_it_at_once(repository: Path) -> None:
                 await until(lambda: metrics(server), lambda m: m["headrace_ready"] == 0)
                 assert psutil.pid_exists(server.pid)
                 server.send(signal.SIGTERM)
-                assert await ended(server, 5) == 1
+                assert await ended(server, 20) == 1
             assert "exiting at once" in server.log
 
     asyncio.run(scenario())
@@ -295,7 +296,7 @@ def test_a_second_signal_while_it_loads(endless: Path) -> None:
                 server.send(signal.SIGTERM)
                 await until(lambda: refusing(server), bool)
                 server.send(signal.SIGTERM)
-                assert await ended(server, 5) == 1
+                assert await ended(server, 20) == 1
             assert "exiting at once" in server.log
 
     asyncio.run(scenario())

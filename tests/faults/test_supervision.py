@@ -102,7 +102,7 @@ def test_a_model_is_not_ready_while_none_of_its_workers_runs(chaos: Chaos) -> No
     flag.touch()
     pid = chaos.pid("plain")
     os.kill(pid, signal.SIGKILL)
-    eventually(lambda: not chaos.ready("plain"), within=1)
+    eventually(lambda: not chaos.ready("plain"), within=10)
     assert not chaos.ready()
     assert chaos.counted("headrace_workers", "plain") == 1
     assert chaos.counted("headrace_workers_running", "plain") == 0

@@ -246,6 +246,7 @@ def test_a_server_that_does_not_answer() -> None:
         server = Server()
         server.answers["/v2/models/m/infer"] = b""
         async with connected(server, http_tensors="binary") as (connection, dialects, endpoint):
+            assert await connection.ready(10)  # it has a connection
             with pytest.raises(CallFailed) as failed:
                 await infer(connection, ASKED, 0.1)
             assert failed.value.failure.fate is Fate.LATE

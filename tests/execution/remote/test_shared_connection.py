@@ -218,7 +218,7 @@ async def test_calls_at_the_same_time_have_regions_of_their_own(echo: Echo, endp
             await asyncio.gather(*(ask(connection, float(value)) for value in range(6)))
 
 
-@pytest.mark.parametrize("way", ["cancelled", "late"])
+@pytest.mark.parametrize("way", ["cancelled", pytest.param("late", marks=pytest.mark.slow)])
 @on_a_loop
 async def test_a_region_that_may_still_be_written_is_not_used_again(
     echo: Echo, endpoint: str, way: str
@@ -226,7 +226,7 @@ async def test_a_region_that_may_still_be_written_is_not_used_again(
     async with connected(endpoint) as connection:
         await warm(connection, echo)
         held = asyncio.create_task(
-            infer(connection, request(row(9.0), "hold"), 0.2 if way == "late" else 30)
+            infer(connection, request(row(9.0), "hold"), 2 if way == "late" else 30)
         )
         await until(echo.held.is_set)
         lost = set(echo.shared[-1])
