@@ -63,7 +63,7 @@ def decode_infer(
     quick = False
     if size <= _LONG:
         body = bytes(body)
-        quick = body.rfind(b"true") < 0 and body.rfind(b"false") < 0
+        quick = body.rfind(b"true", 0, json_size) < 0 and body.rfind(b"false", 0, json_size) < 0
     if json_size is None:
         document, tail = parse_json(body), memoryview(b"")
     else:
