@@ -15,6 +15,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 MLP = "mlp"
 MLP_UNBATCHED = "mlp_unbatched"
+MLP_WIDE = "mlp_wide"  # in batches of up to 1024 rows
 ECHO_1M, ECHO_16M = "echo_1m", "echo_16m"
 RESNET50 = "resnet50"
 _WIDTHS = (64, 256, 256, 10)
@@ -217,9 +218,10 @@ MODELS: Mapping[str, Model] = {
     )
 }
 
-# What only the scorecard serves: models that are large.
+# What only the scorecard serves: models and batches that are large.
 ALL_MODELS: Mapping[str, Model] = {
     **MODELS,
+    MLP_WIDE: Model(MLP_WIDE, partial(_onnx, MLP_WIDE, _mlp_graph), _mlp_cases, 1024, _BATCHED),
     ECHO_16M: _echo(ECHO_16M, 1 << 22),
     RESNET50: Model(RESNET50, _resnet50, _resnet50_cases, max_batch_size=8, config=_BATCHED),
 }

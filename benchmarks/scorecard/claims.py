@@ -129,7 +129,11 @@ def _python_claims() -> list[Claim]:
         for short, protocol in (("json", "HTTP JSON"), ("grpc", "gRPC"))
         for n in (16, 64)
     }
-    required["rows-64"] = (2.0, "MLP in Python, 64 rows a request")
+    wide = {
+        "rows-64": "MLP in Python, 64 rows a request, batches of 64",
+        "rows-64-batched": "MLP in Python, 64 rows a request, batches of up to 1 024",
+    }
+    required |= {name: (2.0, subject) for name, subject in wide.items()}
     for size, title in (("1m", "1 MB"), ("16m", "16 MB")):
         required[f"binary-{size}"] = (1.3, f"identity in Python, {title}, HTTP binary")
         required[f"grpc-{size}"] = (1.3, f"identity in Python, {title}, gRPC")
@@ -137,8 +141,10 @@ def _python_claims() -> list[Claim]:
         Claim(subject, f"python-{name}", rate, least, TRITON, ours=HEADRACE_PYTHON)
         for name, (least, subject) in required.items()
     ]
-    subject = "MLP in Python, 64 rows a request, rows/s"
-    claims.append(Claim(subject, "python-rows-64", Metric.ROWS, 200_000.0, ours=HEADRACE_PYTHON))
+    claims += [
+        Claim(f"{subject}, rows/s", f"python-{name}", Metric.ROWS, 200_000.0, ours=HEADRACE_PYTHON)
+        for name, subject in wide.items()
+    ]
     return claims
 
 

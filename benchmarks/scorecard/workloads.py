@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from benchmarks.models import ECHO_1M, ECHO_16M, MLP, MLP_UNBATCHED, RESNET50
+from benchmarks.models import ECHO_1M, ECHO_16M, MLP, MLP_UNBATCHED, MLP_WIDE, RESNET50
 from benchmarks.scorecard.peer import BINARY, GRPC, JSON
 
 HEADRACE, TRITON, BARE_ASGI, GRPC_AIO = "headrace", "triton", "bare_asgi", "grpc_aio"
@@ -131,8 +131,10 @@ def _python() -> list[Workload]:
         for n in CONCURRENCY
         for short, protocol, generator in _CLOSED
     ]
-    wrk = Generator.WRK
-    group.append(Workload("python-rows-64", "python", MLP, BINARY, wrk, 16, rows=64, peers=peers))
+    group += [
+        Workload(name, "python", model, BINARY, Generator.WRK, 16, rows=64, peers=peers)
+        for name, model in (("python-rows-64", MLP), ("python-rows-64-batched", MLP_WIDE))
+    ]
     group += [
         replace(workload, name=f"python-{workload.name}", group="python", peers=peers)
         for workload in _large()
@@ -154,7 +156,7 @@ GROUPS: Mapping[str, Group] = {
         Group("mlp", "The MLP in closed loop", frozenset({MLP, MLP_UNBATCHED}), _mlp()),
         Group("open", "The MLP in open loop", frozenset({MLP}), _arrivals()),
         Group("large", "Large tensors", frozenset({ECHO_1M, ECHO_16M}), _large()),
-        Group("python", "Python models", frozenset({MLP, ECHO_1M, ECHO_16M}), _python()),
+        Group("python", "Python models", frozenset({MLP, MLP_WIDE, ECHO_1M, ECHO_16M}), _python()),
         Group("cnn", "A CNN of ResNet-50's size", frozenset({RESNET50}), _cnn()),
         Group(
             "idle", "Start and memory without load", frozenset({MLP, "simple", "echo_4k"}),

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from benchmarks.models import ECHO_1M, ECHO_16M, MLP
 from benchmarks.peers.headrace.peer import PEER as HEADRACE
 from benchmarks.peers.triton.peer import PEER as TRITON
 
@@ -10,7 +9,7 @@ PEER = replace(
     HEADRACE,
     name="headrace_python",
     title="headrace, Python models",
-    models=frozenset({MLP, ECHO_1M, ECHO_16M}),
+    models=TRITON.models,
     write_models=TRITON.write_models,
     guest=True,
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.models import ALL_MODELS, ECHO_1M, ECHO_16M, MLP, mlp_weights
+from benchmarks.models import ALL_MODELS, ECHO_1M, ECHO_16M, MLP, MLP_WIDE, mlp_weights
 from benchmarks.scorecard.peer import BINARY, GRPC, JSON, Peer, Place
 
 _HERE = Path(__file__).parent
@@ -37,10 +37,11 @@ def _write_models(names: frozenset[str], repository: Path) -> None:
     for name in sorted(names):
         folder = repository / name / "1"
         folder.mkdir(parents=True, exist_ok=True)
-        source = "mlp.py" if name == MLP else "identity.py"
+        mlp = name in (MLP, MLP_WIDE)
+        source = "mlp.py" if mlp else "identity.py"
         (folder / "model.py").write_text((_HERE / source).read_text())
         shapes: Mapping[str, Any] = {"width": 64, "answer": 10, "more": "dynamic_batching { }\n"}
-        if name == MLP:
+        if mlp:
             np.savez(folder / "weights.npz", allow_pickle=False, **mlp_weights())
         else:
             (width,) = ALL_MODELS[name].cases()[0].inputs["input"].shape[1:]
@@ -53,7 +54,7 @@ PEER = Peer(
     "triton",
     "Triton, Python backend",
     frozenset({JSON, BINARY, GRPC}),
-    frozenset({MLP, ECHO_1M, ECHO_16M}),
+    frozenset({MLP, MLP_WIDE, ECHO_1M, ECHO_16M}),
     _command,
     requirements=_HERE / "requirements.txt",
     fetch=_ROOT / "scripts" / "bench_triton",
