@@ -51,15 +51,21 @@ def there(servers: Callable[[str], ServerProcess]) -> ServerProcess:
     return servers("default")
 
 
+@pytest.fixture(scope="module", params=["grpc", pytest.param("http", marks=pytest.mark.slow)])
+def endpoint(request: pytest.FixtureRequest, there: ServerProcess) -> str:
+    """Where it is asked."""
+    return f"grpc://{there.grpc}" if request.param == "grpc" else there.url
+
+
 @pytest.fixture(scope="module")
-def models(there: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository whose models all run on the other server."""
     root = tmp_path_factory.mktemp("front")
     for name in NAMES:
-        write_remote(root, name, there.grpc)
-    write_remote(root, "other_name", there.grpc, remote_model="simple", remote_version="1")
-    write_remote(root, "third", there.grpc, remote_model="versions_all", remote_version="3")
-    write_remote(root, "versions_all", there.grpc, more="version_policy { all { } }")
+        write_remote(root, name, endpoint)
+    write_remote(root, "other_name", endpoint, remote_model="simple", remote_version="1")
+    write_remote(root, "third", endpoint, remote_model="versions_all", remote_version="3")
+    write_remote(root, "versions_all", endpoint, more="version_policy { all { } }")
     for number in (1, 10):
         (root / "versions_all" / str(number)).mkdir()
     return root
@@ -87,7 +93,9 @@ def split_front(models: Path) -> Iterator[ServerProcess]:
 @pytest.fixture(
     scope="module", params=[*CLIENTS, pytest.param("frontends", marks=pytest.mark.slow)]
 )
-def pair(request: pytest.FixtureRequest, there: ServerProcess) -> Iterator[tuple[Client, Client]]:
+def pair(
+    request: pytest.FixtureRequest, endpoint: str, there: ServerProcess
+) -> Iterator[tuple[Client, Client]]:
     """The model's server, and the one before it."""
     kind: str = request.param
     before: ServerProcess = request.getfixturevalue(
@@ -173,12 +181,10 @@ def test_version_directories_are_versions_there(pair: tuple[Client, Client]) -> 
     assert through.infer("versions_all", zero, version="1")["OUTPUT0"].tolist() == [[1]]
 
 
-@pytest.mark.parametrize("scheme", ["grpc", "http"])
-def test_samples_are_run_on_a_server(there: ServerProcess, tmp_path: Path, scheme: str) -> None:
+def test_samples_are_run_on_a_server(there: ServerProcess, tmp_path: Path, endpoint: str) -> None:
     sample = """model_warmup {{ name: "one" batch_size: 2 inputs {{ key: "INPUT0"
         value {{ data_type: TYPE_FP32 dims: [ {} ] zero_data: true }} }} }}"""
-    at = there.grpc if scheme == "grpc" else there.url
-    write_remote(tmp_path, "row_sum", at, more=sample.format(4))
+    write_remote(tmp_path, "row_sum", endpoint, more=sample.format(4))
     with Scraper(there.metrics) as scraper:
         labels = {"model": "row_sum", "version": "1"}
         before = scraper.now()
@@ -190,7 +196,7 @@ def test_samples_are_run_on_a_server(there: ServerProcess, tmp_path: Path, schem
 
 
 def test_requests_are_batched_here(
-    there: ServerProcess, front: ServerProcess, pool: ThreadPoolExecutor
+    endpoint: str, front: ServerProcess, pool: ThreadPoolExecutor
 ) -> None:
     """Many at once: each has its own rows, and there are fewer calls than requests."""
     through = CLIENTS["grpc"](front)
@@ -200,7 +206,7 @@ def test_requests_are_batched_here(
         return bool(through.infer("row_sum", {"INPUT0": row})["OUTPUT0"].ravel()[0] == 4 * number)
 
     with through, Scraper(front.metrics) as scraper:
-        labels = {"model": "row_sum", "version": "1", "endpoint": f"grpc://{there.grpc}"}
+        labels = {"model": "row_sum", "version": "1", "endpoint": endpoint}
         before = scraper.now()
         assert all(pool.map(ask, range(256)))
         after = scraper.now()

@@ -12,9 +12,8 @@ import pytest
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ServerError
 from headrace.wire.pb import grpc_service_pb2 as pb
+from tests.contract.conftest import CLIENTS
 from tests.support.client import Client
-from tests.support.grpc_client import GrpcClient
-from tests.support.http_client import HttpClient
 from tests.support.http_socket import ask
 from tests.support.remote import values, write_remote
 from tests.support.server_process import ServerProcess
@@ -88,19 +87,13 @@ def front(triton: Triton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         assert "bug " not in process.log
 
 
-@pytest.fixture(scope="module", params=["http", "grpc"])
+@pytest.fixture(scope="module", params=["http-binary", "grpc"])
 def pair(
     request: pytest.FixtureRequest, triton: Triton, front: ServerProcess
 ) -> Iterator[tuple[Client, Client]]:
     """Triton itself, and this server."""
-    direct: Client
-    through: Client
-    if request.param == "grpc":
-        direct, through = GrpcClient(triton.grpc), GrpcClient(front.grpc)
-    else:
-        direct = HttpClient(f"http://{triton.http}", binary=True)
-        through = HttpClient(front.url, binary=True)
-    with direct, through:
+    make = CLIENTS[request.param]
+    with make(triton) as direct, make(front) as through:
         yield direct, through
 
 

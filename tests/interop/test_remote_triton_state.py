@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import InvalidRequest, ServerError
+from tests.contract.conftest import CLIENTS
 from tests.support.client import Client, Parameter
 from tests.support.grpc_client import GrpcClient
-from tests.support.http_client import HttpClient
 from tests.support.http_socket import ask
 from tests.support.remote import write_remote
 from tests.support.scrape import Scraper
@@ -125,19 +125,13 @@ def front(triton: Triton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         assert "Traceback" not in process.log
 
 
-@pytest.fixture(scope="module", params=["http", "grpc"])
+@pytest.fixture(scope="module", params=["http-binary", "grpc"])
 def pair(
     request: pytest.FixtureRequest, triton: Triton, front: ServerProcess
 ) -> Iterator[tuple[Client, Client]]:
     """Triton itself, and this server."""
-    direct: Client
-    through: Client
-    if request.param == "grpc":
-        direct, through = GrpcClient(triton.grpc), GrpcClient(front.grpc)
-    else:
-        direct = HttpClient(f"http://{triton.http}", binary=True)
-        through = HttpClient(front.url, binary=True)
-    with direct, through:
+    make = CLIENTS[request.param]
+    with make(triton) as direct, make(front) as through:
         yield direct, through
 
 

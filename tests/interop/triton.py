@@ -7,7 +7,7 @@ arguments, and what it gives is awaited if it is awaitable.
 import asyncio
 import importlib
 import inspect
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, Self
 
 import numpy as np
@@ -41,12 +41,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.call("close")
         self._runner.close()
 

@@ -4,7 +4,6 @@ import socket
 import ssl
 import struct
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self
 
 import h2.connection
@@ -53,12 +52,7 @@ class Http2Socket:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._socket.close()
 
     def call(self, fields: list[tuple[str, str]], *pieces: bytes, end: bool = True) -> Answer:

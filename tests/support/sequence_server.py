@@ -6,7 +6,6 @@ It stands for those that have sequences: what it is told of each request can be 
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Lock
-from types import TracebackType
 from typing import Any, Self
 
 import grpc
@@ -44,12 +43,7 @@ class SequenceServer(grpc.GenericRpcHandler):
         self._server.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def stop(self) -> None:

@@ -9,7 +9,6 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 EXAMPLES = Path(__file__).parents[2] / "model_repository"
@@ -115,12 +114,7 @@ class ServerProcess:
             self.process.send_signal(number)
         return self.process.wait(timeout)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self.stop()
         finally:

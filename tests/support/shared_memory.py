@@ -3,7 +3,6 @@
 import os
 import uuid
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 
@@ -21,12 +20,7 @@ class SharedFile:
         self.resize(self._size)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self.descriptor)
         self.path.unlink()
 

@@ -9,6 +9,7 @@ from hpack import Decoder, Encoder
 from headrace.transports.grpc.native.head import read_head
 from headrace.wire.http2.block_reader import Headers
 from headrace.wire.http2.budget import Limits
+from headrace.wire.http2.client_connection import ClientConnection
 from headrace.wire.http2.keep_alive import KeepAlive
 from headrace.wire.http2.protocol import (
     ACK,
@@ -136,34 +137,16 @@ class _Head:
         return stream
 
 
-class Server:
-    """A connection under test. `streams` are all that were ever opened."""
+class Bench:
+    """A connection under test, of either side: what it is given, and what it sends."""
 
-    def __init__(
-        self,
-        limits: Limits | None = None,
-        echo: bool = False,
-        greet: bool = True,
-        keep_alive: KeepAlive | None = None,
-    ) -> None:
-        self.echo = echo
-        self.streams: dict[int, Kept] = {}
-        self.interpreted = 0
-        self.connection = ServerConnection(
-            self._interpret, RESPONSE_HEAD, lambda: None, limits or Limits(), keep_alive
-        )
+    connection: ServerConnection | ClientConnection
+
+    def __init__(self) -> None:
         self.decoder = Decoder()
         self.encoder = Encoder()
         self.now = 0.0
         self._rest = b""
-        self.connection.start()
-        if greet:
-            self.feed(PREFACE, settings())
-            assert [frame.kind for frame in self.sent()] == [SETTINGS, WINDOW_UPDATE, SETTINGS]
-
-    def _interpret(self, headers: Headers) -> _Head:
-        self.interpreted += 1
-        return _Head(self, dict(headers), read_head(headers).content_length)
 
     @property
     def rest(self) -> int:
@@ -188,6 +171,41 @@ class Server:
         """The frames that were sent since the last time."""
         return parse(self.output(limit))
 
+    def goaway(self) -> ErrorCode:
+        """The error that has ended the connection."""
+        [frame] = [frame for frame in self.sent() if frame.kind == GOAWAY]
+        assert self.connection.closing
+        return ErrorCode(unpack(">I", frame.payload[4:8])[0])
+
+
+class Server(Bench):
+    """A server's. `streams` are all that were ever opened."""
+
+    connection: ServerConnection
+
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        echo: bool = False,
+        greet: bool = True,
+        keep_alive: KeepAlive | None = None,
+    ) -> None:
+        super().__init__()
+        self.echo = echo
+        self.streams: dict[int, Kept] = {}
+        self.interpreted = 0
+        self.connection = ServerConnection(
+            self._interpret, RESPONSE_HEAD, lambda: None, limits or Limits(), keep_alive
+        )
+        self.connection.start()
+        if greet:
+            self.feed(PREFACE, settings())
+            assert [frame.kind for frame in self.sent()] == [SETTINGS, WINDOW_UPDATE, SETTINGS]
+
+    def _interpret(self, headers: Headers) -> _Head:
+        self.interpreted += 1
+        return _Head(self, dict(headers), read_head(headers).content_length)
+
     def headers(self, frame: Frame) -> list[tuple[str, str]]:
         """The fields of a HEADERS frame; frames have to be asked for in order."""
         assert frame.kind == HEADERS
@@ -201,12 +219,6 @@ class Server:
         block = self.encoder.encode(fields)
         head = build(HEADERS, END_HEADERS | (0 if data else END_STREAM), number, block)
         return head + (build(DATA, END_STREAM, number, data) if data else b"")
-
-    def goaway(self) -> ErrorCode:
-        """The error that has ended the connection."""
-        [frame] = [frame for frame in self.sent() if frame.kind == GOAWAY]
-        assert self.connection.closing
-        return ErrorCode(unpack(">I", frame.payload[4:8])[0])
 
     def reset(self) -> tuple[int, ErrorCode]:
         """The one stream that was reset, and why; the connection goes on."""

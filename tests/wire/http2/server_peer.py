@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from math import inf
 
-from hpack import Decoder, Encoder
-
 from headrace.core.tensors import Buffer
 from headrace.wire.grpc_call import ClientCall, End
 from headrace.wire.grpc_response import ResponseBlock
@@ -14,13 +12,11 @@ from headrace.wire.http2.protocol import (
     DATA,
     END_HEADERS,
     END_STREAM,
-    GOAWAY,
     HEADERS,
     PREFACE,
-    ErrorCode,
 )
 from headrace.wire.http2.request_blocks import RequestHead
-from tests.wire.http2.peer import Frame, build, parse, settings, settings_ack
+from tests.wire.http2.peer import Bench, Frame, build, settings, settings_ack
 
 HEAD = RequestHead(
     [
@@ -63,15 +59,14 @@ class KeptCall(ClientCall):
         return end
 
 
-class Client:
-    """A connection under test."""
+class Client(Bench):
+    """A client's."""
+
+    connection: ClientConnection
 
     def __init__(self, limits: Limits | None = None, greet: bool = True) -> None:
+        super().__init__()
         self.connection = ClientConnection(ResponseBlock, lambda: None, limits or Limits())
-        self.encoder = Encoder()
-        self.decoder = Decoder()
-        self.now = 0.0
-        self._rest = b""
         self.connection.start()
         if greet:
             assert self.output().startswith(PREFACE)
@@ -93,30 +88,11 @@ class Client:
         self.connection.sender.open(call, HEAD, b"")
         return call
 
-    def feed(self, *pieces: bytes) -> None:
-        """Receive bytes, joined."""
-        data = self._rest + b"".join(pieces)
-        used = self.connection.receive(memoryview(data), len(data), self.now)
-        assert 0 <= used <= len(data)
-        self._rest = data[used:]
-
     def output(self, limit: int = 1 << 30) -> bytes:
         """The bytes that were sent since the last time."""
-        sender = self.connection.sender
-        sender.awake = False
-        self.connection.pump(limit)
+        sent = super().output(limit)
         self.connection.streams.written = self.connection.streams.last
-        return b"".join(sender.take())
-
-    def sent(self, limit: int = 1 << 30) -> list[Frame]:
-        """The frames that were sent since the last time."""
-        return parse(self.output(limit))
-
-    def goaway(self) -> ErrorCode:
-        """The error by which it has ended the connection."""
-        [frame] = [frame for frame in self.sent() if frame.kind == GOAWAY]
-        assert self.connection.closing
-        return ErrorCode(int.from_bytes(frame.payload[4:8]))
+        return sent
 
     def headers_of(self, frame: Frame) -> list[tuple[str, str]]:
         """The fields of a HEADERS frame; frames have to be asked for in order."""
