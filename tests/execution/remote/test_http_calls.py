@@ -17,7 +17,7 @@ from headrace.core.errors import InvalidOption, InvalidRequest
 from headrace.execution.remote.connection import CallFailed, RemoteRequest
 from headrace.execution.remote.dialects import Dialects
 from headrace.execution.remote.http_calls import HttpConnection
-from headrace.execution.remote.http_lines import Line, Lines, NotConnected
+from headrace.execution.remote.http_lines import Done, Line, Lines, NotConnected
 from headrace.execution.remote.options import Endpoint, RemoteOptions
 from headrace.wire.http_exchange import HttpResponse
 from headrace.wire.remote_infer import RemoteInput
@@ -409,6 +409,46 @@ def test_a_connection_that_is_lost_before_anything_is_sent() -> None:
         outcome = asyncio.get_running_loop().create_future()
         line.send([b"x"], 10, outcome.set_result)
         assert isinstance(await outcome, NotConnected)  # so that another server may be asked
+
+    run(scenario)
+
+
+class KeptLine(Line):
+    """A connection whose answers come when told."""
+
+    def __init__(self, lines: Lines) -> None:
+        super().__init__(lines)
+        self.sent = asyncio.Event()
+        self.tell: Callable[[HttpResponse | Exception], None] = lambda _: None
+        self.aborted = 0
+
+    def send(self, pieces: object, seconds: float, done: Done) -> None:
+        self.tell = done
+        self.sent.set()
+
+    def abort(self) -> None:
+        self.aborted += 1
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_an_answer_that_comes_as_its_call_is_cancelled(answered: bool) -> None:
+    """The connection is another call's before the task knows that it was cancelled."""
+
+    async def scenario() -> None:
+        lines = Lines(Endpoint("s", "http", "127.0.0.1", 1, "localhost"), None)
+        line = KeptLine(lines)
+
+        async def given(seconds: float) -> Line:
+            return line
+
+        lines.line = given  # type: ignore[method-assign]
+        task = asyncio.ensure_future(lines.ask([b"x"], 10))
+        await line.sent.wait()
+        task.cancel()
+        if answered:
+            line.tell(HttpResponse(200, {}, b"", True))
+        await asyncio.wait([task])
+        assert line.aborted == (0 if answered else 1)
 
     run(scenario)
 

@@ -90,8 +90,11 @@ class Lines:
         line = await self.line(seconds)
         left = max(seconds - (self._loop.time() - begun), 0.001) if seconds else 0.0
         future: asyncio.Future[HttpResponse] = self._loop.create_future()
+        told = False
 
         def done(outcome: HttpResponse | Exception) -> None:
+            nonlocal told
+            told = True
             if future.done():
                 return
             if isinstance(outcome, HttpResponse):
@@ -103,7 +106,8 @@ class Lines:
         try:
             return await future
         except asyncio.CancelledError:
-            if future.cancelled():  # else the answer is here, and the line may be another's by now
+            # The answer may have come since the future was cancelled: the line is another's by now.
+            if not told:
                 line.abort()
             raise
 
