@@ -431,11 +431,11 @@ def test_files_go_with_what_uses_them(tmp_path: Path) -> None:
 def test_a_model_that_hangs_while_it_is_loaded(tmp_path: Path) -> None:
     write_model(tmp_path, "first", graphs.add_constant(1), CONFIG)
     write_python(tmp_path, "hangs", "import time\n" + PYTHON + HANG)
-    options = ("--model-control-mode=explicit", "--model-load-timeout-secs=1")
+    options = ("--model-control-mode=explicit", "--model-load-timeout-secs=3")
     with ServerProcess(tmp_path, options=options) as server, CLIENTS["http"](server) as client:
         with pytest.raises(
             InvalidRequest,
-            match="version 1 is at UNAVAILABLE state: loading has taken longer than 1 s",
+            match="version 1 is at UNAVAILABLE state: loading has taken longer than 3 s",
         ):
             client.load("hangs")
         wait_until(lambda: not psutil.Process(server.pid).children())

@@ -93,14 +93,14 @@ _MODEL = """
 _MODELS: dict[str, tuple[dict[str, str], int]] = {
     "plain": ({}, 1),
     "bystander": ({}, 1),
-    "stopped": ({"heartbeat_secs": "1"}, 1),
-    "stuck": ({"heartbeat_secs": "1"}, 1),
+    "stopped": ({"heartbeat_secs": "2"}, 1),
+    "stuck": ({"heartbeat_secs": "2"}, 1),
     "limited": (
         {
             "memory_limit": "400MiB",
             "nice": "5",
             "max_open_files": "64",
-            "execution_limit_secs": "1",
+            "execution_limit_secs": "2",
         },
         1,
     ),
