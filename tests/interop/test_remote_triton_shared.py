@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from headrace.wire.pb import grpc_service_pb2 as pb
 from tests.support.grpc_client import GrpcClient
 from tests.support.http_socket import ask
 from tests.support.remote import free_ports, write_remote
+from tests.support.scrape import until
 from tests.support.server_process import ServerProcess
 from tests.support.triton_server import Triton, real_program
 
@@ -98,11 +100,14 @@ def check(client: GrpcClient, count: int, first: float) -> None:
 
 def use(client: GrpcClient, triton: Triton) -> None:
     """Ask until there are regions."""
-    for number in range(200):
+    numbers = count()
+
+    def shared() -> bool:
+        number = next(numbers)
         check(client, 1, float(number))
-        if number > 5 and len(regions(triton)) > 1:
-            return
-    raise AssertionError("there are no regions")
+        return number > 5 and len(regions(triton)) > 1
+
+    until(shared, "regions")
 
 
 def test_answers_are_right_and_nothing_is_left(triton: Triton, front: ServerProcess) -> None:
