@@ -1,6 +1,7 @@
-"""A pool whose servers want other credentials than before."""
+"""A pool whose servers want other credentials than before, or have other addresses."""
 
 import asyncio
+import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -51,6 +52,7 @@ def guarded() -> Iterator[tuple[Guarded, str]]:
     with ThreadPoolExecutor(2) as threads:
         server = grpc.server(threads, [handler])
         port = server.add_insecure_port("127.0.0.1:0")
+        server.add_insecure_port(f"127.0.0.2:{port}")
         server.start()
         yield handler, f"grpc://127.0.0.1:{port}"
         server.stop(None).wait()
@@ -180,6 +182,49 @@ def test_names_are_looked_up_beside_other_work(
 
     asyncio.run(scenario())
     assert "Too many open files" in caplog.text
+
+
+def test_a_name_with_several_addresses_is_looked_up_again(
+    guarded: tuple[Guarded, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = int(guarded[1].rpartition(":")[2])
+    known = ["127.0.0.1", "127.0.0.2"]
+
+    def look_up(host: str, port: int, **_: object) -> list[object]:
+        assert host == "gpus"
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in known]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    (tmp_path / "token").write_text("Bearer one")
+    parameters = {"endpoints": f"grpc://gpus:{port}", "authorization_file": "token"}
+    model = RemoteBackend().load(LoadSpec("m", tmp_path / "1", tmp_path, parameters, version=1))
+    model.begin(ModelConfig(name="m"), signature(), False)
+
+    async def scenario() -> None:
+        changed = asyncio.Event()
+        pool = model.pool("m_0", Idle(), asyncio.get_running_loop(), changed.set, {})
+
+        async def until_all_serve() -> list[str]:
+            async with asyncio.timeout(30):
+                while not all(server.serves for server in pool.series()):
+                    changed.clear()
+                    await changed.wait()
+            return [server.name for server in pool.series()]
+
+        first, second = f"grpc://gpus:{port} (127.0.0.1)", f"grpc://gpus:{port} (127.0.0.2)"
+        try:
+            assert await until_all_serve() == [first, second]
+            known.remove("127.0.0.1")
+            await pool.look_again()
+            assert await until_all_serve() == [second]
+            known.append("127.0.0.1")
+            await pool.look_again()
+            assert await until_all_serve() == [second, first]
+        finally:
+            pool.close()
+            await pool.closed()
+
+    asyncio.run(scenario())
 
 
 def test_counters_go_on_with_the_next_pool(guarded: tuple[Guarded, str], tmp_path: Path) -> None:
