@@ -74,6 +74,7 @@ def test_a_name_without_addresses_is_left_out_while_others_have_some(tmp_path: P
         ("hedge_percent", "0", "expected more than 0 and at most 100, got '0'"),
         ("hedge_percent", "a few", "expected more than 0"),
         ("tls_root_cert", "none.pem", "none.pem cannot be read"),
+        ("tls_key", "a\0b", "cannot be read: embedded null byte"),
         ("host", "a b", "expected the name of a host"),
         ("host", "a/b", "expected the name of a host"),
         ("host", "a:b", "expected the name of a host"),

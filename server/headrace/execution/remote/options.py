@@ -377,8 +377,9 @@ def _file(parameters: Mapping[str, str], name: str, root: Path) -> bytes:
     try:
         with (root / given).open("rb") as file:
             return file.read(_LARGEST_FILE)
-    except OSError as error:
-        raise _wrong(name, f"{given} cannot be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # the latter for a name that cannot be one
+        why = getattr(error, "strerror", None) or error
+        raise _wrong(name, f"{given} cannot be read: {why}") from None
 
 
 def _wrong(name: str, text: str) -> InvalidOption:
