@@ -153,18 +153,11 @@ class Sink(Protocol):
         """Take the error that ends the request."""
 
 
-class NamedSink(Sink, Protocol):
-    """A sink that is told which backend answers, of a model that has several.
-
-    Those of doors are; others need not be.
-    """
-
-    def answered_by(self, backend: str) -> None:
-        """Take what answers, just before it does; the last one counts."""
-
-
 def name_backend(sink: Sink, backend: str) -> None:
-    """Tell a sink which backend answers, if it is one that takes that."""
+    """Tell a sink which backend answers just before it does, of a model that has several.
+
+    Those of doors take that by `answered_by`, of which the last call counts; others need not.
+    """
     named: Any = getattr(sink, "answered_by", None)
     if named is not None:
         named(backend)
