@@ -1,14 +1,16 @@
-"""Connections of a server that ends, on real sockets."""
+"""Connections whose server ends, or whose client goes, on real sockets."""
 
 import asyncio
 import socket
 
+import pytest
 import uvicorn
 import uvloop
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from headrace.transports.http.protocol import BoundedProtocol
@@ -20,16 +22,22 @@ async def answer(request: Request) -> PlainTextResponse:
     return PlainTextResponse("here")
 
 
-async def connected(client: socket.socket, server: socket.socket) -> BoundedProtocol:
-    """A connection that has answered one request and is idle."""
-    loop = asyncio.get_running_loop()
-    config = uvicorn.Config(Starlette(routes=[Route("/", answer)]), lifespan="off", log_config=None)
+async def accepted(client: socket.socket, server: socket.socket, app: ASGIApp) -> BoundedProtocol:
+    """A connection to an application."""
+    config = uvicorn.Config(app, interface="asgi3", lifespan="off", log_config=None)
     config.load()
-    _, protocol = await loop.connect_accepted_socket(
+    _, protocol = await asyncio.get_running_loop().connect_accepted_socket(
         lambda: BoundedProtocol(30, config=config, server_state=ServerState(), app_state={}),
         server,
     )
     client.setblocking(False)
+    return protocol
+
+
+async def connected(client: socket.socket, server: socket.socket) -> BoundedProtocol:
+    """A connection that has answered one request and is idle."""
+    loop = asyncio.get_running_loop()
+    protocol = await accepted(client, server, Starlette(routes=[Route("/", answer)]))
     client.sendall(_REQUEST)
     assert (await loop.sock_recv(client, 1 << 16)).endswith(b"here")
     return protocol
@@ -57,5 +65,33 @@ def test_an_idle_connection_ends_soon() -> None:
         with client:
             (await connected(client, server)).shutdown()
             assert await asyncio.get_running_loop().sock_recv(client, 1 << 16) == b""
+
+    uvloop.run(scenario())
+
+
+@pytest.mark.parametrize("end", ["", "what is no request\r\n\r\n"])
+def test_all_requests_of_a_connection_are_told_that_it_ends(end: str) -> None:
+    """Also one behind which the client has sent another one before it goes, or is hung up on."""
+
+    async def scenario() -> None:
+        begun, told = asyncio.Event(), asyncio.Event()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            begun.set()
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            told.set()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body"})
+
+        client, server = socket.socketpair()
+        with client:
+            await accepted(client, server, app)
+            client.sendall(2 * _REQUEST + end.encode())
+            await begun.wait()
+            if not end:
+                client.close()
+            async with asyncio.timeout(10):
+                await told.wait()
 
     uvloop.run(scenario())

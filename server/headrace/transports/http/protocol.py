@@ -49,6 +49,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._in_message = False
         self._head_size = 0
+        self._cycles: list[RequestResponseCycle] = []  # those that are not answered, in order
 
     @property
     def answering(self) -> bool:
@@ -125,9 +126,28 @@ class BoundedProtocol(HttpToolsProtocol):
     def abandon(self, status: int, text: str) -> None:
         """Give up the request that is being read."""
         if self.answering and self.cycle.response_started:
-            self.transport.close()
+            self._hang_up()
         else:
             self.refuse(status, text)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._tell_gone()
+        super().connection_lost(exc)
+
+    def _hang_up(self) -> None:
+        self.transport.close()
+        self._tell_gone()
+
+    def _tell_gone(self) -> None:
+        """Tell the application of every request that is not answered that nobody waits for it.
+
+        uvicorn tells it of the last one only, and has it answer the others into nothing.
+        """
+        cycles, self._cycles = self._cycles, []
+        for cycle in cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
 
     def on_message_begin(self) -> None:
         self._in_message = self._in_head = True
@@ -143,6 +163,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self.headers.append(_CLOSE)  # as if the client had wished for it
         if not self._upgrades:
             super().on_headers_complete()
+            self._cycles = [one for one in self._cycles if not one.response_complete]
+            self._cycles.append(self.cycle)
             if self._retired:  # newer versions of uvicorn ask the parser, not the headers
                 self.cycle.keep_alive = False
 
@@ -195,7 +217,7 @@ class BoundedProtocol(HttpToolsProtocol):
             b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
             b"connection: close\r\n\r\n%b" % (status, _REASONS[status], len(body), body)
         )
-        self.transport.close()
+        self._hang_up()
 
 
 def without_upgrade(data: bytes) -> bytes:
