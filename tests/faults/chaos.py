@@ -44,10 +44,6 @@ _MODEL = """
             elif word == "stick":  # in native code that holds the interpreter's lock
                 open(rest, "w").close()
                 ctypes.PyDLL(None).sleep(600)
-            elif word == "wait":
-                open(rest, "w").close()
-                while os.path.exists(rest):
-                    time.sleep(0.01)
             elif word == "loop":
                 while True:
                     pass
@@ -57,8 +53,11 @@ _MODEL = """
                     pass
             elif word == "hog":
                 np.ones(int(rest) << 20, np.uint8)
-            elif word == "leak":
-                self.kept.append(np.ones(int(rest) << 20, np.uint8))
+            elif word == "grow":
+                self.kept.append(np.ones(200 << 20, np.uint8))
+                open(rest, "w").close()
+                while os.path.exists(rest):
+                    time.sleep(0.01)
             elif word == "write":
                 os.write(int(sys.argv[1]), bytes.fromhex(rest))
                 time.sleep(600)
