@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands.conftest import Headrace
-from tests.support.server_process import EXAMPLES, ServerProcess
+from tests.support.server_process import EXAMPLES, ServerProcess, clean_server
 
 
 @pytest.fixture(scope="module")
@@ -14,10 +14,8 @@ def divided(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
     """A server with two versions of a model, whose traffic may be changed."""
     folder = tmp_path_factory.mktemp("divided")
     (folder / "digits").symlink_to(EXAMPLES / "digits", target_is_directory=True)
-    with ServerProcess(folder, options=["--allow-traffic-control"]) as process:
+    with clean_server(folder, options=["--allow-traffic-control"]) as process:
         yield process
-        assert process.stop() == 0
-        assert "bug " not in process.log
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from tests.models.onnx_graphs import add_sub, write_model
 from tests.models.python_models import IDENTITY, tensors, write_python_model
 from tests.support.gpu_libraries import machine_with_gpus
 from tests.support.scrape import Scraper, until
-from tests.support.server_process import ServerProcess
+from tests.support.server_process import ServerProcess, clean_server
 
 WHOLE = "GPU-0a0a0a0a-0a0a-0a0a-0a0a-0a0a0a0a0a0a"
 CONFIG = tensors("input", ("INPUT0", "FP32", "1")) + tensors("output", ("OUTPUT0", "FP32", "1"))
@@ -27,10 +27,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     write_python_model(root, "m", IDENTITY, CONFIG + "instance_group { kind: KIND_GPU }")
     write_model(root, "onnx", add_sub(), "instance_group { kind: KIND_CPU }")
     options = ("--metrics-interval-ms=50", "--pinned-memory-pool-byte-size=1048576")
-    with ServerProcess(root, options=options, environment=environment) as process:
+    with clean_server(root, options=options, environment=environment) as process:
         yield process
-        assert process.stop() == 0
-        assert "bug " not in process.log, process.log
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

@@ -22,7 +22,7 @@ from tests.support.grpc_client import GrpcClient, infer_message
 from tests.support.http_client import HttpClient
 from tests.support.http_socket import ask
 from tests.support.scrape import Scraper, until
-from tests.support.server_process import ServerProcess
+from tests.support.server_process import ServerProcess, clean_server
 
 CONFIG = "max_batch_size: 4"
 COPIES = 24  # of a model, for as many who want to be the first to ask for it
@@ -68,10 +68,8 @@ def server(
     for name in ("teller", "flat", "unary_http", "unary_grpc"):
         write_python_model(root, name, TELLER, TELLER_CONFIG)
     options = (*CARRIERS[request.param], "--load-on-request", "--model-load-thread-count=1")
-    with ServerProcess(root, options=options) as process:
+    with clean_server(root, options=options) as process:
         yield process
-        assert process.stop() == 0
-        assert "bug " not in process.log, process.log
 
 
 @pytest.fixture(params=CLIENTS)

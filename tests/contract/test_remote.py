@@ -19,7 +19,7 @@ from tests.contract.conftest import CARRIERS, CLIENTS
 from tests.support.client import Client, Inputs
 from tests.support.remote import values, write_remote
 from tests.support.scrape import Scraper
-from tests.support.server_process import ServerProcess
+from tests.support.server_process import ServerProcess, clean_server
 
 NAMES = [f"identity_{datatype}" for datatype in Datatype] + [
     "simple", "unbatched", "scalar", "matrix", "row_sum", "optional_bias", "convert", "flat",
@@ -74,20 +74,15 @@ def models(endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def front(models: Path) -> Iterator[ServerProcess]:
     """The server before the other one."""
-    with ServerProcess(models) as process:
+    with clean_server(models, tracebacks=False) as process:
         yield process
-        assert process.stop() == 0
-        assert "bug " not in process.log
-        assert "Traceback" not in process.log
 
 
 @pytest.fixture(scope="module")
 def split_front(models: Path) -> Iterator[ServerProcess]:
     """The same with front ends."""
-    with ServerProcess(models, options=CARRIERS["frontends"]) as process:
+    with clean_server(models, options=CARRIERS["frontends"]) as process:
         yield process
-        assert process.stop() == 0
-        assert "bug " not in process.log
 
 
 @pytest.fixture(

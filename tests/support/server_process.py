@@ -7,7 +7,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -119,3 +120,21 @@ class ServerProcess:
             self.stop()
         finally:
             self._errors.close()
+
+
+@contextmanager
+def clean_server(
+    *repositories: Path,
+    options: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    tracebacks: bool = True,
+) -> Iterator[ServerProcess]:
+    """A server that ends well and has met no bug in the end.
+
+    With `tracebacks` False there is none in its log either, not even a model's.
+    """
+    with ServerProcess(*repositories, options=options, environment=environment) as process:
+        yield process
+        assert process.stop() == 0
+        assert "bug " not in process.log, process.log
+        assert tracebacks or "Traceback" not in process.log, process.log
