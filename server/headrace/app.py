@@ -112,7 +112,10 @@ class Application:
 
     def __init__(self, settings: Settings, logs: LogControl, tracing: Tracing) -> None:
         self._settings = settings
-        self._admission = Admission(settings.max_admitted_requests, settings.max_admitted_bytes)
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._admission = Admission(
+            settings.max_admitted_requests, settings.max_admitted_bytes, settings.shares(files)
+        )
         gpus = Gpus(settings.pinned_memory_pool_byte_size)
         options = LoadOptions(
             core_limit(),

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 from headrace.observability.metrics_options import MetricsOptions
 from headrace.options import setting
-from headrace.transports.grpc.options import LEVELS, GrpcOptions
+from headrace.transports.grpc.options import LEVELS
 from headrace.wire.header_rules import Category, HeaderRules
-from headrace.wire.http2.keep_alive import KeepAlive
 
 _CATEGORIES = ", ".join(f"`{category}`" for category in Category)
 
@@ -114,6 +113,9 @@ class DoorSettings:
     grpc_max_connection_age_grace: int = setting(
         0, "Milliseconds that calls under way have then; 0: no limit"
     )
+    grpc_max_connection_idle_secs: int = setting(
+        3600, "How long a gRPC connection without calls is kept; 0: no limit"
+    )
     # Metrics
     allow_metrics: bool = setting(True, "Answer Prometheus scrapes")
     metrics_address: str = setting("127.0.0.1", "Address to listen on for metrics")
@@ -148,21 +150,6 @@ class DoorSettings:
     def grpc_rules(self) -> HeaderRules:
         """What metadata of calls decide."""
         return HeaderRules(self.grpc_header_forward_pattern, self.grpc_restricted_protocol)
-
-    @property
-    def grpc_options(self) -> GrpcOptions:
-        """What can be set of gRPC's transports."""
-        keep_alive = KeepAlive(
-            self.grpc_keepalive_time / 1_000,
-            self.grpc_keepalive_timeout / 1_000,
-            self.grpc_keepalive_permit_without_calls,
-            self.grpc_http2_max_pings_without_data,
-            self.grpc_http2_min_recv_ping_interval_without_data / 1_000,
-            self.grpc_http2_max_ping_strikes,
-            self.grpc_max_connection_age / 1_000,
-            self.grpc_max_connection_age_grace / 1_000,
-        )
-        return GrpcOptions(keep_alive, self.grpc_infer_response_compression_level)
 
     @property
     def metrics(self) -> MetricsOptions:

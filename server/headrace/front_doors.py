@@ -81,7 +81,8 @@ class FrontDoors:
             http = HttpConfig(
                 settings.http_address, port, settings.http_fast_path,
                 settings.http_keep_alive_secs, settings.http_body_timeout_secs,
-                settings.http_max_connection_age_secs, settings.http_rules,
+                settings.http_max_connection_age_secs, settings.progress_timeout_secs,
+                settings.http_rules,
             )  # fmt: skip
         if settings.allow_grpc:
             port = self._keep(
@@ -93,5 +94,6 @@ class FrontDoors:
             )  # fmt: skip
         return FrontendConfig(
             http, grpc, settings.max_request_bytes, settings.max_admitted_requests,
-            settings.max_admitted_bytes, settings.access_log, self._engine.logs.settings,
+            settings.max_admitted_bytes, self._engine.admission.shares, settings.access_log,
+            self._engine.logs.settings,
         )  # fmt: skip

@@ -25,13 +25,14 @@ def setting(
     *aliases: str,
     choices: tuple[str, ...] = (),
     least: int = 0,
+    most: int | None = None,
     form: tuple[str, str] = ("", ""),
     between: str = ":",
 ) -> Any:
     """A field of the settings; the arguments are what `Option` has of it."""
     metadata = {
-        "meaning": meaning, "aliases": aliases, "choices": choices, "least": least, "form": form,
-        "between": between,
+        "meaning": meaning, "aliases": aliases, "choices": choices, "least": least, "most": most,
+        "form": form, "between": between,
     }  # fmt: skip
     if isinstance(default, list):
         return field(default_factory=list, metadata=metadata)
@@ -56,6 +57,7 @@ class Option:
     aliases: tuple[str, ...]
     choices: tuple[str, ...]
     least: int
+    most: int | None
     form: tuple[str, str]
     between: str
 
@@ -98,8 +100,9 @@ class Option:
                 number = int(text)
             except ValueError:
                 raise SettingsError(f"{where} must be a whole number, got {text!r}") from None
-            if number < self.least or ("port" in self.name and number > 65_535):
-                expected = f"at least {self.least}" if number < self.least else "at most 65535"
+            most = 65_535 if "port" in self.name else self.most
+            if number < self.least or (most is not None and number > most):
+                expected = f"at least {self.least}" if number < self.least else f"at most {most}"
                 raise SettingsError(f"{where} must be {expected}, got {number}")
             return number
         pattern, expected = self.form

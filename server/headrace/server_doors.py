@@ -71,6 +71,8 @@ class ServerDoors:
                 fast_path if settings.http_fast_path else None,
                 keep_names=bool(settings.http_header_forward_pattern),
                 max_age_secs=settings.http_max_connection_age_secs,
+                admission=engine.admission,
+                read_secs=settings.progress_timeout_secs,
             )
             self._http.append(server)
             server.start()
@@ -125,7 +127,12 @@ class ServerDoors:
         from headrace.transports.grpc.grpcio import GrpcioServer
 
         server = GrpcioServer(
-            handlers, limit, settings.access_log, options, settings.reuse_grpc_port
+            handlers,
+            engine.admission,
+            limit,
+            settings.access_log,
+            options,
+            settings.reuse_grpc_port,
         )
         self._grpc = server
         port = server.bind(settings.grpc_address, settings.grpc_port, tls)

@@ -15,11 +15,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from headrace.door_settings import DoorSettings
+from headrace.engine.admission import Shares
 from headrace.model_settings import ModelSettings
 from headrace.observability.logs import FORMATS, LogSettings
 from headrace.observability.trace_settings import TraceConfig
 from headrace.options import ENV_PREFIX, Option, SettingsError, Value, setting
 from headrace.trace_options import old_options, read_trace_config
+from headrace.transports.grpc.options import GrpcOptions
+from headrace.wire.http2.keep_alive import KeepAlive
 
 _MANY_CORES = 4  # from which on front ends can leave the models enough
 
@@ -47,6 +50,31 @@ class Settings(DoorSettings, ModelSettings):
     max_admitted_bytes: int = setting(
         1 << 30,
         "Bytes of all requests under way; more are refused with 503 / UNAVAILABLE; 0: no limit",
+    )
+    max_connection_share: int = setting(
+        50,
+        "Percent of these two limits that one connection may take; it may have 64 requests and"
+        " 64 MiB in any case",
+        least=1,
+        most=100,
+    )
+    max_address_share: int = setting(
+        100,
+        "The same for all connections from one address; 100, no limit, for where all clients come"
+        " through one load balancer",
+        least=1,
+        most=100,
+    )
+    max_connections: int = setting(
+        10_000,
+        "Connections of clients in each process that has them, at most three quarters of the files"
+        " that it may open; more are closed at once; 0: no limit",
+    )
+    progress_timeout_secs: int = setting(
+        60,
+        "How long a client may make no progress in sending a gRPC message, or in reading an answer,"
+        " before its call or connection is given up; progress is 1 KiB/s",
+        least=1,
     )
     # Processes
     frontends: str = setting(
@@ -86,6 +114,12 @@ class Settings(DoorSettings, ModelSettings):
     trace_rate: int = setting(1000, "The same as `--trace-config rate=`")
     trace_count: int = setting(-1, "The same as `--trace-config count=`", least=-1)
     trace_log_frequency: int = setting(0, "The same as `--trace-config triton,log-frequency=`")
+
+    def shares(self, files: int) -> Shares:
+        """What one client may take, in a process that may open so many files."""
+        most = files * 3 // 4
+        connections = min(self.max_connections, most) if self.max_connections else most
+        return Shares(self.max_connection_share, self.max_address_share, connections)
 
     def frontend_count(self, cores: int) -> int:
         """How many front ends to start on so many cores.
@@ -142,6 +176,26 @@ class Settings(DoorSettings, ModelSettings):
                 rules.keys()
             except ValueError as error:  # without the values, which are secrets
                 raise SettingsError(f"{restricted}: {error}") from None
+
+    @property
+    def grpc_options(self) -> GrpcOptions:
+        """What can be set of gRPC's transports."""
+        keep_alive = KeepAlive(
+            self.grpc_keepalive_time / 1_000,
+            self.grpc_keepalive_timeout / 1_000,
+            self.grpc_keepalive_permit_without_calls,
+            self.grpc_http2_max_pings_without_data,
+            self.grpc_http2_min_recv_ping_interval_without_data / 1_000,
+            self.grpc_http2_max_ping_strikes,
+            self.grpc_max_connection_age / 1_000,
+            self.grpc_max_connection_age_grace / 1_000,
+        )
+        return GrpcOptions(
+            keep_alive,
+            self.grpc_infer_response_compression_level,
+            self.progress_timeout_secs,
+            self.grpc_max_connection_idle_secs,
+        )
 
     @property
     def logs(self) -> LogSettings:

@@ -96,7 +96,7 @@ def test_announced_bytes_must_fit_and_do_not_count() -> None:
     admission = Admission(0, 100)
     admission.enter(60)
     with pytest.raises(Overloaded, match="limit of 100 bytes"):
-        admission.enter(0, 41)
-    admission.enter(0, 40)
+        admission.begin(41)
+    admission.begin(40)
     admission.enter(40)
     assert admission.bytes == 100

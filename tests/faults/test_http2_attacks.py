@@ -13,7 +13,7 @@ from headrace.wire.pb import grpc_service_pb2 as pb
 from tests.faults.conftest import Busy
 from tests.faults.requests import busy_message, infer_grpc
 from tests.support.raw_clients import open_channel
-from tests.support.watching import Resources, admitted, metrics, until
+from tests.support.watching import Resources, admitted, incoming, metrics, until
 
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = (
     0,
@@ -246,7 +246,8 @@ def test_announced_messages_take_nothing(busy: Busy) -> None:
             for number in range(1, 1000, 2):
                 head = struct.pack(">BI", 0, 2 << 20)
                 attacker.writer.write(attacker.request(number) + frame(DATA, 0, number, head))
-            await until(lambda: admitted(server), lambda found: found == (500, 0))
+            await until(lambda: incoming(server), lambda found: found == 500)
+            assert await admitted(server) == (0, 0)
             assert await infer_grpc(channel, "busy", 9) == 9
             assert Resources.of(server.pid).resident - before < _GROWTH
             assert (await metrics(server))["headrace_ready"] == 1

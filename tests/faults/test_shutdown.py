@@ -29,7 +29,7 @@ from tests.support.raw_clients import (
 )
 from tests.support.server_process import ServerProcess
 from tests.support.transports import EACH_TRANSPORT
-from tests.support.watching import admitted, metrics, until
+from tests.support.watching import admitted, incoming, metrics, until
 
 MODEL = "busy_alone"
 
@@ -92,7 +92,7 @@ def test_a_body_that_is_half_there_is_waited_for(repository: Path) -> None:
             whole = post_bytes(INFER[MODEL], busy_json(4))
             async with await HttpConnection.open(server.http) as connection:
                 await connection.send(whole[:-10])
-                await until(lambda: admitted(server), lambda found: found[0] == 1)
+                await until(lambda: incoming(server), lambda found: found == 1)
                 server.send(signal.SIGTERM)
                 await until(lambda: metrics(server), lambda m: m["headrace_ready"] == 0)
                 await connection.send(whole[-10:])

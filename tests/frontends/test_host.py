@@ -24,7 +24,7 @@ from headrace.core.requests import (
 )
 from headrace.core.signature import Signature
 from headrace.core.tensors import Tensor
-from headrace.engine.admission import Admission
+from headrace.engine.admission import Admission, Held
 from headrace.frontends.channel import Channel, pair
 from headrace.frontends.host import Host
 from headrace.wire.link_frames import Flag, Frame, Kind, frame, header
@@ -242,13 +242,13 @@ def test_the_end_of_a_front_end_cancels_what_it_had() -> None:
             work, admission = front_end.engine.model.work, front_end.engine.admission
             front_end.infer(1)
             front_end.infer(2)
-            front_end.channel.send(frame(Kind.HELD, 3, rest=held_rest(500)))
+            front_end.channel.send(frame(Kind.HELD, rest=held_rest(Held(3, 500, 200))))
             await front_end.until(lambda: admission.requests == 5)
             assert admission.bytes == 700
             front_end.channel.close()
             await front_end.until(lambda: bool(front_end.lost))
             assert [w.cancelled for w in work] == [True, True]
-            assert (admission.requests, admission.bytes) == (0, 0)
+            assert (admission.requests, admission.bytes, admission.unread) == (0, 0, 0)
 
     asyncio.run(scenario())
 
@@ -259,10 +259,17 @@ def test_what_front_ends_tell() -> None:
             admission = front_end.engine.admission
             front_end.channel.send(frame(Kind.READY))
             front_end.channel.send(frame(Kind.REFUSED, 3))
-            front_end.channel.send(frame(Kind.HELD, 2, rest=held_rest(10)))
-            front_end.channel.send(frame(Kind.HELD, 1, rest=held_rest(4)))
+            front_end.channel.send(frame(Kind.HELD, rest=held_rest(Held(2, 10))))
+            front_end.channel.send(
+                frame(Kind.HELD, rest=held_rest(Held(1, 4, 3, 2, 5, 6, 7, 8, 9)))
+            )
             await front_end.until(lambda: admission.requests == 1)
             assert (front_end.ready, admission.refused, admission.bytes) == (1, 3, 4)
+            assert admission.connections == {"http": 5, "grpc": 6}
+            front_end.channel.close()
+            await front_end.until(lambda: bool(front_end.lost))
+            # Nothing is open there any more, but what was counted stays counted.
+            assert admission.held(0, 0) == Held(0, 0, 0, 0, 0, 0, 7, 8, 9)
 
     asyncio.run(scenario())
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from headrace.core.errors import ExecutionFailed, InvalidRequest, NotFound, ServerError
 from headrace.core.requests import InferRequest, InferResponse, Ticket
+from headrace.engine.admission import Shares
 from headrace.frontends.channel import pair
 from headrace.frontends.host import Host
 from headrace.frontends.remote import EngineLink, RemoteEngine, RemoteTarget, ReportedAdmission
@@ -60,7 +61,7 @@ class Link:
         ours, theirs = pair()
         self.host = Host(ours, self.engine, Calls(), lambda: None, self.lost.append)
         self.front_end = EngineLink(theirs, _nothing, _nothing, self.lost.append)
-        self.admission = ReportedAdmission(0, 0, self.front_end)
+        self.admission = ReportedAdmission(0, 0, Shares(), self.front_end)
 
     def submit(self, model: str, door: int = 0, body: bytes | None = None) -> Door:
         """Send a request by one kind of door; a raw one if it has a body."""

@@ -45,6 +45,10 @@ GAUGES = {
     "headrace_admitted_bytes",
     "headrace_admitted_requests_limit",
     "headrace_admitted_bytes_limit",
+    "headrace_incoming_requests",
+    "headrace_unread_answer_bytes",
+    "headrace_connections",
+    "headrace_connections_limit",
     "headrace_workers",
     "headrace_workers_running",
     "headrace_worker_resident_bytes",
@@ -132,6 +136,8 @@ def test_every_family_is_announced_once_with_its_type(versions: tuple[VersionSer
         **dict.fromkeys(GAUGES, "gauge"),
         **dict.fromkeys(HISTOGRAMS, "histogram"),
         "headrace_overloaded_total": "counter",
+        "headrace_refused_connections_total": "counter",
+        "headrace_given_up_total": "counter",
         "headrace_model_loads_total": "counter",
         "headrace_worker_ends_total": "counter",
         "headrace_worker_recycles_total": "counter",
@@ -246,6 +252,23 @@ def test_the_server_tells_its_load_and_limits() -> None:
     assert found["headrace_admitted_bytes_limit"] == 10**9
     assert found["headrace_overloaded_total"] == 7
     assert values(scrape(server=ServerSeries(False, 0, 0, 0, 0, 0)))["headrace_ready"] == 0
+
+
+def test_connections() -> None:
+    series = ServerSeries(
+        True, 0, 0, 0, 0, 0, incoming=2, unread_bytes=3, connections={"http": 4, "grpc": 5},
+        max_connections=6, refused_connections=7, given_up={"unsent": 8, "unread": 9},
+    )  # fmt: skip
+    text = scrape(server=series)
+    found = values(text)
+    assert found["headrace_incoming_requests"] == 2
+    assert found["headrace_unread_answer_bytes"] == 3
+    assert found["headrace_connections_limit"] == 6
+    assert found["headrace_refused_connections_total"] == 7
+    for door, count in (("http", 4), ("grpc", 5)):
+        assert values(text, {"door": door})["headrace_connections"] == count
+    for reason, count in (("unsent", 8), ("unread", 9)):
+        assert values(text, {"reason": reason})["headrace_given_up_total"] == count
 
 
 def test_loads_are_counted_by_model_and_outcome() -> None:

@@ -32,6 +32,11 @@ async def admitted(server: ServerProcess) -> tuple[float, float]:
     return samples["headrace_admitted_requests"], samples["headrace_admitted_bytes"]
 
 
+async def incoming(server: ServerProcess) -> float:
+    """Requests of which a part has come."""
+    return (await metrics(server))["headrace_incoming_requests"]
+
+
 async def failures(server: ServerProcess, model: str, reason: str) -> float:
     """How many accepted requests of a model ended without an answer for this reason."""
     name = f'nv_inference_request_failure{{model="{model}",reason="{reason}",version="1"}}'

@@ -1,71 +1,224 @@
-"""How much the server takes in at once, over all models and transports.
+"""The account of what the server holds for its clients, and how much that may be.
 
-A request is counted from when its size is known, for HTTP before its body is read, until it is
-answered. At the limit a new one is refused at once: waiting in a longer queue would only make
-everyone late. Owned by the event-loop thread.
+Two things are counted: requests under way, and bytes. A message that is still on its way takes the
+bytes that have come of it and no request's place; a request takes its place when it is there as a
+whole, until it is answered; an answer that its client does not read takes its bytes until it is
+read. At a limit the newcomer is refused at once: a longer queue would only make everyone late.
+
+Each connection has a `ConnectionAccount` below the server's `Admission`, with a share of its
+limits; so has each client's address if that is asked for. Owned by the event-loop thread.
 """
 
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from headrace.core.errors import Overloaded, ServerExiting
 
+_PRESSED = 0.8  # of a limit, from which on clients that make no progress have less time
+# What a client may have in any case, so that shares of low limits do not get in the way.
+_LEAST_REQUESTS = 64
+_LEAST_BYTES = 64 << 20
 
-class Admission:
-    """Counts requests and their bytes against two limits; 0 means no limit.
 
-    Invariant: every `enter` is followed by exactly one `leave` with all bytes entered or grown by.
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """What one client may take: percent of the server's limits, for a connection and an address.
+
+    Either may have 64 requests and 64 MiB in any case. `connections` may be open at once; 0: no
+    limit.
     """
 
-    def __init__(self, max_requests: int, max_bytes: int) -> None:
+    connection: int = 50
+    address: int = 100
+    connections: int = 0
+
+
+class Held(NamedTuple):
+    """What a front end holds that the engine does not count itself, and what it has given up."""
+
+    requests: int = 0
+    bytes: int = 0
+    unread: int = 0
+    messages: int = 0
+    http_connections: int = 0
+    grpc_connections: int = 0
+    refused_connections: int = 0
+    given_up_unread: int = 0
+    given_up_unsent: int = 0
+
+
+class Admission:
+    """What the whole server holds, against two limits; 0 means no limit.
+
+    Invariant: every `enter` is followed by exactly one `leave` with all bytes entered or grown by,
+    every `begin` by exactly one `admit` or `drop`.
+    """
+
+    def __init__(self, max_requests: int, max_bytes: int, shares: Shares | None = None) -> None:
         self.max_requests = max_requests
         self.max_bytes = max_bytes
+        self.shares = shares or Shares()
         self.requests = 0
-        self.bytes = 0
+        self.messages = 0  # on their way
+        self.bytes = 0  # of all: requests, messages on their way, answers that are not read
+        self.unread = 0  # of answers that are not read
         self.refused = 0
+        self.connections: Counter[str] = Counter()  # open ones by door
+        self.refused_connections = 0
+        self.aborted: Counter[str] = Counter()  # connections and calls given up, by reason
         self.exiting = False
+        self._addresses: dict[str, _Address] = {}
         self._on_empty: Callable[[], None] | None = None
         self._on_close: set[Callable[[], None]] = set()
 
-    def enter(self, nbytes: int, expected: int = 0) -> None:
-        """Count a request of `nbytes` in; raises `Overloaded` or `ServerExiting`.
+    @property
+    def pressed(self) -> bool:
+        """Whether so much is held that clients without progress should go soon."""
+        most, connections = self.max_bytes, self.shares.connections
+        return bool(
+            (most and self.bytes > most * _PRESSED)
+            or (connections and self.connections.total() > connections * _PRESSED)
+        )
+
+    # --- connections
+
+    def connect(self, door: str, address: str = "") -> "ConnectionAccount | None":
+        """The account of a new connection; None if there are as many as there may be."""
+        most = self.shares.connections
+        if most and self.connections.total() >= most:
+            self.refused_connections += 1
+            return None
+        self.connections[door] += 1
+        return ConnectionAccount(self, door, address)
+
+    def disconnect(self, door: str) -> None:
+        """A connection is no more."""
+        self.connections[door] -= 1
+
+    def give_up(self, reason: str) -> None:
+        """Count a connection, or a call, whose client makes no progress."""
+        self.aborted[reason] += 1
+
+    def address(self, name: str) -> "_Address | None":
+        """What is held for all connections from one address; None if that has no limit."""
+        if self.shares.address >= 100 or not name:
+            return None
+        found = self._addresses.get(name)
+        if found is None:
+            found = self._addresses[name] = _Address(name)
+        return found
+
+    def forget(self, address: "_Address") -> None:
+        """An address without connections holds nothing."""
+        self._addresses.pop(address.name, None)
+
+    # --- messages on their way
+
+    def begin(self, expected: int) -> None:
+        """Begin a message; raises `Overloaded` or `ServerExiting`.
 
         `expected` bytes are announced: they must fit, but count only when they come (`grow`), so
         that a client that announces much and sends nothing takes nothing from others.
         """
-        if self.exiting:
-            raise ServerExiting("Server exiting")
-        if self.max_requests and self.requests >= self.max_requests:
-            self.refuse()
-            raise Overloaded(
-                f"the server is at its limit of {self.max_requests} requests at once"
-                " (--max-admitted-requests); try again later"
-            )
-        self._check_bytes(nbytes + expected, alone=self.requests == 0)
-        self.requests += 1
+        self._check_open()
+        self._check_bytes(expected, 0)
+        self.messages += 1
+
+    def grow(self, nbytes: int, own: int = -1) -> None:
+        """Count further bytes of a message or request; raises `Overloaded` instead.
+
+        It has `own` already; -1: all that is held, if there is one request only.
+        """
+        if own < 0:
+            own = self.bytes if self.requests + self.messages <= 1 else 0
+        self._check_bytes(nbytes, own)
         self.bytes += nbytes
 
-    def grow(self, nbytes: int) -> None:
-        """Count further bytes of a request that has entered; raises `Overloaded` instead."""
-        self._check_bytes(nbytes, alone=self.requests == 1)
+    def admit(self) -> None:
+        """A message is there as a whole and is a request from now on; raises `Overloaded`."""
+        self._check_requests()
+        self.messages -= 1
+        self.requests += 1
+
+    def drop(self, nbytes: int) -> None:
+        """A message of which `nbytes` have come is no more."""
+        self.messages -= 1
+        self.bytes -= nbytes
+        self._look_if_empty()
+
+    def hold(self, nbytes: int) -> None:
+        """Count a whole message that waits for the rest of its call; raises `Overloaded`."""
+        self._check_bytes(nbytes, 0)
+        self.bytes += nbytes
+
+    def release(self, nbytes: int) -> None:
+        """Such messages go on, or are no more."""
+        self.bytes -= nbytes
+
+    # --- requests
+
+    def enter(self, nbytes: int) -> None:
+        """Count a request of `nbytes` in; raises `Overloaded` or `ServerExiting`."""
+        if self.exiting or (self.max_requests and self.requests >= self.max_requests):
+            self._check_open()
+        if self.max_bytes and self.bytes + nbytes > self.max_bytes:
+            self._check_bytes(nbytes, 0)
+        self.requests += 1
         self.bytes += nbytes
 
     def leave(self, nbytes: int) -> None:
         """Count a request out."""
         self.requests -= 1
         self.bytes -= nbytes
-        if self._on_empty is not None and not self.requests:
-            self._on_empty()
+        if self._on_empty is not None:
+            self._look_if_empty()
+
+    # --- what else is held
+
+    def owe(self, nbytes: int) -> None:
+        """So many bytes more, or less, of answers wait for clients to read them."""
+        self.unread += nbytes
+        self.bytes += nbytes
 
     def adjust(self, requests: int, nbytes: int) -> None:
         """Count what another process holds: so much more or less than before."""
         self.requests += requests
         self.bytes += nbytes
-        if self._on_empty is not None and not self.requests:
-            self._on_empty()
+        self._look_if_empty()
+
+    def held(self, requests: int, nbytes: int) -> Held:
+        """What is held, without so many requests and bytes that another process counts."""
+        return Held(
+            self.requests - requests,
+            max(self.bytes - nbytes, 0),
+            self.unread,
+            self.messages,
+            self.connections["http"],
+            self.connections["grpc"],
+            self.refused_connections,
+            self.aborted["unread"],
+            self.aborted["unsent"],
+        )
+
+    def count_process(self, before: Held, now: Held) -> None:
+        """Count what another process holds: so much now, and so much before."""
+        change = Held(*(new - old for new, old in zip(now, before, strict=True)))
+        self.unread += change.unread
+        self.messages += change.messages
+        self.connections["http"] += change.http_connections
+        self.connections["grpc"] += change.grpc_connections
+        self.refused_connections += change.refused_connections
+        self.aborted["unread"] += change.given_up_unread
+        self.aborted["unsent"] += change.given_up_unsent
+        self.adjust(change.requests, change.bytes)
 
     def refuse(self) -> None:
         """Count a request that is refused for a limit."""
         self.refused += 1
+
+    # --- the end
 
     def close(self) -> None:
         """Admit nothing from now on."""
@@ -82,16 +235,194 @@ class Admission:
         self._on_close.discard(callback)
 
     def when_empty(self, callback: Callable[[], None]) -> None:
-        """Call `callback` whenever the last request leaves; at once if there is none."""
+        """Call `callback` whenever the last request or message leaves; at once if there is none."""
         self._on_empty = callback
-        if not self.requests:
-            callback()
+        self._look_if_empty()
 
-    def _check_bytes(self, nbytes: int, alone: bool) -> None:
+    def _look_if_empty(self) -> None:
+        if self._on_empty is not None and not (self.requests or self.messages):
+            self._on_empty()
+
+    # --- limits
+
+    def _check_open(self) -> None:
+        if self.exiting:
+            raise ServerExiting("Server exiting")
+        self._check_requests()
+
+    def _check_requests(self) -> None:
+        if self.max_requests and self.requests >= self.max_requests:
+            self.refuse()
+            raise Overloaded(
+                f"the server is at its limit of {self.max_requests} requests at once"
+                " (--max-admitted-requests); try again later"
+            )
+
+    def _check_bytes(self, nbytes: int, own: int) -> None:
         # A request alone is let in whatever its size: it has a limit of its own.
-        if self.max_bytes and not alone and self.bytes + nbytes > self.max_bytes:
+        held = self.bytes - self.unread
+        if self.max_bytes and held > own and self.bytes + nbytes > self.max_bytes:
             self.refuse()
             raise Overloaded(
                 f"the server is at its limit of {self.max_bytes} bytes of requests at once"
                 " (--max-admitted-bytes); try again later"
             )
+
+
+class _Address:
+    """What is held for all connections from one address."""
+
+    __slots__ = ("bytes", "connections", "name", "requests")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.connections = self.requests = self.bytes = 0
+
+
+class ConnectionAccount:
+    """What is held for one connection: as `Admission`, whose limits it has a share of."""
+
+    __slots__ = (
+        "_address", "_door", "_max_bytes", "_max_requests", "bytes", "requests", "server", "unread",
+    )  # fmt: skip
+
+    def __init__(self, server: Admission, door: str, address: str = "") -> None:
+        """`server.connect` makes them."""
+        share = server.shares.connection
+        self.server = server
+        self.requests = self.bytes = self.unread = 0
+        self._door = door
+        self._max_requests = _share(server.max_requests, share, _LEAST_REQUESTS)
+        self._max_bytes = _share(server.max_bytes, share, _LEAST_BYTES)
+        self._address = server.address(address)
+        if self._address is not None:
+            self._address.connections += 1
+
+    def close(self) -> None:
+        """The connection is no more; requests that are under way may leave later."""
+        self.owe(0)
+        self.server.disconnect(self._door)
+        if (address := self._address) is not None:
+            address.connections -= 1
+            if not address.connections:
+                self.server.forget(address)
+
+    def begin(self, expected: int) -> None:
+        """`Admission.begin`."""
+        self._check(expected, self.bytes == 0, True)
+        self.server.begin(expected)
+
+    def grow(self, nbytes: int, own: int = -1) -> None:
+        """`Admission.grow`."""
+        self._check(nbytes, self.bytes <= own or own < 0, False)
+        self.server.grow(nbytes, own)
+        self._count(0, nbytes)
+
+    def admit(self) -> None:
+        """`Admission.admit`."""
+        self._check(0, True, True)
+        self.server.admit()
+        self._count(1, 0)
+
+    def drop(self, nbytes: int) -> None:
+        """`Admission.drop`."""
+        self._count(0, -nbytes)
+        self.server.drop(nbytes)
+
+    def hold(self, nbytes: int) -> None:
+        """`Admission.hold`."""
+        self._check(nbytes, self.bytes == 0, False)
+        self.server.hold(nbytes)
+        self._count(0, nbytes)
+
+    def release(self, nbytes: int) -> None:
+        """`Admission.release`."""
+        self._count(0, -nbytes)
+        self.server.release(nbytes)
+
+    def enter(self, nbytes: int) -> None:
+        """`Admission.enter`."""
+        requests, held = self.requests, self.bytes + nbytes
+        if (
+            self._address is not None
+            or (self._max_requests and requests >= self._max_requests)
+            or (self._max_bytes and held > self._max_bytes)
+        ):
+            self._check(nbytes, self.bytes == 0, True)
+        self.server.enter(nbytes)
+        self.requests = requests + 1
+        self.bytes = held
+        if self._address is not None:
+            self._address.requests += 1
+            self._address.bytes += nbytes
+
+    def leave(self, nbytes: int) -> None:
+        """`Admission.leave`."""
+        self.requests -= 1
+        self.bytes -= nbytes
+        if self._address is not None:
+            self._address.requests -= 1
+            self._address.bytes -= nbytes
+        self.server.leave(nbytes)
+
+    def owe(self, nbytes: int) -> bool:
+        """So many bytes wait now for the client to read them; whether that is within its share."""
+        change = nbytes - self.unread
+        if change:
+            self.unread = nbytes
+            self._count(0, change)
+            self.server.owe(change)
+        return not self._max_bytes or nbytes <= self._max_bytes
+
+    @property
+    def pressed(self) -> bool:
+        """`Admission.pressed`."""
+        return self.server.pressed
+
+    def _count(self, requests: int, nbytes: int) -> None:
+        self.requests += requests
+        self.bytes += nbytes
+        if (address := self._address) is not None:
+            address.requests += requests
+            address.bytes += nbytes
+
+    def _check(self, nbytes: int, alone: bool, request: bool) -> None:
+        """Refuse what goes beyond the connection's or its address's share."""
+        own = self._max_requests, self._max_bytes
+        self._hold_to(self, *own, nbytes, alone, request, "connection")
+        if (address := self._address) is not None:
+            server, share = self.server, self.server.shares.address
+            requests = _share(server.max_requests, share, _LEAST_REQUESTS)
+            most = _share(server.max_bytes, share, _LEAST_BYTES)
+            self._hold_to(address, requests, most, nbytes, alone, request, "address")
+
+    def _hold_to(
+        self,
+        holder: "ConnectionAccount | _Address",
+        max_requests: int,
+        max_bytes: int,
+        nbytes: int,
+        alone: bool,
+        request: bool,
+        what: str,
+    ) -> None:
+        reached = ""
+        if request and max_requests and holder.requests >= max_requests:
+            reached = f"{max_requests} requests"
+        elif max_bytes and not alone and holder.bytes + nbytes > max_bytes:
+            reached = f"{max_bytes} bytes of requests"
+        if reached:
+            self.server.refuse()
+            raise Overloaded(
+                f"this client's {what} is at its limit of {reached} at once"
+                f" (--max-{what}-share); try again later"
+            )
+
+
+Account = Admission | ConnectionAccount
+
+
+def _share(limit: int, percent: int, least: int) -> int:
+    """A share of a limit, but `least`; 0 for no limit beyond the server's."""
+    share = max(limit * percent // 100, least)
+    return share if share < limit else 0

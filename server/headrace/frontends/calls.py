@@ -13,6 +13,7 @@ import orjson
 from starlette.types import ASGIApp, Message
 
 from headrace.core.errors import ServerError
+from headrace.engine.admission import Account
 from headrace.transports.grpc.call import Unary
 from headrace.wire.link_infer import error_parts
 
@@ -30,6 +31,11 @@ class _Call:
     def metadata(self) -> Mapping[str, str]:
         """What the client sent along."""
         return self._metadata
+
+    @property
+    def account(self) -> Account:
+        """The front end counts what its clients send."""
+        raise NotImplementedError
 
     def remaining(self) -> float:
         """The front end cancels the call in time."""

@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from headrace.engine.admission import Shares
 from headrace.observability.logs import LogSettings
 from headrace.transports.grpc.options import GrpcOptions
 from headrace.transports.grpc.tls import TlsFiles
@@ -20,6 +21,7 @@ class HttpConfig:
     keep_alive_secs: int
     body_timeout_secs: int
     max_age_secs: int
+    read_secs: int
     rules: HeaderRules
 
 
@@ -44,6 +46,7 @@ class FrontendConfig:
     max_request_bytes: int
     max_admitted_requests: int
     max_admitted_bytes: int
+    shares: Shares
     access_log: bool
     logs: LogSettings
 
@@ -56,12 +59,13 @@ class FrontendConfig:
         """What `document` gave; raises `TypeError` for anything else."""
         values = dict(document)
         values["logs"] = LogSettings(**values["logs"])
+        values["shares"] = Shares(**values["shares"])
         if (http := values["http"]) is not None:
             values["http"] = HttpConfig(**(http | {"rules": HeaderRules(**http["rules"])}))
         if (grpc := values["grpc"]) is not None:
             tls = grpc["tls"] and TlsFiles(**grpc["tls"])
             rules = HeaderRules(**grpc["rules"])
             given = grpc["options"]
-            options = GrpcOptions(KeepAlive(**given["keep_alive"]), given["compression"])
+            options = GrpcOptions(**(given | {"keep_alive": KeepAlive(**given["keep_alive"])}))
             values["grpc"] = GrpcConfig(**(grpc | {"tls": tls, "rules": rules, "options": options}))
         return cls(**values)

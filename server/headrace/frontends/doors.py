@@ -71,6 +71,8 @@ class Doors:
             fast_path if http.fast_path else None,
             keep_names=bool(rules.forward),
             max_age_secs=http.max_age_secs,
+            admission=self._admission,
+            read_secs=http.read_secs,
         )
         self._http.start()
 
@@ -89,7 +91,9 @@ class Doors:
         # Imported here because it takes memory and time, and few want it.
         from headrace.transports.grpc.grpcio import GrpcioServer
 
-        server = GrpcioServer(handlers, limit, config.access_log, grpc.options, shared=True)
+        server = GrpcioServer(
+            handlers, admission, limit, config.access_log, grpc.options, shared=True
+        )
         self._grpc = server
         server.bind(grpc.address, grpc.port, grpc.tls)
         await server.start()

@@ -23,6 +23,7 @@ from headrace.core.requests import (
     RawRequest,
     Ticket,
 )
+from headrace.engine.admission import Held
 from headrace.engine.awaited import AwaitedTarget, decoded, refuse_decoupled
 from headrace.engine.doors import GIVE_UP_BYTES, DoorSink, Entrance, Target, not_read
 from headrace.engine.version import ModelVersion
@@ -241,7 +242,7 @@ class Host:
         self._calls = calls
         self._ready = ready
         self._lost = lost
-        self._held = (0, 0)
+        self._held = Held()
         self._under_way: dict[int, UnderWay] = {}
         self._paused: set[_Streamed] = set()  # until the front end reads
         self.channel = Channel(sock, self._take, self._on_lost, considerate=True)
@@ -300,13 +301,20 @@ class Host:
         for item in list(self._under_way.values()):
             item.cancel()
         self._under_way.clear()
-        self._hold(0, 0)
+        # What it has given up or refused is not undone by its end.
+        none, held = Held(), self._held
+        self._hold(
+            none._replace(
+                refused_connections=held.refused_connections,
+                given_up_unread=held.given_up_unread,
+                given_up_unsent=held.given_up_unsent,
+            )
+        )
 
-    def _hold(self, requests: int, nbytes: int) -> None:
-        """The front end holds so much that is not submitted, or not written."""
-        before = self._held
-        self._held = (requests, nbytes)
-        self._admission.adjust(requests - before[0], nbytes - before[1])
+    def _hold(self, held: Held) -> None:
+        """The front end holds so much that is not submitted, or not read by clients."""
+        before, self._held = self._held, held
+        self._admission.count_process(before, held)
 
     def _take(self, frame: Frame, buffer: Any) -> None:
         kind = frame.kind
@@ -324,8 +332,7 @@ class Host:
             if isinstance(item, _Streamed):
                 item.hold(_BY_CLIENT, kind is Kind.PAUSE)
         elif kind is Kind.HELD:
-            nbytes = read_held(bytes(buffer[frame.start : frame.stop]))
-            self._hold(frame.number, nbytes)
+            self._hold(Held(*read_held(bytes(buffer[frame.start : frame.stop]))))
         elif kind is Kind.REFUSED:
             self._admission.refused += frame.number
         elif kind is Kind.READY:

@@ -46,7 +46,9 @@ async def _serve(sock: socket.socket) -> int:
     link = EngineLink(sock, setup.set_result, drain.set_result, _without_engine)
     config = FrontendConfig.of(await setup)
     link.on_logs = configure_logging(link.logs or config.logs).apply
-    admission = ReportedAdmission(config.max_admitted_requests, config.max_admitted_bytes, link)
+    admission = ReportedAdmission(
+        config.max_admitted_requests, config.max_admitted_bytes, config.shares, link
+    )
     doors = Doors(config, link, admission)
     try:
         await doors.open()

@@ -22,7 +22,7 @@ from headrace.core.requests import (
     name_backend,
 )
 from headrace.core.tensors import Buffer
-from headrace.engine.admission import Admission
+from headrace.engine.admission import Admission, ConnectionAccount, Held, Shares
 from headrace.engine.doors import DoorSink, RoutedSink
 from headrace.frontends.channel import Channel
 from headrace.frontends.wanted_headers import WantedHeaders
@@ -190,7 +190,7 @@ class EngineLink:
         self._under_way: dict[int, RemoteTarget | _Waiting] = {}
         self._number = 0
         self._requests = self._bytes = 0  # of the requests among them
-        self._held = (0, 0)  # as it was last told
+        self._held = Held()  # as it was last told
         self._admission: Admission | None = None
         self._scheduled = False
         self._loop = asyncio.get_running_loop()
@@ -212,7 +212,7 @@ class EngineLink:
         self._under_way[number] = target
         self._requests += 1
         self._bytes += request.nbytes
-        if self._held != (0, 0):
+        if self._held.requests or self._held.bytes:
             self._report()  # first, or this request would be counted twice
         self._channel.send_parts(Kind.INFER, flags, number, meta, pieces)
 
@@ -256,10 +256,10 @@ class EngineLink:
         admission = self._admission
         if admission is None:
             return
-        held = (admission.requests - self._requests, max(admission.bytes - self._bytes, 0))
-        if held[0] >= 0 and held != self._held:
+        held = admission.held(self._requests, self._bytes)
+        if held.requests >= 0 and held != self._held:
             self._held = held
-            self._channel.send(frame(Kind.HELD, held[0], rest=held_rest(held[1])))
+            self._channel.send(frame(Kind.HELD, 0, rest=held_rest(held)))
 
     def _pop(self, number: int) -> "RemoteTarget | _Waiting | None":
         found = self._under_way.pop(number, None)
@@ -348,24 +348,64 @@ class EngineLink:
 class ReportedAdmission(Admission):
     """Counts for this front end, and has the engine told of what it does not see itself."""
 
-    def __init__(self, max_requests: int, max_bytes: int, link: EngineLink) -> None:
-        super().__init__(max_requests, max_bytes)
+    def __init__(self, max_requests: int, max_bytes: int, shares: Shares, link: EngineLink) -> None:
+        super().__init__(max_requests, max_bytes, shares)
         self._link = link
         link.watch(self)
 
-    def enter(self, nbytes: int, expected: int = 0) -> None:
-        """`Admission.enter`."""
-        super().enter(nbytes, expected)
+    def connect(self, door: str, address: str = "") -> ConnectionAccount | None:
+        """`Admission.connect`."""
+        self._link.report_soon()
+        return super().connect(door, address)
+
+    def disconnect(self, door: str) -> None:
+        """`Admission.disconnect`."""
+        super().disconnect(door)
         self._link.report_soon()
 
-    def grow(self, nbytes: int) -> None:
+    def give_up(self, reason: str) -> None:
+        """`Admission.give_up`."""
+        super().give_up(reason)
+        self._link.report_soon()
+
+    def grow(self, nbytes: int, own: int = -1) -> None:
         """`Admission.grow`."""
-        super().grow(nbytes)
+        super().grow(nbytes, own)
+        self._link.report_soon()
+
+    def admit(self) -> None:
+        """`Admission.admit`."""
+        super().admit()
+        self._link.report_soon()
+
+    def drop(self, nbytes: int) -> None:
+        """`Admission.drop`."""
+        super().drop(nbytes)
+        self._link.report_soon()
+
+    def hold(self, nbytes: int) -> None:
+        """`Admission.hold`."""
+        super().hold(nbytes)
+        self._link.report_soon()
+
+    def release(self, nbytes: int) -> None:
+        """`Admission.release`."""
+        super().release(nbytes)
+        self._link.report_soon()
+
+    def enter(self, nbytes: int) -> None:
+        """`Admission.enter`."""
+        super().enter(nbytes)
         self._link.report_soon()
 
     def leave(self, nbytes: int) -> None:
         """`Admission.leave`."""
         super().leave(nbytes)
+        self._link.report_soon()
+
+    def owe(self, nbytes: int) -> None:
+        """`Admission.owe`."""
+        super().owe(nbytes)
         self._link.report_soon()
 
     def refuse(self) -> None:

@@ -84,7 +84,8 @@ class MemoryCounts(NamedTuple):
 class ServerSeries:
     """The server as a scrape sees it: what is admitted, what may be, and what was refused.
 
-    `memory` is None if all models are always loaded.
+    `memory` is None if all models are always loaded. `connections` are by door, `given_up` those
+    whose clients made no progress, by what they did not do.
     """
 
     ready: bool
@@ -95,6 +96,12 @@ class ServerSeries:
     overloaded: int
     loads: Sequence[LoadCounts] = ()
     memory: MemoryCounts | None = None
+    incoming: int = 0
+    unread_bytes: int = 0
+    connections: Mapping[str, int] = field(default_factory=dict)
+    max_connections: int = 0
+    refused_connections: int = 0
+    given_up: Mapping[str, int] = field(default_factory=dict)
 
 
 class ServerCollector(Collector):
@@ -341,6 +348,17 @@ def _server(server: ServerSeries) -> Iterator[Metric]:
     refused = Metric("headrace_overloaded", "Requests refused at the server's limits", "counter")
     refused.add_sample("headrace_overloaded_total", {}, server.overloaded)
     yield refused
+    yield _gauge(
+        "headrace_incoming_requests",
+        "Requests of which the first part has come; their bytes are admitted, they are not",
+        server.incoming,
+    )
+    yield _gauge(
+        "headrace_unread_answer_bytes",
+        "Bytes of answers that wait for clients to read them; admitted bytes, too",
+        server.unread_bytes,
+    )
+    yield from _connections(server)
     loads = Metric("headrace_model_loads", "Loads and reloads by outcome", "counter")
     for model, succeeded, failed in server.loads:
         for outcome, count in (("success", succeeded), ("failure", failed)):
@@ -357,6 +375,32 @@ def _server(server: ServerSeries) -> Iterator[Metric]:
         )
         evictions.add_sample("headrace_model_evictions_total", {}, memory.evictions)
         yield evictions
+
+
+def _connections(server: ServerSeries) -> Iterator[Metric]:
+    there = GaugeMetricFamily(
+        "headrace_connections", "Open connections of clients", labels=["door"]
+    )
+    for door in ("http", "grpc"):
+        there.add_metric([door], server.connections.get(door, 0))
+    yield there
+    yield _gauge(
+        "headrace_connections_limit", "Most connections in each process", server.max_connections
+    )
+    refused = Metric(
+        "headrace_refused_connections", "Connections closed at once: there were too many", "counter"
+    )
+    refused.add_sample("headrace_refused_connections_total", {}, server.refused_connections)
+    yield refused
+    given_up = Metric(
+        "headrace_given_up",
+        "Requests and connections given up: their clients did not send, or read, the rest in time",
+        "counter",
+    )
+    for reason in ("unsent", "unread"):
+        count = server.given_up.get(reason, 0)
+        given_up.add_sample("headrace_given_up_total", {"reason": reason}, count)
+    yield given_up
 
 
 def _machine(machine: Machine) -> Iterator[Metric]:

@@ -34,7 +34,7 @@ from headrace.wire.status import STATUS
 
 _REQUEST = Struct("<QI")  # nbytes, size of the id
 _RESPONSE = Struct("<QQII")  # the timing, size of the id
-_HELD = Struct("<Q")
+_HELD = Struct("<9q")
 _unpack_request = _REQUEST.unpack_from
 _unpack_response = _RESPONSE.unpack_from
 _KNOWN = 512
@@ -115,17 +115,16 @@ def error_parts(error: ServerError, version: str) -> tuple[bytes, bytes]:
     )
 
 
-def held_rest(nbytes: int) -> bytes:
-    """`rest` of what a front end holds."""
-    return _HELD.pack(nbytes)
+def held_rest(numbers: Sequence[int]) -> bytes:
+    """`rest` of what a front end holds: nine numbers."""
+    return _HELD.pack(*numbers)
 
 
-def read_held(rest: bytes) -> int:
-    """The bytes that a front end holds; raises `BrokenLink`."""
+def read_held(rest: bytes) -> tuple[int, ...]:
+    """What `held_rest` was given; raises `BrokenLink`."""
     if len(rest) != _HELD.size:
-        raise BrokenLink("a number that is not there")
-    nbytes: int = _HELD.unpack(rest)[0]
-    return nbytes
+        raise BrokenLink("numbers that are not there")
+    return _HELD.unpack(rest)
 
 
 def _add_tensors(pieces: list[Buffer], tensors: Any) -> tuple[tuple[Any, ...], ...]:

@@ -7,6 +7,7 @@ import grpc.aio
 import pytest
 
 from headrace.core.tensors import Buffer
+from headrace.engine.admission import Admission
 from headrace.transports.grpc.call import Handlers, Reply
 from headrace.transports.grpc.grpcio import GrpcioServer
 from headrace.transports.grpc.options import GrpcOptions
@@ -41,7 +42,9 @@ def test_a_request_ends_once(answered: bool) -> None:
             begun.set_result((task, reply))
             return ticket
 
-        server = GrpcioServer(Handlers({_PATH: direct}, {}, {}, {}, {}), 1, False, GrpcOptions())
+        server = GrpcioServer(
+            Handlers({_PATH: direct}, {}, {}, {}, {}), Admission(0, 0), 1, False, GrpcOptions()
+        )
         port = server.bind("127.0.0.1", 0)
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

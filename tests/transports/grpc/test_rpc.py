@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from headrace.engine.admission import Admission
 from headrace.transports.grpc.native.head import CallHead
 from headrace.transports.grpc.native.rpc import Rpc
 
@@ -20,7 +21,7 @@ def test_how_long_its_client_waits(timeout: float | None, least: float, most: fl
 
     async def scenario() -> float:
         host = SimpleNamespace(loop=asyncio.get_running_loop(), access_log=False)
-        link: Any = SimpleNamespace(host=host)
+        link: Any = SimpleNamespace(host=host, account=Admission(0, 0))
         head = CallHead("/any.Service/Any")
         head.timeout = timeout
         call = Rpc(link, 1, head)

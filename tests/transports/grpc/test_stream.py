@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from headrace.core.errors import ExecutionFailed, ServerError, ServerExiting
+from headrace.engine.admission import Account
 from headrace.engine.doors import PAUSE_BYTES
 from headrace.transports.grpc.call import Message, Session
 from headrace.transports.grpc.stream import stream_handlers
@@ -20,7 +21,8 @@ _BIG = PAUSE_BYTES // 2
 class FakePeer:
     """A client that takes so many messages, and then does not read."""
 
-    def __init__(self, takes: int, metadata: Mapping[str, str]) -> None:
+    def __init__(self, account: Account, takes: int, metadata: Mapping[str, str]) -> None:
+        self.account = account
         self.takes = takes
         self.sent: list[pb.ModelStreamInferResponse] = []
         self.finished: list[ServerError | None] = []
@@ -59,7 +61,7 @@ class Stream:
 
     def __init__(self, takes: int = 1_000_000, **metadata: str) -> None:
         self.engine = FakeEngine()
-        self.peer = FakePeer(takes, metadata)
+        self.peer = FakePeer(self.engine.admission, takes, metadata)
         [opened] = stream_handlers(self.engine, 1 << 20, _GIVE_UP).values()
         self.session: Session = opened(self.peer)
 

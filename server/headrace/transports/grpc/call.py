@@ -7,6 +7,7 @@ from typing import Protocol
 from headrace.core.errors import ServerError
 from headrace.core.requests import Ticket
 from headrace.core.tensors import Buffer
+from headrace.engine.admission import Account
 from headrace.wire.header_rules import Key
 
 Message = list[Buffer]  # one message in pieces, which are written one after the other
@@ -17,6 +18,10 @@ class Call(Protocol):
 
     def metadata(self) -> Mapping[str, str]:
         """What the client sent along; names in lower case, text values only."""
+
+    @property
+    def account(self) -> Account:
+        """What the client's connection counts with."""
 
     def remaining(self) -> float:
         """Seconds until the client's deadline; 0 if it has none."""

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -11,8 +12,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from headrace.core.errors import ServerError
+from headrace.core.errors import Overloaded, ServerError
 from headrace.core.tensors import Buffer
+from headrace.engine.admission import Account, Admission, ConnectionAccount
 from headrace.transports.grpc.access import CANCELLED, error_text, log_access
 from headrace.transports.grpc.call import Direct, Handlers, Message, Open, Session
 from headrace.transports.grpc.categories import without_key
@@ -35,10 +37,11 @@ _IN_FLIGHT_BYTES = 1 << 20
 class _AioCall:
     """A call of `grpc.aio`, as handlers see it."""
 
-    __slots__ = ("_context", "_metadata", "_trailing", "notes")
+    __slots__ = ("_context", "_metadata", "_trailing", "account", "notes")
 
-    def __init__(self, context: Any) -> None:
+    def __init__(self, context: Any, account: Account) -> None:
         self._context = context
+        self.account = account
         self._metadata: dict[str, str] | None = None
         self._trailing: list[tuple[str, str]] = []
         self.notes: dict[str, str] = {}
@@ -61,15 +64,8 @@ class _AioCall:
         self._trailing.append((name, value))
         self._context.set_trailing_metadata(tuple(self._trailing))
 
-    @property
-    def client(self) -> str:
-        """The client's address, without its port."""
-        peer: str = self._context.peer()
-        kind, _, address = peer.partition(":")
-        return address.rpartition(":")[0] if kind in ("ipv4", "ipv6") else peer
-
     def note(self, model: str, version: str, request_id: str) -> None:
-        self.notes = {"model": model, "version": version, "request_id": request_id}
+        self.notes |= {"model": model, "version": version, "request_id": request_id}
 
 
 class _FutureReply(_AioCall):
@@ -77,8 +73,8 @@ class _FutureReply(_AioCall):
 
     __slots__ = ("answered", "future")
 
-    def __init__(self, context: Any) -> None:
-        super().__init__(context)
+    def __init__(self, context: Any, account: Account) -> None:
+        super().__init__(context, account)
         self.future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.answered = False  # the future may have been cancelled before
 
@@ -111,8 +107,8 @@ class _QueuePeer(_AioCall):
 
     __slots__ = ("_error", "_finished", "_messages", "_nbytes", "_news", "_released")
 
-    def __init__(self, context: Any) -> None:
-        super().__init__(context)
+    def __init__(self, context: Any, account: Account) -> None:
+        super().__init__(context, account)
         self._messages: deque[bytes] = deque()
         self._nbytes = 0
         self._news = asyncio.Event()
@@ -179,12 +175,39 @@ _Unary = Callable[[Buffer, _FutureReply], Awaitable[bytes]]
 _Stream = Callable[[AsyncIterator[Buffer], _QueuePeer], AsyncIterator[bytes]]
 
 
+class _Peers:
+    """The accounts of clients that have calls: the library tells of no connection."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._open: dict[str, tuple[ConnectionAccount, int]] = {}
+
+    @contextmanager
+    def account(self, peer: str) -> Iterator[ConnectionAccount]:
+        """The account of a peer during one of its calls; raises `Overloaded`."""
+        account, calls = self._open.get(peer, (None, 0))
+        if account is None:
+            account = self._admission.connect("grpc", _address(peer))
+            if account is None:
+                raise Overloaded("the server has as many connections as it may (--max-connections)")
+        self._open[peer] = account, calls + 1
+        try:
+            yield account
+        finally:
+            account, calls = self._open.pop(peer)
+            if calls > 1:
+                self._open[peer] = account, calls - 1
+            else:
+                account.close()
+
+
 class GrpcioServer:
     """A `grpc.aio` server with our handlers."""
 
     def __init__(
         self,
         handlers: Handlers,
+        admission: Admission,
         max_request_bytes: int,
         access_log: bool,
         options: GrpcOptions,
@@ -192,6 +215,7 @@ class GrpcioServer:
     ) -> None:
         """`shared`: other processes listen on the same port."""
         self._access_log = access_log
+        self._peers = _Peers(admission)
         self._server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", max_request_bytes + _SLACK_BYTES),
@@ -256,10 +280,13 @@ class GrpcioServer:
         async def answer(data: bytes, context: Any) -> bytes:
             begun = perf_counter()
             status = 0
-            call = _FutureReply(context)
+            notes: dict[str, str] = {}
             try:
                 try:
-                    return await handler(data, call)
+                    with self._peers.account(context.peer()) as account:
+                        call = _FutureReply(context, account)
+                        notes = call.notes
+                        return await handler(data, call)
                 except ServerError as error:
                     status, text = STATUS[type(error)].grpc, error_text(error)
                 except _Relayed as relayed:
@@ -277,7 +304,7 @@ class GrpcioServer:
                 raise AssertionError("abort raises")
             finally:
                 if self._access_log:
-                    log_access(call.client, path, status, begun, call.notes)
+                    log_access(_address(context.peer()), path, status, begun, notes)
 
         return answer
 
@@ -288,12 +315,15 @@ class GrpcioServer:
         async def answer(request: Any, context: Any) -> AsyncIterator[bytes]:
             begun = perf_counter()
             status = 0
-            call = _QueuePeer(context)
+            notes: dict[str, str] = {}
             requests: AsyncIterator[Buffer] = _one(request) if single else request
             try:
                 try:
-                    async for message in handler(requests, call):
-                        yield message
+                    with self._peers.account(context.peer()) as account:
+                        call = _QueuePeer(context, account)
+                        notes = call.notes
+                        async for message in handler(requests, call):
+                            yield message
                     return
                 except ServerError as error:
                     status, text = STATUS[type(error)].grpc, error_text(error)
@@ -306,7 +336,7 @@ class GrpcioServer:
                 await context.abort(_CODES[status], text)
             finally:
                 if self._access_log:
-                    log_access(call.client, path, status, begun, call.notes)
+                    log_access(_address(context.peer()), path, status, begun, notes)
 
         return answer
 
@@ -384,6 +414,12 @@ def _restricted_stream(handler: _Stream, key: Key) -> _Stream:
             yield message
 
     return stream
+
+
+def _address(peer: str) -> str:
+    """The address of a peer, without its port."""
+    kind, _, address = peer.partition(":")
+    return address.rpartition(":")[0] if kind in ("ipv4", "ipv6") else peer
 
 
 async def _one(message: Buffer) -> AsyncIterator[Buffer]:

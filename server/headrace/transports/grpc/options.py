@@ -14,7 +14,13 @@ INFERENCE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class GrpcOptions:
-    """`compression`, one of `LEVELS`, is of inference answers to those who take them compressed."""
+    """`compression`, one of `LEVELS`, is of inference answers to those who take them compressed.
+
+    A client may make no progress for `patience_secs`, in sending a message or reading an answer. A
+    connection without calls ends after `idle_secs`; 0: never.
+    """
 
     keep_alive: KeepAlive = field(default_factory=KeepAlive)
     compression: str = "none"
+    patience_secs: float = 60.0
+    idle_secs: float = 0.0

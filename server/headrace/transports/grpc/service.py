@@ -27,13 +27,14 @@ TIMING_METADATA = "headrace-timing"  # any value: answer with `server-timing` as
 class _Answer:
     """The sink of one ModelInfer, and the ticket that its transport holds."""
 
-    __slots__ = ("named", "nbytes", "reply", "service", "ticket", "timed")
+    __slots__ = ("account", "named", "nbytes", "reply", "service", "ticket", "timed")
 
     door = "GRPC"
 
     def __init__(self, service: "InferenceService", reply: Reply, nbytes: int) -> None:
         self.service = service
         self.reply = reply
+        self.account = reply.account
         self.nbytes = nbytes
         self.timed = False
         self.named = True
@@ -42,7 +43,7 @@ class _Answer:
     def respond(self, response: InferResponse, final: bool) -> None:
         """Encode and send."""
         service, reply = self.service, self.reply
-        service.admission.leave(self.nbytes)
+        self.account.leave(self.nbytes)
         if self.timed:
             add_timing(response)
         if not self.named:
@@ -58,7 +59,7 @@ class _Answer:
 
     def fail(self, error: ServerError) -> None:
         """Send the error."""
-        self.service.admission.leave(self.nbytes)
+        self.account.leave(self.nbytes)
         self.reply.fail(error)
 
     refuse = fail
@@ -83,7 +84,7 @@ class _Answer:
         """Nobody waits any more."""
         if self.ticket is not None:
             self.ticket.cancel()
-        self.service.admission.leave(self.nbytes)
+        self.account.leave(self.nbytes)
 
     def hold(self, held: bool) -> None:
         """There is one response only."""
@@ -97,7 +98,7 @@ class _OpaqueAnswer(_Answer):
     def respond(self, response: InferResponse, final: bool) -> None:
         """Send what has come."""
         assert isinstance(response, OpaqueResponse), "an answer that was read. This is a bug."
-        self.service.admission.leave(self.nbytes)
+        self.account.leave(self.nbytes)
         if response.status:
             text = error_text(Relayed(bytes(response.body).decode(errors="replace")))
             self.reply.relay(response.status if response.status in _STATUSES else _UNKNOWN, text)
@@ -127,7 +128,6 @@ class InferenceService:
         reader: InferReader | None = None,
         writer: InferWriter | None = None,
     ) -> None:
-        self.admission = engine.admission
         self.writer = writer or InferWriter()
         self._reader = reader or InferReader()
         self._engine = engine
@@ -136,8 +136,8 @@ class InferenceService:
     def infer(self, data: Buffer, reply: Reply) -> Ticket | None:
         """ModelInfer; raises `ServerError`."""
         nbytes = check_size(data, self._limit)
-        admission = self.admission
-        admission.enter(nbytes)
+        account = reply.account
+        account.enter(nbytes)
         try:
             message = self._reader.read(data)
             found = self._engine.find(message.model_name, message.model_version)
@@ -156,7 +156,7 @@ class InferenceService:
             answer.timed = wants_timing(request)
             answer.ticket = found.submit(request, answer)
         except BaseException:
-            admission.leave(nbytes)
+            account.leave(nbytes)
             raise
         return answer
 

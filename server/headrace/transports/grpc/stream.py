@@ -136,6 +136,7 @@ class _StreamInfer:
         self._limit = limit
         self._reader = reader
         self._peer = peer
+        self._account = peer.account
         self._give_up_bytes = give_up_bytes
         self.metadata = peer.metadata
         self.remaining = peer.remaining
@@ -178,15 +179,15 @@ class _StreamInfer:
     def closed(self) -> None:
         """Cancel what is still under way."""
         self._over = True
-        admission = self._engine.admission
-        admission.unwatch_close(self.write)
+        account = self._account
+        self._engine.admission.unwatch_close(self.write)
         slots = [*self._ordered, *self._unordered]
         self._ordered.clear()
         self._unordered.clear()
         self._ready.clear()
         for slot in slots:
             if slot.executing:
-                admission.leave(slot.nbytes)
+                account.leave(slot.nbytes)
                 if slot.ticket is not None and not slot.ended:
                     slot.ticket.cancel()
 
@@ -196,7 +197,7 @@ class _StreamInfer:
         """A request is not under way any more."""
         if slot.executing:
             slot.executing = False
-            self._engine.admission.leave(slot.nbytes)
+            self._account.leave(slot.nbytes)
 
     def end(self, slot: _Slot) -> None:
         """Nothing more comes for a request than what waits, and perhaps one message."""
@@ -351,10 +352,9 @@ class _StreamInfer:
         slot.fail(not_read())
 
     def _submit(self, slot: _Slot, data: Buffer) -> None:
-        admission = self._engine.admission
         try:
             nbytes = check_size(data, self._limit)
-            admission.enter(nbytes)
+            self._account.enter(nbytes)
             slot.nbytes = nbytes
             slot.executing = True
             message = self._reader.read(data)

@@ -20,6 +20,7 @@ from headrace.core.errors import (
 )
 from headrace.core.requests import InferRequest, InferResponse, OpaqueResponse, Passes, Ticket
 from headrace.core.tensors import Buffer
+from headrace.engine.admission import Account
 from headrace.engine.doors import HTTP_NOT_DECOUPLED, DoorSink, Entrance, Target
 from headrace.engine.forwarding import forwarding
 from headrace.transports.http.passing import answer_lines, opaque_request
@@ -92,6 +93,7 @@ class Exchange:
     found: Target | None = None
     request_id = ""
     nbytes = 0  # what admission has counted, so that it is counted out whatever happens
+    _held = False  # whether it is a message on its way
     _entered = False
     _consumed = False
     _again = False  # look at the model when the body is there: it may have been replaced meanwhile
@@ -102,31 +104,44 @@ class Exchange:
     _passed = "/infer"  # the end of the path at another server; "" if nothing is passed on
     _one_answer = True  # whether models that answer as often as they like are refused
 
-    def __init__(self, limit: int, head: Head) -> None:
-        """`limit` is of the body's bytes, also once it is decompressed."""
+    def __init__(self, limit: int, head: Head, account: Account) -> None:
+        """`limit` is of the body's bytes, also once it is decompressed.
+
+        `account` is the connection's.
+        """
         self.head = head
+        self.account = account
         self._engine = head.entrance
         self._limit = limit
 
-    def open(self, nbytes: int = 0) -> None:
-        """Find the model and count the request in, `nbytes` of its body being there.
+    def open(self, nbytes: int = -1) -> None:
+        """Find the model and count the request in, its body of `nbytes` being there.
 
-        Raises `ServerError`.
+        Without `nbytes`, the body is yet to come. Raises `ServerError`.
         """
         head = self.head
         self._find()
-        declared = head.length or 0
-        if declared > self._limit:
-            raise PayloadTooLarge(too_large("request body", self._limit, declared))
-        self._engine.admission.enter(nbytes, max(declared - nbytes, 0))
+        if nbytes < 0:
+            declared = head.length or 0
+            self._check_size(declared)
+            self.account.begin(declared)
+            self._held = True
+            return
+        if nbytes > self._limit:
+            self._check_size(nbytes)
+        self.account.enter(nbytes)
         self.nbytes = nbytes
         self._entered = True
+
+    def _check_size(self, declared: int) -> None:
+        if declared > self._limit:
+            raise PayloadTooLarge(too_large("request body", self._limit, declared))
 
     def grow(self, nbytes: int) -> None:
         """Count bytes of the body in; raises `ServerError` beyond a limit."""
         if self.nbytes + nbytes > self._limit:
             raise PayloadTooLarge(too_large("request body", self._limit))
-        self._engine.admission.grow(nbytes)
+        self.account.grow(nbytes, self.nbytes)
         self.nbytes += nbytes
         self._again = True
 
@@ -135,6 +150,8 @@ class Exchange:
         self._consumed = True
         head, found = self.head, self.found
         assert found is not None, "submit before open. This is a bug."
+        if self._held:
+            self.enter()
         if self._again:
             found = self._find()
             if found.passes is Passes.HTTP and self._passed:
@@ -143,7 +160,7 @@ class Exchange:
             packed = len(body)
             body = decompress(body, head.content_encoding, self._limit)
             if len(body) > packed:
-                self._engine.admission.grow(len(body) - packed)
+                self.account.grow(len(body) - packed, self.nbytes)
                 self.nbytes += len(body) - packed
         json_size = parse_json_size(head.json_size, len(body))
         signature = found.signature
@@ -222,7 +239,15 @@ class Exchange:
         """Count the request out."""
         if self._entered:
             self._entered = False
-            self._engine.admission.leave(self.nbytes)
+            self.account.leave(self.nbytes)
+        elif self._held:
+            self._held = False
+            self.account.drop(self.nbytes)
+
+    def enter(self) -> None:
+        """The body is there as a whole: count it as a request; raises `Overloaded`."""
+        self.account.admit()
+        self._held, self._entered = False, True
 
     def fields(self) -> dict[str, str]:
         """What the access log says of the request besides its path."""

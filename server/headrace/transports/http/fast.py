@@ -57,7 +57,7 @@ class _Request(Exchange):
     filled = 0
 
     def __init__(self, connection: "FastProtocol", limit: int, head: Head) -> None:
-        super().__init__(limit, head)
+        super().__init__(limit, head, connection.account)
         self.connection = connection
         if connection.access_log:
             self.begun = perf_counter()
@@ -155,7 +155,7 @@ class FastProtocol(BoundedProtocol):
 
     def check_time(self, now: float) -> None:
         if (request := self._gathering) is not None:
-            fault = self.lateness(now - self._touched, now - self._begun, request.filled)
+            fault = self.lateness(now, request.filled)
             if fault and request.answer is None:
                 request.end(Answer(408, JSON + CLOSE, [error_body(fault)]))
         elif not self._requests:
@@ -236,11 +236,11 @@ class FastProtocol(BoundedProtocol):
                     position = start
                     self._gathering = request
                     self._begun = self.loop.time()
-                    self._begin(request, 0, None)
+                    self._begin(request, -1, None)
         self._consuming = False
 
     def _begin(self, request: _Request, nbytes: int, body: Buffer | None) -> None:
-        """Count a request in, and submit it if its body is there."""
+        """Count a request in, and submit it if its body is there, of `nbytes`."""
         try:
             request.open(nbytes)
         except Exception as error:
@@ -309,9 +309,15 @@ class FastProtocol(BoundedProtocol):
         if request.answer is None and body is not None:
             self._submit(request, body)
 
+    @property
+    def held(self) -> int:
+        """`BoundedProtocol.held`."""
+        return len(self._held)
+
     def _hold(self, data: bytes) -> None:
         self._held = data
         self.flow.pause_reading()
+        self.count_waiting()
 
     def _go_on(self) -> None:
         """Take in what was held, if something of it can be dealt with now."""
@@ -322,6 +328,7 @@ class FastProtocol(BoundedProtocol):
             and not self.transport.is_closing()
         ):
             data, self._held = self._held, b""
+            self.count_waiting()
             self._consume(data)
             if not self._held:
                 self.flow.resume_reading()
@@ -336,6 +343,10 @@ class FastProtocol(BoundedProtocol):
             self.transport.write(b"".join([head, *buffers]))
         else:
             self.transport.writelines([head, *buffers])
+        if self.flow.write_paused:
+            self._added += len(head) + size
+            if not self.count_waiting():
+                self.give_up_unread()
 
     def _forget(self) -> None:
         """Drop what is held and cancel what is not answered: nobody will have the answers."""

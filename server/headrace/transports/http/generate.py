@@ -21,6 +21,7 @@ from headrace.core.requests import (
     Timing,
 )
 from headrace.core.tensors import Buffer
+from headrace.engine.admission import Account
 from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES, DoorSink, Target, not_read
 from headrace.transports.http.exchange import (
     CLOSE,
@@ -58,12 +59,12 @@ class GenerateExchange(Exchange):
     timing: Timing | None = None  # of the last response
     passed: Answer | None = None  # the answer of another server, as it came
 
-    def __init__(self, limit: int, head: Head, streams: bool) -> None:
+    def __init__(self, limit: int, head: Head, account: Account, streams: bool) -> None:
         """`streams` is whether the answer is one of events, which are not passed on."""
-        super().__init__(limit, head)
+        super().__init__(limit, head, account)
         self._passed = "" if streams else "/generate"
 
-    def open(self, nbytes: int = 0) -> None:
+    def open(self, nbytes: int = -1) -> None:
         """`Exchange.open`."""
         super().open(nbytes)
         encoding = self.head.content_encoding
@@ -77,6 +78,7 @@ class GenerateExchange(Exchange):
         self._consumed = True
         head, found = self.head, self.found
         assert found is not None, "submit before open. This is a bug."
+        self.enter()
         if self._again:
             found = self._find()
             if found.passes is Passes.HTTP and self._passed:
@@ -246,7 +248,7 @@ class GenerateRoute(PostRoute):
         except InvalidRequest as error:
             await send_answer(send, Answer(400, JSON + CLOSE, [error_body(str(error))]))
             return
-        exchange = GenerateExchange(self._limit, head, streams)
+        exchange = GenerateExchange(self._limit, head, self.account(scope), streams)
         responses = Responses(exchange.encode, exchange=exchange)
         try:
             if await self._submit(exchange, responses, receive, send):

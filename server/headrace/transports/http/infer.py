@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.core.errors import InvalidRequest, ServerExiting
 from headrace.core.requests import InferRequest, InferResponse
+from headrace.engine.admission import Account
 from headrace.engine.doors import Entrance, Target
 from headrace.engine.future_sink import FutureSink
 from headrace.transports.http.exchange import (
@@ -26,7 +27,7 @@ from headrace.transports.http.exchange import (
     infer_target,
     read_head,
 )
-from headrace.transports.http.protocol import NAMES
+from headrace.transports.http.protocol import ACCOUNT, NAMES
 from headrace.wire.header_rules import HeaderPattern
 from headrace.wire.http_infer import error_body
 from headrace.wire.status import STATUS
@@ -99,6 +100,11 @@ class PostRoute(BaseRoute):
             return self._engine
         return header_entrance(self._engine, self._pattern, scope.get(NAMES) or scope["headers"])
 
+    def account(self, scope: Scope) -> Account:
+        """What the connection of a request counts with; the server's where nobody knows of one."""
+        found: Account = scope.get(ACCOUNT) or self._engine.admission
+        return found
+
     def claims(self, path: str) -> bool:
         """Whether a path is for this route."""
         raise NotImplementedError
@@ -123,7 +129,7 @@ class InferRoute(PostRoute):
         except InvalidRequest as error:
             await send_answer(send, Answer(400, JSON + CLOSE, [error_body(str(error))]))
             return
-        exchange = Exchange(self._limit, head)
+        exchange = Exchange(self._limit, head, self.account(scope))
         try:
             answer = await self._answer(exchange, receive)
             scope["inference"] = exchange.fields()

@@ -1,6 +1,7 @@
-"""uvicorn's HTTP/1.1 protocol with bounds on what a client may leave unfinished.
+"""uvicorn's HTTP/1.1 protocol with bounds on what a client may leave unfinished, or unread.
 
-uvicorn's parser collects a head of any size, and waits for the rest of a request for ever.
+uvicorn's parser collects a head of any size, and waits for the rest of a request for ever; its
+transport keeps what a client does not read for ever, also when it is to be closed.
 """
 
 import re
@@ -9,6 +10,8 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from headrace.core.patience import PRESSED_SECS, SLOWEST, Patience
+from headrace.engine.admission import Admission, ConnectionAccount
 from headrace.wire.http_infer import error_body
 
 # A server may pass over the wish to change the protocol, which clients such as Java's send with
@@ -17,7 +20,7 @@ _UPGRADE = re.compile(rb"(?im)^(?:upgrade|http2-settings)[ \t]*:[^\r\n]*\r\n")
 _END = b"\r\n\r\n"
 _CLOSE = (b"connection", b"close")
 _LAST_SECS = 0.05  # that a connection stays open for a request that is on its way to a server's end
-_SLOWEST = 1024  # bytes a second below which a request is given up in the end
+ACCOUNT = "headrace.account"  # in a scope: what the connection counts with
 NAMES = "headrace.headers"  # in a scope: headers with their names as they came, if they are wanted
 HEAD_LIMIT = 64 << 10  # bytes of a request line and headers that are still incomplete
 _REASONS = {
@@ -31,17 +34,30 @@ _REASONS = {
 class BoundedProtocol(HttpToolsProtocol):
     """One connection. Its server calls `check_time` now and then."""
 
-    def __init__(self, patience_secs: float, keep_names: bool = False, **given: Any) -> None:
+    def __init__(
+        self,
+        patience_secs: float,
+        keep_names: bool = False,
+        admission: Admission | None = None,
+        read_secs: float = 60.0,
+        **given: Any,
+    ) -> None:
         """`patience_secs`: how long the next part of an unfinished request may be awaited.
 
-        `keep_names` has the application see headers as they came, too, under `NAMES`. `given` is
-        what uvicorn gives its protocol class.
+        `keep_names` has the application see headers as they came, too, under `NAMES`. `admission`
+        counts connections and what they hold. An answer that the client does not read is given up
+        after `read_secs` without progress. `given` is what uvicorn gives its protocol class.
         """
         super().__init__(**given)
+        self._admission = admission or Admission(0, 0)
+        self.account = ConnectionAccount(Admission(0, 0), "")  # until the connection is taken
+        self._sending = Patience(patience_secs)  # with the client that sends a request
+        self._reading = Patience(read_secs)  # with the one that reads an answer
+        self._stalled = False  # something waits to be read, or has
+        self._added = 0  # bytes that were written while others waited to be read
         self._retire_at = inf
         self._retired = False  # the next answer is the last
         self._take_header = self._keep_header if keep_names else super().on_header
-        self._patience = patience_secs
         self._touched = self.loop.time()  # when anything last came or was answered
         self._begun = self._touched  # when the request that is being read began
         self._message_size = 0
@@ -62,17 +78,80 @@ class BoundedProtocol(HttpToolsProtocol):
         """Whether nothing that came on this connection is to be answered."""
         return not self.answering
 
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        account = self._admission.connect("http", self.client[0] if self.client else "")
+        if account is not None:
+            self.account = account
+        else:
+            self.refuse(503, "the server has as many connections as it may (--max-connections)")
+
+    def check(self, now: float) -> None:
+        """Give the connection up if its client makes no progress; `now` as the loop's clock."""
+        if not self._unread_too_long(now):
+            self.check_time(now)
+
     def check_time(self, now: float) -> None:
-        """Give the connection up if nothing has come for too long; `now` as the loop's clock."""
+        """Give up a request of which too little has come, and a connection without one."""
         waited = now - self._touched
         # Where earlier requests are not answered, it is this side that does not read.
         reading = not self.pipeline and not (self._in_head and self.answering)
         if self._in_message:
-            fault = self.lateness(waited, now - self._begun, self._message_size)
+            fault = self.lateness(now, self._message_size)
             if reading and fault:
                 self.abandon(408, fault)
         elif waited > self.timeout_keep_alive and not self.answering:
             self.transport.close()
+        elif waited > PRESSED_SECS and self.idle and self._admission.pressed:
+            self.shutdown()
+
+    @property
+    def _waiting(self) -> int:
+        """Bytes that were written and wait for the client to read them."""
+        if self.flow.write_paused or self.transport.is_closing():
+            waiting: int = self.transport.get_write_buffer_size()
+            return waiting
+        return 0
+
+    @property
+    def held(self) -> int:
+        """Bytes that have come and wait for this side."""
+        return 0
+
+    def count_waiting(self) -> bool:
+        """Count what waits on the connection; whether that is within its share."""
+        return self.account.owe(self._waiting + self.held)
+
+    def _unread_too_long(self, now: float) -> bool:
+        """Whether the connection was given up, since its client does not read."""
+        waiting = self._waiting
+        if not waiting and not self._stalled:
+            return False
+        self._stalled = waiting > 0
+        within = self.count_waiting()
+        if not waiting:
+            self._added = 0
+            self._reading.look(None, 0, now)
+            return False
+        pressed = self._admission.pressed
+        if within and self._reading.look(self, self._added - waiting, now, pressed):
+            return False
+        self.give_up_unread()
+        return True
+
+    def give_up_unread(self) -> None:
+        """End the connection at once: its client does not read."""
+        self._admission.give_up("unread")
+        self.transport.abort()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stalled = True
+        self.count_waiting()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.count_waiting()
 
     def live_until(self, at: float) -> None:
         """Retire the connection at that time, or as soon as `check_age` is called after it."""
@@ -107,16 +186,18 @@ class BoundedProtocol(HttpToolsProtocol):
         elif self.idle and not self.transport.is_closing():
             self.transport.close()
 
-    def lateness(self, waited: float, taken: float, size: int) -> str:
+    def lateness(self, now: float, size: int) -> str:
         """Why not to wait any longer for the rest of a request; "" if there is no reason.
 
-        Nothing came for `waited` seconds, and `size` bytes came in `taken` seconds.
+        `size` bytes of it have come.
         """
-        if waited > self._patience:
-            return f"no more of the request came for {self._patience:g} s"
-        if taken > self._patience + size / _SLOWEST:
-            return f"the request comes more slowly than {_SLOWEST} bytes/s"
-        return ""
+        patience = self._sending
+        if patience.look(self._begun, size, now, self._admission.pressed):
+            return ""
+        self._admission.give_up("unsent")
+        if now - self._touched > patience.secs:
+            return f"no more of the request came for {patience.secs:g} s"
+        return f"the request comes more slowly than {SLOWEST} bytes/s"
 
     def end_unfinished(self) -> None:
         """Give up a request that is not there as a whole: the server is about to end."""
@@ -133,6 +214,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._tell_gone()
         super().connection_lost(exc)
+        self.account.close()
 
     def _hang_up(self) -> None:
         self.transport.close()
@@ -159,6 +241,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._upgrades = self.parser.should_upgrade()
+        cast(dict[str, Any], self.scope)[ACCOUNT] = self.account
         if self._retired:
             self.headers.append(_CLOSE)  # as if the client had wished for it
         if not self._upgrades:

@@ -14,6 +14,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
+from headrace.engine.admission import Admission
 from headrace.engine.doors import Entrance
 from headrace.transports.http.fast import FastProtocol
 from headrace.transports.http.heads import Heads
@@ -72,15 +73,21 @@ class HttpServer:
         fast_path: FastPath | None = None,
         keep_names: bool = False,
         max_age_secs: int = 0,
+        admission: Admission | None = None,
+        read_secs: int = 60,
     ) -> None:
         """`patience_secs`: how long the next part of an unfinished request may be awaited.
+
+        `admission` counts connections and what they hold; without it, nothing is bounded by that.
+        A client that does not read an answer is hung up on after `read_secs` without progress.
 
         `keep_names` has the application see the names of headers as they came. A connection is
         closed with the next answer after `max_age_secs`, give or take a tenth; 0 for never.
         """
         made: Any = functools.partial(
-            _protocol(fast_path), patience_secs=patience_secs, keep_names=keep_names
-        )
+            _protocol(fast_path), patience_secs=patience_secs, keep_names=keep_names,
+            admission=admission, read_secs=read_secs,
+        )  # fmt: skip
 
         def aging(**given: Any) -> BoundedProtocol:
             connection: BoundedProtocol = made(**given)
@@ -155,7 +162,7 @@ class HttpServer:
         now = loop.time()
         for connection in list(self._server.server_state.connections):
             if isinstance(connection, BoundedProtocol):
-                connection.check_time(now)
+                connection.check(now)
                 connection.check_age(now)
         self._look = loop.call_later(_LOOK_SECS, self._check_time)
 

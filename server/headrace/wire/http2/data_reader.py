@@ -162,6 +162,8 @@ class DataReader:
 
     def credit(self, stream: Stream, nbytes: int) -> None:
         """A stream has taken bytes: give them back to its window when they are many."""
+        if stream.kept:
+            stream.on_keep()
         stream.consumed += nbytes
         if stream.consumed >= self._half and not stream.held and not stream.remote_closed:
             self._sender.give_window(stream.number, stream.consumed)

@@ -57,6 +57,7 @@ class Sender:
         self.table = table
         self.awake = False
         self.frames = 0  # of DATA, sent from queues
+        self.pumped = 0  # bytes of DATA, sent from queues
         self.windows = 0  # WINDOW_UPDATEs
         self._wake = wake
         self._ready: deque[Stream] = deque()  # scheduled: something to send, and perhaps a window
@@ -230,6 +231,7 @@ class Sender:
             stream.queued -= room
             self.window -= room
             self.queued -= room
+            self.pumped += room
         return max(room, 0)
 
     def _end(self, stream: Stream) -> None:

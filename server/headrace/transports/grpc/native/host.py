@@ -43,6 +43,8 @@ class Host:
         self.access_log = access_log
         self.limits = limits
         self.keep_alive = options.keep_alive
+        self.patience_secs = options.patience_secs
+        self.idle_secs = options.idle_secs
         self._level = LEVELS[options.compression]
         # Where the client decides, by what it does itself, a level that pays on tensors.
         self.compression_level = self._level or DEFAULT_LEVEL
@@ -51,6 +53,7 @@ class Host:
         # Received bytes are here only while they are being taken in, so one is enough for all.
         self.buffer = memoryview(bytearray(_BUFFER))
         self.links: set[Link] = set()  # connections
+        self.debtors: set[Link] = set()  # those whose clients have something to read
         self.on_empty: Callable[[], object] | None = None  # called when the last one has closed
         self._dirty: list[Callable[[], None]] = []
         self._keys = handlers.keys
@@ -92,6 +95,7 @@ class Host:
     def lost(self, link: "Link") -> None:
         """A connection has closed: what it would still write goes nowhere."""
         self.links.discard(link)
+        self.debtors.discard(link)
         with suppress(ValueError):
             self._dirty.remove(link.flush)
         if not self.links and self.on_empty is not None:

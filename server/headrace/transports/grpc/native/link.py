@@ -4,9 +4,12 @@ import asyncio
 import logging
 import socket
 from functools import partial
+from math import inf
 from random import uniform
 from typing import TYPE_CHECKING, cast
 
+from headrace.core.patience import PRESSED_SECS, Patience
+from headrace.engine.admission import Admission, ConnectionAccount
 from headrace.transports.grpc.native.head import RESPONSE_HEAD
 from headrace.wire.http2.keep_alive import Due, Watch
 from headrace.wire.http2.protocol import ErrorCode
@@ -20,6 +23,7 @@ log = logging.getLogger(__name__)
 _PUMP = 1 << 20  # bytes of queued messages that are given to the socket at once
 _WRITE_HIGH = 1 << 20  # bytes that the socket has not taken, from which on nothing more is read
 _CLOSE_SECS = 10.0
+PREFACE_SECS = 20.0  # a client that has not said what it wants by then is hung up on
 _KEEP_ALIVE_PING = b"alive? \0"
 _RETIRED = "max_age"  # in GOAWAY, as gRPC's servers say it
 
@@ -39,6 +43,10 @@ class Link(asyncio.BufferedProtocol):
         self._closed = False
         self._lost = False
         self._now = host.loop.time
+        self.account = ConnectionAccount(Admission(0, 0), "")  # until the connection is taken
+        self._reading = Patience(host.patience_secs)
+        self._last = 0  # stream, as it was when it was last looked for idleness
+        self._idle_since = 0.0
         self.http2 = ServerConnection(
             partial(host.interpret, self), RESPONSE_HEAD, self._wake, host.limits, host.keep_alive
         )
@@ -60,10 +68,15 @@ class Link(asyncio.BufferedProtocol):
         if encrypted is not None and encrypted.selected_alpn_protocol() != "h2":
             transport.abort()  # type: ignore[attr-defined]
             return
-        self.opened = self._now()
-        self.host.links.add(self)
         name = transport.get_extra_info("peername")
         self.peer = str(name[0]) if isinstance(name, tuple) else str(name)
+        account = self.host.admission.connect("grpc", self.peer)
+        if account is None:
+            self._transport.abort()
+            return
+        self.account = account
+        self.opened = self._idle_since = self._now()
+        self.host.links.add(self)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -97,11 +110,13 @@ class Link(asyncio.BufferedProtocol):
             self._timer.cancel()
         self.http2.lost()
         self.host.lost(self)
+        self.account.close()
 
     def pause_writing(self) -> None:
         """The client does not keep up."""
         self._paused = True
         self._transport.pause_reading()
+        self._count_unread()
 
     def resume_writing(self) -> None:
         """It does again."""
@@ -132,6 +147,48 @@ class Link(asyncio.BufferedProtocol):
             http2.fail(ErrorCode.NO_ERROR, _RETIRED)
         self._timer = self.host.loop.call_at(watch.at, self._look)
 
+    def check_progress(self, now: float) -> None:
+        """Give up what its client begins, or asks for, and makes no progress with."""
+        if self in self.host.debtors and not self._count_unread():
+            self.host.debtors.discard(self)
+            self._reading.look(None, 0, now)
+        elif self in self.host.debtors:
+            gone = self.sender.pumped - self._transport.get_write_buffer_size()
+            if not self._reading.look(self, gone, now, self.account.pressed):
+                self._give_up_unread()
+                return
+        if not self._paused:  # while nothing is read, nothing can be expected
+            for call in list(self.streams.open.values()):
+                call.look(now)
+        self._check_idle(now)
+
+    def _check_idle(self, now: float) -> None:
+        """End a connection that has had no calls for long, as the client expects it."""
+        if self.streams.open or self.streams.last != self._last:
+            self._last, self._idle_since = self.streams.last, now
+            return
+        most = self.host.idle_secs or inf
+        if now - self._idle_since > PRESSED_SECS and self.account.pressed:
+            most = PRESSED_SECS
+        if now - self._idle_since > most:
+            self.http2.drain("max_idle")
+        if now - self._idle_since > most + PREFACE_SECS:  # whatever the client has made of it
+            self.http2.finish_drain()
+
+    def _count_unread(self) -> int:
+        """Count what the client has to read, in bytes."""
+        unread: int = self.sender.queued + self._transport.get_write_buffer_size()
+        if unread:
+            self.host.debtors.add(self)
+        if not self.account.owe(unread):
+            self._give_up_unread()
+        return unread
+
+    def _give_up_unread(self) -> None:
+        self.host.admission.give_up("unread")
+        log.debug("gave %s up: it does not read", self.peer)
+        self.abort()
+
     # --- writing
 
     def flush(self) -> None:
@@ -148,6 +205,8 @@ class Link(asyncio.BufferedProtocol):
                 self._write(buffers[0])
             else:
                 self._transport.writelines(buffers)
+        if sender.queued or self._paused:
+            self._count_unread()
         if self.http2.closing:
             self._close()
         elif sender.can_pump and not self._paused:

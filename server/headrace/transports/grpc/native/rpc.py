@@ -2,8 +2,8 @@
 
 gRPC's messages have a prefix of five bytes: whether they are compressed, and their length. A
 message that comes in one piece is taken out of the received bytes at once. A longer one is
-gathered: the length is held against the limit, the bytes are counted by admission as they come, and
-they go to their place in memory that the system hands out as it is written to.
+gathered: the length is held against the limit, the bytes are counted with the connection's account
+as they come, and they go to their place in memory that the system hands out as it is written to.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.core.errors import InvalidRequest, PayloadTooLarge, ServerError
+from headrace.core.patience import Patience
 from headrace.core.tensors import Buffer
 from headrace.transports.grpc.access import (
     CANCELLED,
@@ -58,15 +59,20 @@ class Rpc(Stream):
     """One call. Subclasses run it; exactly one of `on_gone` and the finishing methods ends it."""
 
     __slots__ = (
-        "_begun", "_deadline", "_gathering", "_head_sent", "_host", "_link", "_notes", "_timer",
-        "_trailing", "client", "finished", "head",
+        "_begun", "_charged", "_deadline", "_gathering", "_head_sent", "_host", "_link", "_notes",
+        "_patience", "_timer", "_trailing", "account", "client", "finished", "head",
     )  # fmt: skip
+
+    unary = False  # whether the client has to send all at once
 
     def __init__(self, link: "Link", number: int, head: CallHead) -> None:
         super().__init__(number)
         host = link.host
         self._link = link
         self._host = host
+        self.account = link.account
+        self._charged = 0  # bytes of kept messages that the account has counted
+        self._patience: Patience | None = None
         self.head = head
         self.finished = False
         self._gathering: _Gathering | None = None
@@ -173,6 +179,8 @@ class Rpc(Stream):
             self._timer = None
         if self._gathering is not None:
             self._stop_gathering()
+        if self._charged:
+            self.release(self._charged)
         host = self._host
         if host.access_log:
             log_access(self.client, self.head.path, status, self._begun, self._notes or {})
@@ -207,10 +215,41 @@ class Rpc(Stream):
         part = self._gathering
         assert part is not None, "bytes of no message. This is a bug."
         try:
-            self._host.admission.grow(nbytes)
+            self.account.grow(nbytes, part.filled)
             self._grew(part, nbytes)
         except Exception as error:
             self.guard(error)
+
+    def on_keep(self) -> None:
+        """Whole messages wait for more of the call: they count from now on."""
+        nbytes, self.kept = self.kept, 0
+        if self.finished:
+            return
+        try:
+            self.account.hold(nbytes)
+            self._charged += nbytes
+        except Exception as error:
+            self.guard(error)
+
+    def release(self, nbytes: int) -> None:
+        """Kept messages go on."""
+        nbytes = min(nbytes, self._charged)  # the last ones may not have been counted
+        self._charged -= nbytes
+        self.account.release(nbytes)
+
+    def look(self, now: float) -> None:
+        """Give the call up if its client begins a message, and does not go on with it."""
+        part = self._gathering
+        if self.finished or self.remote_closed or self.held or not (self.unary or part):
+            return
+        if self._patience is None:
+            self._patience = Patience(self._host.patience_secs)
+        filled = 0 if part is None else len(part.prefix) + part.filled
+        if not self._patience.look(part or self, filled, now, self.account.pressed):
+            self._host.admission.give_up("unsent")
+            self.abandon()
+            secs = self._host.patience_secs
+            self.close(DEADLINE_EXCEEDED, f"no more of the request came for {secs:g} s")
 
     def on_end(self) -> None:
         """No more DATA."""
@@ -245,7 +284,7 @@ class Rpc(Stream):
         if part.length >= 0:
             size = min(part.length - part.filled, stop - start)
             if size:
-                self._host.admission.grow(size)
+                self.account.grow(size, part.filled)
                 part.view[part.filled : part.filled + size] = view[start : start + size]
                 start += size
             self._grew(part, size)
@@ -268,7 +307,7 @@ class Rpc(Stream):
             raise PayloadTooLarge(too_large("request message", limit, length))
         if compressed > 1 or (compressed and not self.head.encoding):
             raise InvalidRequest("a message is compressed, but grpc-encoding does not say how")
-        self._host.admission.enter(0, length)
+        self.account.begin(length)
         part.compressed = compressed
         part.length = length
         # Not a bytearray, which would be written to from end to end when it is made.
@@ -280,7 +319,7 @@ class Rpc(Stream):
         part, self._gathering = self._gathering, None
         self.place = None
         if part is not None and part.length >= 0:
-            self._host.admission.leave(part.filled)
+            self.account.drop(part.filled)
 
     def _unpacked(self, part: _Gathering) -> bytes | memoryview:
         return decompress(bytes(part.view), self.head.encoding, self._host.max_message)
@@ -307,6 +346,8 @@ class DirectRpc(Rpc):
 
     __slots__ = ("_data", "_ticket")
 
+    unary = True
+
     def __init__(self, link: "Link", number: int, head: CallHead) -> None:
         super().__init__(link, number, head)
         self._data: Buffer | None = None
@@ -317,12 +358,15 @@ class DirectRpc(Rpc):
         if self._data is not None:
             raise InvalidRequest("a unary call has one message, got another")
         self._data = data
+        self.kept += len(data)
 
     def end(self) -> None:
         """Call the handler."""
         data, self._data = self._data, None
         if data is None:
             raise InvalidRequest("a unary call has one message, got none")
+        if self._charged:
+            self.release(self._charged)  # the handler counts it
         handler: Any = self.head.handler
         ticket = handler(data, self)
         if not self.finished:

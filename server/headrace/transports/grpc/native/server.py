@@ -10,12 +10,11 @@ from headrace.engine.admission import Admission
 from headrace.transports.grpc.access import UNAVAILABLE
 from headrace.transports.grpc.call import Handlers
 from headrace.transports.grpc.native.host import Host
-from headrace.transports.grpc.native.link import Link
+from headrace.transports.grpc.native.link import PREFACE_SECS, Link
 from headrace.transports.grpc.options import GrpcOptions
 from headrace.wire.http2.budget import Limits
 
-_PREFACE_SECS = 20.0  # a client that has not said what it wants by then is hung up on
-_SWEEP_SECS = 5.0
+_LOOK_SECS = 1.0  # between two looks at what clients have left unfinished, or unread
 _FAREWELL_SECS = 0.1  # for streams that end by themselves when the server does
 _DRAIN_SECS = 1.0  # how long the answer to the PING of a GOAWAY is waited for
 _BACKLOG = 2048
@@ -40,7 +39,7 @@ class NativeServer:
         )  # fmt: skip
         self._tls = tls
         self._server: asyncio.Server | None = None
-        self._sweep: asyncio.TimerHandle | None = None
+        self._look: asyncio.TimerHandle | None = None
 
     async def start(self, listener: socket.socket) -> None:
         """Answer on a bound socket from now on."""
@@ -49,15 +48,15 @@ class NativeServer:
             lambda: Link(self._host),
             sock=listener,
             ssl=self._tls,
-            ssl_handshake_timeout=_PREFACE_SECS if self._tls else None,
+            ssl_handshake_timeout=PREFACE_SECS if self._tls else None,
             backlog=_BACKLOG,
         )
-        self._sweep = loop.call_later(_SWEEP_SECS, self._hang_up)
+        self._look = loop.call_later(_LOOK_SECS, self._check_progress)
 
     async def stop(self, grace: float) -> None:
         """Take no more calls, and wait for those under way, at most `grace` seconds."""
-        if self._sweep is not None:
-            self._sweep.cancel()
+        if self._look is not None:
+            self._look.cancel()
         if self._server is not None:
             self._server.close()
         for link in list(self._host.links):
@@ -83,14 +82,16 @@ class NativeServer:
             with suppress(TimeoutError):
                 await asyncio.wait_for(empty.wait(), max(seconds, 0))
 
-    def _hang_up(self) -> None:
-        """Close connections whose clients have not begun."""
+    def _check_progress(self) -> None:
+        """Close connections whose clients have not begun, or make no progress."""
         loop = self._host.loop
-        late = loop.time() - _PREFACE_SECS
+        now = loop.time()
         for link in list(self._host.links):
-            if not link.http2.settled and link.opened < late:
+            if not link.http2.settled and link.opened < now - PREFACE_SECS:
                 link.abort()
-        self._sweep = loop.call_later(_SWEEP_SECS, self._hang_up)
+            else:
+                link.check_progress(now)
+        self._look = loop.call_later(_LOOK_SECS, self._check_progress)
 
 
 def port_of(listener: socket.socket) -> int:

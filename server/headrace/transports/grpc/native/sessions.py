@@ -68,6 +68,7 @@ class SessionRpc(Rpc):
         """Hand a message on, or keep it."""
         if self.held or self._inbox:
             self._inbox.append(data)
+            self.kept += len(data)
         elif self._session is not None:
             self._session.receive(data)
 
@@ -89,7 +90,9 @@ class SessionRpc(Rpc):
 
     def _hand_on(self) -> None:
         while self._inbox and not self.held and self._session is not None:
-            self._session.receive(self._inbox.popleft())
+            message = self._inbox.popleft()
+            self.release(len(message))
+            self._session.receive(message)
         if self._half_closed and not self._inbox and self._session is not None:
             self._half_closed = False
             self._session.half_close()

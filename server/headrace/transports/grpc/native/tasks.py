@@ -22,6 +22,8 @@ class TaskRpc(Rpc):
 
     __slots__ = ("_data", "_task")
 
+    unary = True
+
     def __init__(self, link: "Link", number: int, head: CallHead) -> None:
         super().__init__(link, number, head)
         self._data: Buffer | None = None
@@ -32,12 +34,15 @@ class TaskRpc(Rpc):
         if self._data is not None:
             raise InvalidRequest("the call takes one message, got another")
         self._data = data
+        self.kept += len(data)
 
     def end(self) -> None:
         """Start the handler."""
         data, self._data = self._data, None
         if data is None:
             raise InvalidRequest("the call takes one message, got none")
+        if self.kept:
+            self.on_keep()  # for as long as the handler has it
         self._task = self._host.loop.create_task(self._guarded(data))
 
     def abandon(self) -> None:
@@ -106,6 +111,8 @@ class BidiStreamRpc(ServerStreamRpc):
 
     __slots__ = ("_arrived", "_half_closed", "_inbox")
 
+    unary = False
+
     def __init__(self, link: "Link", number: int, head: CallHead) -> None:
         super().__init__(link, number, head)
         self._inbox: deque[Buffer] = deque()
@@ -116,6 +123,7 @@ class BidiStreamRpc(ServerStreamRpc):
     def message(self, data: Buffer) -> None:
         """Queue a message for the handler."""
         self._inbox.append(data)
+        self.kept += len(data)
         self.held = len(self._inbox) >= _INBOX
         self._arrived.set()
 
@@ -131,6 +139,7 @@ class BidiStreamRpc(ServerStreamRpc):
         while True:
             if self._inbox:
                 message = self._inbox.popleft()
+                self.release(len(message))
                 if self.held and len(self._inbox) < _INBOX:
                     self._link.http2.release(self)
                 yield message

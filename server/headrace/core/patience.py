@@ -1,0 +1,43 @@
+"""How long a peer's progress is waited for: one rule for every door and for both directions.
+
+Bytes earn time. A peer has `secs` seconds to begin with, earns a second with every `SLOWEST` bytes,
+and never has more than `secs`: what came at once long ago buys nothing now.
+"""
+
+SLOWEST = 1024  # bytes a second below which a message, or the reading of an answer, is given up
+
+
+class Patience:
+    """The time that is left for one message after the other, or for what waits to be read.
+
+    Times are in seconds of one clock that does not go back.
+    """
+
+    __slots__ = ("_left", "_looked", "_seen", "_subject", "secs")
+
+    def __init__(self, secs: float) -> None:
+        self.secs = secs
+        self._subject: object = None
+        self._left = secs
+        self._looked = 0.0
+        self._seen = 0
+
+    def look(self, subject: object, nbytes: int, now: float, pressed: bool = False) -> bool:
+        """Whether to go on waiting for `subject`, of which `nbytes` have moved so far.
+
+        To be called about once a second. Another subject than last time begins anew. When the
+        server is `pressed` for room, a peer may have little time in stock.
+        """
+        if subject != self._subject:
+            self._subject = subject
+            self._left = self.secs
+        else:
+            earned = max(nbytes - self._seen, 0) / SLOWEST
+            self._left = min(self._left - (now - self._looked) + earned, self.secs)
+        self._looked, self._seen = now, nbytes
+        if pressed:
+            self._left = min(self._left, PRESSED_SECS)
+        return self._left > 0
+
+
+PRESSED_SECS = 5.0
