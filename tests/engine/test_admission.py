@@ -3,7 +3,7 @@
 import pytest
 
 from headrace.core.errors import Overloaded, ServerExiting
-from headrace.engine.admission import Admission
+from headrace.engine.admission import Admission, Held, Shares
 
 
 def test_counts_go_up_and_down() -> None:
@@ -100,3 +100,142 @@ def test_announced_bytes_must_fit_and_do_not_count() -> None:
     admission.begin(40)
     admission.enter(40)
     assert admission.bytes == 100
+
+
+def test_a_message_on_its_way_takes_bytes_and_no_place() -> None:
+    admission = Admission(1, 100)
+    admission.begin(90)
+    admission.grow(90, 0)
+    admission.enter(10)
+    assert (admission.requests, admission.messages, admission.bytes) == (1, 1, 100)
+    with pytest.raises(Overloaded, match="limit of 1 requests"):
+        admission.admit()
+    admission.leave(10)
+    admission.admit()
+    assert (admission.requests, admission.messages) == (1, 0)
+    admission.leave(90)
+    admission.begin(5)
+    admission.grow(5)
+    admission.drop(5)
+    assert (admission.requests, admission.messages, admission.bytes) == (0, 0, 0)
+
+
+def test_a_message_alone_may_be_of_any_size() -> None:
+    admission = Admission(0, 100)
+    admission.begin(500)
+    admission.grow(90, 0)
+    admission.grow(400, 90)
+    admission.drop(490)
+    assert admission.bytes == 0
+
+
+def test_messages_on_their_way_keep_it_from_being_empty() -> None:
+    admission = Admission(0, 0)
+    told: list[str] = []
+    admission.begin(1)
+    admission.when_empty(lambda: told.append("empty"))
+    assert told == []
+    admission.drop(0)
+    assert told == ["empty"]
+
+
+def test_unread_answers_count_against_the_limit() -> None:
+    admission = Admission(0, 100)
+    account = admission.connect("http")
+    assert account is not None
+    account.owe(95)
+    assert (admission.bytes, admission.unread) == (95, 95)
+    assert admission.pressed
+    admission.enter(50)  # a request alone
+    with pytest.raises(Overloaded, match="limit of 100 bytes"):
+        admission.enter(10)
+    account.owe(20)
+    admission.enter(10)
+    account.close()
+    assert (admission.bytes, admission.unread) == (60, 0)
+
+
+MANY = 100 << 30
+
+
+def test_a_connection_has_a_share() -> None:
+    admission = Admission(1000, MANY, Shares(connection=20))
+    one, other = admission.connect("grpc"), admission.connect("grpc")
+    assert one is not None
+    assert other is not None
+    for _ in range(200):
+        one.enter(1)
+    with pytest.raises(Overloaded, match="connection is at its limit of 200 requests"):
+        one.enter(1)
+    with pytest.raises(Overloaded, match="connection is at its limit of 200 requests"):
+        one.begin(1)
+    other.enter(MANY // 5)
+    for charge in (other.enter, other.hold, other.begin):
+        with pytest.raises(Overloaded, match=f"connection is at its limit of {MANY // 5} bytes"):
+            charge(1)
+    assert admission.refused == 5
+    assert other.owe(MANY // 5)
+    assert not other.owe(MANY // 5 + 1)
+    other.leave(MANY // 5)
+    for _ in range(200):
+        one.leave(1)
+    other.close()
+    one.close()
+    assert (admission.requests, admission.bytes, admission.connections.total()) == (0, 0, 0)
+
+
+def test_a_share_of_low_limits_is_no_limit() -> None:
+    admission = Admission(4, 1000)
+    account = admission.connect("http")
+    assert account is not None
+    for _ in range(4):
+        account.enter(250)
+    with pytest.raises(Overloaded, match="the server is at its limit of 4 requests"):
+        account.enter(1)
+
+
+def test_an_address_has_a_share_if_that_is_asked_for() -> None:
+    admission = Admission(1000, MANY, Shares(connection=50, address=10))
+    accounts = [admission.connect("http", "192.0.2.1") for _ in range(4)]
+    for number in range(100):
+        account = accounts[number % 4]
+        assert account is not None
+        account.enter(1)
+    for account in accounts:
+        assert account is not None
+        with pytest.raises(Overloaded, match="address is at its limit of 100 requests"):
+            account.enter(1)
+    elsewhere = admission.connect("http", "192.0.2.2")
+    assert elsewhere is not None
+    elsewhere.enter(1)
+    elsewhere.leave(1)
+    for account in accounts:
+        assert account is not None
+        for _ in range(25):
+            account.leave(1)
+        account.close()
+    again = admission.connect("http", "192.0.2.1")
+    assert again is not None
+    again.enter(1)
+
+
+def test_connections_are_counted_and_capped() -> None:
+    admission = Admission(0, 0, Shares(connections=2))
+    first, second = admission.connect("http"), admission.connect("grpc")
+    assert first is not None
+    assert second is not None
+    assert admission.connect("grpc") is None
+    assert (admission.connections, admission.refused_connections) == ({"http": 1, "grpc": 1}, 1)
+    first.close()
+    assert admission.connect("grpc") is not None
+
+
+def test_what_another_process_holds() -> None:
+    admission = Admission(10, 0)
+    admission.enter(5)
+    now = Held(2, 30, 20, 1, 3, 4, 5, 6, 7)
+    admission.count_process(Held(), now)
+    assert (admission.requests, admission.bytes, admission.unread) == (3, 35, 20)
+    assert admission.held(1, 5) == now
+    admission.count_process(now, Held())
+    assert admission.held(1, 5) == Held()

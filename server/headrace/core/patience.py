@@ -4,6 +4,11 @@ Bytes earn time. A peer has `secs` seconds to begin with, earns a second with ev
 and never has more than `secs`: what came at once long ago buys nothing now.
 """
 
+import asyncio
+import fcntl
+import struct
+import termios
+
 SLOWEST = 1024  # bytes a second below which a message, or the reading of an answer, is given up
 
 
@@ -41,3 +46,17 @@ class Patience:
 
 
 PRESSED_SECS = 5.0
+
+
+def undelivered(transport: asyncio.WriteTransport) -> int:
+    """Bytes that were written and that the peer has not acknowledged.
+
+    A slow reader empties the system's own buffer for a long time before that takes any more from
+    the transport's, so that the latter alone would show no progress.
+    """
+    waiting = transport.get_write_buffer_size()
+    sock = transport.get_extra_info("socket")
+    if sock is None or sock.fileno() < 0:
+        return waiting
+    (queued,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))
+    return waiting + int(queued)

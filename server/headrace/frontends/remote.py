@@ -368,6 +368,11 @@ class ReportedAdmission(Admission):
         super().give_up(reason)
         self._link.report_soon()
 
+    def begin(self, expected: int) -> None:
+        """`Admission.begin`."""
+        super().begin(expected)
+        self._link.report_soon()
+
     def grow(self, nbytes: int, own: int = -1) -> None:
         """`Admission.grow`."""
         super().grow(nbytes, own)

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from headrace.core.patience import PRESSED_SECS, SLOWEST, Patience
+from headrace.core.patience import PRESSED_SECS, SLOWEST, Patience, undelivered
 from headrace.engine.admission import Admission, ConnectionAccount
 from headrace.wire.http_infer import error_body
 
@@ -134,7 +134,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._reading.look(None, 0, now)
             return False
         pressed = self._admission.pressed
-        if within and self._reading.look(self, self._added - waiting, now, pressed):
+        gone = self._added - undelivered(self.transport)
+        if within and self._reading.look(self, gone, now, pressed):
             return False
         self.give_up_unread()
         return True

@@ -8,7 +8,7 @@ from math import inf
 from random import uniform
 from typing import TYPE_CHECKING, cast
 
-from headrace.core.patience import PRESSED_SECS, Patience
+from headrace.core.patience import PRESSED_SECS, Patience, undelivered
 from headrace.engine.admission import Admission, ConnectionAccount
 from headrace.transports.grpc.native.head import RESPONSE_HEAD
 from headrace.wire.http2.keep_alive import Due, Watch
@@ -153,7 +153,7 @@ class Link(asyncio.BufferedProtocol):
             self.host.debtors.discard(self)
             self._reading.look(None, 0, now)
         elif self in self.host.debtors:
-            gone = self.sender.pumped - self._transport.get_write_buffer_size()
+            gone = self.sender.pumped - undelivered(self._transport)
             if not self._reading.look(self, gone, now, self.account.pressed):
                 self._give_up_unread()
                 return

@@ -1,0 +1,389 @@
+"""Clients that take, and give nothing: they get their share, for a while, and nobody else waits."""
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import onnx
+import pytest
+from hpack import Decoder, Encoder
+from onnx import TensorProto, helper
+
+from headrace.wire.http2.protocol import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    PREFACE,
+    SETTINGS,
+    frame,
+)
+from headrace.wire.pb import grpc_service_pb2 as pb
+from tests.support.raw_clients import HttpConnection, call, get, open_channel, post, post_bytes
+from tests.support.server_process import ServerProcess
+from tests.support.watching import admitted, incoming, metrics, until
+
+INFER = "/v2/models/echo/infer"
+REQUEST = [
+    (":method", "POST"), (":scheme", "http"), (":authority", "x"),
+    (":path", "/inference.GRPCInferenceService/ModelInfer"), ("te", "trailers"),
+    ("content-type", "application/grpc"),
+]  # fmt: skip
+SMALL = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[1,2]}]}'
+MANY = 4 << 20  # bytes of an answer that a socket does not take
+PLACES = 20  # requests at once that the server takes
+_FEW_BYTES = 4096  # that a client's socket takes before it reads
+WITH_FRONT_ENDS = pytest.param(["--frontends=1"], id="frontends", marks=pytest.mark.slow)
+
+
+def write_echo(repository: Path) -> None:
+    """A model that gives back the FP32 tensor that it was given."""
+    (repository / "echo" / "1").mkdir(parents=True)
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, "n"]) for n in "xy")
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "echo", [x], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, repository / "echo" / "1" / "model.onnx")
+
+
+@pytest.fixture(scope="module")
+def echo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with that model."""
+    path = tmp_path_factory.mktemp("echo")
+    write_echo(path)
+    return path
+
+
+@pytest.fixture(scope="module", params=[pytest.param([], id="alone"), WITH_FRONT_ENDS])
+def hasty(request: pytest.FixtureRequest, echo: Path) -> Iterator[ServerProcess]:
+    """A server with few places that waits for a second only."""
+    options = [
+        f"--max-admitted-requests={PLACES}", "--progress-timeout-secs=1",
+        "--http-body-timeout-secs=1", *request.param,
+    ]  # fmt: skip
+    with ServerProcess(echo, options=options) as server:
+        yield server
+        asyncio.run(until(lambda: admitted(server), lambda found: found == (0, 0)))
+        assert server.stop() == 0
+        assert "bug" not in server.log, server.log
+
+
+@dataclass(slots=True)
+class Caller:
+    """A connection of HTTP/2 whose calls send what they are told to, and no more."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    encoder: Encoder = field(default_factory=Encoder)
+
+    def begin(self, number: int, *pieces: bytes, end: bool = False) -> None:
+        """A call of ModelInfer with these pieces of DATA."""
+        self.writer.write(frame(HEADERS, END_HEADERS, number, self.encoder.encode(REQUEST)))
+        for index, piece in enumerate(pieces, 1):
+            self.writer.write(
+                frame(DATA, END_STREAM * (end and index == len(pieces)), number, piece)
+            )
+
+    async def next_frame(self) -> tuple[int, int, bytes]:
+        """Type, stream and payload of the next frame."""
+        head = await self.reader.readexactly(9)
+        payload = await self.reader.readexactly(int.from_bytes(head[:3]))
+        return head[3], int.from_bytes(head[5:]), payload
+
+    async def statuses(self, count: int) -> list[tuple[str, str]]:
+        """The gRPC status and text of so many calls, as they end."""
+        decoder = Decoder()
+        found: list[tuple[str, str]] = []
+        while len(found) < count:
+            kind, _, payload = await self.next_frame()
+            if kind == HEADERS:
+                fields = {str(name): str(value) for name, value in decoder.decode(payload)}
+                if "grpc-status" in fields:
+                    found.append((fields["grpc-status"], fields.get("grpc-message", "")))
+        return found
+
+    async def ended(self) -> bool:
+        """Wait for the server's end of the connection; whether there was a GOAWAY."""
+        farewell = False
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                kind, _, _ = await self.next_frame()
+                farewell = farewell or kind == GOAWAY
+        return farewell
+
+
+@asynccontextmanager
+async def calling(server: ServerProcess, *settings: tuple[int, int]) -> AsyncIterator[Caller]:
+    """A connection over gRPC."""
+    host, _, port = server.grpc.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    values = b"".join(struct.pack(">HI", *pair) for pair in settings)
+    writer.write(PREFACE + frame(SETTINGS, 0, 0, values))
+    try:
+        yield Caller(reader, writer)
+    finally:
+        writer.transport.abort()
+
+
+def message(count: int) -> bytes:
+    """A request with so many elements, with gRPC's prefix."""
+    request = pb.ModelInferRequest(model_name="echo", raw_input_contents=[bytes(4 * count)])
+    request.inputs.add(name="x", datatype="FP32", shape=[1, count])
+    data = request.SerializeToString()
+    return struct.pack(">BI", 0, len(data)) + data
+
+
+def binary(count: int) -> tuple[bytes, dict[str, str]]:
+    """A request over HTTP with so many elements in binary, and its headers."""
+    tensor = b'"name":"x","datatype":"FP32","shape":[1,%d],"parameters":{"binary_data_size":%d}'
+    head = b'{"inputs":[{%b}],"parameters":{"binary_data_output":true}}' % (
+        tensor % (count, 4 * count)
+    )
+    return head + bytes(4 * count), {"Inference-Header-Content-Length": str(len(head))}
+
+
+async def given_up(server: ServerProcess, reason: str) -> float:
+    """How often a client was given up for this."""
+    return (await metrics(server))[f'headrace_given_up_total{{reason="{reason}"}}']
+
+
+def test_messages_on_their_way_take_no_places(hasty: ServerProcess) -> None:
+    async def scenario() -> None:
+        before = await given_up(hasty, "unsent")
+        async with contextlib.AsyncExitStack() as stack:
+            callers = [await stack.enter_async_context(calling(hasty)) for _ in range(3)]
+            for caller in callers:
+                for number in range(1, 2 * PLACES, 2):
+                    caller.begin(number, struct.pack(">BI", 0, 100))
+            await until(lambda: incoming(hasty), lambda found: found == 3 * PLACES)
+            assert (await post(hasty.http, INFER, SMALL)).status == 200
+            for caller in callers:
+                for status, text in await caller.statuses(PLACES):
+                    assert status == str(grpc.StatusCode.DEADLINE_EXCEEDED.value[0])
+                    assert text == "no more of the request came for 1 s"
+        assert await incoming(hasty) == 0
+        assert await given_up(hasty, "unsent") == before + 3 * PLACES
+
+    asyncio.run(scenario())
+
+
+def test_calls_without_a_message_end(hasty: ServerProcess) -> None:
+    async def scenario() -> None:
+        async with calling(hasty) as caller:
+            caller.begin(1)
+            assert (await caller.statuses(1))[0][1] == "no more of the request came for 1 s"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("elements", [10, 100_000, 1_000_000])
+def test_whole_messages_of_calls_that_go_on_count(hasty: ServerProcess, elements: int) -> None:
+    async def scenario() -> None:
+        whole = message(elements)
+        pieces = [whole[start : start + 16384] for start in range(0, len(whole), 16384)]
+        async with calling(hasty) as caller:
+            for number in (1, 3, 5):
+                caller.begin(number, *pieces)
+            count = 3 * (len(whole) - 5)
+            await until(lambda: admitted(hasty), lambda found: found == (0, count))
+            assert len(await caller.statuses(3)) == 3
+            await until(lambda: admitted(hasty), lambda found: found == (0, 0))
+
+    asyncio.run(scenario())
+
+
+def test_whole_messages_are_refused_beyond_the_limit(echo: Path) -> None:
+    async def scenario() -> None:
+        with ServerProcess(echo, options=["--max-admitted-bytes=1000000"]) as server:
+            whole = message(60_000)
+            pieces = [whole[start : start + 16384] for start in range(0, len(whole), 16384)]
+            async with calling(server) as caller:
+                for number in range(1, 21, 2):
+                    caller.begin(number, *pieces)
+                for status, text in await caller.statuses(6):
+                    assert status == str(grpc.StatusCode.UNAVAILABLE.value[0])
+                    assert "limit of 1000000 bytes" in text
+                assert (await admitted(server))[1] == 4 * (len(whole) - 5)
+                # The server goes on with what needs no room, and is as good as new afterwards.
+                assert (await get(server.http, "/v2/health/ready")).status == 200
+            await until(lambda: admitted(server), lambda found: found == (0, 0))
+            assert (await post(server.http, INFER, SMALL)).status == 200
+
+    asyncio.run(scenario())
+
+
+def test_what_is_sent_at_once_buys_no_time(hasty: ServerProcess) -> None:
+    """A megabyte, and a byte now and then."""
+
+    async def scenario() -> None:
+        body, headers = binary(1 << 20)
+        whole = post_bytes(INFER, body, headers)
+        async with await HttpConnection.open(hasty.http) as connection:
+            await connection.send(whole[:-1000])
+            answer = asyncio.ensure_future(connection.receive())
+            for sent in range(100):
+                done, _ = await asyncio.wait([answer], timeout=0.3)
+                if done:
+                    break
+                await connection.send(whole[sent - 1000 : sent - 999])
+            assert answer.done()
+            assert answer.result().status == 408
+            assert b"more slowly than 1024 bytes/s" in answer.result().body
+        await until(lambda: admitted(hasty), lambda found: found == (0, 0))
+
+    asyncio.run(scenario())
+
+
+def open_deaf(address: str) -> socket.socket:
+    """A connection whose client takes few bytes before it reads."""
+    deaf = socket.socket()
+    deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _FEW_BYTES)
+    host, _, port = address.rpartition(":")
+    deaf.connect((host, int(port)))
+    return deaf
+
+
+async def unread(server: ServerProcess) -> float:
+    """Bytes that clients have not read."""
+    return (await metrics(server))["headrace_unread_answer_bytes"]
+
+
+@pytest.mark.parametrize("closing", [False, True])
+def test_answers_over_http_that_are_not_read(hasty: ServerProcess, closing: bool) -> None:
+    async def scenario() -> None:
+        before = await given_up(hasty, "unread")
+        body, headers = binary(MANY)
+        if closing:
+            headers["Connection"] = "close"
+        with contextlib.ExitStack() as stack:
+            for _ in range(2):
+                deaf = stack.enter_context(open_deaf(hasty.http))
+                await asyncio.to_thread(deaf.sendall, post_bytes(INFER, body, headers))
+            await until(lambda: unread(hasty), lambda found: found > MANY)
+            assert (await admitted(hasty))[1] > MANY
+            assert (await post(hasty.http, INFER, SMALL)).status == 200
+            await until(lambda: given_up(hasty, "unread"), lambda found: found == before + 2)
+            await until(lambda: unread(hasty), lambda found: found == 0)
+        await until(lambda: admitted(hasty), lambda found: found == (0, 0))
+
+    asyncio.run(scenario())
+
+
+def test_answers_over_http_that_are_read_slowly_arrive(hasty: ServerProcess) -> None:
+    """Over more time than a client has that makes no progress."""
+
+    async def scenario() -> None:
+        body, headers = binary(MANY)
+        with open_deaf(hasty.http) as slow:
+            slow.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(slow, post_bytes(INFER, body, headers))
+            await until(lambda: unread(hasty), lambda found: found > 0)
+            got = 0
+            for _ in range(30):  # a few kilobytes at a time, in three seconds
+                got += len(await loop.sock_recv(slow, 10_000))
+                await asyncio.sleep(0.1)
+            while got < 4 * MANY:
+                piece = await loop.sock_recv(slow, 1 << 20)
+                assert piece, f"the connection ended after {got} bytes"
+                got += len(piece)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("window", [0, 1 << 30])
+def test_answers_over_grpc_that_are_not_read(hasty: ServerProcess, window: int) -> None:
+    """With a window of 0, and with a large one on a socket that nobody reads from."""
+
+    async def scenario() -> None:
+        before = await given_up(hasty, "unread")
+        whole = message(MANY)
+        frames = [
+            frame(DATA, 0, 1, whole[start : start + 16384]) for start in range(0, len(whole), 16384)
+        ]
+        head = frame(HEADERS, END_HEADERS, 1, Encoder().encode(REQUEST))
+        settings = frame(SETTINGS, 0, 0, struct.pack(">HI", 4, window))
+        more = frame(8, 0, 0, struct.pack(">I", (1 << 30))) if window else b""
+        with open_deaf(hasty.grpc) as deaf:
+            data = b"".join([PREFACE, settings, more, head, *frames, frame(DATA, END_STREAM, 1)])
+            await asyncio.to_thread(deaf.sendall, data)
+            await until(lambda: unread(hasty), lambda found: found > MANY)
+            assert (await post(hasty.http, INFER, SMALL)).status == 200
+            await until(lambda: given_up(hasty, "unread"), lambda found: found == before + 1)
+            await until(lambda: unread(hasty), lambda found: found == 0)
+        await until(lambda: admitted(hasty), lambda found: found == (0, 0))
+
+    asyncio.run(scenario())
+
+
+def test_more_connections_than_there_may_be(echo: Path) -> None:
+    async def scenario() -> None:
+        with ServerProcess(echo, options=["--max-connections=3"]) as server:
+            async with contextlib.AsyncExitStack() as stack:
+                kept = [
+                    await stack.enter_async_context(await HttpConnection.open(server.http))
+                    for _ in range(2)
+                ]
+                caller = await stack.enter_async_context(calling(server))
+                await until(
+                    lambda: metrics(server),
+                    lambda m: (
+                        m['headrace_connections{door="http"}'] == 2
+                        and m['headrace_connections{door="grpc"}'] == 1
+                    ),
+                )
+                async with await HttpConnection.open(server.http) as connection:
+                    answer = await connection.receive()
+                    assert answer.status == 503
+                    assert b"as many connections as it may (--max-connections)" in answer.body
+                    assert await connection.ended()
+                async with calling(server) as refused:
+                    await refused.ended()
+                assert (await metrics(server))["headrace_refused_connections_total"] == 2
+                assert (await kept[0].post(INFER, SMALL)).status == 200
+                caller.begin(1, message(3), end=True)
+                assert await caller.statuses(1) == [("0", "")]
+                await kept[0].close()
+                await until(
+                    lambda: metrics(server), lambda m: m['headrace_connections{door="http"}'] == 1
+                )
+                assert (await post(server.http, INFER, SMALL)).status == 200
+
+    asyncio.run(scenario())
+
+
+def test_idle_connections_over_grpc_end(echo: Path) -> None:
+    async def scenario() -> None:
+        with ServerProcess(echo, options=["--grpc-max-connection-idle-secs=1"]) as server:
+            async with calling(server) as caller:
+                assert await caller.ended()  # after a GOAWAY
+            # A client that does as gRPC's libraries do notices nothing.
+            async with open_channel(server.grpc) as channel:
+                data = message(3)[5:]
+                assert await call(channel, "ModelInfer", data)
+                await until(
+                    lambda: metrics(server), lambda m: m['headrace_connections{door="grpc"}'] == 0
+                )
+                assert await call(channel, "ModelInfer", data)
+
+    asyncio.run(scenario())
+
+
+def test_a_connection_gets_its_share(echo: Path) -> None:
+    async def scenario() -> None:
+        options = ["--max-admitted-requests=128", "--max-connection-share=50"]
+        with ServerProcess(echo, options=options) as server:
+            async with calling(server) as caller:
+                for number in range(1, 201, 2):
+                    caller.begin(number, struct.pack(">BI", 0, 100))
+                # So many may be on their way; those that are there are held to the share.
+                await until(lambda: incoming(server), lambda found: found == 100)
+                assert (await post(server.http, INFER, SMALL)).status == 200
+
+    asyncio.run(scenario())
