@@ -12,6 +12,7 @@ limits; so has each client's address if that is asked for. Owned by the event-lo
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from sys import maxsize
 from typing import NamedTuple
 
 from headrace.core.errors import Overloaded, ServerExiting
@@ -69,7 +70,11 @@ class Admission:
         self.refused_connections = 0
         self.aborted: Counter[str] = Counter()  # connections and calls given up, by reason
         self.exiting = False
+        self.most_requests = max_requests or maxsize
+        self.most_bytes = max_bytes or maxsize
+        self.watched = False  # whether `changed` is to be called after each change
         self._addresses: dict[str, _Address] = {}
+        self._on_change: Callable[[], object] | None = None
         self._on_empty: Callable[[], None] | None = None
         self._on_close: set[Callable[[], None]] = set()
 
@@ -89,17 +94,21 @@ class Admission:
         most = self.shares.connections
         if most and self.connections.total() >= most:
             self.refused_connections += 1
+            self._changed()
             return None
         self.connections[door] += 1
+        self._changed()
         return ConnectionAccount(self, door, address)
 
     def disconnect(self, door: str) -> None:
         """A connection is no more."""
         self.connections[door] -= 1
+        self._changed()
 
     def give_up(self, reason: str) -> None:
         """Count a connection, or a call, whose client makes no progress."""
         self.aborted[reason] += 1
+        self._changed()
 
     def address(self, name: str) -> "_Address | None":
         """What is held for all connections from one address; None if that has no limit."""
@@ -125,6 +134,7 @@ class Admission:
         self._check_open()
         self._check_bytes(expected, 0)
         self.messages += 1
+        self._changed()
 
     def grow(self, nbytes: int, own: int = -1) -> None:
         """Count further bytes of a message or request; raises `Overloaded` instead.
@@ -135,45 +145,51 @@ class Admission:
             own = self.bytes if self.requests + self.messages <= 1 else 0
         self._check_bytes(nbytes, own)
         self.bytes += nbytes
+        self._changed()
 
     def admit(self) -> None:
         """A message is there as a whole and is a request from now on; raises `Overloaded`."""
         self._check_requests()
         self.messages -= 1
         self.requests += 1
+        self._changed()
 
     def drop(self, nbytes: int) -> None:
         """A message of which `nbytes` have come is no more."""
         self.messages -= 1
         self.bytes -= nbytes
-        self._look_if_empty()
+        self._changed()
 
     def hold(self, nbytes: int) -> None:
         """Count a whole message that waits for the rest of its call; raises `Overloaded`."""
         self._check_bytes(nbytes, 0)
         self.bytes += nbytes
+        self._changed()
 
     def release(self, nbytes: int) -> None:
         """Such messages go on, or are no more."""
         self.bytes -= nbytes
+        self._changed()
 
     # --- requests
 
     def enter(self, nbytes: int) -> None:
         """Count a request of `nbytes` in; raises `Overloaded` or `ServerExiting`."""
-        if self.exiting or (self.max_requests and self.requests >= self.max_requests):
-            self._check_open()
-        if self.max_bytes and self.bytes + nbytes > self.max_bytes:
-            self._check_bytes(nbytes, 0)
+        self.check(nbytes)
         self.requests += 1
         self.bytes += nbytes
+        self._changed()
 
     def leave(self, nbytes: int) -> None:
         """Count a request out."""
         self.requests -= 1
         self.bytes -= nbytes
-        if self._on_empty is not None:
-            self._look_if_empty()
+        self._changed()
+
+    def check(self, nbytes: int) -> None:
+        """Raise what `enter` would."""
+        self._check_open()
+        self._check_bytes(nbytes, 0)
 
     # --- what else is held
 
@@ -181,12 +197,13 @@ class Admission:
         """So many bytes more, or less, of answers wait for clients to read them."""
         self.unread += nbytes
         self.bytes += nbytes
+        self._changed()
 
     def adjust(self, requests: int, nbytes: int) -> None:
         """Count what another process holds: so much more or less than before."""
         self.requests += requests
         self.bytes += nbytes
-        self._look_if_empty()
+        self._changed()
 
     def held(self, requests: int, nbytes: int) -> Held:
         """What is held, without so many requests and bytes that another process counts."""
@@ -237,11 +254,24 @@ class Admission:
     def when_empty(self, callback: Callable[[], None]) -> None:
         """Call `callback` whenever the last request or message leaves; at once if there is none."""
         self._on_empty = callback
-        self._look_if_empty()
+        self.watched = True
+        self._changed()
 
-    def _look_if_empty(self) -> None:
+    def when_changed(self, callback: Callable[[], object]) -> None:
+        """Call `callback` after every change of what is held."""
+        self._on_change = callback
+        self.watched = True
+
+    def changed(self) -> None:
+        """Tell those who watch."""
+        if self._on_change is not None:
+            self._on_change()
         if self._on_empty is not None and not (self.requests or self.messages):
             self._on_empty()
+
+    def _changed(self) -> None:
+        if self.watched:
+            self.changed()
 
     # --- limits
 
@@ -283,7 +313,8 @@ class ConnectionAccount:
     """What is held for one connection: as `Admission`, whose limits it has a share of."""
 
     __slots__ = (
-        "_address", "_door", "_max_bytes", "_max_requests", "bytes", "requests", "server", "unread",
+        "_address", "_door", "_most_bytes", "_most_requests", "bytes", "requests", "server",
+        "unread",
     )  # fmt: skip
 
     def __init__(self, server: Admission, door: str, address: str = "") -> None:
@@ -292,8 +323,8 @@ class ConnectionAccount:
         self.server = server
         self.requests = self.bytes = self.unread = 0
         self._door = door
-        self._max_requests = _share(server.max_requests, share, _LEAST_REQUESTS)
-        self._max_bytes = _share(server.max_bytes, share, _LEAST_BYTES)
+        self._most_requests = _share(server.max_requests, share, _LEAST_REQUESTS)
+        self._most_bytes = _share(server.max_bytes, share, _LEAST_BYTES)
         self._address = server.address(address)
         if self._address is not None:
             self._address.connections += 1
@@ -340,21 +371,30 @@ class ConnectionAccount:
         self._count(0, -nbytes)
         self.server.release(nbytes)
 
+    # These two are called for each request, and count with the server themselves.
+
     def enter(self, nbytes: int) -> None:
         """`Admission.enter`."""
-        requests, held = self.requests, self.bytes + nbytes
+        server = self.server
+        requests, held, total = self.requests + 1, self.bytes + nbytes, server.bytes + nbytes
         if (
-            self._address is not None
-            or (self._max_requests and requests >= self._max_requests)
-            or (self._max_bytes and held > self._max_bytes)
+            requests > self._most_requests
+            or held > self._most_bytes
+            or server.requests >= server.most_requests
+            or total > server.most_bytes
+            or server.exiting
+            or self._address is not None
         ):
             self._check(nbytes, self.bytes == 0, True)
-        self.server.enter(nbytes)
-        self.requests = requests + 1
-        self.bytes = held
-        if self._address is not None:
-            self._address.requests += 1
-            self._address.bytes += nbytes
+            server.check(nbytes)
+            if self._address is not None:
+                self._address.requests += 1
+                self._address.bytes += nbytes
+        self.requests, self.bytes = requests, held
+        server.requests += 1
+        server.bytes = total
+        if server.watched:
+            server.changed()
 
     def leave(self, nbytes: int) -> None:
         """`Admission.leave`."""
@@ -363,7 +403,11 @@ class ConnectionAccount:
         if self._address is not None:
             self._address.requests -= 1
             self._address.bytes -= nbytes
-        self.server.leave(nbytes)
+        server = self.server
+        server.requests -= 1
+        server.bytes -= nbytes
+        if server.watched:
+            server.changed()
 
     def owe(self, nbytes: int) -> bool:
         """So many bytes wait now for the client to read them; whether that is within its share."""
@@ -372,7 +416,7 @@ class ConnectionAccount:
             self.unread = nbytes
             self._count(0, change)
             self.server.owe(change)
-        return not self._max_bytes or nbytes <= self._max_bytes
+        return nbytes <= self._most_bytes
 
     @property
     def pressed(self) -> bool:
@@ -388,7 +432,7 @@ class ConnectionAccount:
 
     def _check(self, nbytes: int, alone: bool, request: bool) -> None:
         """Refuse what goes beyond the connection's or its address's share."""
-        own = self._max_requests, self._max_bytes
+        own = self._most_requests, self._most_bytes
         self._hold_to(self, *own, nbytes, alone, request, "connection")
         if (address := self._address) is not None:
             server, share = self.server, self.server.shares.address
@@ -399,18 +443,18 @@ class ConnectionAccount:
     def _hold_to(
         self,
         holder: "ConnectionAccount | _Address",
-        max_requests: int,
-        max_bytes: int,
+        most_requests: int,
+        most_bytes: int,
         nbytes: int,
         alone: bool,
         request: bool,
         what: str,
     ) -> None:
         reached = ""
-        if request and max_requests and holder.requests >= max_requests:
-            reached = f"{max_requests} requests"
-        elif max_bytes and not alone and holder.bytes + nbytes > max_bytes:
-            reached = f"{max_bytes} bytes of requests"
+        if request and holder.requests >= most_requests:
+            reached = f"{most_requests} requests"
+        elif not alone and holder.bytes + nbytes > most_bytes:
+            reached = f"{most_bytes} bytes of requests"
         if reached:
             self.server.refuse()
             raise Overloaded(
@@ -423,6 +467,6 @@ Account = Admission | ConnectionAccount
 
 
 def _share(limit: int, percent: int, least: int) -> int:
-    """A share of a limit, but `least`; 0 for no limit beyond the server's."""
+    """A share of a limit, but `least`; without end where the server's own is as low."""
     share = max(limit * percent // 100, least)
-    return share if share < limit else 0
+    return share if share < limit else maxsize

@@ -22,7 +22,7 @@ from headrace.core.requests import (
     name_backend,
 )
 from headrace.core.tensors import Buffer
-from headrace.engine.admission import Admission, ConnectionAccount, Held, Shares
+from headrace.engine.admission import Admission, Held, Shares
 from headrace.engine.doors import DoorSink, RoutedSink
 from headrace.frontends.channel import Channel
 from headrace.frontends.wanted_headers import WantedHeaders
@@ -352,66 +352,7 @@ class ReportedAdmission(Admission):
         super().__init__(max_requests, max_bytes, shares)
         self._link = link
         link.watch(self)
-
-    def connect(self, door: str, address: str = "") -> ConnectionAccount | None:
-        """`Admission.connect`."""
-        self._link.report_soon()
-        return super().connect(door, address)
-
-    def disconnect(self, door: str) -> None:
-        """`Admission.disconnect`."""
-        super().disconnect(door)
-        self._link.report_soon()
-
-    def give_up(self, reason: str) -> None:
-        """`Admission.give_up`."""
-        super().give_up(reason)
-        self._link.report_soon()
-
-    def begin(self, expected: int) -> None:
-        """`Admission.begin`."""
-        super().begin(expected)
-        self._link.report_soon()
-
-    def grow(self, nbytes: int, own: int = -1) -> None:
-        """`Admission.grow`."""
-        super().grow(nbytes, own)
-        self._link.report_soon()
-
-    def admit(self) -> None:
-        """`Admission.admit`."""
-        super().admit()
-        self._link.report_soon()
-
-    def drop(self, nbytes: int) -> None:
-        """`Admission.drop`."""
-        super().drop(nbytes)
-        self._link.report_soon()
-
-    def hold(self, nbytes: int) -> None:
-        """`Admission.hold`."""
-        super().hold(nbytes)
-        self._link.report_soon()
-
-    def release(self, nbytes: int) -> None:
-        """`Admission.release`."""
-        super().release(nbytes)
-        self._link.report_soon()
-
-    def enter(self, nbytes: int) -> None:
-        """`Admission.enter`."""
-        super().enter(nbytes)
-        self._link.report_soon()
-
-    def leave(self, nbytes: int) -> None:
-        """`Admission.leave`."""
-        super().leave(nbytes)
-        self._link.report_soon()
-
-    def owe(self, nbytes: int) -> None:
-        """`Admission.owe`."""
-        super().owe(nbytes)
-        self._link.report_soon()
+        self.when_changed(link.report_soon)
 
     def refuse(self) -> None:
         """`Admission.refuse`."""
