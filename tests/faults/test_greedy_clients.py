@@ -30,6 +30,8 @@ from tests.support.raw_clients import HttpConnection, call, get, open_channel, p
 from tests.support.server_process import ServerProcess
 from tests.support.watching import admitted, incoming, metrics, until
 
+pytestmark = pytest.mark.slow  # they wait for clients that let them wait
+
 INFER = "/v2/models/echo/infer"
 REQUEST = [
     (":method", "POST"), (":scheme", "http"), (":authority", "x"),
@@ -40,7 +42,6 @@ SMALL = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[1,2]}]}
 MANY = 4 << 20  # bytes of an answer that a socket does not take
 PLACES = 20  # requests at once that the server takes
 _FEW_BYTES = 4096  # that a client's socket takes before it reads
-WITH_FRONT_ENDS = pytest.param(["--frontends=1"], id="frontends", marks=pytest.mark.slow)
 
 
 def write_echo(repository: Path) -> None:
@@ -60,7 +61,7 @@ def echo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module", params=[pytest.param([], id="alone"), WITH_FRONT_ENDS])
+@pytest.fixture(scope="module", params=[[], ["--frontends=1"]], ids=["alone", "frontends"])
 def hasty(request: pytest.FixtureRequest, echo: Path) -> Iterator[ServerProcess]:
     """A server with few places that waits for a second only."""
     options = [

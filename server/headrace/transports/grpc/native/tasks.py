@@ -43,7 +43,8 @@ class TaskRpc(Rpc):
             raise InvalidRequest("the call takes one message, got none")
         if self.kept:
             self.on_keep()  # for as long as the handler has it
-        self._task = self._host.loop.create_task(self._guarded(data))
+        if not self.finished:
+            self._task = self._host.loop.create_task(self._guarded(data))
 
     def abandon(self) -> None:
         """Cancel the task."""
