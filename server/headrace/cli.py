@@ -18,6 +18,7 @@ from headrace.commands.parser import EXIT_INTERRUPTED, EXIT_USAGE, CommandParser
 from headrace.commands.pool_files import take_pools
 from headrace.commands.top_options import add_top
 from headrace.commands.triton_pools_options import add_triton_pools
+from headrace.execution.private_process import make_private
 from headrace.options import Option, SettingsError, Value
 from headrace.settings import (
     CONFIG_FILE_ENV,
@@ -55,7 +56,9 @@ def _serve_within(stack: ExitStack, options: argparse.Namespace) -> int:
         settings = _settings(options, brought)
     except SettingsError as error:
         options.parser.exit(EXIT_USAGE, f"headrace serve: {error}\n")
-    for line in without_effect:
+    # Before there are threads, of which numeric libraries start some when they are imported.
+    problems = [] if settings.allow_debugging else make_private()
+    for line in (*without_effect, *problems):
         print(f"headrace serve: {line}", file=sys.stderr)
     # What is imported stays, and the collector would look through it many times: it rests until the
     # doors are open.

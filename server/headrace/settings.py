@@ -83,6 +83,11 @@ class Settings(DoorSettings, ModelSettings):
         " 0: that one does it all; `auto`: by the number of cores",
         form=("auto|[0-9]|[1-5][0-9]|6[0-4]", "auto or a number from 0 to 64"),
     )
+    allow_debugging: bool = setting(
+        False,
+        "Let other processes of the same user, so also Python models, read this server's memory and"
+        " environment, for debuggers and profilers, and let the kernel dump its core",
+    )
     # Life cycle
     id: str = setting("headrace", "The server's name in its metadata")
     shutdown_delay_secs: int = setting(

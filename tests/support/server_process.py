@@ -10,11 +10,13 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
 
 EXAMPLES = Path(__file__).parents[2] / "model_repository"
 _ADDRESS = re.compile(r"^(HTTP|gRPC|metrics) +(?:http://)?(127\.0\.0\.1:\d+)")
 _START_SECS = 120
+# Some tests look at what files a server has open, which only root may unless this is set.
+_DEBUGGING = {} if os.geteuid() == 0 else {"HEADRACE_ALLOW_DEBUGGING": "true"}
 
 
 def onnx_examples(folder: Path) -> Path:
@@ -39,17 +41,23 @@ class ServerProcess:
         options: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         wait: bool = True,
+        prefix: Sequence[str] = (),
+        errors: IO[bytes] | None = None,
     ) -> None:
-        """With `wait` False, entering returns once the doors are open, before models are loaded."""
+        """With `wait` False, entering returns once the doors are open, before models are loaded.
+
+        `prefix` is a command that becomes the one after it. Standard error goes to `errors` instead
+        of `log`.
+        """
         self._command = [
-            sys.executable, "-m", "headrace", "serve",
+            *prefix, sys.executable, "-m", "headrace", "serve",
             "--model-repository", *map(str, repositories or (EXAMPLES,)),
             "--http-port=0", "--grpc-port=0", "--metrics-port=0", *options,
         ]  # fmt: skip
         self._environment = dict(environment or {})
         self._last_line = re.compile(r"ready after" if wait else r"metrics +http")
         self._lines: list[str] = []
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self._errors = errors or tempfile.TemporaryFile()  # noqa: SIM115
         self.http = self.grpc = self.metrics = ""
         self.process: subprocess.Popen[str] | None = None
 
@@ -81,7 +89,7 @@ class ServerProcess:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")}
         self.process = subprocess.Popen(
             self._command, stdout=subprocess.PIPE, stderr=self._errors, text=True,
-            env=environment | self._environment,
+            env=environment | _DEBUGGING | self._environment,
         )  # fmt: skip
         started = threading.Event()
         threading.Thread(target=self._read, args=(started,), daemon=True).start()

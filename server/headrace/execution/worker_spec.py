@@ -19,6 +19,12 @@ _PASSED_PREFIXES = (
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
+def passed_environment(*prefixes: str) -> dict[str, str]:
+    """What of the server's environment is no secret, and variables with further `prefixes`."""
+    every = _PASSED_PREFIXES + prefixes
+    return {n: v for n, v in os.environ.items() if n in _PASSED or n.startswith(every)}
+
+
 @dataclass(frozen=True, slots=True)
 class Ways:
     """How a model runs its batches, as it has said when it was started, and its configuration.
@@ -50,11 +56,7 @@ class WorkerSpec:
 
     def environment(self) -> dict[str, str]:
         """The environment variables that the process gets."""
-        passed = {
-            name: value
-            for name, value in os.environ.items()
-            if name in _PASSED or name.startswith(_PASSED_PREFIXES)
-        }
+        passed = passed_environment()
         threads = {name: str(self.threads) for name in _THREADS if name not in passed}
         return {**passed, **threads, **self._own(), "PYTHONUNBUFFERED": "1"}
 

@@ -1,8 +1,13 @@
-"""`python -m headrace.frontends DESCRIPTOR`: one front end, started by the engine's process."""
+"""`python -m headrace.frontends DESCRIPTOR [private]`: one front end, started by the engine."""
 
 import sys
 
-from headrace.frontends.process import main
+from headrace.execution.private_process import make_private
 
 if __name__ == "__main__":
+    if sys.argv[2:] == ["private"]:
+        make_private()  # the engine has told of what the kernel refuses
+    # Imported late: nothing is in this process's memory before it is private.
+    from headrace.frontends.process import main
+
     sys.exit(main(int(sys.argv[1])))

@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from headrace.engine.doors import Entrance
+from headrace.execution.private_process import is_private
+from headrace.execution.worker_spec import passed_environment
 from headrace.frontends.channel import pair
 from headrace.frontends.config import FrontendConfig
 from headrace.frontends.host import Calls, Host
@@ -62,11 +64,16 @@ class _FrontEnd:
         try:
             self.process = subprocess.Popen(
                 # -P: what lies in the working directory is not to be imported.
-                [sys.executable, "-P", "-m", "headrace.frontends", str(theirs.fileno())],
+                [
+                    sys.executable, "-P", "-m", "headrace.frontends", str(theirs.fileno()),
+                    *(["private"] if is_private() else []),
+                ],
+                # What a model might read of it before it is private has no secrets in it.
+                env=passed_environment("PYTHON", "GRPC_"),
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 process_group=0,
-            )
+            )  # fmt: skip
         except BaseException:
             ours.close()
             raise
