@@ -64,16 +64,18 @@ def backends(
     trust_model_code: bool = False,
     gpus: Gpus | None = None,
     tritons: Tritons | None = None,
+    largest_response: int = 0,
 ) -> dict[str, Backend]:
     """All backends by name, in the order in which a model's files are looked at.
 
-    `tritons` gives those that this server starts, None if it starts none.
+    `tritons` gives those that this server starts, None if it starts none. Answers of other servers
+    may have `largest_response` bytes, 0 for the usual.
     """
     return {
         **BACKENDS,
         "onnxruntime": OnnxBackend(gpus),
         **artefact_backends(trust_model_code),
-        "triton": RemoteBackend(tritons),
+        "triton": RemoteBackend(tritons, largest_response),
     }
 
 
@@ -134,7 +136,9 @@ class Application:
         self._engine = Engine(
             settings.id,
             __version__,
-            backends(settings.trust_model_code, gpus, self._tritons.servers),
+            backends(
+                settings.trust_model_code, gpus, self._tritons.servers, settings.max_request_bytes
+            ),
             options,
             self._admission,
             settings.strict_readiness,

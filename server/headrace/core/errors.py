@@ -22,7 +22,8 @@ ServerError ─┬─ InvalidRequest       the client broke the protocol or the 
                  ├─ Relayed          the server that had it has answered with an error of its own
                  ├─ RemoteUnavailable  the server that had it says so, of the model or of itself
                  ├─ RemoteLost       the connection to the server that had it is no more
-                 └─ RemoteTimeout    the server that had it has not answered in time
+                 ├─ RemoteTimeout    the server that had it has not answered in time
+                 └─ RemoteBroken     its answer breaks the protocol or is too large
 
 RepositoryError ─┬─ InvalidConfig    a model's configuration is wrong; names file, line and field
                  ├─ InvalidOption    the same as a backend tells it, which knows the field only
@@ -130,6 +131,10 @@ class RemoteLost(ExecutionFailed):
 
 class RemoteTimeout(ExecutionFailed):
     """Another server has not answered in time; it may still be executing the request."""
+
+
+class RemoteBroken(ExecutionFailed):
+    """Another server's answer breaks the protocol, or is larger than the model's may be."""
 
 
 class AlreadyExists(ServerError):

@@ -14,13 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.core.errors import ServerError
+from headrace.core.errors import PayloadTooLarge, ServerError
 from headrace.core.tensors import Buffer
 from headrace.wire.compression import decompress
 from headrace.wire.grpc_response import (
     INTERNAL,
     OK,
-    RESOURCE_EXHAUSTED,
     UNKNOWN,
     ResponseBlock,
 )
@@ -43,6 +42,8 @@ class Reason(Enum):
     STATUS = "the server says so"
     LOST = "it was cut off"
     LATE = "its deadline has passed"
+    TOO_LARGE = "its answer has more bytes than it may"
+    GROWN = "its answer has, once it is decompressed"
 
 
 class End(NamedTuple):
@@ -53,22 +54,32 @@ class End(NamedTuple):
     text: str
 
 
-def unpacked(data: bytes, encoding: str) -> Buffer:
-    """A compressed message; raises `ServerError`."""
-    return decompress(data, encoding, MAX_MESSAGE, "answer")
+def unpacked(data: bytes, encoding: str, largest: int) -> Buffer:
+    """A compressed message, which may have `largest` bytes then; raises `ServerError`."""
+    return decompress(data, encoding, largest, "answer")
+
+
+def unreadable(error: Exception) -> End:
+    """The end of a call whose compressed answer cannot be unpacked."""
+    reason = Reason.GROWN if isinstance(error, PayloadTooLarge) else Reason.STATUS
+    return End(reason, INTERNAL, str(error))
 
 
 class ClientCall(ClientStream):
-    """One call. `deadline` is in seconds of the clock that the connection is given."""
+    """One call. `deadline` is in seconds of the clock that the connection is given.
+
+    A message of the answer may have `largest` bytes, also once it is decompressed.
+    """
 
     __slots__ = (
         "_compressed", "_encoding", "_filled", "_last", "_length", "_prefix", "_view", "connection",
-        "deadline", "over",
+        "deadline", "largest", "over",
     )  # fmt: skip
 
-    def __init__(self, deadline: float = inf) -> None:
+    def __init__(self, deadline: float = inf, largest: int = MAX_MESSAGE) -> None:
         super().__init__(0)
         self.deadline = deadline
+        self.largest = largest
         self.over = False  # `closed` was called, or `cancel`
         self.connection: ClientConnection | None = None
         self._encoding: str | None = None  # once the head is here
@@ -88,9 +99,9 @@ class ClientCall(ClientStream):
     def received_packed(self, data: bytes, encoding: str) -> None:
         """A compressed message has come; unless a subclass does otherwise, it is unpacked now."""
         try:
-            message = unpacked(data, encoding)
+            message = unpacked(data, encoding, self.largest)
         except ServerError as error:
-            self.break_off(End(Reason.STATUS, INTERNAL, str(error)))
+            self.break_off(unreadable(error))
         else:
             self.received(message)
 
@@ -107,7 +118,7 @@ class ClientCall(ClientStream):
 
     def renew(self) -> None:
         """Be as before it was begun."""
-        ClientCall.__init__(self, self.deadline)
+        ClientCall.__init__(self, self.deadline, self.largest)
 
     def cancel(self) -> None:
         """End the call, and tell nothing."""
@@ -144,7 +155,7 @@ class ClientCall(ClientStream):
                 compressed, length = _unpack_prefix(view, start)
                 begin = start + _PREFIX
                 after = begin + length
-                if after > stop or compressed:
+                if after > stop or compressed or length > self.largest:
                     break
                 start = after
                 self.received(bytes(view[begin:after]))
@@ -213,9 +224,9 @@ class ClientCall(ClientStream):
     def _begin_message(self, here: int) -> None:
         assert self.connection is not None
         compressed, length = _unpack_prefix(self._prefix)
-        if length > MAX_MESSAGE:
-            text = f"the answer has a message of {length} bytes"
-            self.break_off(End(Reason.STATUS, RESOURCE_EXHAUSTED, text))
+        if length > self.largest:
+            text = f"the answer has a message of {length} bytes, more than {self.largest}"
+            self.break_off(End(Reason.TOO_LARGE, INTERNAL, text))
             return
         self._compressed, self._length, self._filled = compressed, length, 0
         # Not a bytearray, which would be written to from end to end when it is made.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import httptools
 import numpy as np
 
-from headrace.core.errors import InvalidRequest
+from headrace.core.errors import InvalidRequest, PayloadTooLarge
 from headrace.core.tensors import Buffer
 
 LARGEST_HEAD = 64 << 10
@@ -69,7 +69,11 @@ def request_pieces(request: HttpRequest, common: str) -> list[Buffer]:
 
 
 class ResponseReader:
-    """Reads the answers of one connection, one after the other; raises `InvalidRequest`."""
+    """Reads the answers of one connection, one after the other.
+
+    Raises `InvalidRequest` for what is no answer, and `PayloadTooLarge` for a body of more than
+    `largest_body` bytes.
+    """
 
     def __init__(self, largest_body: int = LARGEST_BODY) -> None:
         self._largest = largest_body
@@ -103,7 +107,7 @@ class ResponseReader:
         head = self._head
         if head is None or head.chunked or len(self._body):
             return None
-        return self._complete(b"".join(head.pieces))
+        return self._complete(memoryview(head.body))
 
     def _read_head(self, searched: int) -> HttpResponse | None:
         head, parser = self._next_head(searched)
@@ -172,17 +176,17 @@ class ResponseReader:
         if not head.chunked:
             head.on_body(piece)
         elif piece and self._parser is not None:
-            size = head.size
+            size = len(head.body)
             try:
                 self._parser.feed_data(piece)
             except httptools.HttpParserError as error:
                 raise InvalidRequest(f"chunks that are none: {error}") from None
             # Of trailers, the parser keeps what has come.
-            head.beside = head.beside + len(piece) if head.size == size else 0
+            head.beside = head.beside + len(piece) if len(head.body) == size else 0
             if head.beside > LARGEST_HEAD:
                 raise InvalidRequest(f"more than {LARGEST_HEAD} bytes beside chunks")
-        self._check(head.size)
-        return self._complete(b"".join(head.pieces)) if head.complete else None
+        self._check(len(head.body))
+        return self._complete(memoryview(head.body)) if head.complete else None
 
     def _complete(self, body: Buffer) -> HttpResponse:
         head = self._head
@@ -202,7 +206,7 @@ class ResponseReader:
 
     def _check(self, size: int) -> None:
         if size > self._largest:
-            raise InvalidRequest(f"a body of more than {self._largest} bytes")
+            raise PayloadTooLarge(f"a body of more than {self._largest} bytes")
 
 
 class _Head:
@@ -211,8 +215,7 @@ class _Head:
     def __init__(self) -> None:
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
-        self.pieces: list[bytes] = []
-        self.size = 0
+        self.body = bytearray()  # not pieces, which take more than their bytes if they are small
         self.beside = 0  # bytes since the last ones of the body
         self.chunked = self.complete = self.more = self.reusable = False
         self.parser: httptools.HttpResponseParser | None = None
@@ -231,8 +234,7 @@ class _Head:
         self.reusable = self.parser.should_keep_alive()  # what is complete is forgotten
 
     def on_body(self, piece: bytes) -> None:
-        self.pieces.append(piece)
-        self.size += len(piece)
+        self.body += piece
 
     def on_message_complete(self) -> None:
         self.complete = True

@@ -17,6 +17,7 @@ from headrace.core.errors import (
     NotFound,
     PayloadTooLarge,
     Quarantined,
+    RemoteBroken,
     RemoteLost,
     RemoteTimeout,
     RemoteUnavailable,
@@ -25,6 +26,7 @@ from headrace.core.errors import (
     Unknown,
     Unsupported,
 )
+from headrace.wire.compression import MAX_RATIO
 
 _UNAVAILABLE, _DEADLINE = 14, 4
 _DENIED = frozenset({7, 16})  # PERMISSION_DENIED, UNAUTHENTICATED
@@ -111,6 +113,21 @@ def late(model: str) -> Failure:
     """A call to serve `model` has not been answered in time."""
     text = f"the server of model '{model}' has not answered in time"
     return Failure(Fate.LATE, RemoteTimeout(text))
+
+
+def too_large(model: str, limit: int, grown: bool = False) -> Failure:
+    """The answer to a call to serve `model` has more than `limit` bytes.
+
+    One that has `grown` does once it is decompressed, or grows more than any honest answer.
+    """
+    how = "that is too large once it is decompressed:" if grown else "of"
+    text = (
+        f"the server of model '{model}' has given an answer {how} more than {limit} bytes"
+        " (max_response_bytes)"
+    )
+    if grown:
+        text += f", or {MAX_RATIO} times its size"
+    return Failure(Fate.ANSWERED, RemoteBroken(text))
 
 
 def denied(model: str) -> Failure:

@@ -22,6 +22,7 @@ from headrace.core.errors import (
     QueueFull,
     QueueTimeout,
     Relayed,
+    RemoteBroken,
     RemoteLost,
     RemoteTimeout,
     RemoteUnavailable,
@@ -69,6 +70,7 @@ STATUS: dict[type[ServerError], Status] = {
     RemoteUnavailable: Status(503, 14),
     RemoteLost: Status(502, 14),
     RemoteTimeout: Status(504, 4),  # DEADLINE_EXCEEDED
+    RemoteBroken: Status(502, 13),
 }
 INTERNAL = Status(500, 13)
 INTERNAL_TEXT = "internal error"

@@ -4,6 +4,7 @@ What has to do with other servers is imported when the first model is loaded, on
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headrace.core.model_spec import LoadSpec
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 Tritons = Callable[[], "TritonServers"]
 
 
+_LARGEST_MESSAGE = (1 << 31) - 1  # of protobuf, in bytes
+
+
 class RemoteBackend:
     """Asks the servers that a model's configuration names, or those that this one starts."""
 
@@ -26,9 +30,15 @@ class RemoteBackend:
     suffixes: tuple[str, ...] = ()
     isolated = False
 
-    def __init__(self, tritons: Tritons | None = None) -> None:
-        """`tritons` gives those that this server starts, None if it starts none."""
+    def __init__(self, tritons: Tritons | None = None, largest_response: int = 0) -> None:
+        """`tritons` gives those that this server starts, None if it starts none.
+
+        Answers may have `largest_response` bytes where a model does not say otherwise; 0 for the
+        usual.
+        """
         self._tritons = tritons
+        largest = min(largest_response, _LARGEST_MESSAGE)
+        self._defaults = {"max_response_bytes": str(largest)} if largest else {}
         self._uses = Uses()
 
     def reads_parameter(self, name: str) -> bool:
@@ -46,4 +56,5 @@ class RemoteBackend:
         """Ask a server about the model; raises `LoadFailed` or `InvalidOption`."""
         from headrace.execution.remote.model import load_remote
 
-        return load_remote(spec, self._tritons, self._uses)
+        given = replace(spec, parameters={**self._defaults, **spec.parameters})
+        return load_remote(given, self._tritons, self._uses)

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from headrace.core.errors import ExecutionFailed, ServerError
+from headrace.core.errors import RemoteBroken, ServerError
 from headrace.core.requests import OpaqueRequest, Parameter
 from headrace.core.tensors import Buffer
 from headrace.core.trace_context import TraceContext
@@ -248,7 +248,5 @@ def with_headers(
 
 def nonsense(model: str, problem: Exception) -> CallFailed:
     """An answer that cannot be read; `problem` is for the log."""
-    error = ExecutionFailed(
-        f"the server of model '{model}' has given an answer that makes no sense"
-    )
+    error = RemoteBroken(f"the server of model '{model}' has given an answer that makes no sense")
     return CallFailed(Failure(Fate.ANSWERED, error), f"makes no sense: {problem}")

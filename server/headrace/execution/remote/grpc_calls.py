@@ -28,7 +28,7 @@ from headrace.wire.grpc_call import End, Reason
 from headrace.wire.grpc_response import UNIMPLEMENTED
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.remote_infer import AnswerReader, RemoteAnswer, RemoteMessages, response_in
-from headrace.wire.remote_status import Failure, Fate, failure_of, late, lost, unsent
+from headrace.wire.remote_status import Failure, Fate, failure_of, late, lost, too_large, unsent
 
 if TYPE_CHECKING:
     from headrace.execution.remote.grpc_connection import GrpcConnection
@@ -182,6 +182,11 @@ class GrpcDialect:
     def _failure(self, end: End) -> Failure:
         if end.reason is Reason.STATUS:
             return failure_of(self.model, end.status, end.text)
+        if end.reason in (Reason.TOO_LARGE, Reason.GROWN):
+            log.error("model %s: a server's answer cannot be used: %s", self.model, end.text,
+                      extra={"model": self.model})  # fmt: skip
+            grown = end.reason is Reason.GROWN
+            return too_large(self.model, self.options.largest_response, grown)
         if end.reason is Reason.UNSENT:
             return unsent(self.model)
         if end.reason is Reason.REFUSED:

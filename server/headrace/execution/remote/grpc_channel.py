@@ -20,7 +20,7 @@ from headrace.execution.remote.grpc_link import Link
 from headrace.execution.remote.obstacles import obstacle
 from headrace.execution.remote.options import Endpoint
 from headrace.wire.compression import LARGE
-from headrace.wire.grpc_call import MAX_MESSAGE, ClientCall, End, Reason, unpacked
+from headrace.wire.grpc_call import MAX_MESSAGE, ClientCall, End, Reason, unpacked, unreadable
 from headrace.wire.http2.request_blocks import RequestHead
 
 _CONNECT_SECS = 5.0  # for a connection, with TLS and the server's settings
@@ -36,9 +36,11 @@ class ChannelCall(ClientCall):
 
     __slots__ = ("begun", "head", "own", "tries", "urgent")
 
-    def __init__(self, head: RequestHead, own: bytes, begun: float, seconds: float) -> None:
+    def __init__(
+        self, head: RequestHead, own: bytes, begun: float, seconds: float, largest: int
+    ) -> None:
         """It may take so many `seconds`, 0 for any; `own` are fields beside the head's."""
-        super().__init__(begun + seconds if seconds else inf)
+        super().__init__(begun + seconds if seconds else inf, largest)
         self.head = head
         self.own = own
         self.begun = begun
@@ -66,7 +68,7 @@ class UnaryCall(ChannelCall):
         packed: bool = False,
     ) -> None:
         """`message` is compressed if it is `packed`. Raises `PayloadTooLarge`."""
-        super().__init__(head, own, begun, seconds)
+        super().__init__(head, own, begun, seconds, channel.largest)
         self.channel = channel
         self.message = message
         self.size = len(message[0]) if len(message) == 1 else sum(map(len, message))
@@ -114,7 +116,9 @@ class UnaryCall(ChannelCall):
                 end = End(Reason.STATUS, 13, "the answer has a good status and nothing else")
             elif self._encoding_left:
                 loop = asyncio.get_running_loop()
-                work = loop.run_in_executor(None, unpacked, bytes(data), self._encoding_left)
+                work = loop.run_in_executor(
+                    None, unpacked, bytes(data), self._encoding_left, self.largest
+                )
                 work.add_done_callback(self._unpacked)
                 return
             self.done(data, end)
@@ -131,7 +135,7 @@ class UnaryCall(ChannelCall):
         try:
             data = work.result()
         except Exception as error:  # whatever it is, it belongs to this call alone
-            self.done(None, End(Reason.STATUS, 13, str(error)))
+            self.done(None, unreadable(error))
         else:
             self.done(data, None)
 
@@ -140,9 +144,17 @@ class Channel:
     """Calls to one address. Made on the loop that is running."""
 
     def __init__(
-        self, endpoint: Endpoint, context: ssl.SSLContext | None, buffer: memoryview
+        self,
+        endpoint: Endpoint,
+        context: ssl.SSLContext | None,
+        buffer: memoryview,
+        largest: int = MAX_MESSAGE,
     ) -> None:
-        """`buffer` is where bytes are received; other channels of the loop may have the same."""
+        """`buffer` is where bytes are received; other channels of the loop may have the same.
+
+        A message of an answer may have `largest` bytes.
+        """
+        self.largest = largest
         self._endpoint = endpoint
         self._context = context
         self._buffer = buffer

@@ -103,7 +103,9 @@ class GrpcConnection:
             endpoint, options.credentials, dialect.packing, dialect.infer_path
         )
         context = dialect.context if endpoint.secure else None
-        self._channel = Channel(endpoint, context, buffer or receive_buffer())
+        self._channel = Channel(
+            endpoint, context, buffer or receive_buffer(), options.largest_response
+        )
         path, self._question = dialect.readiness()
         self._readiness = self.procedures.head(path)
 

@@ -31,7 +31,7 @@ class GrpcStream(ChannelCall):
         seconds: float,
     ) -> None:
         """See `ChannelCall`."""
-        super().__init__(head, own, begun, seconds)
+        super().__init__(head, own, begun, seconds, dialect.options.largest_response)
         self._dialect = dialect
         self._receiver = receiver
         self._early: list[Buffer] = []  # what was to be sent before there is a connection

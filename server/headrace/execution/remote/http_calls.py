@@ -1,15 +1,13 @@
-"""Protocols over HTTP, on the thread that loads a model and on the event loop."""
+"""Protocols over HTTP, on the event loop."""
 
 import asyncio
-import socket
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from time import monotonic
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from headrace.core.errors import InvalidRequest, ServerError, Unsupported
+from headrace.core.errors import InvalidRequest, PayloadTooLarge, ServerError
 from headrace.core.tensors import Buffer
 from headrace.execution.remote.connection import (
     Call,
@@ -17,35 +15,37 @@ from headrace.execution.remote.connection import (
     PassedAnswer,
     PassedRequest,
     Receiver,
-    RemoteDescription,
     RemoteRequest,
     nonsense,
     with_headers,
 )
 from headrace.execution.remote.http_lines import (
-    CONNECT_SECS,
     Disconnected,
     Line,
     Lines,
     NoAnswer,
     NotConnected,
+    deadline_in,
+    seconds_left,
 )
-from headrace.execution.remote.obstacles import CLOSED, obstacle
 from headrace.execution.remote.options import Endpoint, RemoteOptions
-from headrace.execution.remote.rest import Conversation, Inference, Rest, RestControl, RestPassing
+from headrace.execution.remote.rest import Conversation, Inference, Rest, RestPassing
 from headrace.execution.remote.task_call import TaskCall
-from headrace.execution.remote.tls import secured, tls_context
+from headrace.execution.remote.tls import tls_context
 from headrace.wire.compression import LARGE, compress, decompress
 from headrace.wire.http_exchange import (
-    LARGEST_BODY,
     HttpRequest,
     HttpResponse,
-    ResponseReader,
     header_lines,
     request_pieces,
 )
 from headrace.wire.remote_infer import RemoteAnswer
-from headrace.wire.remote_status import Failure, Fate, late, lost, unsent
+from headrace.wire.remote_status import Failure, Fate, late, lost, too_large, unsent
+
+if TYPE_CHECKING:
+    from headrace.execution.remote.http_loading import HttpLoading
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _ENCODING = b"content-encoding"
@@ -64,6 +64,8 @@ class HttpDialect:
 
     def visit(self, endpoint: Endpoint) -> "HttpLoading":
         """For the thread that loads the model."""
+        from headrace.execution.remote.http_loading import HttpLoading
+
         return HttpLoading(endpoint, self)
 
     def connect(self, endpoint: Endpoint) -> "HttpConnection":
@@ -88,128 +90,32 @@ class HttpDialect:
             body = [compress(b"".join(body), encoding)]
         return HttpRequest(request.method, endpoint.path + request.path, headers, body)
 
-    def unpacked(self, response: HttpResponse) -> HttpResponse:
+    def unpacked(self, response: HttpResponse, endpoint: Endpoint) -> HttpResponse:
         """An answer with its body unpacked; raises `CallFailed`."""
         encoding = response.headers.get(_ENCODING)
         if encoding is None:
             return response
         try:
-            body = decompress(response.body, encoding.decode("latin-1"), LARGEST_BODY, "answer")
+            name, largest = encoding.decode("latin-1"), self.options.largest_response
+            body = decompress(response.body, name, largest, "answer")
         except ServerError as error:
-            raise nonsense(self.model, error) from None
+            raise self.failed(error, endpoint, grown=True) from None
         return HttpResponse(response.status, response.headers, body, response.reusable)
 
-    def failed(self, error: Exception) -> CallFailed:
-        """What it means that there is no answer."""
+    def failed(self, error: Exception, endpoint: Endpoint, grown: bool = False) -> CallFailed:
+        """What it means that there is no answer, or none that can be used."""
         if isinstance(error, NotConnected):
             return CallFailed(unsent(self.model), str(error))
         if isinstance(error, NoAnswer):
             return CallFailed(late(self.model), "no answer in time")
         if isinstance(error, Disconnected):
             return CallFailed(lost(self.model), str(error))
+        log.error("model %s: the answer of server %s cannot be used: %s", self.model, endpoint.name,
+                  error, extra={"model": self.model})  # fmt: skip
+        if isinstance(error, PayloadTooLarge):
+            limit = self.options.largest_response
+            return CallFailed(too_large(self.model, limit, grown), str(error))
         return nonsense(self.model, error)
-
-
-class HttpLoading:
-    """`LoadingConnection` and `ModelControl` of `headrace.execution.remote.connection`."""
-
-    def __init__(self, endpoint: Endpoint, dialect: HttpDialect) -> None:
-        self._endpoint = endpoint
-        self._dialect = dialect
-        self._common = header_lines(dialect.headers(endpoint))
-        self._socket: socket.socket | None = None
-        self._reader = ResponseReader()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._close()
-
-    def describe(self, seconds: float) -> RemoteDescription:
-        """What the server says of the model."""
-        return self._talk(self._dialect.rest.describe(), _until(seconds))
-
-    def load(self, config: str, seconds: float) -> None:
-        """Have the model loaded; raises `CallFailed`."""
-        self._talk(self._control().load(config), _until(seconds))
-
-    def unload(self, seconds: float) -> None:
-        """Have the model unloaded; raises `CallFailed`."""
-        self._talk(self._control().unload(), _until(seconds))
-
-    def _control(self) -> RestControl:
-        rest = self._dialect.rest
-        if isinstance(rest, RestControl):
-            return rest
-        text = "this protocol has no way to have models loaded"
-        raise CallFailed(Failure(Fate.ANSWERED, Unsupported(text)), text)
-
-    def infer(self, request: RemoteRequest, seconds: float) -> RemoteAnswer:
-        """One run; raises `CallFailed`."""
-        until = _until(seconds)
-        inference = self._talk(self._dialect.rest.learn(), until)
-        return inference.answer(self._ask(inference.request(request), until))
-
-    def _talk(self, conversation: Conversation[T], until: float) -> T:
-        try:
-            request = next(conversation)
-            while True:
-                request = conversation.send(self._ask(request, until))
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-
-    def _ask(self, request: HttpRequest, until: float) -> HttpResponse:
-        dialect = self._dialect
-        pieces = request_pieces(dialect.placed(request, self._endpoint), self._common)
-        try:
-            response = self._exchange(pieces, until)
-        except (NotConnected, Disconnected, NoAnswer, InvalidRequest) as error:
-            self._close()
-            raise dialect.failed(error) from None
-        if not response.reusable:
-            self._close()
-        return dialect.unpacked(response)
-
-    def _exchange(self, pieces: Any, until: float) -> HttpResponse:
-        connection = self._socket = self._socket or self._connect(until)
-        try:
-            for piece in pieces:
-                connection.settimeout(_left(until))
-                connection.sendall(piece)
-            while True:
-                connection.settimeout(_left(until))
-                count = connection.recv_into(self._reader.buffer())
-                response = self._reader.received(count) if count else self._reader.closed()
-                if response is not None:
-                    return response
-                if not count:
-                    raise Disconnected(CLOSED.format("HTTP"))
-        except TimeoutError:
-            raise NoAnswer from None
-        except OSError as error:
-            raise Disconnected(obstacle(error)) from None
-
-    def _connect(self, until: float) -> socket.socket:
-        endpoint, tls = self._endpoint, self._dialect.tls
-        seconds = min(_left(until) or CONNECT_SECS, CONNECT_SECS)
-        try:
-            found = socket.create_connection((endpoint.address, endpoint.port), seconds)
-            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return found if tls is None else secured(found, tls, endpoint.host)
-        except OSError as error:  # among them those of TLS
-            raise NotConnected(obstacle(error)) from None
-
-    def _close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-        self._socket, self._reader = None, ResponseReader()
 
 
 class HttpConnection:
@@ -223,7 +129,7 @@ class HttpConnection:
         # The client says itself what it can read.
         self._passed = [item for item in self._headers if item[0] != "accept-encoding"]
         self._own = header_lines(self._passed)
-        self._lines = Lines(endpoint, dialect.tls)
+        self._lines = Lines(endpoint, dialect.tls, dialect.options.largest_response)
         self._inference: Inference | None = None
 
     def begin(
@@ -243,10 +149,11 @@ class HttpConnection:
         line = self._lines.take()
         if line is None:
             return TaskCall(self._run(request, seconds), receiver)
-        dialect = self._dialect
+        dialect, endpoint = self._dialect, self._endpoint
         call = HttpCall(
-            line, dialect, lambda found: inference.answer(dialect.unpacked(found)), receiver
-        )
+            line, dialect, endpoint,
+            lambda found: inference.answer(dialect.unpacked(found, endpoint)), receiver,
+        )  # fmt: skip
         line.send(request_pieces(placed, common), seconds, call.done)
         return call
 
@@ -260,7 +167,7 @@ class HttpConnection:
         if line is None:
             return TaskCall(self._run_passed(request, seconds), receiver)
         read = partial(self._passing().passed_answer, request.request)
-        call = HttpCall(line, self._dialect, read, receiver)
+        call = HttpCall(line, self._dialect, self._endpoint, read, receiver)
         line.send(pieces, seconds, call.done)
         return call
 
@@ -268,7 +175,7 @@ class HttpConnection:
         try:
             response = await self._lines.ask(self._passed_pieces(request), seconds)
         except (NotConnected, Disconnected, NoAnswer, InvalidRequest) as error:
-            raise self._dialect.failed(error) from None
+            raise self._dialect.failed(error, self._endpoint) from None
         return self._passing().passed_answer(request.request, response)
 
     def _passed_pieces(self, request: PassedRequest) -> list[Buffer]:
@@ -284,7 +191,7 @@ class HttpConnection:
 
     async def ready(self, seconds: float) -> bool:
         """Whether the model is ready there; raises `CallFailed`."""
-        until = _until(seconds)
+        until = deadline_in(seconds)
         if not await self._talk(self._dialect.rest.ready(), until):
             return False
         if self._inference is None:
@@ -307,7 +214,7 @@ class HttpConnection:
             raise CallFailed(Failure(Fate.ANSWERED, error), str(error)) from None
 
     async def _run(self, request: RemoteRequest, seconds: float) -> RemoteAnswer:
-        until = _until(seconds)
+        until = deadline_in(seconds)
         common = self._lines_for(request)
         inference = self._inference or await self._learn(until)
         return inference.answer(await self._ask(inference.request(request), until, common))
@@ -334,12 +241,12 @@ class HttpConnection:
             request = dialect.placed(request, self._endpoint)
         pieces = request_pieces(request, common or self._common)
         try:
-            response = await self._lines.ask(pieces, _left(until) or 0.0)
+            response = await self._lines.ask(pieces, seconds_left(until) or 0.0)
         except (NotConnected, Disconnected, NoAnswer, InvalidRequest) as error:
-            raise dialect.failed(error) from None
+            raise dialect.failed(error, self._endpoint) from None
         if _ENCODING in response.headers and len(response.body) > LARGE:
-            return await loop.run_in_executor(None, dialect.unpacked, response)
-        return dialect.unpacked(response)
+            return await loop.run_in_executor(None, dialect.unpacked, response, self._endpoint)
+        return dialect.unpacked(response, self._endpoint)
 
 
 class HttpCall:
@@ -349,12 +256,14 @@ class HttpCall:
         self,
         line: Line,
         dialect: HttpDialect,
+        endpoint: Endpoint,
         read: Callable[[HttpResponse], RemoteAnswer | PassedAnswer],
         receiver: Receiver,
     ) -> None:
         """`read` gives what an answer says, or raises `CallFailed`."""
         self._line = line
         self._dialect = dialect
+        self._endpoint = endpoint
         self._read = read
         self._receiver: Receiver | None = receiver
         self._reading: TaskCall | None = None  # of an answer that takes long
@@ -373,7 +282,7 @@ class HttpCall:
         if receiver is None:
             return
         if not isinstance(outcome, HttpResponse):
-            receiver.failed(self._dialect.failed(outcome))
+            receiver.failed(self._dialect.failed(outcome, self._endpoint))
             return
         if _ENCODING in outcome.headers and len(outcome.body) > LARGE:
             work = asyncio.to_thread(self._read, outcome)
@@ -385,13 +294,3 @@ class HttpCall:
             receiver.failed(error)
         else:
             receiver.answered(answer)
-
-
-def _until(seconds: float) -> float:
-    """The time that is in so many seconds, 0 for none."""
-    return monotonic() + seconds if seconds else 0.0
-
-
-def _left(until: float) -> float | None:
-    """Seconds until a time, always some; None if it is none."""
-    return max(until - monotonic(), 0.001) if until else None

@@ -9,6 +9,7 @@ import asyncio
 import select
 import ssl
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import cast
 from weakref import WeakSet
 
@@ -16,7 +17,7 @@ from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Buffer
 from headrace.execution.remote.obstacles import obstacle
 from headrace.execution.remote.options import Endpoint
-from headrace.wire.http_exchange import HttpResponse, ResponseReader
+from headrace.wire.http_exchange import LARGEST_BODY, HttpResponse, ResponseReader
 
 # Uvicorn closes connections that have been idle for 5 s; a request may cross with that.
 _IDLE_SECS = 4.0
@@ -35,15 +36,28 @@ class NoAnswer(Exception):
     """There is no answer in time."""
 
 
+def deadline_in(seconds: float) -> float:
+    """The time that is in so many seconds, 0 for none."""
+    return monotonic() + seconds if seconds else 0.0
+
+
+def seconds_left(until: float) -> float | None:
+    """Seconds until a time, always some; None if it is none."""
+    return max(until - monotonic(), 0.001) if until else None
+
+
 Done = Callable[[HttpResponse | Exception], None]
 
 
 class Lines:
-    """The connections to one server; `tls` is None for none."""
+    """The connections to one server; `tls` is None for none. Answers may have `largest_body`."""
 
-    def __init__(self, endpoint: Endpoint, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, endpoint: Endpoint, tls: ssl.SSLContext | None, largest_body: int = LARGEST_BODY
+    ) -> None:
         self._endpoint = endpoint
         self._tls = tls
+        self.largest_body = largest_body
         self._loop = asyncio.get_running_loop()
         self._idle: list[Line] = []
         # Weak, since uvloop does not tell of the end of a connection whose making was cancelled.
@@ -147,7 +161,7 @@ class Line(asyncio.BufferedProtocol):
         self.idle_since = 0.0
         self._lines = lines
         self._loop = asyncio.get_running_loop()
-        self._reader = ResponseReader()
+        self._reader = ResponseReader(lines.largest_body)
         self._transport: asyncio.Transport | None = None
         self._done: Done | None = None
         self._timer: asyncio.TimerHandle | None = None

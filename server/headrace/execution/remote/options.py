@@ -29,7 +29,7 @@ REMOTE_PARAMETERS = frozenset(
         "wait_secs", "health_interval_secs", "health_timeout_secs", "tls_root_cert", "tls_cert",
         "tls_key", "authorization_file", "forward_headers", "forward_priority",
         "host", "http_tensors", "compression", "hedge_after", "hedge_percent",
-        "shared_memory", *PROTOCOL_PARAMETERS,
+        "shared_memory", "max_response_bytes", *PROTOCOL_PARAMETERS,
     }
 )  # fmt: skip
 _USUAL_PORTS = {"http": 80, "https": 443}  # which the header Host leaves out
@@ -49,6 +49,8 @@ _OF_CONNECTIONS = frozenset(
     }
 )  # fmt: skip
 _LARGEST_FILE = 1 << 20
+LARGEST_RESPONSE = 64 << 20  # bytes, unless the model or the server's settings say otherwise
+_LARGEST_MESSAGE = (1 << 31) - 1  # of protobuf, in bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,8 @@ class RemoteOptions:
     the names of clients' headers that go on to the servers, in lower case. Requests of the doors
     that `passes` names are not read here. `read_credentials` gives what the files hold now.
 
+    An answer may have `largest_response` bytes, also once it is decompressed.
+
     With `shared_memory`, all of them are on this machine, and take large tensors in shared memory.
 
     `host` is what the servers are called instead of what their URLs say, if it is not empty. Over
@@ -146,6 +150,7 @@ class RemoteOptions:
     read_credentials: Callable[[], Credentials] | None = field(default=None, compare=False)
     protocol: ProtocolOptions = V2_OPTIONS
     shared_memory: bool = False
+    largest_response: int = LARGEST_RESPONSE
 
     @classmethod
     def of(
@@ -192,6 +197,7 @@ class RemoteOptions:
             partial(_credentials, dict(parameters), root) if _OF_FILES & set(parameters) else None,
             protocol,
             shared,
+            _response_bytes(parameters),
         )
 
     def renewed(self) -> "RemoteOptions | None":
@@ -320,6 +326,14 @@ def _count(parameters: Mapping[str, str], name: str) -> int:
     number = whole_number(text, 1, MOST_IN_FLIGHT)
     if number is None:
         raise _wrong(name, f"expected a whole number from 1 to {MOST_IN_FLIGHT}, got {text!r}")
+    return number
+
+
+def _response_bytes(parameters: Mapping[str, str]) -> int:
+    text = parameters.get("max_response_bytes", str(LARGEST_RESPONSE))
+    number = whole_number(text, 1, _LARGEST_MESSAGE)
+    if number is None:
+        raise _wrong("max_response_bytes", f"expected a number of bytes from 1 on, got {text!r}")
     return number
 
 
