@@ -98,7 +98,9 @@ def run(settings: Settings) -> int:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    application = Application(settings, LogControl(settings.logs, logs.apply), tracing)
+    control = LogControl(settings.logs, logs.apply)
+    control.drops.append(lambda: logs.dropped)
+    application = Application(settings, control, tracing)
     try:
         status = uvloop.run(application.serve())
     finally:

@@ -37,7 +37,9 @@ class FrontDoors:
         config = self._config()
         doors = {door: engine.at_door(door) for door in DOORS}
         self._supervisor = Supervisor(engine, calls, config, self._count, self._on_change, doors)
-        engine.logs.listeners.append(self._supervisor.apply_logs)
+        supervisor = self._supervisor
+        engine.logs.listeners.append(supervisor.apply_logs)
+        engine.logs.drops.append(lambda: supervisor.unlogged)
         engine.traffic.watch_headers(self._supervisor.want_routed)
         engine.tracing.watch_contexts(self._supervisor.want_contexts)
         engine.passing_models.watch(self._supervisor.want_forwarded)

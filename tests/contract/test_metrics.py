@@ -34,6 +34,7 @@ _OF_THE_SERVER = (
     "headrace_admitted_requests_limit",
     "headrace_admitted_bytes_limit",
     "headrace_overloaded_total",
+    "headrace_log_lines_dropped_total",
     "headrace_model_loads_total",
     "nv_cpu_utilization",
     "nv_cpu_memory_total_bytes",

@@ -138,6 +138,7 @@ def test_every_family_is_announced_once_with_its_type(versions: tuple[VersionSer
         "headrace_overloaded_total": "counter",
         "headrace_refused_connections_total": "counter",
         "headrace_given_up_total": "counter",
+        "headrace_log_lines_dropped_total": "counter",
         "headrace_model_loads_total": "counter",
         "headrace_worker_ends_total": "counter",
         "headrace_worker_recycles_total": "counter",

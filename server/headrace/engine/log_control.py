@@ -29,6 +29,12 @@ class LogControl:
         """`apply` brings changed settings into force, as do other `listeners`."""
         self.settings = settings
         self.listeners = [] if apply is None else [apply]
+        self.drops: list[Callable[[], int]] = []  # each counts lines that could not be written
+
+    @property
+    def dropped(self) -> int:
+        """Lines of all processes of the server that could not be written since the start."""
+        return sum(count() for count in self.drops)
 
     def document(self) -> dict[str, Any]:
         """The settings by the names that clients know."""

@@ -9,7 +9,8 @@ _printed = logging.getLogger("headrace.model")
 _LINE = 16 << 10  # bytes of output after which a line is cut
 _TEXT = 96 << 10  # characters of lines that belong together
 _OUTPUT = 16 << 10  # bytes of output that are read at once
-_MOST_LINES, _WINDOW_SECS = 2000, 1.0  # of one process, in so much time
+# Of one process, in so much time. A line takes its bytes in this server's log, too.
+_MOST_LINES, _MOST_BYTES, _WINDOW_SECS = 2000, 1 << 20, 1.0
 
 
 class ProcessOutput:
@@ -25,7 +26,7 @@ class ProcessOutput:
         self.fields = dict(fields)
         self._name = name
         self._text = b""
-        self._lines = self._dropped = 0  # within `_WINDOW_SECS`
+        self._lines = self._bytes = self._dropped = 0  # within `_WINDOW_SECS`
         self._window = 0.0
 
     def read(self) -> bool:
@@ -59,11 +60,12 @@ class ProcessOutput:
             if self._dropped:
                 _printed.warning("%d lines were left out", self._dropped, extra=self.fields)
             self._window = now
-            self._lines = self._dropped = 0
-        self._lines += 1
-        if self._lines > _MOST_LINES:
+            self._lines = self._bytes = self._dropped = 0
+        if self._lines == _MOST_LINES or self._bytes >= _MOST_BYTES:
             self._dropped += 1
         else:
+            self._lines += 1
+            self._bytes += min(len(text), _TEXT)
             head, _, rest = text[:_TEXT].partition("\n")
             trace = {"trace": rest} if rest else {}
             _printed.log(

@@ -236,6 +236,7 @@ class Host:
         """
         self.writer = ResponseWriter()
         self.give_up_bytes = give_up_bytes
+        self.unlogged = 0  # lines that the front end could not write into the log
         self._reader = RequestReader()
         self._doors = doors or dict.fromkeys(DOORS, engine)
         self._admission = engine.admission
@@ -335,6 +336,8 @@ class Host:
             self._hold(Held(*read_held(bytes(buffer[frame.start : frame.stop]))))
         elif kind is Kind.REFUSED:
             self._admission.refused += frame.number
+        elif kind is Kind.UNLOGGED:
+            self.unlogged += frame.number
         elif kind is Kind.READY:
             self._ready()
         else:

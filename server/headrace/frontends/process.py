@@ -28,6 +28,7 @@ from headrace.workers.allocation import keep_memory
 log = logging.getLogger(__name__)
 
 _COLLECT_AFTER = 20_000  # objects made and not freed since the last collection, as in the engine
+_COUNT_SECS = 1.0  # between looks at how many lines of the log are missing
 _UNFINISHED_SECS = 2  # how long the rest of requests that are half there is waited for
 
 
@@ -45,7 +46,8 @@ async def _serve(sock: socket.socket) -> int:
     drain: asyncio.Future[float] = loop.create_future()
     link = EngineLink(sock, setup.set_result, drain.set_result, _without_engine)
     config = FrontendConfig.of(await setup)
-    link.on_logs = configure_logging(link.logs or config.logs).apply
+    logs = configure_logging(link.logs or config.logs)
+    link.on_logs = logs.apply
     admission = ReportedAdmission(
         config.max_admitted_requests, config.max_admitted_bytes, config.shares, link
     )
@@ -61,7 +63,12 @@ async def _serve(sock: socket.socket) -> int:
     gc.set_threshold(_COLLECT_AFTER, 10, 10)
     keep_memory()
     link.ready()
-    seconds = await drain
+    told = 0
+    while not (await asyncio.wait([drain], timeout=_COUNT_SECS))[0]:
+        if logs.dropped > told:
+            link.unlogged(logs.dropped - told)
+            told = logs.dropped
+    seconds = drain.result()
     return await _shut_down(doors, admission, seconds)
 
 

@@ -204,6 +204,10 @@ class EngineLink:
         """Tell that a request was refused here."""
         self._channel.send(frame(Kind.REFUSED, 1))
 
+    def unlogged(self, count: int) -> None:
+        """Tell that so many more lines could not be written into the log."""
+        self._channel.send(frame(Kind.UNLOGGED, count))
+
     def submit(self, target: RemoteTarget, request: InferRequest, flags: int) -> None:
         """Send a request; its target gets what comes back."""
         meta, pieces = self._writer.parts(request)

@@ -112,6 +112,7 @@ class _FrontEnd:
         self.process = self.host = None
         if host is not None:
             host.close()
+            owner.unlogged_before += host.unlogged
         was_ready, self.ready = self.ready, False
         if owner.draining:
             owner.changed()
@@ -157,6 +158,7 @@ class Supervisor:
         self.document = config.document()
         self.loop = asyncio.get_running_loop()
         self.draining = False
+        self.unlogged_before = 0  # by front ends that have ended
         self.headers = WantedHeaders()
         self._on_change = on_change
         self._front_ends = [_FrontEnd(self, number) for number in range(1, count + 1)]
@@ -182,6 +184,12 @@ class Supervisor:
         for front_end in self._front_ends:
             if front_end.host is not None:
                 front_end.host.apply_logs(self.document["logs"])
+
+    @property
+    def unlogged(self) -> int:
+        """Lines that front ends could not write into the log."""
+        hosts = [f.host for f in self._front_ends if f.host is not None]
+        return self.unlogged_before + sum(host.unlogged for host in hosts)
 
     def want_routed(self, headers: Mapping[str, str]) -> None:
         """Say by model which header's value requests for it are to bring along."""

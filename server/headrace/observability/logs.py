@@ -6,12 +6,15 @@ forge lines or paint over them.
 """
 
 import logging
+import os
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from json import dumps
 
 import orjson
+
+from headrace.observability.log_writer import LogWriter
 
 FORMATS = ("default", "ISO8601", "json")
 # What a call may pass in `extra`; each becomes a member of a JSON line.
@@ -27,6 +30,7 @@ EXTRA = (
     "duration_ms",
 )
 _LONGEST_ID = 200
+_STANDARD_ERROR = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,20 +117,67 @@ class _Levels(logging.Filter):
         return settings.info if record.levelno >= logging.INFO else settings.verbose > 0
 
 
+class _Handler(logging.Handler):
+    """Hands lines to a writer, and so does not wait for whoever reads them."""
+
+    def __init__(self, file: str) -> None:
+        """Without a `file`, to standard error. Raises `OSError`."""
+        super().__init__()
+        self._file = file
+        # Standard error is where a file's failure is told, but of its own nobody can be.
+        self._errors = LogWriter(_standard_error(), self._note, lambda _: None)
+        self.writer = self._errors
+        if file:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self.writer = LogWriter(os.open(file, flags, 0o666), self._note, self._tell)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record; one that cannot be formatted by its text alone."""
+        try:
+            line = self.format(record)
+        except Exception as error:
+            text = (
+                f"bug in a log line of {record.filename}:{record.lineno}: {record.msg!r}: {error}"
+            )
+            line = self._line(logging.ERROR, text)
+        self.writer.put(_encoded(line))
+
+    def flush(self) -> None:
+        """Wait until all is written, for a reader that stands still not long."""
+        self.writer.flush()
+        self._errors.flush()
+
+    def _note(self, count: int) -> bytes:
+        what = "line" if count == 1 else "lines"
+        text = f"{count} {what} of the log could not be written and were left out here"
+        return _encoded(self._line(logging.WARNING, text))
+
+    def _tell(self, error: OSError) -> None:
+        text = (
+            f"cannot write the log {self._file}: {error.strerror}; lines are left out until it can"
+            " be written"
+        )
+        self._errors.put(_encoded(self._line(logging.ERROR, text)))
+
+    def _line(self, level: int, text: str) -> str:
+        return self.format(logging.LogRecord(__name__, level, "", 0, "%s", (text,), None))
+
+
 class Logs:
     """The log of this process. Its settings, but for the file, may change at any time."""
 
     def __init__(self, settings: LogSettings) -> None:
         """Raises `OSError` if the file cannot be opened."""
-        self._handler: logging.Handler = (
-            logging.FileHandler(settings.file, encoding="utf-8", errors="backslashreplace")
-            if settings.file
-            else logging.StreamHandler(sys.stderr)
-        )
+        self._handler = _Handler(settings.file)
         self.apply(settings)
         logging.getLogger().handlers[:] = [self._handler]
         for noisy in ("uvicorn", "asyncio"):
             logging.getLogger(noisy).setLevel(logging.WARNING)
+
+    @property
+    def dropped(self) -> int:
+        """Lines that could not be written since the start."""
+        return self._handler.writer.dropped
 
     def apply(self, settings: LogSettings) -> None:
         """Write in this form, and these levels, from now on."""
@@ -145,6 +196,17 @@ def configure_logging(settings: LogSettings) -> Logs:
     Raises `OSError` if the file cannot be opened.
     """
     return Logs(settings)
+
+
+def _standard_error() -> int:
+    """Its descriptor; that of nowhere if it was closed when the process was started."""
+    if sys.stderr is not None:
+        return _STANDARD_ERROR
+    return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+
+
+def _encoded(line: str) -> bytes:
+    return f"{line}\n".encode(errors="backslashreplace")
 
 
 def _short(request_id: object) -> str:

@@ -102,6 +102,7 @@ class ServerSeries:
     max_connections: int = 0
     refused_connections: int = 0
     given_up: Mapping[str, int] = field(default_factory=dict)
+    dropped_lines: int = 0  # of the log
 
 
 class ServerCollector(Collector):
@@ -359,6 +360,11 @@ def _server(server: ServerSeries) -> Iterator[Metric]:
         server.unread_bytes,
     )
     yield from _connections(server)
+    dropped = Metric(
+        "headrace_log_lines_dropped", "Lines of the log that could not be written", "counter"
+    )
+    dropped.add_sample("headrace_log_lines_dropped_total", {}, server.dropped_lines)
+    yield dropped
     loads = Metric("headrace_model_loads", "Loads and reloads by outcome", "counter")
     for model, succeeded, failed in server.loads:
         for outcome, count in (("success", succeeded), ("failure", failed)):

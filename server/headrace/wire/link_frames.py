@@ -33,6 +33,7 @@ class Kind(IntEnum):
     HELD = 6  # requests that the front end holds and the engine does not: the number; their bytes
     PAUSE = 7  # the responses to a request are not read for now ...
     GO_ON = 8  # ... or are read again
+    UNLOGGED = 9  # so many lines of the front end's log could not be written: the number
     # To the front end.
     SETUP = 16  # what to be: the first frame
     RESPONSE = 17
