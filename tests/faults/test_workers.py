@@ -25,7 +25,7 @@ from tests.support.watching import until
 
 # What COMMAND says is done; anything else is given back.
 OBEDIENT = """
-    import ctypes, json, os, struct, subprocess, sys, threading, time
+    import ctypes, json, os, signal, struct, subprocess, sys, threading, time
     import numpy as np
     import triton_python_backend_utils as pb_utils
 
@@ -66,6 +66,19 @@ OBEDIENT = """
             elif word == "child":
                 child = subprocess.Popen(["sleep", "600"])
                 command = str(child.pid).encode()
+            elif word == "twins":  # both give an answer
+                os.fork()
+                command = b"x" * int(rest)
+            elif word == "signals":
+                if rest == "exec":
+                    text = "import signal as s; print(s.getsignal(2).__name__, int(s.getsignal(15)))"
+                    command = subprocess.check_output([sys.executable, "-c", text])
+                else:
+                    pid = os.fork()
+                    if not pid:
+                        time.sleep(600)
+                    os.kill(pid, signal.SIGTERM)
+                    command = str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode()
             elif word == "surrogate":
                 command = "\\ud800"
             elif word == "parameter":
@@ -340,6 +353,28 @@ def test_what_a_model_prints_is_in_the_log(server: ServerProcess) -> None:
 def test_what_a_worker_has_of_its_server(server: ServerProcess) -> None:
     assert "DATABASE_PASSWORD" not in answer(server, "environment")
     assert int(answer(server, "files")) < 12
+
+
+def test_a_forked_process_that_comes_back_is_none_of_the_servers(server: ServerProcess) -> None:
+    pid = answer(server, "pid")
+    for size in (10, 1 << 20):
+        assert answer(server, f"twins {size}") == "x" * size
+        for number in range(20):
+            assert answer(server, f"after {number}") == f"after {number}"
+    assert answer(server, "pid") == pid
+    eventually(lambda: not psutil.Process(int(pid)).children(recursive=True) or _zombies(int(pid)))
+    assert "a process that the model has forked came back from it, and is ended" in server.log
+
+
+def _zombies(pid: int) -> bool:
+    """Whether a process has no children but those that it has not waited for."""
+    children = psutil.Process(pid).children(recursive=True)
+    return all(child.status() == psutil.STATUS_ZOMBIE for child in children)
+
+
+def test_processes_that_a_model_starts_can_be_ended(server: ServerProcess) -> None:
+    assert answer(server, "signals exec").split() == ["default_int_handler", "0"]
+    assert answer(server, "signals fork") == str(-signal.SIGTERM)
 
 
 _QUICK = "raises_at_start"

@@ -5,6 +5,7 @@ import json
 import os
 import select
 import socket
+import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -51,8 +52,9 @@ TOO_LONG = f"what is told of a response, beside its tensors, takes more than {MA
 class Link:
     """Frames over a blocking socket. Any thread may send; one at a time receives.
 
-    A process that was forked from the worker has it, too, and may not use it: it is `foreign` there
-    and sends nothing.
+    A process that was forked from the worker may not use it: it is `foreign` there, sends and
+    writes nothing, and ends the process when that is to receive something, which it only does where
+    the model's code has returned in both processes.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -81,6 +83,7 @@ class Link:
 
     def fileno(self) -> int:
         """The socket, to wait for."""
+        self._end_if_foreign()
         return self._sock.fileno()
 
     def mapped(self, header: Header) -> memoryview:
@@ -90,6 +93,7 @@ class Link:
     def disown(self) -> None:
         """This process has been forked from the one that the link belongs to."""
         self.foreign = True
+        self._sock.close()
         self._lock = threading.RLock()  # whoever has held it is not in this process
         self._later.clear()
 
@@ -169,13 +173,13 @@ class Link:
 
     def put(self, slot: int, pieces: Sequence[Buffer], size: int) -> Parcel:
         """Data of `size` bytes, joined or in the slot's file, so that `pieces` may go."""
-        if size <= INLINE:
+        if size <= INLINE or self.foreign:
             return Parcel(b"".join(pieces), size, 0, -1)
         return Parcel(b"", size, *self._files_of(slot).put(pieces, size))
 
     def send_parcel(self, kind: Kind, slot: int, meta: bytes, parcel: Parcel) -> None:
         """Send a frame with data, once nothing but the model itself refers to the slot's input."""
-        if slot in self._files:
+        if slot in self._files and not self.foreign:
             parcel = parcel._replace(flags=parcel.flags | self._files[slot].used())
         self._send(kind, slot, meta, parcel)
         if parcel.descriptor >= 0:
@@ -193,12 +197,19 @@ class Link:
 
     def _read(self, flags: int) -> list[Received] | None:
         """What one read gives; None if that is the end."""
+        self._end_if_foreign()
         data, control, _, _ = self._sock.recvmsg(_READ, _SPACE, socket.MSG_CMSG_CLOEXEC | flags)
         if control:
             self._descriptors.extend(descriptors(control))
         if not data:
             return None
         return [self._accept(*found) for found in self._reader.feed(data)]
+
+    def _end_if_foreign(self) -> None:
+        if self.foreign:
+            text = "a process that the model has forked came back from it, and is ended"
+            print(text, file=sys.stderr, flush=True)
+            os._exit(1)
 
     def _accept(self, header: Header, meta: bytes, data: Buffer) -> Received:
         if header.kind in LOOSE:

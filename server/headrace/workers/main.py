@@ -9,9 +9,11 @@ import os
 import signal
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Awaitable, Mapping
 from functools import partial
+from types import FrameType
 from typing import Any
 
 from headrace.workers import model_class
@@ -28,13 +30,17 @@ from headrace.workers.triton_server import connect
 from headrace.workers.triton_tensors import TritonModelException
 
 _LONGEST = 64 << 10  # characters of what is logged at once
+_ENDING = (signal.SIGINT, signal.SIGTERM)
 log = logging.getLogger("model")
 
 
 def main(descriptor: int) -> None:
     """Serve the server at the other end of an open socket."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the server says when to end
+    for number in _ENDING:
+        # The server says when to end. Not by ignoring them, which programs that a model starts
+        # would take over; system calls go on after them.
+        signal.signal(number, _go_on)
+        signal.siginterrupt(number, False)
     sock = socket.socket(fileno=descriptor)
     end_with(sock)
     sys.modules["triton_python_backend_utils"] = pb
@@ -43,7 +49,12 @@ def main(descriptor: int) -> None:
     )  # for processes that a model spawns
     link = Link(sock)
     # A process that a model forks is none of the server's.
-    os.register_at_fork(after_in_child=partial(_disown, link))
+    forking = _Forking()
+    os.register_at_fork(
+        before=forking.begin, after_in_parent=forking.end, after_in_child=partial(_disown, link)
+    )
+    # Hooks of a child run in the order in which they were registered.
+    os.register_at_fork(after_in_child=forking.end)
     logging.basicConfig(level=logging.DEBUG, handlers=[_Handler(link)], force=True)
     for noisy in ("matplotlib", "PIL", "urllib3", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.INFO)
@@ -62,8 +73,26 @@ def main(descriptor: int) -> None:
     os._exit(status)
 
 
+def _go_on(number: int, frame: FrameType | None) -> None:
+    """Take no notice of a signal."""
+
+
+class _Forking(threading.local):
+    """Signals that come while this thread forks wait until the child knows what to do with them."""
+
+    def begin(self) -> None:
+        """Block them."""
+        self._before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+
+    def end(self) -> None:
+        """Let them come."""
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
+
+
 def _disown(link: Link) -> None:
-    """In a forked process: leave the server alone."""
+    """In a forked process: leave the server alone, and end by signals again."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     link.disown()
     connect(None)
 
