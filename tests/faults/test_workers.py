@@ -71,7 +71,7 @@ OBEDIENT = """
                 command = b"x" * int(rest)
             elif word == "signals":
                 if rest == "exec":
-                    text = "import signal as s; print(s.getsignal(2).__name__, int(s.getsignal(15)))"
+                    text = "from signal import *; print(getsignal(2).__name__, int(getsignal(15)))"
                     command = subprocess.check_output([sys.executable, "-c", text])
                 else:
                     pid = os.fork()
