@@ -79,8 +79,8 @@ def backends(
     }
 
 
-def run(settings: Settings) -> int:
-    """Serve until a signal ends it; the exit status."""
+def run(settings: Settings, note: str = "") -> int:
+    """Serve until a signal ends it; the exit status. `note` is logged first."""
     try:
         logs = configure_logging(settings.logs)
     except OSError as error:
@@ -89,6 +89,8 @@ def run(settings: Settings) -> int:
             file=sys.stderr,
         )
         return 1
+    if note:
+        log.info(note)
     try:
         tracing = make_tracing(settings.traces)
     except LoadFailed as error:

@@ -4,8 +4,9 @@ import argparse
 import gc
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,14 +28,21 @@ from headrace.settings import (
     Settings,
     from_environment,
     from_file,
+    limits_by_memory,
 )
 from headrace.triton_options import add_triton_options, translate
+from headrace.workers.cgroup import memory_limit
 
 
-def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command; ends with an exit status: 0, 1 for a failure, 2 for wrong usage."""
+def main(
+    arguments: Sequence[str] | None = None, memory: Callable[[], int] = memory_limit
+) -> NoReturn:
+    """Run the command; ends with an exit status: 0, 1 for a failure, 2 for wrong usage.
+
+    `memory` tells how many bytes of it a server may use.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    options, rest = _parser().parse_known_args(words)
+    options, rest = _parser(memory).parse_known_args(words)
     if rest:
         options.parser.refuse_rest(rest)
     try:
@@ -43,17 +51,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(EXIT_INTERRUPTED)
 
 
-def _serve(options: argparse.Namespace) -> int:
+def _serve(memory: Callable[[], int], options: argparse.Namespace) -> int:
     with ExitStack() as stack:
-        return _serve_within(stack, options)
+        return _serve_within(stack, options, memory())
 
 
-def _serve_within(stack: ExitStack, options: argparse.Namespace) -> int:
+def _serve_within(stack: ExitStack, options: argparse.Namespace, memory: int) -> int:
     """`stack` removes what lies on disk for this command alone."""
     try:
         brought, without_effect = translate(options.triton_options or ())
         _take_pools(options, stack)
-        settings = _settings(options, brought)
+        settings, limits = _settings(options, brought, memory)
     except SettingsError as error:
         options.parser.exit(EXIT_USAGE, f"headrace serve: {error}\n")
     # Before there are threads, of which numeric libraries start some when they are imported.
@@ -67,7 +75,7 @@ def _serve_within(stack: ExitStack, options: argparse.Namespace) -> int:
         # Imported late: `--help` and usage errors should not wait for ONNX Runtime.
         from headrace.app import run
 
-        return run(settings)
+        return run(settings, limits)
     finally:
         gc.enable()  # whoever has called this goes on
 
@@ -79,12 +87,15 @@ def _take_pools(options: argparse.Namespace, stack: ExitStack) -> None:
         options.model_repository = [*(options.model_repository or ()), str(repository)]
 
 
-def _settings(options: argparse.Namespace, brought: Mapping[str, str]) -> Settings:
-    """Command line, then environment, then settings file; raises `SettingsError`.
+def _settings(
+    options: argparse.Namespace, brought: Mapping[str, str], memory: int
+) -> tuple[Settings, str]:
+    """Command line, then environment, then settings file, then limits by the `memory` there is.
 
-    `brought` is what options of Triton's with other names on the command line set.
+    And what is to be logged of these. `brought` is what options of Triton's with other names on the
+    command line set. Raises `SettingsError`.
     """
-    given: dict[str, Value] = {}
+    limits, given = limits_by_memory(memory), dict[str, Value]()
     if path := options.config_file or os.environ.get(CONFIG_FILE_ENV):
         given |= from_file(Path(path))
     given |= from_environment(os.environ)
@@ -96,12 +107,15 @@ def _settings(options: argparse.Namespace, brought: Mapping[str, str]) -> Settin
             value = brought.get(option.field)
         if value is not None:
             given[option.field] = option.parse(value, f"--{option.name}")
-    settings = Settings(**given)  # type: ignore[arg-type]  # parsed to each field's own type
+    values = limits | given
+    settings = Settings(**values)  # type: ignore[arg-type]  # parsed to each field's own type
     settings.check()
-    return settings
+    lowered = {name: value for name, value in limits.items() if name not in given}
+    said = ", ".join(f"--{name.replace('_', '-')}={value}" for name, value in lowered.items())
+    return settings, f"limits by {memory >> 20} MiB of memory: {said}" if said else ""
 
 
-def _parser() -> CommandParser:
+def _parser(memory: Callable[[], int]) -> CommandParser:
     parser = CommandParser("headrace", description="Inference server for the KServe V2 protocol.")
     parser.add_argument("--version", action="version", version=f"headrace {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -119,7 +133,7 @@ def _parser() -> CommandParser:
         for option in options:
             _add_setting(group, option)
     add_triton_options(serve)
-    serve.set_defaults(run=_serve)
+    serve.set_defaults(run=partial(_serve, memory))
     add_infer(commands)
     add_top(commands)
     add_models(commands)

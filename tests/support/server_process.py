@@ -43,14 +43,15 @@ class ServerProcess:
         wait: bool = True,
         prefix: Sequence[str] = (),
         errors: IO[bytes] | None = None,
+        program: Sequence[str] = ("-m", "headrace"),
     ) -> None:
         """With `wait` False, entering returns once the doors are open, before models are loaded.
 
         `prefix` is a command that becomes the one after it. Standard error goes to `errors` instead
-        of `log`.
+        of `log`. `program` is what the interpreter runs, if it is not the server itself.
         """
         self._command = [
-            *prefix, sys.executable, "-m", "headrace", "serve",
+            *prefix, sys.executable, *program, "serve",
             "--model-repository", *map(str, repositories or (EXAMPLES,)),
             "--http-port=0", "--grpc-port=0", "--metrics-port=0", *options,
         ]  # fmt: skip

@@ -3,8 +3,7 @@
 import os
 from pathlib import Path
 
-CGROUPS = Path("/sys/fs/cgroup")
-OWN_CGROUP = Path("/proc/self/cgroup")
+from headrace.workers.cgroup import CGROUPS, OWN_CGROUP, groups
 
 
 def core_limit(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> int:
@@ -15,20 +14,9 @@ def core_limit(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> int:
     `root` this process is; inside a container that is `root` itself.
     """
     available = len(os.sched_getaffinity(0))
-    limits = [_quota_v2(group / "cpu.max") for group in _groups(root, own)]
+    limits = [_quota_v2(group / "cpu.max") for group in groups(root, own)]
     limit = min(filter(None, limits), default=0.0) or _quota_v1(root / "cpu")
     return max(1, min(available, int(limit))) if limit else available
-
-
-def _groups(root: Path, own: Path) -> list[Path]:
-    """The cgroup of this process and those around it; each may have a limit."""
-    try:
-        lines = own.read_text().splitlines()
-    except OSError:
-        lines = []
-    parts = next((line[3:].split("/") for line in lines if line.startswith("0::")), [])
-    names = [part for part in parts if part and part != ".."]
-    return [root.joinpath(*names[:depth]) for depth in range(len(names) + 1)]
 
 
 def threads_for(instances: int, cores: int) -> int:

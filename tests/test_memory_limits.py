@@ -1,0 +1,55 @@
+"""Limits that follow from the memory that the server may use, unless they are given."""
+
+from pathlib import Path
+
+import pytest
+
+from headrace.settings import Settings, limits_by_memory
+from tests.support.scrape import Scraper
+from tests.support.server_process import ServerProcess, onnx_examples
+
+MIB, GIB = 1 << 20, 1 << 30
+IN_400_MIB = ("-c", "from headrace.cli import main; main(memory=lambda: 400 << 20)")
+
+
+@pytest.mark.parametrize(
+    ("memory", "largest", "admitted"),
+    [
+        (400 * MIB, 25 * MIB, 100 * MIB),
+        (GIB, None, 256 * MIB),  # None: by default
+        (3 * GIB, None, 768 * MIB),
+        (4 * GIB, None, None),
+        (1 << 40, None, None),
+        (1, 1, 1),  # 0 would be no limit
+    ],
+)
+def test_limits_are_shares_of_the_memory_and_at_most_the_defaults(
+    memory: int, largest: int | None, admitted: int | None
+) -> None:
+    wanted = {"max_request_bytes": largest, "max_admitted_bytes": admitted}
+    assert limits_by_memory(memory) == {n: v for n, v in wanted.items() if v is not None}
+
+
+def test_the_defaults_are_what_is_documented() -> None:
+    settings = Settings(model_file=["m"])
+    assert (settings.max_request_bytes, settings.max_admitted_bytes) == (64 * MIB, GIB)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "admitted", "said"),
+    [
+        ((), 100 * MIB, "--max-request-bytes=26214400, --max-admitted-bytes=104857600"),
+        (("--max-admitted-bytes=0",), 0, "--max-request-bytes=26214400\n"),
+        (("--max-admitted-bytes=7000", "--max-request-bytes=6000"), 7000, ""),
+    ],
+)
+def test_a_server_says_by_which_limits_it_goes(
+    tmp_path: Path, options: tuple[str, ...], admitted: int, said: str
+) -> None:
+    with ServerProcess(onnx_examples(tmp_path), options=options, program=IN_400_MIB) as server:
+        with Scraper(server.metrics) as scraper:
+            assert scraper.now().value("headrace_admitted_bytes_limit") == admitted
+        lines = [line for line in server.log.splitlines(True) if "limits by" in line]
+        assert len(lines) == bool(said)
+        assert not said or f"limits by 400 MiB of memory: {said}" in lines[0]
