@@ -4,6 +4,7 @@ The request is one row of the MLP. Figures are the fastest of several rounds: ot
 machine can only add to them.
 """
 
+import asyncio
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -165,13 +166,9 @@ def _batcher(model: OnnxModel) -> tuple[Batcher, _Tick]:
     tick = _Tick()
     policy = SchedulingPolicy(BatchPolicy(_SIGNATURE.max_batch_size))
     batcher = Batcher(_SIGNATURE, "1", policy, tick, VersionStatistics(), _raise)
-    batcher.add_instance(LocalInstance(MLP, model, InstanceKind.INLINE, _NO_LOOP))
+    batcher.add_instance(LocalInstance(MLP, model, InstanceKind.INLINE, asyncio.new_event_loop()))
     tick.end()
     return batcher, tick
-
-
-# An inline instance never uses its event loop.
-_NO_LOOP: Any = None
 
 
 def _raise(pendings: Sequence[Pending], error: Exception) -> None:

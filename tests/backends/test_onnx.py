@@ -5,6 +5,8 @@ says of files that it cannot load.
 import contextlib
 import gc
 import os
+import subprocess
+import sys
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
@@ -287,6 +289,46 @@ def test_no_memory_can_be_given_back_without_an_arena(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, onnx_graphs.identity(), parameters=shrinking)
     with pytest.raises(InvalidOption, match="none, as enable_mem_arena is 0"):
         OnnxBackend().load(spec)
+
+
+_RESTING = """
+import sys
+import numpy as np
+import onnxruntime as ort
+from headrace.backends.onnx import OnnxModel
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+model = OnnxModel(ort.InferenceSession(sys.argv[1]))
+small = {"INPUT0": np.ones((1, 2), np.float32)}
+model.infer(small, ["OUTPUT0"])  # what the first run takes is kept for good
+large = {"INPUT0": np.ones((16 << 20, 2), np.float32)}
+before = resident()
+model.infer(large, ["OUTPUT0"])
+after = resident()
+model.rest()
+print(after - before, after - resident())
+assert model.infer(small, ["OUTPUT0"])[0].tolist() == [[1, 1]]
+"""
+
+
+@pytest.mark.slow
+def test_an_arena_gives_back_what_a_large_batch_has_used(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(onnx_graphs.identity())
+    command = [sys.executable, "-c", _RESTING, str(tmp_path / "model.onnx")]
+    told = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+    kept, given_back = map(int, told.split())
+    assert kept > 100 << 20
+    assert given_back > 0.9 * kept
+
+
+@pytest.mark.parametrize("datatype", [Datatype.FP32, Datatype.BYTES, Datatype.BF16])
+def test_a_model_of_any_datatype_may_rest(datatype: Datatype) -> None:
+    model = OnnxModel(ort.InferenceSession(onnx_graphs.identity(datatype)))
+    model.rest()
+    model.close()
+    model.rest()
 
 
 @pytest.mark.parametrize("level", [-1, 0, 1, 2])

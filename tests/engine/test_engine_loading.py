@@ -48,6 +48,9 @@ class Constant:
         assert self.go.wait(30)
         return [np.full_like(inputs["X"], self.number)]
 
+    def rest(self) -> None:
+        pass
+
     def close(self) -> None:
         self.closed = True
 

@@ -43,6 +43,9 @@ class Recorder:
             raise MemoryError
         return []
 
+    def rest(self) -> None:
+        pass
+
     def close(self) -> None:
         """Nothing to give back."""
 

@@ -33,12 +33,18 @@ class Doubling:
         self.threads: list[int] = []
         self.closed = Event()
         self.closed_by = 0
+        self.rests: list[int] = []
+        self.rested = Event()
 
     def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Sequence[Array]:
         self.threads.append(get_ident())
         self._before()
         assert outputs == ["y"]
         return [2 * inputs["x"]]
+
+    def rest(self) -> None:
+        self.rests.append(get_ident())
+        self.rested.set()
 
     def close(self) -> None:
         self.closed_by = get_ident()
@@ -94,6 +100,25 @@ def test_a_batch_comes_back_with_outputs_and_times(kind: InstanceKind) -> None:
 
     on_loop(model, kind, scenario)
     assert model.closed.wait(10)
+
+
+@pytest.mark.parametrize("kind", [INLINE, THREAD])
+def test_a_model_rests_once_after_its_batches(kind: InstanceKind) -> None:
+    model = Doubling()
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        instance = LocalInstance("double_0", model, kind, loop, rest_secs=0.001)
+        for count in (1, 2):
+            model.rested.clear()
+            await execute(instance, batch_of(1))
+            assert await asyncio.to_thread(model.rested.wait, 10)
+            assert len(model.rests) == count
+        assert set(model.rests) == set(model.threads)
+        instance.close()
+        await instance.closed()
+
+    asyncio.run(work())
 
 
 def test_inline_runs_and_closes_on_the_loops_thread() -> None:

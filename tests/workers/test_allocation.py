@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from headrace.workers.allocation import kept_bytes
+
 _TELL = """
 import json, resource
 import numpy as np
@@ -23,6 +25,24 @@ before = faults()
 for _ in range(10):
     use()
 print(json.dumps([kept, faults() - before]))
+"""
+_HELD_BACK = """
+import ctypes, json
+import numpy as np
+from headrace.workers.allocation import Heap
+heap = Heap(ctypes.CDLL(None), 8 << 20)
+heap.keep()
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+used = [np.ones(1 << 20, np.uint8) for _ in range(64)]
+behind = np.ones(100_000, np.uint8)
+before = resident()
+del used
+held = resident()
+given = heap.give_back()
+after = resident()
+few = [np.ones(1 << 20, np.uint8) for _ in range(60)]
+print(json.dumps([before - held, given, before - after, heap.give_back()]))
 """
 _PAGES = 10 * 3 * (4 << 20) // 4096  # that are written to, all of them new or none
 
@@ -41,6 +61,26 @@ def test_memory_is_used_again() -> None:
     kept, faults = told()
     assert kept
     assert faults < _PAGES // 20
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library than glibc")
+def test_memory_behind_which_an_array_lives_on_is_given_back() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", _HELD_BACK], capture_output=True, check=True, text=True
+    )
+    held_back, given, given_back, with_little = json.loads(found.stdout)
+    assert held_back < 8 << 20
+    assert given
+    assert given_back > 56 << 20
+    assert not with_little
+
+
+@pytest.mark.parametrize(
+    ("memory", "kept"),
+    [(64 << 30, 128 << 20), (2 << 30, 128 << 20), (400 << 20, 25 << 20)],
+)
+def test_less_is_kept_where_there_is_less(memory: int, kept: int) -> None:
+    assert kept_bytes(memory) == kept
 
 
 @pytest.mark.parametrize(

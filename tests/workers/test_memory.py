@@ -54,6 +54,29 @@ def test_a_file_is_written_further_than_before() -> None:
     out.close()
 
 
+def test_a_file_that_was_freed_by_either_end_is_written_again() -> None:
+    out, file = OutFile(), InFile()
+    sent(out, file, bytes(5000), b"end")
+    for free in (out.free, file.free):
+        assert free()
+        assert content(file, 5003) == bytes(5003)
+        assert not sent(out, file, bytes(5000), b"end")
+        assert content(file, 5003) == bytes(5000) + b"end"
+    out.close()
+
+
+def test_a_file_that_is_referred_to_is_not_freed() -> None:
+    out, file = OutFile(), InFile()
+    sent(out, file, b"12345678")
+    assert file.bytes is not None
+    array = file.bytes[:8]
+    assert not file.free()
+    out.retired = True
+    assert not out.free()
+    assert array.tobytes() == b"12345678"
+    out.close()
+
+
 def test_what_is_referred_to_is_seen() -> None:
     out, file = OutFile(), InFile()
     sent(out, file, b"12345678" * 100)

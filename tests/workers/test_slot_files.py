@@ -81,3 +81,28 @@ def test_what_did_not_arrive_is_sent_in_a_new_file() -> None:
     pair.here.spoil(flags)
     assert pair.send(2)[0] == 2
     assert pair.new == 2
+
+
+def test_files_that_nobody_uses_give_back_their_memory() -> None:
+    pair = Pair()
+    pair.send(1, 100_000)
+    assert pair.here.rest()  # it was used a moment ago
+    assert not pair.here.rest()
+    assert pair.there.data(pair.flags, 100_000)[:3] == bytes(3)
+    assert set(pair.send(2, 100_000).tolist()) == {2}
+    assert pair.new == 1
+
+
+def test_files_stay_while_a_batch_is_under_way_or_something_is_kept() -> None:
+    pair = Pair()
+    kept = pair.send(1, 100_000)
+    pair.here.lend()
+    for _ in range(3):
+        assert pair.here.rest()
+    pair.here.heed(pair.there.used())
+    for _ in range(3):
+        assert pair.here.rest()
+    assert set(kept.tolist()) == {1}
+    del kept
+    pair.here.heed(pair.there.used())
+    assert not pair.here.rest()

@@ -9,11 +9,17 @@ from threading import Lock
 
 import numpy as np
 import onnxruntime as ort
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 from headrace.backends.gpus import Gpus
 from headrace.backends.onnx_binding import Allocate, BoundRun
 from headrace.backends.onnx_files import check_external_files
-from headrace.backends.onnx_options import reads_parameter, run_options, session_options
+from headrace.backends.onnx_options import (
+    reads_parameter,
+    run_options,
+    session_options,
+    shrinking_options,
+)
 from headrace.backends.onnx_providers import (
     Provider,
     cuda_obstacle,
@@ -69,6 +75,11 @@ class OnnxModel:
         types = {info.name: info.datatype for info in (*self.inputs, *self.outputs)}
         self._strings = {name for name, datatype in types.items() if datatype is Datatype.BYTES}
         self._has_bf16 = Datatype.BF16 in types.values()
+        self._shrinks = (
+            session.get_session_options().enable_cpu_mem_arena
+            and session.get_providers() == ["CPUExecutionProvider"]
+            and not {None, Datatype.BF16} & {info.datatype for info in self.inputs}
+        )
         if self._has_bf16 and any(info.datatype is Datatype.BYTES for info in self.inputs):
             raise LoadFailed(
                 "the model has both BF16 tensors and text inputs,"
@@ -95,6 +106,15 @@ class OnnxModel:
             _to_bytes(array) if name in self._strings else array
             for name, array in zip(outputs, session.run(outputs, feeds, self._options), strict=True)
         ]
+
+    def rest(self) -> None:
+        """Have the CPU's arena give back what large batches have used; by any thread."""
+        session = self._session
+        if session is None or not self._shrinks:
+            return
+        feeds = {info.name: _least(info) for info in self.inputs if not info.optional}
+        with suppress(Fail):  # "Exiting due to terminate flag"
+            session.run(None, feeds, shrinking_options())
 
     def close(self) -> None:
         """Free the session."""
@@ -274,6 +294,13 @@ def _shown(file: Path, spec: LoadSpec) -> str:
 def _info(node: ort.NodeArg, optional: bool = False) -> TensorInfo:
     shape = tuple(d if isinstance(d, int) and d >= 0 else -1 for d in node.shape or ())
     return TensorInfo(node.name, _TYPES.get(node.type), shape, node.type, optional)
+
+
+def _least(info: TensorInfo) -> Array:
+    """An input of the smallest shape that a session takes."""
+    assert info.datatype is not None
+    empty = "" if info.datatype is Datatype.BYTES else 0
+    return np.full([max(size, 1) for size in info.shape], empty, NUMPY[info.datatype])
 
 
 def _to_str(name: str, array: Array) -> Array:

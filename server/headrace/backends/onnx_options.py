@@ -103,6 +103,19 @@ def run_options(spec: LoadSpec) -> ort.RunOptions | None:
     return options
 
 
+def shrinking_options() -> ort.RunOptions:
+    """The options of a run that does nothing but give back what the CPU's arena keeps.
+
+    ONNX Runtime has no other way: an arena shrinks at the end of a run, also of one that is told to
+    end before it has begun.
+    """
+    options = ort.RunOptions()
+    options.log_severity_level = _QUIET
+    options.add_run_config_entry(_SHRINKAGE, "cpu:0")
+    options.terminate = True
+    return options
+
+
 def _read(parameters: Mapping[str, str], name: str, parse: Callable[[str], T], default: T) -> T:
     if name not in parameters:
         return default

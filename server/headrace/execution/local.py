@@ -12,6 +12,7 @@ from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
+from typing import Literal
 
 from headrace.core.tensors import Array
 from headrace.execution.choice import AutoChoice, InstanceKind
@@ -21,6 +22,7 @@ from headrace.scheduling.batch import Batch, Instance, Outcome, Room
 
 log = logging.getLogger(__name__)
 
+_REST_SECS = 10.0  # without a batch, after which memory that is kept for further ones is given back
 Done = Callable[[Instance, Batch, Outcome], None]
 
 
@@ -40,18 +42,26 @@ class LocalInstance:
         kind: InstanceKind | AutoChoice,
         loop: asyncio.AbstractEventLoop,
         place: Callable[[int], Array | None] | None = None,
+        rest_secs: float = _REST_SECS,
     ) -> None:
-        """`place` gives memory that large batches are best put together in, or None."""
+        """`place` gives memory that large batches are best put together in, or None.
+
+        `rest_secs` without a batch, memory that is kept for further ones is given back.
+        """
         self.name = name
         self._model = model
         self._auto = kind if isinstance(kind, AutoChoice) else None
         self._kind = kind.kind if isinstance(kind, AutoChoice) else kind
         self._loop = loop
+        self._room = Room(place)
         if in_server(model):
             self._run_batch: Callable[[Batch], Outcome] = model.run
         else:
-            self._run_batch = partial(run, model, room=Room(place))
-        self._work: SimpleQueue[tuple[Batch, Done] | None] = SimpleQueue()
+            self._run_batch = partial(run, model, room=self._room)
+        self._work: SimpleQueue[tuple[Batch, Done] | Literal["rest"] | None] = SimpleQueue()
+        self._rest_secs = rest_secs
+        self._ran = False  # since the last look whether it runs at all
+        self._looking: asyncio.TimerHandle | None = None
         self._thread: Thread | None = None
         self._closed = asyncio.Event()
 
@@ -62,6 +72,9 @@ class LocalInstance:
 
     def execute(self, batch: Batch, done: Done) -> None:
         """Run `batch`; see `headrace.scheduling.batch.Instance`."""
+        self._ran = True
+        if self._looking is None:
+            self._looking = self._loop.call_later(self._rest_secs, self._look)
         if self._kind is InstanceKind.INLINE:
             self._report(batch, done, self._run_batch(batch))
             return
@@ -73,6 +86,8 @@ class LocalInstance:
 
     def close(self) -> None:
         """Release the model; on its thread, if it has one, so that nothing waits here."""
+        if self._looking is not None:
+            self._looking.cancel()
         if self._thread is None:
             self._model.close()
             self._closed.set()
@@ -88,8 +103,28 @@ class LocalInstance:
         """Wait until the model has been released."""
         await self._closed.wait()
 
+    def _look(self) -> None:
+        self._looking = None
+        if self._ran:
+            self._ran = False
+            self._looking = self._loop.call_later(self._rest_secs, self._look)
+        elif self._thread is not None:
+            self._work.put("rest")
+        else:
+            self._rest()
+
+    def _rest(self) -> None:
+        self._room.clear()
+        try:
+            self._model.rest()
+        except Exception:
+            log.exception("bug while %s gave memory back", self.name)
+
     def _serve(self) -> None:
         while (item := self._work.get()) is not None:
+            if item == "rest":
+                self._rest()
+                continue
             try:
                 self._run(*item)
             except RuntimeError:

@@ -13,15 +13,22 @@ if TYPE_CHECKING:
     from headrace.execution.runner import LoadedModel
 
 
-class InWorker:
+class _KeepsNothing:
+    """What keeps no memory for further batches, or elsewhere."""
+
+    def rest(self) -> None:
+        """See `headrace.execution.runner.LoadedModel`."""
+
+
+class InWorker(_KeepsNothing):
     """A model in a worker process: `LoadedWorker`."""
 
 
-class InServer:
+class InServer(_KeepsNothing):
     """A Python model in the server's own process: `LoadedInProcess`."""
 
 
-class Elsewhere:
+class Elsewhere(_KeepsNothing):
     """A model that other servers run: `RemoteModel`."""
 
 

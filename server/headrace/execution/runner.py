@@ -27,6 +27,9 @@ class LoadedModel(Protocol):
     def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Sequence[Array]:
         """Run the model once; arrays in the order of `outputs`. May raise anything."""
 
+    def rest(self) -> None:
+        """Give back what is kept for further batches, after a while without any."""
+
     def close(self) -> None:
         """Give the memory back."""
 

@@ -37,6 +37,7 @@ from headrace.workers.slot_files import SlotFiles
 READ = 64 << 10  # bytes; Python makes room for as many each time, and much room is slow to get
 CLOSED = "closed its socket"
 _SPACE = socket.CMSG_SPACE(4 * 16)
+_REST_SECS = 10.0  # without large batches, after which a slot's files give back their memory
 _PENDING = 4  # files that may have come before their frames
 Take = Callable[[Header, bytes, Buffer], None]
 
@@ -58,6 +59,7 @@ class WorkerSocket:
         self._descriptors: deque[int] = deque()
         self._files: dict[int, SlotFiles] = {}  # of slots whose batches are large
         self._unsent: deque[tuple[memoryview, int]] = deque()
+        self._resting: asyncio.TimerHandle | None = None
 
     @property
     def unsent(self) -> int:
@@ -77,6 +79,7 @@ class WorkerSocket:
     def detach(self) -> None:
         """Belong to no event loop any more; frames that come wait for the next one."""
         self.give_up()
+        self._stop_resting()
         if self._loop is not None:
             self._loop.remove_writer(self.sock)
         self._loop = self._take = None
@@ -98,13 +101,18 @@ class WorkerSocket:
 
         Raises `OSError` if there is no memory for them.
         """
-        flags = self._files[slot].used() if slot in self._files else 0
+        flags = 0
+        if slot in self._files:
+            flags = self._files[slot].used()
+            self._files[slot].lend()
         if size <= INLINE:
             head = pack_header(kind, flags, slot, len(meta), size)
             self._write(b"".join([head, meta, *pieces]), -1)
             return
         files = self._files_of(slot)
         where, descriptor = files.put(pieces, size)
+        files.lend()
+        self._rest_later()
         flags |= where
         head = pack_header(kind, flags, slot, len(meta), size) + meta
         try:
@@ -114,6 +122,21 @@ class WorkerSocket:
             files.spoil(where)  # the worker has not got it
             raise
         files.sent()
+
+    def _rest_later(self) -> None:
+        """Look after a while whether slots still use the memory of their files."""
+        if self._resting is None and self._loop is not None:
+            self._resting = self._loop.call_later(_REST_SECS, self._rest)
+
+    def _rest(self) -> None:
+        self._resting = None
+        if any([files.rest() for files in self._files.values()]):
+            self._rest_later()
+
+    def _stop_resting(self) -> None:
+        if self._resting is not None:
+            self._resting.cancel()
+            self._resting = None
 
     def _files_of(self, slot: int) -> SlotFiles:
         files = self._files.get(slot)
@@ -226,11 +249,13 @@ class WorkerSocket:
                 files.take(flags, self._descriptors.popleft())
             if flags & IN_FILE:
                 content = files.data(flags, header.data)
+                self._rest_later()
         self._take(header, meta, content)
 
     def close(self) -> None:
         """Let go of everything."""
         self.closed = True
+        self._stop_resting()
         if self._loop is not None:
             self.give_up()
             self._loop.remove_writer(self.sock)

@@ -295,6 +295,10 @@ class Room:
             block = self._blocks[name] = self._block(size)
         return block[:size].view(first.dtype).reshape(rows, *first.shape[1:])
 
+    def clear(self) -> None:
+        """Let go of the memory."""
+        self._blocks.clear()
+
     def _block(self, size: int) -> Array:
         found = self._allocate(size) if self._allocate is not None else None
         return np.empty(size, np.uint8) if found is None else found

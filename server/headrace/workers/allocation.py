@@ -1,33 +1,91 @@
-"""The C library's allocator: what tensors have used is kept for the next ones.
+"""The C library's heap: a bounded part of what tensors have used is kept for the next ones.
 
 Left to itself it gives freed memory back to the system again and again, and every page of it that
-is then used anew is cleared and mapped first, which takes longer than to copy a tensor into it.
+is then used anew is cleared and mapped first, which takes longer than to copy a tensor into it. So
+freed memory stays in the heap; but only its end would ever be given back, so that one array that
+outlives those before it, or one of another thread's heaps, would hold on to all of it. A thread
+looks every few seconds, and gives back all that is free once that is more than may be kept.
 """
 
 import ctypes
 import os
+import threading
+import time
 from contextlib import suppress
 
+from headrace.workers.cgroup import memory_limit
+
+_KEPT = 128 << 20  # bytes of free memory, beyond which all of it is given back, or fewer
+_KEPT_SHARE = 16  # of the memory that there is for all processes: one part
+_LOOK_SECS = 10.0
 # Of glibc's malloc.h. Setting one of them also ends their change with what is allocated.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
-_KEPT = 128 << 20  # bytes of free memory at the end of the heap; more is given back
 _MAPPED = 32 << 20  # bytes of one block from which on it is mapped by itself; the most there can be
 _PAD = 1 << 20  # bytes by which the heap grows beyond what is asked for
 # What an operator has said about it stands.
 _SAID = ("GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_")
+_FIELDS = (
+    "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks",
+    "keepcost",
+)  # fmt: skip
+
+
+class _Info(ctypes.Structure):
+    """`struct mallinfo2`."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in _FIELDS]
+
+
+class _OldInfo(ctypes.Structure):
+    """`struct mallinfo`, of glibc before 2.33: its counts begin anew at 4 GiB."""
+
+    _fields_ = [(name, ctypes.c_uint) for name in _FIELDS]
+
+
+class Heap:
+    """The heaps of this process, one for some threads each. For any thread."""
+
+    def __init__(self, library: ctypes.CDLL, kept: int) -> None:
+        """`kept` bytes at most stay; raises `AttributeError` for another C library than glibc."""
+        self._kept = kept
+        self._mallopt, self._trim = library.mallopt, library.malloc_trim
+        self._info = library.mallinfo2 if hasattr(library, "mallinfo2") else library.mallinfo
+        self._info.restype = _Info if hasattr(library, "mallinfo2") else _OldInfo
+
+    def keep(self) -> bool:
+        """Keep what is freed for later; whether the library agrees."""
+        wanted = {_M_MMAP_THRESHOLD: _MAPPED, _M_TRIM_THRESHOLD: self._kept, _M_TOP_PAD: _PAD}
+        return all([self._mallopt(name, value) for name, value in wanted.items()])
+
+    def give_back(self) -> bool:
+        """Give back all that is free, if that is more than may be kept; whether it was.
+
+        Memory that has gone back stays free in the heap's books: to look for it again costs next to
+        nothing.
+        """
+        if self._info().fordblks <= self._kept:
+            return False
+        self._trim(0)
+        return True
 
 
 def keep_memory() -> bool:
-    """Have this process keep memory for large tensors; whether its C library can."""
+    """Have this process keep memory for large tensors, within bounds; whether its C library can."""
     if any(name in os.environ for name in _SAID):
         return False
     with suppress(AttributeError, OSError):  # another C library than glibc
-        mallopt = ctypes.CDLL(None).mallopt
-        return all(
-            [
-                mallopt(_M_MMAP_THRESHOLD, _MAPPED),
-                mallopt(_M_TRIM_THRESHOLD, _KEPT),
-                mallopt(_M_TOP_PAD, _PAD),
-            ]
-        )
+        heap = Heap(ctypes.CDLL(None), kept_bytes(memory_limit()))
+        threading.Thread(target=_look, args=(heap,), name="heap", daemon=True).start()
+        return heap.keep()
     return False
+
+
+def kept_bytes(memory: int) -> int:
+    """How much of it a process may keep free, where there are `memory` bytes for all."""
+    return min(_KEPT, memory // _KEPT_SHARE)
+
+
+def _look(heap: Heap) -> None:
+    while True:
+        time.sleep(_LOOK_SECS)
+        heap.give_back()

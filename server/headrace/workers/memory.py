@@ -19,6 +19,7 @@ from headrace.workers.frames import BrokenFrame
 _AT_ONCE = 1000  # buffers that one system call takes
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _GRAIN = 1 << 20  # bytes; files grow by multiples of it
+_BLOCK = 512  # bytes that a file's number of blocks is counted in
 _KEPT = 64 << 20  # bytes up to which a file is kept for the next batch
 
 
@@ -52,14 +53,14 @@ class OutFile:
 
     What has been written once has its memory: it is written again through a mapping, which is
     several times as fast as by a system call. The first time goes by a system call, which is faster
-    for memory that is new, and fails in good order if there is none.
+    for memory that is new, and fails in good order if there is none. Either end may have freed the
+    memory since, so the file itself is asked whether it has any.
     """
 
     def __init__(self) -> None:
         self._descriptor = -1
         self._size = 0
-        self._backed = 0  # bytes from the beginning on that have memory
-        self._mapped: memoryview | None = None
+        self._mapped: mmap.mmap | None = None
         self.retired = False  # the other end still refers to what is in it
 
     def write(self, pieces: Sequence[Buffer], size: int) -> int:
@@ -89,22 +90,30 @@ class OutFile:
         return self._descriptor if new else -1
 
     def _fill(self, pieces: Sequence[Buffer], size: int) -> None:
-        if size > self._backed:
+        # What has memory is a stretch from the beginning on.
+        if size > os.fstat(self._descriptor).st_blocks * _BLOCK:
             write_all(self._descriptor, pieces)
-            self._backed = size
             return
         if self._mapped is None:
-            self._mapped = memoryview(mmap.mmap(self._descriptor, self._size))
-        position = 0
-        for piece in pieces:
-            end = position + len(piece)
-            self._mapped[position:end] = piece
-            position = end
+            self._mapped = mmap.mmap(self._descriptor, self._size)
+        with memoryview(self._mapped) as target:
+            position = 0
+            for piece in pieces:
+                end = position + len(piece)
+                target[position:end] = piece
+                position = end
+
+    def free(self) -> bool:
+        """Give the file's memory back; False if the other end still refers to it."""
+        if self._descriptor >= 0 and not self.retired:
+            if self._mapped is None:
+                self._mapped = mmap.mmap(self._descriptor, self._size)
+            self._mapped.madvise(mmap.MADV_REMOVE)
+        return not self.retired
 
     def close(self) -> None:
         """Let go of the file."""
         self._mapped = None
-        self._backed = 0
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -116,6 +125,7 @@ class InFile:
 
     def __init__(self) -> None:
         self._bytes: Array | None = None
+        self._pages: mmap.mmap | None = None  # the same, as one may free it
         self._idle = 0  # references to the bytes that are our own
 
     def map(self, descriptor: int) -> None:
@@ -126,6 +136,7 @@ class InFile:
                 raise BrokenFrame("a file that may change its size")
             size = os.fstat(descriptor).st_size
             mapped = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ)
+            self._pages = mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)
         self._bytes = np.frombuffer(mapped, np.uint8)
@@ -140,3 +151,9 @@ class InFile:
     def in_use(self) -> bool:
         """Whether anything made of it is still referred to."""
         return self._bytes is not None and sys.getrefcount(self._bytes) > self._idle
+
+    def free(self) -> bool:
+        """Give the file's memory back; False if something still refers to it."""
+        if self._pages is not None and not self.in_use:
+            self._pages.madvise(mmap.MADV_REMOVE)
+        return not self.in_use

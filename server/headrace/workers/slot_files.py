@@ -33,12 +33,15 @@ class SlotFiles:
         self._in: dict[int, InFile] = {}
         self._out: list[OutFile] = []
         self._single = 0  # writes to the first file in a row
+        self._lent = False  # the other end may read and write files: a batch is under way
+        self._touched = False  # since the last `rest`
 
     def put(self, pieces: Sequence[Buffer], size: int) -> tuple[int, int]:
         """Write data; the flags that tell where they are, and a new file's descriptor or -1.
 
         Raises `OSError`.
         """
+        self._touched = True
         if not self._kept:
             self._out[:] = [OutFile()]
             return IN_FILE | NEW_FILE, self._out[0].write(pieces, size)
@@ -74,8 +77,13 @@ class SlotFiles:
         """Which of the other end's files are still referred to here, as flags."""
         return sum([KEPT << number for number, file in self._in.items() if file.in_use])
 
+    def lend(self) -> None:
+        """A frame about a batch goes out: until one comes back, files are the other end's."""
+        self._lent = True
+
     def heed(self, flags: int) -> None:
         """Know from a frame's flags which of the files are still referred to there."""
+        self._lent = False
         for number, file in enumerate(self._out):
             file.retired = bool(flags & KEPT << number)
 
@@ -86,6 +94,7 @@ class SlotFiles:
 
     def data(self, flags: int, size: int) -> memoryview:
         """The data of a frame; raises `BrokenFrame`."""
+        self._touched = True
         number = _number(flags)
         if flags & ALONE:
             self._in = {n: file for n, file in self._in.items() if n == number}
@@ -95,6 +104,17 @@ class SlotFiles:
         if not self._kept:
             del self._in[number]
         return found.data
+
+    def rest(self) -> bool:
+        """Free the memory of files that nobody has used or refers to; whether to come again.
+
+        Only at the end that lends: it knows when the other one does nothing with them.
+        """
+        if self._touched or self._lent:
+            self._touched = False
+            return True
+        files: list[OutFile | InFile] = [*self._out, *self._in.values()]
+        return not all([file.free() for file in files])
 
     def close(self) -> None:
         """Let go of all files."""
