@@ -10,6 +10,8 @@ from pathlib import Path
 
 from benchmarks import profile, remote, round_trip, stages
 from benchmarks.arguments import count, names_of, numbers, positive
+from benchmarks.hostile import run as hostile
+from benchmarks.hostile.attacks import ATTACKS
 from benchmarks.measure import Plan, errors_of, measure
 from benchmarks.messages import PROTOCOLS
 from benchmarks.models import ALL_MODELS, MLP, MLP_UNBATCHED, write_repository
@@ -42,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.profile:
             profile.main(options.models[0], options.seconds or (1.0 if options.quick else 5.0))
             return 0
+        if options.hostile is not None:
+            return hostile.main(options.hostile, options.frontends, options.busy)
         if options.remote:
             seconds = options.seconds or (1.0 if options.quick else 3.0)
             remote.main(seconds, options.repetitions or (1 if options.quick else 5))
@@ -166,6 +170,16 @@ def _parser() -> argparse.ArgumentParser:
         "--remote", action="store_true",
         help="print what the way through this server to a Triton costs and gains, and end",
     )  # fmt: skip
+    add(
+        "--hostile", nargs="?", type=names_of(list(ATTACKS)), const=list(ATTACKS), metavar="LIST",
+        help="attack the server, print what becomes of its health and memory beside their bounds,"
+        " and end; with names, only " + ", ".join(ATTACKS),
+    )  # fmt: skip
+    add(
+        "--frontends", type=count, default=0, metavar="N",
+        help="with --hostile, of the server (default: none)",
+    )  # fmt: skip
+    add("--busy", action="store_true", help="with --hostile, take the bounds of a busy machine")
     add(
         "--profile",
         action="store_true",

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-_ADDRESS = re.compile(r"^(HTTP|gRPC) +(?:http://)?([\w.\[\]:-]+:\d+)")
+_ADDRESS = re.compile(r"^(HTTP|gRPC|metrics) +(?:http://)?([\w.\[\]:-]+:\d+)")
 _START_SECS = 60
 _STOP_SECS = 30
 _REQUEST_SECS = 10
@@ -29,12 +29,16 @@ class BenchmarkError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server to measure; `pid` is None if its process cannot be seen from here."""
+    """A server to measure; `pid` is None if its process cannot be seen from here.
+
+    `metrics` is where it shows them, "" if it does not.
+    """
 
     name: str
     http: str
     grpc: str
     pid: int | None
+    metrics: str = ""
 
     def address(self, transport: str) -> str:
         """Where it answers, as host:port; "" if it does not."""
@@ -113,10 +117,12 @@ def started(
     core: int | None,
     options: Sequence[str] = (),
     program: Sequence[str] = ("-m", "headrace"),
+    log: int = -1,
 ) -> Iterator[Target]:
     """Run headrace on a repository, on one core if one is given; raises `BenchmarkError`.
 
-    `program` is what the interpreter runs, if it is not the server itself.
+    `program` is what the interpreter runs, if it is not the server itself. `log` is a descriptor
+    that its standard error goes to, unless it is -1.
     """
     command = [
         *(["taskset", "-c", str(core)] if core is not None else []),
@@ -124,16 +130,20 @@ def started(
         "--http-port=0", "--grpc-port=0", "--allow-metrics=false", *options,
     ]  # fmt: skip
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")}
-    with tempfile.TemporaryFile("w+") as log:
+    with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment
-        )
+            command, stdout=subprocess.PIPE, stderr=said if log < 0 else log, text=True,
+            env=environment,
+        )  # fmt: skip
         try:
             addresses = _addresses(process)
             if addresses is None:
-                log.seek(0)
-                raise BenchmarkError(f"the server did not start:\n{log.read()[-2000:]}")
-            yield Target("headrace", addresses["HTTP"], addresses["gRPC"], process.pid)
+                said.seek(0)
+                raise BenchmarkError(f"the server did not start:\n{said.read()[-2000:]}")
+            yield Target(
+                "headrace", addresses["HTTP"], addresses["gRPC"], process.pid,
+                addresses.get("metrics", ""),
+            )  # fmt: skip
         finally:
             _stop(process)
 

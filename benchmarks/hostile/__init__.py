@@ -1,0 +1,1 @@
+"""Attacks on a server and what they do to it: `scripts/bench --hostile`."""

@@ -1,0 +1,455 @@
+"""What is done to the server: each attack makes its data first, and gives what then carries it out.
+
+An attack is bounded in count and in time, and lets go of all its connections at its end.
+"""
+
+import gzip
+import resource
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.hostile.models import ECHO, ENDLESS, PYTHON, TEXT, WHOLE
+from benchmarks.hostile.wire import (
+    PUSH_PROMISE,
+    WATCH,
+    Http2,
+    connect,
+    frame,
+    post,
+    post_head,
+)
+from benchmarks.http2 import grpc_message
+from benchmarks.models import MLP
+from benchmarks.server import Target
+from headrace.wire.pb import grpc_service_pb2 as pb
+
+MB = 1_000_000
+_BODY = 63 * MB  # a little less than the server takes at most
+_HOLD_SECS = 5.0
+_BINARY = ("Content-Type", "application/octet-stream")
+
+Fire = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """One of them: its name, what it is for people, how it is prepared."""
+
+    name: str
+    title: str
+    prepare: Callable[[Target], Fire]
+
+
+def _http(target: Target, model: str, body: bytes, times: int = 1, json_size: int = 0,
+          headers: Sequence[tuple[str, str]] = ()) -> Fire:  # fmt: skip
+    """Infer requests one after the other; `json_size` bytes of them are JSON, 0 for all."""
+    if json_size:
+        headers = [*headers, _BINARY, ("Inference-Header-Content-Length", str(json_size))]
+
+    def fire() -> None:
+        for _ in range(times):
+            post(target.http, f"/v2/models/{model}/infer", body, headers)
+
+    return fire
+
+
+def _binary(model: str, datatype: str, shape: Sequence[int], data: bytes) -> tuple[bytes, int]:
+    """The body of a request with one binary tensor, and the size of its JSON."""
+    head = (
+        f'{{"inputs":[{{"name":"input","datatype":"{datatype}","shape":{list(shape)},'
+        f'"parameters":{{"binary_data_size":{len(data)}}}}}],'
+        '"parameters":{"binary_data_output":true}}'
+    ).encode()
+    return head + data, len(head)
+
+
+def _message(model: str, datatype: str, shape: Sequence[int], raw: bytes | None) -> bytes:
+    request = pb.ModelInferRequest(model_name=model)
+    request.inputs.add(name="input", datatype=datatype, shape=shape)
+    if raw is not None:
+        request.raw_input_contents.append(raw)
+    return request.SerializeToString()
+
+
+def _grpc(target: Target, message: bytes, times: int = 1) -> Fire:
+    def fire() -> None:
+        with Http2(target.grpc) as connection:
+            for _ in range(times):
+                connection.wait(connection.call(message))
+
+    return fire
+
+
+def _compressed(message: bytes) -> bytes:
+    data = gzip.compress(message, 9)
+    return b"\1" + len(data).to_bytes(4, "big") + data
+
+
+def _with_field(number: int, content: bytes) -> bytes:
+    """A field of bytes, as protobuf writes it."""
+    return bytes([number << 3 | 2]) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def shape_with_text(target: Target) -> Fire:
+    body = (
+        b'{"inputs":[{"name":"input","datatype":"FP32","shape":["AAAAAAAA",250000000],"data":[1]}]}'
+    )
+    return _http(target, MLP, body, 3)
+
+
+def slow_streams(target: Target) -> Fire:
+    def fire() -> None:
+        with ExitStack() as stack:
+            for _ in range(10):
+                connection = stack.enter_context(Http2(target.grpc))
+                for _ in range(1_000):
+                    connection.send(connection.open(), b"\0\0\0\0\x64", end=False)
+            time.sleep(_HOLD_SECS)
+
+    return fire
+
+
+def unended_messages(target: Target) -> Fire:
+    message = grpc_message(bytes(50 * MB))
+
+    def fire() -> None:
+        with Http2(target.grpc) as connection:
+            for _ in range(20):
+                connection.send(connection.open(), message, end=False)
+            time.sleep(_HOLD_SECS)
+
+    return fire
+
+
+def http_unread(target: Target) -> Fire:
+    body, size = _binary(ECHO, "FP32", (12 * MB,), bytes(48 * MB))
+    head = post_head(
+        f"/v2/models/{ECHO}/infer",
+        len(body),
+        [_BINARY, ("Inference-Header-Content-Length", str(size))],
+    )
+
+    def fire() -> None:
+        with ExitStack() as stack:
+            for _ in range(12):
+                made = stack.enter_context(connect(target.http, receive_buffer=4096))
+                with suppress(OSError):
+                    made.sendall(head)
+                    made.sendall(body)
+            time.sleep(_HOLD_SECS)
+
+    return fire
+
+
+def grpc_unread(target: Target) -> Fire:
+    message = grpc_message(_message(ECHO, "FP32", (15 * MB // 4,), bytes(15 * MB)))
+
+    def fire() -> None:
+        with ExitStack() as stack:
+            for _ in range(3):
+                connection = stack.enter_context(Http2(target.grpc, window=0))
+                for _ in range(8):
+                    connection.call(message)
+            time.sleep(_HOLD_SECS)
+
+    return fire
+
+
+def gzip_bytes(target: Target) -> Fire:
+    message = _message(MLP, "BYTES", (1, 4 * MB), bytes(16 * MB))
+    return _grpc(target, _compressed(message), 5)
+
+
+def gzip_json(target: Target) -> Fire:
+    data = b",".join([b'""'] * 4_000_000)
+    text = b'{"inputs":[{"name":"input","datatype":"BYTES","shape":[4000000],"data":[%s]}]}' % data
+    encoding = [("Content-Encoding", "gzip")]
+    return _http(target, MLP, gzip.compress(text, 9), 5, headers=encoding)
+
+
+def classification(target: Target) -> Fire:
+    head = (
+        f'{{"inputs":[{{"name":"input","datatype":"FP32","shape":[{MB}],'
+        f'"parameters":{{"binary_data_size":{4 * MB}}}}}],"outputs":[{{"name":"output",'
+        f'"parameters":{{"classification":{MB}}}}}]}}'
+    ).encode()
+    return _http(target, ECHO, head + bytes(4 * MB), 3, json_size=len(head))
+
+
+def parameters(target: Target) -> Fire:
+    message = _message(MLP, "FP32", (1, 64), bytes(256)) + b"\x22\x00" * 5_000_000
+    return _grpc(target, grpc_message(message), 2)
+
+
+def map_entries(target: Target) -> Fire:
+    head = pb.ModelInferRequest.InferInputTensor(name="input", datatype="FP32", shape=[1, 64])
+    tensor = head.SerializeToString() + b"\x22\x00" * 2_500_000
+    message = b"\x0a\x03mlp" + _with_field(5, tensor) + _with_field(7, bytes(256))
+    return _grpc(target, grpc_message(message), 3)
+
+
+def watchers(target: Target) -> Fire:
+    def fire() -> None:
+        with Http2(target.grpc, WATCH) as connection:
+            for _ in range(1_000):
+                connection.call(grpc_message(b""))
+            time.sleep(2 * _HOLD_SECS)
+
+    return fire
+
+
+def trickle(target: Target) -> Fire:
+    head = post_head(f"/v2/models/{MLP}/infer", 60 * MB)
+    body = bytes(60 * MB - 100)
+
+    def fire() -> None:
+        with ExitStack() as stack:
+            made = [stack.enter_context(connect(target.http)) for _ in range(17)]
+            for each in made:
+                with suppress(OSError):
+                    each.sendall(head + body)
+            for _ in range(2):
+                time.sleep(45)
+                for each in made:
+                    with suppress(OSError):
+                        each.sendall(b" ")
+
+    return fire
+
+
+def load_bodies(target: Target) -> Fire:
+    head = post_head("/v2/repository/models/any/load", 60 * MB)
+    body = bytes(60 * MB - 100)
+
+    def fire() -> None:
+        with ExitStack() as stack:
+            for _ in range(20):
+                made = stack.enter_context(connect(target.http))
+                with suppress(OSError):
+                    made.sendall(head + body)
+            time.sleep(_HOLD_SECS)
+
+    return fire
+
+
+def push_promise(target: Target) -> Fire:
+    def fire() -> None:
+        for _ in range(10):
+            with Http2(target.grpc) as connection:
+                stream = connection.open()
+                connection.raw(frame(PUSH_PROMISE, 4, stream, bytes(1 << 20)))
+                connection.wait(stream, 2.0)
+
+    return fire
+
+
+def idle_connections(target: Target) -> Fire:
+    def fire() -> None:
+        with ExitStack() as stack:
+            for address in [target.http, target.grpc] * 1_000:
+                with suppress(OSError):
+                    stack.enter_context(connect(address))
+            time.sleep(_HOLD_SECS)
+
+    return fire
+
+
+def bytes_to_python(target: Target) -> Fire:
+    body, size = _binary(PYTHON, "BYTES", (_BODY // 4,), bytes(_BODY // 4 * 4))
+    return _http(target, PYTHON, body, json_size=size)
+
+
+def bytes_to_onnx(target: Target) -> Fire:
+    body, size = _binary(TEXT, "BYTES", (_BODY // 4,), bytes(_BODY // 4 * 4))
+    return _http(target, TEXT, body, json_size=size)
+
+
+def bytes_as_json(target: Target) -> Fire:
+    count = _BODY // 3
+    data = b'"",' * (count - 1) + b'""'
+    text = b'{"inputs":[{"name":"input","datatype":"BYTES","shape":[%d],"data":[%s]}]}'
+    return _http(target, TEXT, text % (count, data))
+
+
+def bytes_contents(target: Target) -> Fire:
+    count = _BODY // 2
+    head = pb.ModelInferRequest.InferInputTensor(name="input", datatype="BYTES", shape=[count])
+    tensor = head.SerializeToString() + _with_field(5, b"\x42\x00" * count)
+    message = _with_field(1, TEXT.encode()) + _with_field(5, tensor)
+    return _grpc(target, grpc_message(message))
+
+
+def floats_as_json(target: Target) -> Fire:
+    count = _BODY // 4
+    data = b"1.5," * (count - 1) + b"1.5"
+    text = b'{"inputs":[{"name":"input","datatype":"FP32","shape":[%d],"data":[%s]}]}'
+    return _http(target, ECHO, text % (count, data))
+
+
+def packed_varints(target: Target) -> Fire:
+    head = pb.ModelInferRequest.InferInputTensor(name="input", datatype="INT64", shape=[_BODY])
+    contents = _with_field(3, b"\1" * _BODY)
+    tensor = head.SerializeToString() + _with_field(5, contents)
+    message = _with_field(1, WHOLE.encode()) + _with_field(5, tensor)
+    return _grpc(target, grpc_message(message))
+
+
+def bytes_to_worker(target: Target) -> Fire:
+    count = 2_000_000
+    body, size = _binary(PYTHON, "BYTES", (count,), b"\4\0\0\0text" * count)
+    return _http(target, PYTHON, body, 2, json_size=size)
+
+
+def large_bodies(target: Target) -> Fire:
+    body, size = _binary(ECHO, "FP32", (4 * MB,), bytes(16 * MB))
+    request = post_head(
+        f"/v2/models/{ECHO}/infer",
+        len(body),
+        [_BINARY, ("Inference-Header-Content-Length", str(size))],
+    )
+
+    def ask() -> None:
+        with suppress(OSError), connect(target.http) as made:
+            for _ in range(25):
+                made.sendall(request)
+                made.sendall(body)
+                left = 16 * MB
+                while left > 0 and (got := made.recv(1 << 20)):
+                    left -= len(got)
+                made.settimeout(0.05)
+                with suppress(TimeoutError):  # the rest: the head was counted as data
+                    made.recv(1 << 16)
+                made.settimeout(60)
+
+    def fire() -> None:
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    return fire
+
+
+def endless_upstream(target: Target) -> Fire:
+    text = b'{"inputs":[{"name":"input","datatype":"FP32","shape":[1],"data":[1]}]}'
+    return _http(target, ENDLESS, text)
+
+
+def stalled_log(target: Target) -> Fire:
+    def fire() -> None:
+        for _ in range(300):
+            made = connect(target.http)
+            made.settimeout(2.0)
+            with closing(made), suppress(OSError):
+                made.sendall(b"GET /v2/models/nothing HTTP/1.1\r\nHost: x\r\n\r\n")
+                if not made.recv(4096):
+                    return
+
+    return fire
+
+
+ATTACKS = {
+    attack.name: attack
+    for attack in (
+        Attack("shape-with-text", "a shape of text and a large number", shape_with_text),
+        Attack("slow-streams", "10 000 gRPC calls of five bytes", slow_streams),
+        Attack("unended-messages", "20 x 50 MB of gRPC without an end", unended_messages),
+        Attack("http-unread", "12 x 48 MB of answers that nobody reads", http_unread),
+        Attack("grpc-unread", "24 x 15 MB of answers, window 0", grpc_unread),
+        Attack("gzip-bytes", "4 M empty elements in gzip over gRPC", gzip_bytes),
+        Attack("gzip-json", "4 M empty strings as JSON in gzip", gzip_json),
+        Attack("classification", "a million classes", classification),
+        Attack("parameters", "5 M parameters", parameters),
+        Attack("map-entries", "2.5 M parameters of an input", map_entries),
+        Attack("watchers", "1 000 Health/Watch", watchers),
+        Attack("trickle", "17 x 60 MB, then a byte at a time", trickle),
+        Attack("load-bodies", "20 x 60 MB for a model's load", load_bodies),
+        Attack("push-promise", "a PUSH_PROMISE of 1 MiB", push_promise),
+        Attack("idle-connections", "2 000 idle connections", idle_connections),
+        Attack("bytes-python", "16 M BYTES to a Python model", bytes_to_python),
+        Attack("bytes-onnx", "16 M BYTES to an ONNX model", bytes_to_onnx),
+        Attack("bytes-json", "21 M BYTES as JSON", bytes_as_json),
+        Attack("bytes-contents", "32 M BYTES in bytes_contents", bytes_contents),
+        Attack("floats-json", "63 MB of FP32 as JSON", floats_as_json),
+        Attack("varints", "63 MB of packed varints", packed_varints),
+        Attack("bytes-worker", "2 M BYTES to a worker", bytes_to_worker),
+        Attack("large-bodies", "200 x 16 MB", large_bodies),
+        Attack("endless-upstream", "an upstream whose answer does not end", endless_upstream),
+        Attack("stalled-log", "nobody reads standard error", stalled_log),
+    )
+}
+
+
+def allow_connections() -> None:
+    """Let this process have as many connections as it may."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+class EndlessUpstream:
+    """A V2 server over HTTP whose answers to inference have no end; for one model, `ENDLESS`."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def write(self, repository: Path) -> None:
+        """Put a model that runs here into a repository."""
+        (repository / ENDLESS).mkdir(parents=True)
+        (repository / ENDLESS / "config.pbtxt").write_text(
+            f'backend: "triton"\nmax_batch_size: 0\nparameters {{ key: "endpoints" value '
+            f'{{ string_value: "http://{self.address}" }} }}\n'
+            'input { name: "input" data_type: TYPE_FP32 dims: [-1] }\n'
+            'output { name: "output" data_type: TYPE_FP32 dims: [-1] }\n'
+        )
+
+    def close(self) -> None:
+        """Answer no more."""
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                made, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(made,), daemon=True).start()
+
+    def _serve(self, made: socket.socket) -> None:
+        with suppress(OSError), made:
+            while request := made.recv(65_536):
+                if b"/infer" in request:
+                    made.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+                    chunk = b"100000\r\n" + b" " * (1 << 20) + b"\r\n"
+                    for _ in range(4_000):
+                        made.sendall(chunk)
+                    return
+                made.sendall(self._document(request))
+
+    def _document(self, request: bytes) -> bytes:
+        path = request.split(b" ", 2)[1].rstrip(b"/")
+        body, status = b"{}", b"200 OK"
+        if path.endswith(b"/config"):
+            status = b"404 Not Found"
+        elif path == b"/v2":
+            body = b'{"name":"endless","version":"1","extensions":[]}'
+        elif path.endswith(ENDLESS.encode()):
+            body = (
+                b'{"name":"%s","versions":["1"],"platform":"none",'
+                b'"inputs":[{"name":"input","datatype":"FP32","shape":[-1]}],'
+                b'"outputs":[{"name":"output","datatype":"FP32","shape":[-1]}]}'
+            ) % ENDLESS.encode()
+        return b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body)
