@@ -12,6 +12,7 @@ import pytest
 
 from headrace.core.errors import InvalidRequest, NotFound, ServerError, Unavailable
 from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.wire.pb import traffic_pb2 as pb_traffic
 from tests.contract import graphs
 from tests.contract.conftest import CARRIERS, CLIENTS, FIRST_CARRIER
 from tests.contract.test_generate import events
@@ -30,14 +31,22 @@ CONFIG = (
     "max_batch_size: 8\nversion_policy {{ all {{}} }}\n"
     "parameters {{ key: 'traffic' value {{ string_value: '{}' }} }}"
 )
+# Requests may expire sooner than by default.
+EXPIRING = """
+    dynamic_batching {
+      default_queue_policy { default_timeout_microseconds: 60000000 allow_timeout_override: true }
+    }
+"""
 X = np.zeros((1, 1), np.float32)
 USERS = [f"user-{number}" for number in range(24)]
 
 
-def write_versions(root: Path, name: str, rules: object, graph: Callable[[int], bytes]) -> None:
-    """A model with three versions."""
+def write_versions(
+    root: Path, name: str, rules: object, graph: Callable[[int], bytes], more: str = ""
+) -> None:
+    """A model with three versions, and `more` in its configuration."""
     for number in (1, 2, 3):
-        config = CONFIG.format(json.dumps(rules))
+        config = CONFIG.format(json.dumps(rules)) + more
         write_model(root, name, graph(number), config, version=number)
 
 
@@ -53,6 +62,7 @@ def divided(
     bad = SPLIT | {"rollback": {"max_error_rate": 0.2, "min_requests": 6, "window_secs": 2}}
     # The second version fails for all but 0.
     write_versions(root, "bad", bad, lambda number: lookup(1 if number == 2 else 10))
+    write_versions(root, "hurried", bad, graphs.add_constant, EXPIRING)
     options = (*CARRIERS[request.param], "--allow-traffic-control")
     with clean_server(root, options=options) as process:
         yield process
@@ -70,7 +80,7 @@ def traffic(request: pytest.FixtureRequest, divided: ServerProcess) -> Iterator[
     """Its traffic; the rules are those of the configuration again afterwards."""
     client: TrafficClient = request.param(divided)
     yield client
-    for model in ("plain", "sticky", "bad"):
+    for model in ("plain", "sticky", "bad", "hurried"):
         client.reset(model)
     client.close()
 
@@ -301,6 +311,26 @@ def test_a_bad_version_loses_its_requests(
     assert reason == second.reason
     assert reason.startswith("rolled back: ")
     assert "version 2 is rolled back" in divided.log
+
+
+def test_requests_that_expire_are_not_the_fault_of_a_version(
+    over: Client, traffic: TrafficClient
+) -> None:
+    traffic.reset("hurried")
+    for _ in range(30):
+        with pytest.raises(Unavailable, match="Request timeout expired"):
+            over.infer("hurried", {"INPUT0": X}, version="2", parameters={"timeout": 1})
+
+    def judged() -> pb_traffic.ModelTrafficResponse.Recent:
+        over.infer("hurried", {"INPUT0": X}, version="2")
+        versions = traffic.get("hurried").versions
+        return next(v.recent for v in versions if v.version == "2")
+
+    until(lambda: judged().requests >= 6, "enough requests to judge by")
+    document = traffic.get("hurried")
+    second = next(v for v in document.versions if v.version == "2")
+    assert (document.source, second.share, second.rollbacks) == ("config", 0.5, 0)
+    assert second.recent.failures == 0
 
 
 ASKER = """

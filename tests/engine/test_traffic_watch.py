@@ -34,9 +34,24 @@ def test_what_counts() -> None:
     statistics = version.statistics
     for reason in ("BACKEND", "REJECTED", "CANCELED", "OTHER"):
         statistics.request_failed(reason, 1)
+    for reason in ("BACKEND", "OTHER"):
+        statistics.request_failed(reason, 1, fault=True)
     statistics.request_completed(0, 1, 1, 2_000_000)
     found = counts_of(version, ledger)
-    assert (found.requests, found.failures, sum(found.latencies)) == (6, 5, 1)
+    assert (found.requests, found.failures, sum(found.latencies)) == (5, 4, 1)
+
+
+def test_neither_the_queue_nor_a_slow_reader_makes_a_version_slow() -> None:
+    version, second = ModelVersion("m", 1), 1_000_000_000
+    queued, computed = 60 * second, 1_000_000
+    statistics = version.statistics
+    # Arrived, inferences, rows; started, gathered, computed, ended.
+    statistics.batch_succeeded([0], 1, 1, queued, queued, queued, queued + computed)
+    statistics.request_completed(0, 1, queued, queued + computed)
+    statistics.request_completed(0, 1, 0, 60 * second, paused=True)
+    found = counts_of(version, VersionLedger())
+    assert (found.requests, sum(found.latencies)) == (3, 2)
+    assert found.latency_ms(1.0) <= 1
 
 
 def test_who_is_bad_is_told_of() -> None:

@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.core import errors
+from headrace.core.errors import ExecutionFailed, InvalidRequest, Relayed, ServerError
 from headrace.observability.statistics import LATENCY_BOUNDS, Histogram
-from headrace.scheduling.rollback import Counts, verdict
+from headrace.scheduling.rollback import Counts, is_fault, verdict
 from headrace.scheduling.traffic_rules import RollbackRule
 
 
@@ -95,3 +97,24 @@ def test_what_was_added() -> None:
     added = counts(30, 3, ms=2).since(counts(10, 1, ms=2))
     assert (added.requests, added.failures, sum(added.latencies)) == (20, 2, 18)
     assert Counts(0, 0, (0,) * (len(LATENCY_BOUNDS) + 1)).latency_ms(0.5) == 0
+
+
+FAULTS = {
+    "ExecutionFailed", "WorkerDied", "Relayed", "RemoteUnavailable", "RemoteLost", "RemoteTimeout",
+    "Unknown", "ModelNotReady",
+}  # fmt: skip
+KINDS = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, ServerError)
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_the_fault_of_a_version(kind: type[ServerError]) -> None:
+    assert is_fault(kind("x")) == (kind.__name__ in FAULTS)
+
+
+def test_a_relayed_error_is_what_it_would_be_here() -> None:
+    assert not is_fault(Relayed("", None, InvalidRequest("no such input")))
+    assert is_fault(Relayed("", None, ExecutionFailed("broken")))

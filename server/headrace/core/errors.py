@@ -113,12 +113,16 @@ class WorkerDied(ExecutionFailed):
 class Relayed(ExecutionFailed):
     """An error that another server has answered a request with that was passed on as it came.
 
-    `answer` is what clients are given, which the doors know how to read.
+    `answer` is what clients are given, which the doors know how to read. `meaning` is the error
+    that it would be if it had been read here, None if that is not known.
     """
 
-    def __init__(self, text: str = "", answer: object = None) -> None:
+    def __init__(
+        self, text: str = "", answer: object = None, meaning: ServerError | None = None
+    ) -> None:
         super().__init__(text)
         self.answer = answer
+        self.meaning = meaning
 
 
 class RemoteUnavailable(ExecutionFailed):

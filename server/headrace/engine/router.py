@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.core.errors import InvalidRequest, ServerError
+from headrace.core.errors import ServerError
 from headrace.core.parameter_names import HEADER_PARAMETER
 from headrace.core.requests import InferRequest, Passes, Sink, Ticket
 from headrace.core.signature import Signature
@@ -21,6 +21,7 @@ from headrace.engine.shadow import ShadowCopies
 from headrace.engine.version import ModelVersion
 from headrace.observability.traffic import ShadowLedger, VersionLedger
 from headrace.scheduling.arrangement import Arrangement, arrange
+from headrace.scheduling.rollback import is_fault
 from headrace.scheduling.split import GOLDEN, Sequence64, Split
 from headrace.scheduling.traffic_rules import TrafficRules
 
@@ -141,10 +142,8 @@ class Router:
             routed(request, version)
         try:
             ticket = version.submit(request, sink)
-        except InvalidRequest:
-            raise
-        except ServerError:
-            ledger.refused += 1
+        except ServerError as error:
+            ledger.refused += is_fault(error)
             raise
         ledger.routed += 1
         if self._shadow is not None:

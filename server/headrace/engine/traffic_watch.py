@@ -21,17 +21,21 @@ NOTHING = Counts(0, 0, (0,) * (len(LATENCY_BOUNDS) + 1))
 
 
 def counts_of(version: ModelVersion, ledger: VersionLedger) -> Counts:
-    """What has become of a version's requests so far, whoever sent them there.
+    """What a version has made of its requests so far, whoever sent them there.
 
-    Those that nobody waited for any more are none, and neither are those that were refused for what
-    they say.
+    Only what no client can bring about by how it asks: failures are those of executing, latencies
+    those of execution, without the time in the queue and without what clients made slow by not
+    reading.
     """
     statistics = version.statistics
-    failures = statistics.fail_count - statistics.failures["CANCELED"] + ledger.refused
+    failures = statistics.faults + ledger.refused
+    latencies = zip(
+        statistics.compute_histogram.counts, statistics.paused_histogram.counts, strict=True
+    )
     return Counts(
         statistics.success_count + failures,
         failures,
-        tuple(statistics.request_histogram.counts),
+        tuple([all_of_them - paused for all_of_them, paused in latencies]),
     )
 
 

@@ -210,10 +210,12 @@ class _Unrecorded:
     def batch_opened(self, batch_rows: int, started: int, gathered: int, computed: int) -> None:
         pass
 
-    def request_completed(self, arrived: int, rows: int, started: int, ended: int) -> None:
+    def request_completed(
+        self, arrived: int, rows: int, started: int, ended: int, paused: bool = False
+    ) -> None:
         pass
 
-    def request_failed(self, reason: str, duration_ns: int) -> None:
+    def request_failed(self, reason: str, duration_ns: int, fault: bool = False) -> None:
         pass
 
 

@@ -74,9 +74,11 @@ class SummarisedStatistics(VersionStatistics):
         for moment in arrived:
             self.window.add(ended, ended - moment, started - moment, *parts)
 
-    def request_completed(self, arrived: int, rows: int, started: int, ended: int) -> None:
+    def request_completed(
+        self, arrived: int, rows: int, started: int, ended: int, paused: bool = False
+    ) -> None:
         """Count a request with its last response; see `VersionStatistics`."""
-        super().request_completed(arrived, rows, started, ended)
+        super().request_completed(arrived, rows, started, ended, paused)
         self.window.add(ended, ended - arrived, started - arrived, 0, ended - started, 0)
 
 

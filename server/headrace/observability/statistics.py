@@ -58,6 +58,7 @@ class VersionStatistics:
         self.success_count = 0
         self.success_ns = 0
         self.failures = dict.fromkeys(FAILURE_REASONS, 0)
+        self.faults = 0  # those of them that are the version's own
         self.fail_ns = 0
         self.queue_ns = 0
         self.compute_input_ns = 0
@@ -70,6 +71,7 @@ class VersionStatistics:
         self.queue_histogram = Histogram()
         self.compute_histogram = Histogram()
         self.request_histogram = Histogram()
+        self.paused_histogram = Histogram()  # compute times that clients made longer by not reading
         self.responses = Responses()
         self.backends: dict[str, BackendCounts] = {}  # by name, of a model that has several
         self.endpoints: dict[str, EndpointCounts] = {}  # by name, of one that other servers run
@@ -126,7 +128,9 @@ class VersionStatistics:
         batch.compute_input_ns += gathered - started
         batch.compute_infer_ns += computed - gathered
 
-    def request_completed(self, arrived: int, rows: int, started: int, ended: int) -> None:
+    def request_completed(
+        self, arrived: int, rows: int, started: int, ended: int, paused: bool = False
+    ) -> None:
         """Count a request with its last response, which came later than its batch was run."""
         self.success_count += 1
         self.inference_count += rows
@@ -136,8 +140,11 @@ class VersionStatistics:
         self.compute_histogram.observe(ended - started)
         self.queue_histogram.observe(started - arrived)
         self.request_histogram.observe(ended - arrived)
+        if paused:
+            self.paused_histogram.observe(ended - started)
 
-    def request_failed(self, reason: str, duration_ns: int) -> None:
+    def request_failed(self, reason: str, duration_ns: int, fault: bool = False) -> None:
         """Count a request that ended without an answer for one of `FAILURE_REASONS`."""
         self.failures[reason] += 1
+        self.faults += fault
         self.fail_ns += duration_ns

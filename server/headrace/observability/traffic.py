@@ -12,8 +12,8 @@ from headrace.observability.statistics import LATENCY_BOUNDS, Histogram
 class VersionLedger:
     """What the rules have sent to one version.
 
-    `routed` requests that it took, `refused` those that it did not for another reason than what
-    they say, which no other counter has. `rollbacks` is how often it has lost its traffic for being
+    `routed` requests that it took, `refused` those that it did not because nothing can execute
+    them, which no other counter has. `rollbacks` is how often it has lost its traffic for being
     bad.
     """
 

@@ -34,7 +34,8 @@ class Pending:
     either of the first two. `outcome` is there from its end until its sink has been called, which
     may be later where answers keep the order of requests; `cancel` takes it back until then.
     An execution that can be told about single requests has put itself into `execution`, with the
-    number that it knows the request by, and when it began.
+    number that it knows the request by, and when it began. `held` is None until the model has been
+    asked to pause.
     """
 
     __slots__ = (
@@ -63,7 +64,7 @@ class Pending:
         self.ended = False
         self.execution: Execution | None = None
         self.number = 0
-        self.held = False
+        self.held: bool | None = None
         self.began = arrived
         self.outcome: InferResponse | Exception | None = None
 

@@ -44,6 +44,7 @@ from headrace.scheduling.policy import SchedulingPolicy
 from headrace.scheduling.quarantine import Quarantine
 from headrace.scheduling.queue import RequestQueue
 from headrace.scheduling.recorder import Recorder
+from headrace.scheduling.rollback import is_fault
 from headrace.scheduling.watching import Computed, WatchingRecorder
 
 log = logging.getLogger(__name__)
@@ -336,7 +337,8 @@ class Batcher:
             pending.ended = True
             pending.outcome = outcome
             self._delivery.release([pending])
-            self._recorder.request_completed(pending.arrived, pending.rows, pending.began, now)
+            moments = pending.began, now, pending.held is not None
+            self._recorder.request_completed(pending.arrived, pending.rows, *moments)
         self._check_drained()
 
     def _succeed(self, batch: Batch, outcome: Outcome) -> None:
@@ -369,7 +371,7 @@ class Batcher:
         if not pending.ended:
             pending.ended = True
             pending.outcome = error
-            self._recorder.request_failed(reason, now - pending.arrived)
+            self._recorder.request_failed(reason, now - pending.arrived, is_fault(error))
             self._delivery.release([pending])
 
     def _expire(self, now: int) -> None:

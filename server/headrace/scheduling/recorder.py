@@ -22,8 +22,16 @@ class Recorder(Protocol):
     def batch_opened(self, batch_rows: int, started: int, gathered: int, computed: int) -> None:
         """A batch ran, but its requests are answered later."""
 
-    def request_completed(self, arrived: int, rows: int, started: int, ended: int) -> None:
-        """A request that was answered later than its batch has had its last response."""
+    def request_completed(
+        self, arrived: int, rows: int, started: int, ended: int, paused: bool = False
+    ) -> None:
+        """A request that was answered later than its batch has had its last response.
 
-    def request_failed(self, reason: str, duration_ns: int) -> None:
-        """A request that had been accepted ended without an answer."""
+        `paused`: its client read so slowly that the model was asked to pause.
+        """
+
+    def request_failed(self, reason: str, duration_ns: int, fault: bool = False) -> None:
+        """A request that had been accepted ended without an answer.
+
+        `fault`: the version's own, as `headrace.scheduling.rollback.is_fault` has it.
+        """

@@ -4,13 +4,14 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headrace.core.errors import ExecutionFailed, ModelNotReady, Relayed, ServerError, Unknown
 from headrace.observability.statistics import LATENCY_BOUNDS
 from headrace.scheduling.traffic_rules import RollbackRule
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What has become of requests: all of them, those that failed, and latencies of the others.
+    """What a version has made of requests: how many, how many failed, latencies of the others.
 
     `latencies` counts by `LATENCY_BOUNDS`, and at last those above all bounds.
     """
@@ -39,6 +40,17 @@ class Counts:
         Between bounds as if latencies were spread evenly; infinite above all of them.
         """
         return quantile_ms(self.latencies, quantile)
+
+
+def is_fault(error: ServerError) -> bool:
+    """Whether an error is the version's own: its execution failed, or nothing can execute it.
+
+    Clients cause all others as they like, by what they send or by how much of it: requests that are
+    wrong, expire in the queue, find it full, or are given up.
+    """
+    if isinstance(error, Relayed) and error.meaning is not None:
+        error = error.meaning
+    return isinstance(error, ExecutionFailed | Unknown | ModelNotReady)
 
 
 def quantile_ms(latencies: Sequence[int], quantile: float) -> float:

@@ -55,12 +55,14 @@ class WatchingRecorder:
         """`Recorder.batch_opened`."""
         self.recorder.batch_opened(batch_rows, started, gathered, computed)
 
-    def request_completed(self, arrived: int, rows: int, started: int, ended: int) -> None:
+    def request_completed(
+        self, arrived: int, rows: int, started: int, ended: int, paused: bool = False
+    ) -> None:
         """`Recorder.request_completed`."""
-        self.recorder.request_completed(arrived, rows, started, ended)
+        self.recorder.request_completed(arrived, rows, started, ended, paused)
         for tell in self._watched.get(arrived, ()):
             tell(started, started, ended, ended)
 
-    def request_failed(self, reason: str, duration_ns: int) -> None:
+    def request_failed(self, reason: str, duration_ns: int, fault: bool = False) -> None:
         """`Recorder.request_failed`."""
-        self.recorder.request_failed(reason, duration_ns)
+        self.recorder.request_failed(reason, duration_ns, fault)

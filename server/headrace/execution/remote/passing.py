@@ -37,7 +37,7 @@ def relayed(pending: Pending, lost: Lost) -> ServerError | None:
     own = not any(name.endswith(_AUTHORIZATION) for name in pending.request.parameters)
     if told.status in _DENIED and own:
         return None
-    return Relayed(str(failure.error), _response(pending, told))
+    return Relayed(str(failure.error), _response(pending, told), failure.error)
 
 
 def _response(pending: Pending, answer: PassedAnswer) -> OpaqueResponse:
