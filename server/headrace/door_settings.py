@@ -45,6 +45,13 @@ class DoorSettings:
         f" categories, with commas between, are {_CATEGORIES}",
         between="\n",
     )
+    http_allowed_origin: list[str] = setting(  # noqa: RUF009
+        [],
+        "Let web pages of this origin, `SCHEME://HOST[:PORT]`, have browsers change models and"
+        " settings, beside those of loopback names and of the address that is listened on; `*`:"
+        " of all",
+        between=",",
+    )
     # gRPC
     allow_grpc: bool = setting(True, "Answer over gRPC")
     grpc_address: str = setting("127.0.0.1", "Address to listen on for gRPC")
@@ -144,7 +151,10 @@ class DoorSettings:
     @property
     def http_rules(self) -> HeaderRules:
         """What headers of HTTP requests decide."""
-        return HeaderRules(self.http_header_forward_pattern, self.http_restricted_api)
+        return HeaderRules(
+            self.http_header_forward_pattern, self.http_restricted_api, self.http_allowed_origin,
+            self.http_address,
+        )  # fmt: skip
 
     @property
     def grpc_rules(self) -> HeaderRules:

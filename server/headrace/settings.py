@@ -171,6 +171,10 @@ class Settings(DoorSettings, ModelSettings):
         except ValueError as error:
             raise SettingsError(f"--metrics-config: {error}") from None
         _ = self.traces
+        try:
+            self.http_rules.allowed_origins()
+        except ValueError as error:
+            raise SettingsError(f"--http-allowed-origin: {error}") from None
         for rules, forward, restricted in (
             (self.http_rules, "--http-header-forward-pattern", "--http-restricted-api"),
             (self.grpc_rules, "--grpc-header-forward-pattern", "--grpc-restricted-protocol"),

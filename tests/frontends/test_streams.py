@@ -48,7 +48,7 @@ class Door:
 class Calls:
     """There are none."""
 
-    def begin(self, head: Any, body: bytes, answer: Any) -> Any:
+    def begin(self, head: Any, body: bytes, answer: Any, ask: Any) -> Any:
         raise AssertionError(head)
 
 

@@ -11,6 +11,7 @@ from headrace.transports.grpc.call import Call, Handlers
 from headrace.transports.http import categories as http_categories
 from headrace.transports.http.restricted import restricted_routes
 from headrace.wire.header_rules import Category, HeaderRules, Key
+from headrace.wire.origins import AllowedOrigins
 from headrace.wire.pb import grpc_service_pb2 as pb
 from tests.transports.fakes import FakeEngine
 
@@ -18,7 +19,7 @@ _KEY = Key("x", "y")
 
 
 def test_a_route_without_a_category_is_not_served() -> None:
-    route = restricted_routes({})
+    route = restricted_routes({}, AllowedOrigins())
     with pytest.raises(LookupError, match="/v2/anything has no category in"):
         route("/v2/anything", lambda: None)
 

@@ -1,28 +1,28 @@
-"""What a front end does not answer itself, handed on to the engine's process whole."""
+"""What a front end does not answer itself, handed on to the engine's process.
 
-import re
+The engine gets the head of a request first. It asks for the body piece by piece, so that nothing of
+one that is refused for its head is read, and what is read is counted where all limits are.
+"""
+
 from collections.abc import Sequence
 from typing import Any
 
+from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.core.errors import ServerError
 from headrace.core.tensors import Buffer
-from headrace.frontends.remote import EngineLink
+from headrace.frontends.remote import EngineLink, Pieces
 from headrace.transports.grpc.call import Call, Unary
 from headrace.wire.http_infer import error_body
 from headrace.wire.status import STATUS
 
-_BODY_LIMIT = 1 << 20  # what goes beyond the engine's own limit need not be there
-_LONG = re.compile(r"/v2/repository/.*/load")  # requests that may bring files along
+_NO_BODY = b"0"  # a length
 
 
-def forwarding_app(link: EngineLink, routes: Sequence[BaseRoute], most: int) -> ASGIApp:
-    """An application that takes what its routes match itself, and hands everything else on.
-
-    The largest request has `most` bytes.
-    """
+def forwarding_app(link: EngineLink, routes: Sequence[BaseRoute]) -> ASGIApp:
+    """An application that takes what its routes match itself, and hands everything else on."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -31,18 +31,10 @@ def forwarding_app(link: EngineLink, routes: Sequence[BaseRoute], most: int) -> 
             if route.matches(scope)[0] is Match.FULL:
                 await route.handle(scope, receive, send)
                 return
-        long = _LONG.fullmatch(scope["path"]) is not None
-        body = await _read(receive, most if long else _BODY_LIMIT)
-        head = {
-            "method": scope["method"],
-            "path": scope["path"],
-            "raw_path": scope["raw_path"].decode("latin-1"),
-            "query": scope["query_string"].decode("latin-1"),
-            "headers": [(n.decode("latin-1"), v.decode("latin-1")) for n, v in scope["headers"]],
-            "client": (scope.get("client") or ("",))[0],
-        }
         try:
-            document, content = await link.call(head, body)
+            document, content = await link.call(_head(scope), pieces=_pieces(receive))
+        except ClientDisconnect:
+            return
         except ServerError as error:
             content = error_body(str(error))
             json = [("content-type", "application/json"), ("content-length", str(len(content)))]
@@ -55,6 +47,34 @@ def forwarding_app(link: EngineLink, routes: Sequence[BaseRoute], most: int) -> 
     return app
 
 
+def _head(scope: Scope) -> dict[str, object]:
+    """A request without its body, as JSON has it."""
+    headers = scope["headers"]
+    return {
+        "method": scope["method"],
+        "path": scope["path"],
+        "raw_path": scope["raw_path"].decode("latin-1"),
+        "query": scope["query_string"].decode("latin-1"),
+        "headers": [(n.decode("latin-1"), v.decode("latin-1")) for n, v in headers],
+        "client": (scope.get("client") or ("",))[0],
+        "server": scope.get("server"),
+        "body": any(
+            name == b"transfer-encoding" or (name == b"content-length" and value != _NO_BODY)
+            for name, value in headers
+        ),
+    }
+
+
+def _pieces(receive: Receive) -> Pieces:
+    async def next_piece() -> tuple[bytes, bool]:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        return message.get("body", b""), not message.get("more_body", False)
+
+    return next_piece
+
+
 def forwarding_handler(link: EngineLink, path: str) -> Unary:
     """A procedure that is answered by the engine's process."""
 
@@ -63,14 +83,3 @@ def forwarding_handler(link: EngineLink, path: str) -> Unary:
         return message
 
     return handler
-
-
-async def _read(receive: Receive, limit: int) -> bytes:
-    """A body, or one byte more than its limit of it."""
-    body = bytearray()
-    while True:
-        message = await receive()
-        piece: bytes = message.get("body", b"")
-        body += piece[: limit + 1 - len(body)]
-        if not message.get("more_body", False):
-            return bytes(body)

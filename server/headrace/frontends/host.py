@@ -10,7 +10,7 @@ requests.
 import logging
 import socket
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
@@ -27,6 +27,7 @@ from headrace.engine.admission import Held
 from headrace.engine.awaited import AwaitedTarget, decoded, refuse_decoupled
 from headrace.engine.doors import GIVE_UP_BYTES, DoorSink, Entrance, Target, not_read
 from headrace.engine.version import ModelVersion
+from headrace.frontends.calls import Calls, CallUnderWay, UnderWay
 from headrace.frontends.channel import Channel
 from headrace.frontends.wanted_headers import WantedHeaders
 from headrace.wire.link_frames import BrokenLink, Flag, Frame, Kind, frame
@@ -40,25 +41,6 @@ _FINAL, _REFUSE, _RAW, _ONE_ANSWER, _WEB, _DOOR = 2, 4, 8, 48, 80, 112
 DOORS = (0, Flag.HTTP, Flag.UNARY, Flag.GENERATE)
 _PAUSE_BYTES = 1 << 20  # that the front end has not read, from which on models are asked to pause
 _BY_CLIENT, _BY_LINK = 1, 2  # who has them pause
-
-
-class UnderWay(Protocol):
-    """What can be called off."""
-
-    def cancel(self) -> object:
-        """Nobody wants an answer any more."""
-
-
-class Calls(Protocol):
-    """What answers everything but infer requests."""
-
-    def begin(
-        self, head: Any, body: bytes, answer: Callable[[bytes, bytes, bool], None]
-    ) -> UnderWay:
-        """Answer once, later, unless cancelled.
-
-        `answer` gets the meta and rest of the answer, and whether it is an error.
-        """
 
 
 class _Request:
@@ -328,6 +310,10 @@ class Host:
                 self._under_way.pop(frame.number, None)
         elif kind is Kind.CALL:
             self._call(frame, buffer)
+        elif kind is Kind.BODY:
+            item = self._under_way.get(frame.number)
+            if isinstance(item, CallUnderWay):
+                item.take(bytes(buffer[frame.start : frame.stop]), bool(frame.flags & _FINAL))
         elif kind is Kind.PAUSE or kind is Kind.GO_ON:
             item = self._under_way.get(frame.number)
             if isinstance(item, _Streamed):
@@ -388,8 +374,8 @@ class Host:
             known = error if isinstance(error, ServerError) else None
             self.send_error(number, known, "", _REFUSE)
 
-    def _call(self, frame: Frame, buffer: Any) -> None:
-        number = frame.number
+    def _call(self, given: Frame, buffer: Any) -> None:
+        number = given.number
         if number in self._under_way:
             raise BrokenLink(f"a second call of number {number}")
 
@@ -399,9 +385,12 @@ class Host:
                 self.channel.send_parts(kind, 0, number, meta, [rest])
 
         try:
-            head = orjson.loads(frame.meta)
+            head = orjson.loads(given.meta)
         except orjson.JSONDecodeError as error:
             raise BrokenLink(f"a call that makes no sense: {error}") from None
-        self._under_way[number] = self._calls.begin(
-            head, bytes(buffer[frame.start : frame.stop]), answer
-        )
+
+        def ask() -> None:
+            self.channel.send(frame(Kind.MORE, number))
+
+        body = bytes(buffer[given.start : given.stop])
+        self._under_way[number] = self._calls.begin(head, body, answer, ask)

@@ -6,8 +6,8 @@ cancellation; what comes for one that is not there was under way when it was can
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeAlias, cast
 
 import orjson
 
@@ -33,7 +33,11 @@ from headrace.wire.link_opaque import opened_response, shut
 from headrace.wire.status import INTERNAL_TEXT
 
 _NUMBERS = 2**32
-_Waiting = asyncio.Future[tuple[bytes, bytes]]
+# Gives the next piece of a request's body, and whether it is the last.
+Pieces: TypeAlias = Callable[[], Awaitable[tuple[bytes, bool]]]
+# What comes for a call: the meta and rest of its answer, an error, or None where the engine wants
+# the next piece of its body.
+_Waiting: TypeAlias = asyncio.Queue[tuple[bytes, bytes] | ServerError | None]
 
 
 class RemoteTarget:
@@ -229,19 +233,28 @@ class EngineLink:
         """Have the model of a request pause, or go on."""
         self._channel.send(frame(Kind.PAUSE if held else Kind.GO_ON, number))
 
-    async def call(self, head: Mapping[str, object], body: Buffer) -> tuple[dict[str, Any], bytes]:
-        """Have something else answered by the engine's process: its head and body.
+    async def call(
+        self, head: Mapping[str, object], body: Buffer = b"", pieces: Pieces | None = None
+    ) -> tuple[dict[str, Any], bytes]:
+        """Have something else answered by the engine's process: its head, and its body as a whole
+        or in pieces, which are sent when the engine asks for them.
 
-        Raises `ServerError`.
+        Raises `ServerError`, and what `pieces` raises.
         """
         number = self._next()
-        answer: _Waiting = asyncio.get_running_loop().create_future()
-        self._under_way[number] = answer
+        waiting: _Waiting = asyncio.Queue()
+        self._under_way[number] = waiting
         self._channel.send_parts(Kind.CALL, 0, number, orjson.dumps(head), [body])
         try:
-            meta, rest = await answer
+            while (answer := await waiting.get()) is None:
+                piece, last = (b"", True) if pieces is None else await pieces()
+                flags = Flag.FINAL if last else 0
+                self._channel.send_parts(Kind.BODY, flags, number, b"", [piece])
         finally:
             self.cancel(number)  # if it is not there yet, nobody waits for it
+        if isinstance(answer, ServerError):
+            raise answer
+        meta, rest = answer
         document: dict[str, Any] = orjson.loads(meta)
         return document, rest
 
@@ -286,8 +299,12 @@ class EngineLink:
             self._fail(frame, buffer)
         elif frame.kind is Kind.ANSWER:
             waiting = self._pop(frame.number)
-            if isinstance(waiting, asyncio.Future) and not waiting.done():
-                waiting.set_result((frame.meta, bytes(buffer[frame.start : frame.stop])))
+            if isinstance(waiting, asyncio.Queue):
+                waiting.put_nowait((frame.meta, bytes(buffer[frame.start : frame.stop])))
+        elif frame.kind is Kind.MORE:
+            waiting = self._under_way.get(frame.number)
+            if isinstance(waiting, asyncio.Queue):
+                waiting.put_nowait(None)
         elif frame.kind is Kind.DECOUPLED:
             target = self._under_way.get(frame.number)
             if isinstance(target, RemoteTarget):
@@ -337,9 +354,8 @@ class EngineLink:
         found, version = read_error(frame.meta, bytes(buffer[frame.start : frame.stop]))
         error: ServerError = found or ExecutionFailed(INTERNAL_TEXT)
         waiting = self._pop(frame.number)
-        if isinstance(waiting, asyncio.Future):
-            if not waiting.done():
-                waiting.set_exception(error)
+        if isinstance(waiting, asyncio.Queue):
+            waiting.put_nowait(error)
         elif waiting is not None and waiting.sink is not None:
             waiting.name = version or waiting.name
             sink, waiting.sink = waiting.sink, None

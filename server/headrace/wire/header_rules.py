@@ -14,6 +14,7 @@ from hmac import compare_digest
 from headrace.core.errors import InvalidRequest
 from headrace.core.parameter_names import DEADLINE_PARAMETER
 from headrace.core.trace_context import TRACE_PARAMETER
+from headrace.wire.origins import AllowedOrigins
 
 GRPC_PREFIX = "triton-grpc-protocol-"
 _CASE_MATTERS = "(?-i)"
@@ -107,15 +108,22 @@ class HeaderPattern:
 class HeaderRules:
     """The rules of one door as its settings have them; "" forwards nothing.
 
-    `restricted` are texts `CATEGORIES:HEADER=VALUE`, with commas between the categories.
+    `restricted` are texts `CATEGORIES:HEADER=VALUE`, with commas between the categories. `origins`
+    and `address` are for HTTP, as `headrace.wire.origins.AllowedOrigins` has them.
     """
 
     forward: str = ""
     restricted: Sequence[str] = ()
+    origins: Sequence[str] = ()
+    address: str = ""
 
     def pattern(self) -> HeaderPattern | None:
         """What to forward, None for nothing; raises `ValueError`."""
         return HeaderPattern(self.forward) if self.forward else None
+
+    def allowed_origins(self) -> AllowedOrigins:
+        """Whose pages may change models and settings; raises `ValueError`."""
+        return AllowedOrigins(self.origins, self.address)
 
     def keys(self, prefix: str = "") -> dict[Category, Key]:
         """What restricted categories ask for; raises `ValueError`. `prefix` is of the headers."""

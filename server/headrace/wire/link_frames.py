@@ -34,6 +34,7 @@ class Kind(IntEnum):
     PAUSE = 7  # the responses to a request are not read for now ...
     GO_ON = 8  # ... or are read again
     UNLOGGED = 9  # so many lines of the front end's log could not be written: the number
+    BODY = 10  # the next piece of a call's body, flagged if it is the last
     # To the front end.
     SETUP = 16  # what to be: the first frame
     RESPONSE = 17
@@ -45,13 +46,14 @@ class Kind(IntEnum):
     LOGS = 23  # the settings of the log from now on
     HEADERS = 24  # which headers' values requests are to bring along, as parameters
     BACKEND = 25  # which backend answers a request, of a model that has several
+    MORE = 26  # the next piece of a call's body is wanted
 
 
 class Flag(IntFlag):
     """What is special about a frame."""
 
     SHARED = 1  # its parts are in a file
-    FINAL = 2  # the last response to its request
+    FINAL = 2  # the last response to its request, or piece of its body
     REFUSE = 4  # the error is one that kept the request from being queued
     RAW = 8  # the request is the bytes of a model's only input
     HTTP = 16  # the request came by a door with one answer, ...

@@ -66,7 +66,8 @@ def create_app(
         redoc_url=None,
         openapi_url="/openapi.json",
     )
-    app.router.route_class = restricted_routes(keys)
+    app.router.route_class = restricted_routes(keys, rules.allowed_origins())
+    app.state.admission = engine.admission  # which counts the bodies that are being read
     app.router.routes[:0] = inference_routes(
         engine.at_door(Flag.HTTP), max_request_bytes, body_timeout_secs, rules,
         engine.at_door(Flag.GENERATE),

@@ -5,6 +5,7 @@ not here is not served at all, so that none can be forgotten.
 """
 
 import re
+from collections.abc import Iterable
 
 from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
@@ -59,12 +60,20 @@ CATEGORIES: dict[str, Category | None] = {
         )
     },
 }  # fmt: skip
+# What is asked for with POST and changes nothing. Inference is no route of that application.
+_READING = {"/v2/repository/index", "/v2/repository/{}/index"}
+_SAFE = {"GET", "HEAD", "OPTIONS"}
 _PART = re.compile(r"\{[^}]*\}")
 
 
 def category_of(path: str) -> Category | None:
     """The category of a route; raises `LookupError` if it has none."""
     return named(CATEGORIES, _PART.sub("{}", path), "transports/http/categories.py")
+
+
+def changes(path: str, methods: Iterable[str]) -> bool:
+    """Whether a route changes models or settings: all that need not be asked with GET do."""
+    return not _SAFE.issuperset(methods) and _PART.sub("{}", path) not in _READING
 
 
 class RestrictedInference(BaseRoute):

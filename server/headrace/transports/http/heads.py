@@ -97,5 +97,6 @@ def _is_plain(reader: _HeadReader, parser: Any, names: list[bytes]) -> bool:
         and parser.get_http_version() == "1.1"
         and parser.should_keep_alive()
         and names.count(b"content-length") == 1
+        and names.count(b"host") == 1
         and not {b"transfer-encoding", b"expect", b"upgrade"}.intersection(names)
     )

@@ -1,15 +1,19 @@
 """The bodies of control requests and of their answers: JSON objects of moderate size."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import orjson
 from fastapi import Request, Response
 
 from headrace.core.errors import InvalidRequest, PayloadTooLarge
+from headrace.engine.admission import Account, Admission
+from headrace.transports.http.protocol import ACCOUNT
 from headrace.wire.compression import too_large
 
 _CONTROL_LIMIT = 1 << 20  # bytes of a control request's body
+_ALWAYS = 64 << 10  # bytes of a body for which there is room on a server that is full
 
 
 async def json_body(request: Request) -> dict[str, Any]:
@@ -17,26 +21,45 @@ async def json_body(request: Request) -> dict[str, Any]:
 
     Raises `InvalidRequest`, and `PayloadTooLarge` for more than such a request can have use for.
     """
-    pieces = b""
-    async for piece in request.stream():
-        pieces += piece
-        if len(pieces) > _CONTROL_LIMIT:
-            raise PayloadTooLarge(f"the request body exceeds {_CONTROL_LIMIT} bytes")
-    return parse_object(pieces)
+    async with whole_body(request) as body:
+        return parse_object(body)
 
 
-async def read_body(request: Request, limit: int, hold: Callable[[int], None]) -> bytes:
-    """A body of up to `limit` bytes; raises `PayloadTooLarge`.
+@asynccontextmanager
+async def whole_body(request: Request, limit: int = 0) -> AsyncIterator[bytes]:
+    """A body of up to `limit` bytes, 0 for that of control requests.
 
-    `hold` is called with the size of each piece, before it is kept, and may raise.
+    It counts while it comes and is being used; the first bytes whatever the limits: whoever
+    operates a server that is full has to be able to ask something of it. Raises `PayloadTooLarge`,
+    `Overloaded` and `ServerExiting`.
     """
+    admission: Admission = request.app.state.admission
+    account: Account = request.scope.get(ACCOUNT) or admission
     body = bytearray()
-    async for piece in request.stream():
-        if len(body) + len(piece) > limit:
-            raise PayloadTooLarge(too_large("request body", limit))
-        hold(len(piece))
-        body += piece
-    return bytes(body)
+    size, charged, begun = 0, 0, False  # charged: bytes beyond the first ones
+    try:
+        async for piece in request.stream():
+            wanted = size + len(piece)
+            if wanted > (limit or _CONTROL_LIMIT):
+                refusal = f"the request body exceeds {_CONTROL_LIMIT} bytes"
+                raise PayloadTooLarge(too_large("request body", limit) if limit else refusal)
+            if wanted <= _ALWAYS:
+                admission.adjust(0, len(piece))
+            else:
+                if not begun:
+                    account.begin(len(piece))
+                    begun = True
+                account.grow(len(piece), charged)
+                charged += len(piece)
+            size = wanted
+            body += piece
+        whole = bytes(body)
+        body.clear()
+        yield whole
+    finally:
+        admission.adjust(0, charged - size)
+        if begun:
+            account.drop(charged)
 
 
 def parse_object(body: bytes) -> dict[str, Any]:

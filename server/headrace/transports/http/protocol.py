@@ -62,6 +62,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._begun = self._touched  # when the request that is being read began
         self._message_size = 0
         self._upgrades = False
+        self._fault = ""  # what is wrong with a head, if that is not its form
         self._in_head = False
         self._in_message = False
         self._head_size = 0
@@ -243,6 +244,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._upgrades = self.parser.should_upgrade()
         cast(dict[str, Any], self.scope)[ACCOUNT] = self.account
+        self._check_host()
         if self._retired:
             self.headers.append(_CLOSE)  # as if the client had wished for it
         if not self._upgrades:
@@ -251,6 +253,13 @@ class BoundedProtocol(HttpToolsProtocol):
             self._cycles.append(self.cycle)
             if self._retired:  # newer versions of uvicorn ask the parser, not the headers
                 self.cycle.keep_alive = False
+
+    def _check_host(self) -> None:
+        """Refuse a head of which others could take another host than this server does."""
+        hosts = [value for name, value in self.headers if name == b"host"]
+        if len(hosts) > 1 or not (hosts or self.parser.get_http_version() == "1.0"):
+            self._fault = f"a request has one Host header, got {len(hosts)}"
+            raise ValueError(self._fault)  # the parser turns it into a refusal
 
     def on_message_complete(self) -> None:
         self._in_message = False
@@ -292,7 +301,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.refuse(431, f"the request line and headers exceed {HEAD_LIMIT} bytes")
 
     def send_400_response(self, msg: str) -> None:
-        self.refuse(400, msg)
+        self.refuse(400, self._fault or msg)
 
     def refuse(self, status: int, text: str) -> None:
         """Answer what is no request, and end the connection."""

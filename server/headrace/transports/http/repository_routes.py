@@ -5,11 +5,11 @@ from functools import partial
 
 from fastapi import FastAPI, Request, Response
 
-from headrace.core.errors import InvalidRequest, Restricted, Unsupported
+from headrace.core.errors import InvalidRequest, Unsupported
 from headrace.core.load_parameters import LoadParameters
 from headrace.engine.engine import Engine
 from headrace.transports.http.described import MODEL_INDEX, answers, body, record
-from headrace.transports.http.json_bodies import json_answer, json_body, parse_object, read_body
+from headrace.transports.http.json_bodies import json_answer, json_body, parse_object, whole_body
 from headrace.wire.documents import to_json
 from headrace.wire.load_parameters import load_parameters_of_json, unload_dependents_of_json
 
@@ -54,9 +54,8 @@ def add_repository_routes(app: FastAPI, engine: Engine, max_request_bytes: int) 
         responses=answers("The model is loaded", None, 400, 403, 404, 413, 503),
     )  # fmt: skip
     async def load(request: Request, name: str) -> Response:
-        _refuse_other_sites(request)
         engine.control.check(name)  # before its body is taken
-        await engine.control.load(name, await _parameters(request))
+        await engine.control.load(name, await _parameters(request, max_request_bytes))
         return _DONE()
 
     @app.post(
@@ -65,7 +64,6 @@ def add_repository_routes(app: FastAPI, engine: Engine, max_request_bytes: int) 
         responses=answers("The model is not served any more", None, 400, 403, 413, 503),
     )  # fmt: skip
     async def unload(request: Request, name: str) -> Response:
-        _refuse_other_sites(request)
         engine.control.check(name)
         dependents = unload_dependents_of_json(await json_body(request))
         await engine.control.unload(name, dependents)
@@ -76,34 +74,13 @@ def add_repository_routes(app: FastAPI, engine: Engine, max_request_bytes: int) 
     async def named_repository(repository: str, name: str) -> Response:
         raise Unsupported("'repository_name' specification is not supported")
 
-    async def _parameters(request: Request) -> LoadParameters:
-        """What a load request brings along, which counts as a request's bytes while it is read."""
-        held = 0
 
-        def hold(nbytes: int) -> None:
-            nonlocal held
-            engine.admission.grow(nbytes)
-            held += nbytes
-
-        engine.admission.enter(0)
-        try:
-            body = await read_body(request, max_request_bytes, hold)
-            if len(body) < _LARGE:
-                return _read(body)
-            return await asyncio.to_thread(_read, body)
-        finally:
-            engine.admission.leave(held)
-
-
-def _refuse_other_sites(request: Request) -> None:
-    """Raise `Restricted` for what a page of another site has a browser send.
-
-    Such a page cannot read the answer, but it need not: whoever opens it beside a server on their
-    own machine would load what its author has written.
-    """
-    origin = request.headers.get("origin")
-    if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
-        raise Restricted(f"models are not controlled by pages of other sites: '{origin[:80]}'")
+async def _parameters(request: Request, limit: int) -> LoadParameters:
+    """What a load request brings along."""
+    async with whole_body(request, limit) as body:
+        if len(body) < _LARGE:
+            return _read(body)
+        return await asyncio.to_thread(_read, body)
 
 
 def _read(body: bytes) -> LoadParameters:
