@@ -9,7 +9,7 @@ from headrace.transports.grpc.call import Handlers
 from headrace.transports.grpc.categories import restricted
 from headrace.transports.grpc.documents import document_handlers
 from headrace.transports.grpc.health import check_handlers, watch_handlers
-from headrace.transports.grpc.procedures import CHECK, HEALTH, INFERENCE, TRAFFIC
+from headrace.transports.grpc.procedures import HEALTH, INFERENCE, TRAFFIC
 from headrace.transports.grpc.reflection import reflection_handlers, reflection_services
 from headrace.transports.grpc.service import infer_handlers
 from headrace.transports.grpc.stream import stream_handlers
@@ -24,11 +24,12 @@ def grpc_handlers(engine: Engine, max_request_bytes: int, rules: HeaderRules) ->
     """The handlers of all services, in the engine's process."""
     pattern = rules.pattern()
     services = (INFERENCE, TRAFFIC, HEALTH, *reflection_services())
-    check = check_handlers(engine)
     handlers = Handlers(
         direct=infer_handlers(engine.at_door(Flag.UNARY), max_request_bytes, pattern),
-        unary=document_handlers(engine, max_request_bytes) | traffic_handlers(engine) | check,
-        server_stream=watch_handlers(check[CHECK], engine.admission),
+        unary=document_handlers(engine, max_request_bytes)
+        | traffic_handlers(engine)
+        | check_handlers(engine),
+        server_stream=watch_handlers(engine.readiness, engine.admission),
         bidi_stream=reflection_handlers(services),
         sessions=stream_handlers(engine.at_door(0), max_request_bytes, pattern=pattern),
     )

@@ -43,6 +43,8 @@ class FrontDoors:
         engine.traffic.watch_headers(self._supervisor.want_routed)
         engine.tracing.watch_contexts(self._supervisor.want_contexts)
         engine.passing_models.watch(self._supervisor.want_forwarded)
+        engine.readiness.watch(self._tell_ready)
+        self._tell_ready()
         await self._supervisor.start()
         what = f"{self._count} front end{'s' if self._count > 1 else ''}"
         if (http := config.http) is not None:
@@ -63,7 +65,11 @@ class FrontDoors:
             port.close()
 
     def _on_change(self, reachable: bool) -> None:
-        self._engine.reachable = reachable
+        self._engine.readiness.set_reachable(reachable)
+
+    def _tell_ready(self) -> None:
+        if self._supervisor is not None:
+            self._supervisor.tell_ready(self._engine.ready)
 
     def _keep(self, address: str, port: int, what: str, shared: bool) -> int:
         """Keep a port for the front ends; its number."""

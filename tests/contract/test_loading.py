@@ -1,10 +1,7 @@
 """A server while it loads its models, and when one of them cannot be loaded."""
 
 import json
-import signal
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Self
 
 import numpy as np
 import pytest
@@ -12,16 +9,15 @@ import pytest
 from headrace.core.errors import NotFound, Unavailable
 from headrace.wire.pb import health_pb2
 from tests.contract.conftest import CLIENTS
-from tests.contract.repository import write_failing_repository, write_late_repository
+from tests.contract.repository import write_failing_repository
 from tests.support.client import Client
 from tests.support.grpc_client import GrpcClient, procedure
+from tests.support.health_watch import NOT_SERVING, HealthWatch
 from tests.support.http_socket import ask
 from tests.support.scrape import until
 from tests.support.server_process import ServerProcess
 
 _ZERO = {"INPUT0": np.zeros((1, 1), np.float32)}
-_SERVING = health_pb2.HealthCheckResponse.SERVING
-_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 @pytest.fixture(scope="module")
@@ -115,44 +111,9 @@ def test_the_log_says_why(started: ServerProcess) -> None:
 
 def test_health_of_a_server_that_is_not_ready(started: ServerProcess) -> None:
     with GrpcClient(started.grpc) as client:
-        assert _check(client) == _NOT_SERVING
-        with _Watch(client) as watch:
-            assert watch.next() == _NOT_SERVING
-
-
-def test_health_watch_sees_the_server_get_ready(tmp_path: Path) -> None:
-    write_late_repository(tmp_path)
-    with (
-        ServerProcess(tmp_path, wait=False) as process,
-        GrpcClient(process.grpc) as client,
-        _Watch(client) as watch,
-    ):
-        assert watch.next() == _NOT_SERVING
-        assert watch.next() == _SERVING
-        assert client.ready()
-        assert _check(client) == _SERVING
-        process.send(signal.SIGTERM)
-        assert watch.next() == _NOT_SERVING
-
-
-class _Watch:
-    """A health watch."""
-
-    def __init__(self, client: GrpcClient) -> None:
-        path = "/grpc.health.v1.Health/Watch"
-        watch = procedure(client.channel, path, health_pb2.HealthCheckResponse, "unary_stream")
-        self._updates = watch(b"", timeout=60)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._updates.cancel()
-
-    def next(self) -> int:
-        """Wait for the next status."""
-        status: int = next(self._updates).status
-        return status
+        assert _check(client) == NOT_SERVING
+        with HealthWatch(client) as watch:
+            assert watch.next() == NOT_SERVING
 
 
 def _check(client: GrpcClient) -> int:

@@ -22,6 +22,7 @@ from headrace.engine.model_host import Found, ModelHost
 from headrace.engine.on_request import OnRequest
 from headrace.engine.opening import Backend, LoadOptions, open_model
 from headrace.engine.passing_models import PassingModels
+from headrace.engine.readiness import ServerReadiness
 from headrace.engine.regions import Regions
 from headrace.engine.residency import ResidencyOptions
 from headrace.engine.router import Router
@@ -77,8 +78,10 @@ class Engine:
         self.tracing.known = self._is_known
         self.entrance = TracedEntrance(self, admission, self.tracing)
         self.regions = regions or Regions(admission, 0)
-        self._strict_readiness = strict_readiness
         self._models: dict[str, Model] = {}
+        self.readiness = ServerReadiness(
+            self._models, admission, strict_readiness, residency is not None
+        )
         # Answers of `find` that may stand.
         self._found: dict[tuple[str, str], ModelVersion | Router] = {}
         self.traffic = Traffic(self._models, admission, traffic_control, self._on_traffic)
@@ -87,7 +90,7 @@ class Engine:
         # A version that is loaded may be newer than what was found before.
         self._lifecycle = Lifecycle(
             self._models, backends, options, self._on_change, self._host_for_version, self.regions,
-            statistics,
+            statistics, self.readiness.may_have_changed,
         )  # fmt: skip
         self.on_request = (
             None if residency is None else OnRequest(self._models, self._lifecycle, residency)
@@ -99,9 +102,6 @@ class Engine:
             partial(open_model, backends=backends, options=options),
             control or ControlOptions(),
         )
-        self._initialised = False
-        self._shutting_down = False
-        self.reachable = True  # whether any door is open; its owner's to say
 
     # --- inference
 
@@ -126,6 +126,7 @@ class Engine:
         """Other versions of a model may be found than before."""
         self.traffic.follow(model)
         self._on_traffic(model)
+        self.readiness.may_have_changed()
 
     def _on_traffic(self, model: Model) -> None:
         """Requests for a model may go elsewhere than before."""
@@ -177,7 +178,7 @@ class Engine:
         """
         model = self._models.get(name)
         if model is None:
-            if not self._initialised:
+            if not self.readiness.initialised:
                 raise Unavailable("Server not ready")
             alike = namespaced(name, self._models)
             raise NotFound(
@@ -201,18 +202,12 @@ class Engine:
 
     def begin_shutdown(self) -> None:
         """Be not ready from now on, while requests are still answered."""
-        self._shutting_down = True
+        self.readiness.begin_shutdown()
 
     @property
     def ready(self) -> bool:
         """Whether the server takes requests; if readiness is strict, for every model it knows."""
-        if self._shutting_down or self.exiting or not (self._initialised and self.reachable):
-            return False
-        if not self._strict_readiness:
-            return True
-        if self.on_request is not None:  # what is not in memory keeps nobody from asking
-            return all(version.healthy for version in self.versions() if version.ready)
-        return all(model.healthy for model in self._models.values())
+        return self.readiness.ready
 
     def model_ready(self, name: str, version: str = "") -> bool:
         """Whether requests for a model are taken; raises `InvalidRequest` for a bad version."""
@@ -328,7 +323,7 @@ class Engine:
                 places = [s.file or s.path for s in both if s.file or s.path.name]
                 where = f" ({' and '.join(map(str, places))})" if places else ""
                 log.error("failed to load %s: %s%s", source.name, model.reason, where)
-        self._initialised = True
+        self.readiness.initialise()
         wanted = [model.source for model in self._models.values() if not model.reason]
         if self.on_request is not None:
             self.on_request.start()

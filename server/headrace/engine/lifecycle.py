@@ -48,7 +48,7 @@ class Lifecycle:
 
     `changed` is called with a model of which other versions may be found than before, `host` makes
     what a version reaches of the server, and `statistics` its counters; `regions` are the clients'
-    shared memory.
+    shared memory. `announce` is called when the health of a model may have changed.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Lifecycle:
         host: Callable[[ModelVersion], ModelHost],
         regions: Regions,
         statistics: Callable[[], VersionStatistics] = VersionStatistics,
+        announce: Callable[[], None] = lambda: None,
     ) -> None:
         self._models = models
         self._backends = backends
@@ -67,6 +68,7 @@ class Lifecycle:
         self._changed = changed
         self._host = host
         self._statistics = statistics
+        self._announce = announce
         self._threads = Threads(options.threads, "load")
         self._digests = Digests()
         self._regions = regions
@@ -94,8 +96,7 @@ class Lifecycle:
         if model is None:
             model = self.know(source)
             model.added = added
-        model.wanted = source
-        model.unloaded = False
+        model.want(source)
         if model.loading is None:
             model.loading = asyncio.get_running_loop().create_task(self._work_off(model))
         return asyncio.shield(model.loading)
@@ -107,7 +108,7 @@ class Lifecycle:
 
     def know(self, source: ModelSource) -> Model:
         """A model of which nothing is loaded yet, known under its name from now on."""
-        model = self._models[source.name] = Model(source, self._statistics)
+        model = self._models[source.name] = Model(source, self._statistics, self._announce)
         return model
 
     def unload(self, name: str) -> "asyncio.Future[None]":
@@ -284,7 +285,7 @@ class Lifecycle:
         version = ModelVersion(model.name, number, old.statistics)
         try:
             loop = asyncio.get_running_loop()
-            version.serve(loaded, loop, self._host(version), self._regions)
+            version.serve(loaded, loop, self._host(version), self._regions, self._announce)
         except Exception as error:  # a bug, which must not keep others from loading
             return _reason(f"{model.name} version {number}", error)
         version.search(partial(self._load_again, model))

@@ -26,8 +26,11 @@ class Model:
         self,
         source: ModelSource,
         statistics: Callable[[], VersionStatistics] = VersionStatistics,
+        announce: Callable[[], None] = lambda: None,
     ) -> None:
-        """`statistics` makes the counters of a version."""
+        """`statistics` makes the counters of a version; `announce` is called when `healthy` may
+        have changed, as it may have now.
+        """
         self.name = source.name
         self.source = source
         self._statistics = statistics
@@ -42,6 +45,8 @@ class Model:
         self.loads = 0
         self.failed_loads = 0
         self._descending: list[ModelVersion] = []
+        self._announce = announce
+        announce()
 
     @property
     def healthy(self) -> bool:
@@ -50,6 +55,12 @@ class Model:
             return True  # whatever what was unloaded has still to finish
         versions = [v for v in self.versions.values() if v.ready or not v.added]
         return bool(versions) and all(version.healthy for version in versions)
+
+    def want(self, source: ModelSource) -> None:
+        """Be loaded from `source` next."""
+        self.wanted = source
+        self.unloaded = False
+        self._announce()
 
     def expect(self, numbers: Iterable[int]) -> None:
         """Know of versions that are being loaded; those that serve stay until they are."""
@@ -66,11 +77,13 @@ class Model:
         """Have a version stand under its number, in place of any other."""
         self.versions[version.number] = version
         self._descending = [self.versions[n] for n in sorted(self.versions, reverse=True)]
+        self._announce()
 
     def remove(self, number: int) -> ModelVersion:
         """Know of a version no more; the version."""
         version = self.versions.pop(number)
         self._descending.remove(version)
+        self._announce()
         return version
 
     def refuse(self, number: int, reason: str) -> None:
@@ -80,6 +93,7 @@ class Model:
             version.reason = f"a change could not be loaded: {reason}"
         else:
             version.fail(reason)
+        self._announce()
 
     def find(self, version: str) -> ModelVersion:
         """The version of that number, which takes requests; "" for the highest one that does.

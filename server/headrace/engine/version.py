@@ -234,11 +234,12 @@ class ModelVersion:
         loop: asyncio.AbstractEventLoop,
         host: ModelHost,
         regions: Regions,
+        announce: Callable[[], None],
     ) -> None:
-        """Take requests from now on. `host` is what the model reaches of the server.
-
-        `regions` are where requests have tensors in shared memory.
+        """Take requests from now on. `host` is what the model reaches of the server, `regions` are
+        those of clients; `announce` is called when `healthy` may have changed.
         """
+        self._announce: Callable[[], None] = announce
         self._host = host
         self.upload = loaded.upload
         batcher = make_batcher(loaded, self.name, loop, self.statistics, self._report)
@@ -361,6 +362,7 @@ class ModelVersion:
     def _on_instances(self) -> None:
         """Something that runs it has gone, or is back, or nothing waits for it any more."""
         self._given_up = all(instances.given_up for instances in self._sets)
+        self._announce()
 
     def _waiting_error(self) -> ServerError:
         """What a request is told that nothing can run."""

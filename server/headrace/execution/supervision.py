@@ -247,6 +247,7 @@ class WorkerSet:
         member.worker = self._worker(old.name, member.loaded, process)
         self._compare(member)
         self._finish(old, member.loaded)
+        self._changed()  # the old one may have said that it is not ready
 
     def _finish(self, old: WorkerInstance, loaded: "LoadedWorker") -> None:
         """Give a worker nothing more; it ends with what it has."""

@@ -105,7 +105,7 @@ class Doors:
         return Handlers(
             direct=infer_handlers(RemoteEngine(link, admission, Flag.UNARY), limit, pattern),
             unary=unary,
-            server_stream=watch_handlers(unary[CHECK], admission),
+            server_stream=watch_handlers(link.readiness, admission),
             bidi_stream=reflection_handlers((INFERENCE, TRAFFIC, HEALTH, *reflection_services())),
             sessions=stream_handlers(RemoteEngine(link, admission, 0), limit, pattern=pattern),
         )

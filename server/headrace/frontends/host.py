@@ -238,6 +238,10 @@ class Host:
         """Have the front end write its log by other settings."""
         self.channel.send(frame(Kind.LOGS, 0, orjson.dumps(document)))
 
+    def tell_ready(self, ready: bool) -> None:
+        """Say whether the server is ready."""
+        self.channel.send(frame(Kind.READINESS, int(ready)))
+
     def tell_headers(self, wanted: WantedHeaders) -> None:
         """Say which headers' values requests are to bring along."""
         self.channel.send(frame(Kind.HEADERS, 0, orjson.dumps(wanted.document())))

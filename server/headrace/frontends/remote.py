@@ -24,6 +24,7 @@ from headrace.core.requests import (
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Admission, Held, Shares
 from headrace.engine.doors import DoorSink, RoutedSink
+from headrace.engine.readiness import Readiness
 from headrace.frontends.channel import Channel
 from headrace.frontends.wanted_headers import WantedHeaders
 from headrace.observability.logs import LogSettings
@@ -187,6 +188,8 @@ class EngineLink:
         self.target: _MakeTarget = RemoteTarget
         self._on_setup = on_setup
         self._on_drain = on_drain
+        self.readiness = Readiness(lambda: self._serves)  # the server's, as it was last told
+        self._serves = False
         self.logs: LogSettings | None = None  # once they have changed
         self.on_logs: Callable[[LogSettings], object] | None = None
         self._writer = RequestWriter()
@@ -324,6 +327,9 @@ class EngineLink:
             self.logs = LogSettings(**orjson.loads(frame.meta))
             if self.on_logs is not None:
                 self.on_logs(self.logs)
+        elif frame.kind is Kind.READINESS:
+            self._serves = bool(frame.number)
+            self.readiness.may_have_changed()
         elif frame.kind is Kind.DRAIN:
             self._on_drain(frame.number / 1_000)
         else:

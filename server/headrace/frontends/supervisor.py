@@ -87,6 +87,7 @@ class _FrontEnd:
             ours, owner.engine, owner.calls, self._on_ready, self._on_lost, doors=owner.doors
         )
         self.host.set_up(owner.document)
+        self.host.tell_ready(owner.serves)
         if owner.headers:
             self.host.tell_headers(owner.headers)
 
@@ -160,6 +161,7 @@ class Supervisor:
         self.loop = asyncio.get_running_loop()
         self.draining = False
         self.unlogged_before = 0  # by front ends that have ended
+        self.serves = False  # what front ends tell those who watch the server's health
         self.headers = WantedHeaders()
         self._on_change = on_change
         self._front_ends = [_FrontEnd(self, number) for number in range(1, count + 1)]
@@ -191,6 +193,13 @@ class Supervisor:
         """Lines that front ends could not write into the log."""
         hosts = [f.host for f in self._front_ends if f.host is not None]
         return self.unlogged_before + sum(host.unlogged for host in hosts)
+
+    def tell_ready(self, ready: bool) -> None:
+        """Have all of them, and those that are started later, know whether the server is ready."""
+        self.serves = ready
+        for front_end in self._front_ends:
+            if front_end.host is not None:
+                front_end.host.tell_ready(ready)
 
     def want_routed(self, headers: Mapping[str, str]) -> None:
         """Say by model which header's value requests for it are to bring along."""

@@ -47,6 +47,7 @@ class Kind(IntEnum):
     HEADERS = 24  # which headers' values requests are to bring along, as parameters
     BACKEND = 25  # which backend answers a request, of a model that has several
     MORE = 26  # the next piece of a call's body is wanted
+    READINESS = 27  # whether the server is ready from now on: the number, 1 or 0
 
 
 class Flag(IntFlag):

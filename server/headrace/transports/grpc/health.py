@@ -1,8 +1,7 @@
 """`grpc.health.v1.Health`: the server's readiness, for any service name, as Triton answers it."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from headrace.core.tensors import Buffer
@@ -10,8 +9,6 @@ from headrace.engine.admission import Admission
 from headrace.transports.grpc.call import Call, Stream, Unary
 from headrace.transports.grpc.procedures import CHECK, HEALTH
 from headrace.wire.pb import health_pb2 as pb
-
-_POLL_SECS = 0.25  # readiness is computed when asked for; nothing announces its changes
 
 
 class Serving(Protocol):
@@ -22,40 +19,53 @@ class Serving(Protocol):
         """Whether it takes requests."""
 
 
+class Watched(Serving, Protocol):
+    """Who tells when it has changed."""
+
+    def watch(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when `ready` has changed, until `unwatch`."""
+
+    def unwatch(self, callback: Callable[[], None]) -> None:
+        """Do not call `callback`."""
+
+
 def check_handlers(engine: Serving) -> dict[str, Unary]:
     """Check."""
 
     async def check(data: Buffer, call: Call) -> bytes:
-        return _status(engine)
+        return _status(engine.ready)
 
     return {CHECK: check}
 
 
-def watch_handlers(check: Unary, admission: Admission) -> dict[str, Stream]:
-    """Watch: what `check` says now, and each time it has changed."""
+def watch_handlers(server: Watched, admission: Admission) -> dict[str, Stream]:
+    """Watch: whether `server` is ready now, and each time that has changed, until it exits."""
 
     async def watch(requests: AsyncIterator[Buffer], call: Call) -> AsyncIterator[bytes]:
-        last = b""
-        exiting = asyncio.Event()
-        admission.watch_close(exiting.set)
+        last: bool | None = None
+        changed = asyncio.Event()
+        server.watch(changed.set)
+        admission.watch_close(changed.set)
         try:
             while True:
-                status = await check(b"", call)
-                if status != last:
-                    last = status
-                    yield status
-                if admission.exiting:
+                changed.clear()
+                exiting = admission.exiting
+                ready = server.ready and not exiting
+                if ready is not last:
+                    last = ready
+                    yield _status(ready)
+                if exiting:
                     return
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(exiting.wait(), _POLL_SECS)
+                await changed.wait()
         finally:
-            admission.unwatch_close(exiting.set)
+            server.unwatch(changed.set)
+            admission.unwatch_close(changed.set)
 
     return {f"/{HEALTH}/Watch": watch}
 
 
-def _status(engine: Serving) -> bytes:
+def _status(ready: bool) -> bytes:
     serving = pb.HealthCheckResponse.SERVING
     return pb.HealthCheckResponse(
-        status=serving if engine.ready else pb.HealthCheckResponse.NOT_SERVING
+        status=serving if ready else pb.HealthCheckResponse.NOT_SERVING
     ).SerializeToString()

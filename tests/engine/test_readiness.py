@@ -1,0 +1,133 @@
+"""Whatever makes the server ready, or not ready any more, is announced."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from headrace.engine.admission import Admission
+from headrace.engine.engine import Engine
+from headrace.engine.residency import ResidencyOptions
+from headrace.repository.layout import ModelSource, read_model_directory
+from tests.engine.test_engine_loading import CONFIG, LOAD_OPTIONS, Constants, until
+
+_LATE = 3  # turns of the loop, after which a change must have been told
+
+
+class World:
+    """An engine, and what was announced of it; `changes` is what it was, one after the other."""
+
+    def __init__(self, root: Path, on_request: bool) -> None:
+        self.root = root
+        self.backend = Constants()
+        self.admission = Admission(0, 0)
+        self.engine = Engine(
+            "server", "0", {"constant": self.backend}, LOAD_OPTIONS, self.admission,
+            residency=ResidencyOptions(budget=0) if on_request else None,
+        )  # fmt: skip
+        self.changes = [self.engine.ready]
+        self.engine.readiness.watch(lambda: self.changes.append(self.engine.ready))
+
+    def write(self, name: str, text: str, version: int = 1) -> ModelSource:
+        folder = self.root / name
+        (folder / str(version)).mkdir(parents=True, exist_ok=True)
+        (folder / "config.pbtxt").write_text(CONFIG.format("inline"))
+        (folder / str(version) / "model.constant").write_text(text)
+        return read_model_directory(folder)
+
+    async def check(self) -> None:
+        """Fail if it is other than was announced for longer than may be."""
+        wrong, told = 0, len(self.changes)
+        while True:
+            late = self.engine.ready is not self.changes[-1] and told == len(self.changes)
+            wrong, told = wrong + 1 if late else 0, len(self.changes)
+            assert wrong < _LATE, f"nobody was told of {self.engine.ready}"
+            await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def checked(root: Path, on_request: bool = False) -> AsyncIterator[World]:
+    world = World(root, on_request)
+    checking = asyncio.ensure_future(world.check())
+    yield world
+    for _ in range(2 * _LATE):
+        await asyncio.sleep(0)
+    assert not checking.done(), checking.exception()
+    checking.cancel()
+    await world.engine.unload_all()
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        await scenario()
+
+    asyncio.run(whole())
+
+
+def test_models_that_come_fail_change_and_go(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with checked(tmp_path) as world:
+            engine, backend = world.engine, world.backend
+            backend.load_now.clear()
+            loading = asyncio.ensure_future(engine.load_all([world.write("a", "1")]))
+            await until(lambda: bool(backend.begun))
+            backend.load_now.set()
+            await loading
+            await until(lambda: world.changes == [False, True])
+            assert await engine.load(world.write("a", "no number"))  # the old one goes on
+            assert await engine.load(world.write("a", "2")) == ""
+            await engine.load(world.write("b", "bad"), added=True)  # nobody counts on it
+            assert world.changes == [False, True]
+            await engine.load(world.write("c", "bad"))
+            await until(lambda: world.changes == [False, True, False])
+            await engine.unload("c")
+            await until(lambda: world.changes[-1])
+            await engine.load(world.write("c", "3"))
+            await engine.load(world.write("c", "4", version=2))
+            await engine.unload("a")
+            await engine.load(world.write("a", "5"))
+            await engine.unload("a")
+
+    run(scenario)
+
+
+def test_doors_and_the_end(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with checked(tmp_path) as world:
+            await world.engine.load_all([world.write("a", "1")])
+            world.engine.readiness.set_reachable(False)
+            await until(lambda: world.changes == [False, True, False])
+            world.engine.readiness.set_reachable(True)
+            await until(lambda: world.changes[-1])
+            world.engine.begin_shutdown()
+            await until(lambda: not world.changes[-1])
+            world.admission.close()
+
+    run(scenario)
+
+
+def test_a_server_that_exits_at_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with checked(tmp_path) as world:
+            await world.engine.load_all([])
+            await until(lambda: world.changes == [False, True])
+            world.admission.close()
+            await until(lambda: not world.changes[-1])
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("name", ["good", "bad"])
+def test_models_that_are_loaded_on_request(tmp_path: Path, name: str) -> None:
+    async def scenario() -> None:
+        async with checked(tmp_path, on_request=True) as world:
+            sources = [world.write("good", "1"), world.write("bad", "no number")]
+            await world.engine.load_all(sources)
+            await until(lambda: world.changes == [False, True])
+            await world.engine.load(sources[name == "bad"])
+            await world.engine.unload(name)
+            assert world.changes == [False, True]
+
+    run(scenario)
