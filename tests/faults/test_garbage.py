@@ -24,6 +24,9 @@ GARBAGE = {
     "HTTP/2 preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _NOISE.randbytes(300),
     "HTTP/2 frame of 16 MB": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\0\0\0\0\0\0"
     + b"x" * 500,
+    "PUSH_PROMISE of 1 MiB": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
+    + b"\x10\0\0\5\0\0\0\0\1"
+    + bytes(1 << 20),
     "long request line": b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
     "long header": b"GET /v2 HTTP/1.1\r\nHost: x\r\nX-Long: " + b"b" * 1_000_000,
     "many headers": b"GET /v2 HTTP/1.1\r\nHost: x\r\n" + b"X-A: b\r\n" * 20_000 + b"\r\n",

@@ -42,7 +42,6 @@ from headrace.wire.http2.streams import Streams
 _SMALL_UPDATE = 1024  # bytes; WINDOW_UPDATEs of less mean nothing by themselves
 _SETTINGS_COST = 5  # PINGs: each may change the windows of all streams
 _FIXED_SIZES = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
-_BOUNDED = frozenset({HEADERS, CONTINUATION, SETTINGS, GOAWAY})  # others may be larger
 
 
 class Connection:
@@ -190,18 +189,21 @@ class Connection:
     def _check(self, kind: int, length: int) -> None:
         """Refuse frames of a wrong size before they are here as a whole, section 4.2.
 
-        And any but SETTINGS as the first, section 3.4.
+        And any but SETTINGS as the first, section 3.4. What is awaited as a whole has at most
+        `DEFAULT_FRAME` bytes: more need not fit into what is received at once.
         """
         if not self.settled and kind != SETTINGS:
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "SETTINGS expected")
         wrong = _FIXED_SIZES.get(kind, length) != length
         if wrong or (kind == SETTINGS and length % 6):
             raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, f"frame of type {kind}: bad size")
+        if kind == PUSH_PROMISE:  # which clients never send, and servers only if they may
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE")
         if kind == GOAWAY and length < 8:
             raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY: bad size")
         if (
             length > DEFAULT_FRAME
-            and kind in _BOUNDED
+            and kind <= CONTINUATION
             and not (kind == GOAWAY and self.skips_goaway)
         ):
             raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, f"frame of type {kind}: too large")
@@ -226,8 +228,6 @@ class Connection:
             if not number:
                 raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "PRIORITY on stream 0")
             self.streams.count_control(1)
-        elif kind == PUSH_PROMISE:
-            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE")
         else:  # unknown types are ignored, section 5.5
             self.streams.count_control(1)
             if kind == GOAWAY:
