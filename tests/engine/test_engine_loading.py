@@ -129,7 +129,7 @@ async def ask(version: ModelVersion) -> float:
     """What a version answers."""
     tensor = Tensor("X", FP32, np.zeros((1, 1), np.float32))
     response = await version.infer(InferRequest("m", "", "", {"X": tensor}))
-    return float(response.outputs[0].array[0, 0])
+    return float(np.asarray(response.outputs[0].array)[0, 0])
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -36,7 +36,7 @@ class Answer:
         self.future: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
     def respond(self, response: InferResponse, final: bool) -> None:
-        self.future.set_result(float(response.outputs[0].array[0, 0]))
+        self.future.set_result(float(np.asarray(response.outputs[0].array)[0, 0]))
 
     def finish(self) -> None:
         raise AssertionError("a request without a response")

@@ -28,11 +28,11 @@ from headrace.core.requests import (
     Ticket,
     Timing,
 )
-from headrace.core.tensors import Tensor
+from headrace.core.tensors import Tensor, raw_bytes
 from headrace.engine.admission import Admission
 from headrace.engine.regions import Regions
 from headrace.engine.shared_calls import AT_ONCE, SharedCall
-from headrace.wire.bytes_tensor import encode_bytes_tensor, object_array
+from headrace.wire.bytes_tensor import object_array
 from tests.support.shared_memory import SharedFile
 
 LONG = AT_ONCE + 4  # bytes that are copied on another thread
@@ -163,8 +163,8 @@ def test_an_input_of_strings(count: int) -> None:
     async def scenario() -> None:
         async with scene() as s:
             array = object_array([str(n).encode() * 3 for n in range(count)], [count])
-            raw = encode_bytes_tensor(array)
-            s.file.put(raw)
+            raw = raw_bytes(array)
+            s.file.put(bytes(raw))
             place = Stretch("r", 0, len(raw))
             s.request.shared_inputs = {"x": SharedInput(Datatype.BYTES, (count,), place)}
             call = s.begin()

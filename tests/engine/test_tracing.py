@@ -229,7 +229,7 @@ def test_tensors_are_copied() -> None:
     world = World(TraceSettings(tensors=True, rate=1))
     world.submit()
     [(request, sink)] = world.version.got
-    array = request.inputs["INPUT0"].array
+    array = np.asarray(request.inputs["INPUT0"].array)
     array += 1
     sink.respond(a_response(), True)
     [trace] = world.traces()

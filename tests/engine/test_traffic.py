@@ -85,7 +85,7 @@ class World:
         sink = self.send(parameters, **headers)
         response: InferResponse = await sink.future
         assert sink.target is None or sink.target.name == response.model_version
-        assert response.outputs[0].array[0, 0] == int(response.model_version)
+        assert np.asarray(response.outputs[0].array)[0, 0] == int(response.model_version)
         return int(response.model_version)
 
     def send(self, parameters: dict[str, Any] | None = None, **headers: str) -> DoorSink:

@@ -80,7 +80,7 @@ def arrays_of(outcome: Outcome) -> list[Array]:
     found = []
     for part in outcome.parts:
         assert isinstance(part, Part)
-        found.append(part.arrays["Y"])
+        found.append(np.asarray(part.arrays["Y"]))
     return found
 
 

@@ -9,13 +9,17 @@ from threading import Event, get_ident
 import numpy as np
 import pytest
 
+from headrace.core.bytes_array import BytesArray
 from headrace.core.datatypes import Datatype
 from headrace.core.model_spec import TensorInfo
-from headrace.core.tensors import Array
+from headrace.core.requests import InferRequest
+from headrace.core.signature import Signature, TensorSpec
+from headrace.core.tensors import Array, Tensor
 from headrace.execution.choice import AutoChoice, InstanceKind
 from headrace.execution.local import LocalInstance
-from headrace.execution.runner import run
+from headrace.execution.runner import LoadedModel, run
 from headrace.scheduling.batch import Batch, Instance, Outcome, Pending
+from headrace.workers.bytes_elements import join
 from tests.scheduling.fakes import Bench, FakeSink, request, signature
 
 INLINE, THREAD = InstanceKind.INLINE, InstanceKind.THREAD
@@ -72,7 +76,7 @@ async def execute(instance: LocalInstance, batch: Batch) -> Outcome:
 
 
 def on_loop(
-    model: Doubling,
+    model: LoadedModel,
     kind: InstanceKind | AutoChoice,
     scenario: Callable[[LocalInstance], Awaitable[None]],
 ) -> LocalInstance:
@@ -285,3 +289,49 @@ def test_a_thread_whose_loop_is_gone_ends() -> None:
     release.set()
     thread.join(10)
     assert not thread.is_alive()
+
+
+class Counting:
+    """The number of BYTES elements, on whatever thread it is called."""
+
+    inputs: Sequence[TensorInfo] = [TensorInfo("x", Datatype.BYTES, (-1, -1))]
+    outputs: Sequence[TensorInfo] = [TensorInfo("y", Datatype.INT64, (-1,))]
+    file_bytes = 0
+
+    def __init__(self) -> None:
+        self.threads: list[int] = []
+
+    def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Sequence[Array]:
+        self.threads.append(get_ident())
+        return [np.array([len(row) for row in np.asarray(inputs["x"])])]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@pytest.mark.parametrize(
+    ("rows", "element", "inline"),
+    [
+        ([1, 1], b"a few words", True),
+        ([500, 500], b"", True),
+        ([500, 501], b"", False),
+        ([1], bytes(1 << 20), False),
+    ],
+)
+def test_many_texts_become_objects_on_a_thread(
+    rows: list[int], element: bytes, inline: bool
+) -> None:
+    model, specs = Counting(), (TensorSpec("x", Datatype.BYTES, (-1,)),)
+    texts = Signature("m", 2000, specs, (TensorSpec("y", Datatype.INT64, ()),))
+
+    async def scenario(instance: LocalInstance) -> None:
+        pendings = []
+        for count in rows:
+            tensor = Tensor("x", Datatype.BYTES, BytesArray(join([element] * count), (count, 1)))
+            asked = InferRequest("m", "", "", {"x": tensor})
+            pendings.append(Pending(asked, FakeSink(), count, None, 0, Bench().batcher))
+        outcome = await execute(instance, Batch(texts, pendings))
+        assert [array.tolist() for array in outcome.arrays] == [[1] * sum(rows)]
+
+    on_loop(model, INLINE, scenario)
+    assert (model.threads == [get_ident()]) is inline

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidConfig
 from headrace.core.signature import Signature, TensorSpec
+from headrace.core.tensors import raw_bytes
 from headrace.execution.warming import Sample
 from headrace.repository.config import parse_config
 from headrace.repository.warmup import read_samples
-from headrace.wire.bytes_tensor import encode_bytes_tensor
 
 FP32 = TensorSpec("x", Datatype.FP32, (2,))
 TEXT = TensorSpec("t", Datatype.BYTES, (-1,))
@@ -69,7 +69,7 @@ def test_zeros_and_random_data_of_every_datatype(tmp_path: Path, datatype: Datat
         first, second = sample.requests("m", "1")
         signature = Signature("m", 4, (spec,), ())
         assert signature.check(first) == signature.check(second) == 1
-        array = first.inputs["x"].array
+        array = np.asarray(first.inputs["x"].array)
         assert array.dtype == NUMPY[datatype]
         again = sample.requests("m", "1")[0].inputs["x"].array
         assert again.tolist() == array.tolist()  # whatever a load does, the next does, too
@@ -103,7 +103,7 @@ def test_texts_have_their_lengths_before_them(
     tmp_path_factory: pytest.TempPathFactory, texts: list[bytes]
 ) -> None:
     root = tmp_path_factory.mktemp("texts")
-    write(root, "texts", encode_bytes_tensor(np.array(texts, object)))
+    write(root, "texts", bytes(raw_bytes(np.array(texts, object))))
     told = value("input_data_file: 'texts'", "STRING", "dims: 2", "t")
     [sample] = read(root, f"model_warmup {{ batch_size: 2 {told} }}", TEXT)
     assert arrays(sample, "t") == [[texts[:2]], [texts[2:]]]

@@ -123,7 +123,7 @@ class FakeSink:
         """The one response's values of output `y`."""
         (response,) = self.responses
         (tensor,) = response.outputs
-        return [int(value) for value in tensor.array.ravel()]
+        return [int(value) for value in np.asarray(tensor.array).ravel()]
 
 
 def double(inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
@@ -181,7 +181,8 @@ class FakeInstance:
         arrays: Sequence[Array] = ()
         error: Exception | None = None
         try:
-            arrays = self._model(batch.gather(), [spec.name for spec in batch.outputs])
+            inputs = {name: np.asarray(array) for name, array in batch.gather().items()}
+            arrays = self._model(inputs, [spec.name for spec in batch.outputs])
         except Exception as raised:
             error = raised
         computed = self._clock.time

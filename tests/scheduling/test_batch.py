@@ -83,11 +83,11 @@ def test_large_batches_are_put_together_in_the_same_memory() -> None:
     large = [rows(*range(n), width=40_000) for n in (2, 3)]
     first = batch(WIDE, *[{"a": array} for array in large]).gather(room)["a"]
     assert np.array_equal(first, np.concatenate(large))
-    address = first.ctypes.data
+    address = np.asarray(first).ctypes.data
     fewer = [rows(7, width=40_000), rows(8, width=40_000)]
     second = batch(WIDE, *[{"a": array} for array in fewer]).gather(room)["a"]
     assert np.array_equal(second, np.concatenate(fewer))
-    assert second.ctypes.data == address
+    assert np.asarray(second).ctypes.data == address
 
 
 def test_small_batches_and_text_have_memory_of_their_own() -> None:

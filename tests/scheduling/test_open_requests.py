@@ -58,7 +58,7 @@ def test_responses_come_one_by_one() -> None:
     bench.batcher.answer(pending, part(1), False)
     assert bench.batcher.busy == (len(sink.responses) == 1)
     bench.batcher.answer(pending, part(2), True)
-    assert [int(r.outputs[0].array[0, 0]) for r in sink.responses] == [1, 2]
+    assert [int(np.asarray(r.outputs[0].array)[0, 0]) for r in sink.responses] == [1, 2]
     assert sink.finals == [False, True]
     assert not bench.batcher.busy
     assert (bench.statistics.success_count, bench.statistics.execution_count) == (1, 1)

@@ -82,7 +82,7 @@ async def cycle(source: ModelSource) -> None:
         x = np.arange(size, dtype=np.float32)
         request = InferRequest("m", "", "", {"INPUT0": Tensor("INPUT0", Datatype.FP32, x)})
         response = await engine.find_version("m").infer(request)
-        assert (response.outputs[0].array == x).all()
+        assert np.array_equal(response.outputs[0].array, x)
     await engine.unload_all()
 
 

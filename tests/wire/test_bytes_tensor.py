@@ -1,4 +1,5 @@
 import random
+import sys
 import tracemalloc
 
 import pytest
@@ -7,8 +8,8 @@ from hypothesis import strategies as st
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest
-from headrace.core.tensors import Tensor
-from headrace.wire.bytes_tensor import decode_bytes_tensor, encode_bytes_tensor
+from headrace.core.tensors import Tensor, raw_bytes
+from headrace.wire.bytes_tensor import decode_bytes_tensor
 from tests.wire.strategies import PROPERTY, assert_same, mutations, object_array, outcome, tensors
 
 ONE = b"\x03\0\0\0abc"
@@ -32,7 +33,7 @@ def test_form(shape: list[int], raw: bytes, elements: list[bytes]) -> None:
     assert tensor.datatype is Datatype.BYTES
     assert tensor.array.shape == tuple(shape)
     assert tensor.array.ravel().tolist() == elements
-    assert encode_bytes_tensor(tensor.array) == raw
+    assert raw_bytes(tensor.array) == raw
 
 
 @pytest.mark.parametrize(
@@ -70,17 +71,17 @@ def test_lengths_that_do_not_fit(shape: list[int], raw: bytes, text: str) -> Non
 @PROPERTY
 @given(tensors([Datatype.BYTES]), st.sampled_from([bytes, memoryview]))
 def test_what_was_encoded_comes_back(tensor: Tensor, kind: type[bytes | memoryview]) -> None:
-    raw = kind(encode_bytes_tensor(tensor.array))
+    raw = kind(raw_bytes(tensor.array))
     assert_same(decode_bytes_tensor("x", list(tensor.array.shape), raw), tensor)
 
 
 @PROPERTY
 @given(tensors([Datatype.BYTES]), st.data())
 def test_a_damaged_tensor_is_refused_or_another_one(tensor: Tensor, data: st.DataObject) -> None:
-    raw = data.draw(mutations(encode_bytes_tensor(tensor.array)))
+    raw = data.draw(mutations(bytes(raw_bytes(tensor.array))))
     result = outcome(decode_bytes_tensor, "x", list(tensor.array.shape), raw)
     if isinstance(result, Tensor):
-        assert encode_bytes_tensor(result.array) == raw
+        assert raw_bytes(result.array) == raw
     else:
         assert isinstance(result, InvalidRequest)
 
@@ -88,7 +89,7 @@ def test_a_damaged_tensor_is_refused_or_another_one(tensor: Tensor, data: st.Dat
 @PROPERTY
 @given(tensors([Datatype.BYTES]))
 def test_a_cut_tensor_is_refused_wherever_it_was_cut(tensor: Tensor) -> None:
-    raw = encode_bytes_tensor(tensor.array)
+    raw = raw_bytes(tensor.array)
     for size in range(len(raw)):
         with pytest.raises(InvalidRequest):
             decode_bytes_tensor("x", list(tensor.array.shape), raw[:size])
@@ -102,12 +103,28 @@ def test_any_shape_and_bytes_are_decoded_or_refused(shape: list[int], raw: bytes
 
 def test_a_view_that_is_not_contiguous_is_encoded_in_its_own_order() -> None:
     array = object_array([b"a", b"b", b"c", b"d"], [2, 2]).T
-    assert encode_bytes_tensor(array) == b"\1\0\0\0a\1\0\0\0c\1\0\0\0b\1\0\0\0d"
+    assert raw_bytes(array) == b"\1\0\0\0a\1\0\0\0c\1\0\0\0b\1\0\0\0d"
 
 
 def test_ten_thousand_long_elements() -> None:
     noise = random.Random(1).randbytes(20_000)
     elements = [noise[i : i + 900] for i in range(10_000)]
-    raw = encode_bytes_tensor(object_array(elements, [10_000]))
+    raw = raw_bytes(object_array(elements, [10_000]))
     assert len(raw) == 10_000 * 904
     assert decode_bytes_tensor("x", [10_000], memoryview(raw)).array.tolist() == elements
+
+
+@pytest.mark.parametrize("kind", [bytes, memoryview])
+def test_no_object_is_made_of_an_element(kind: type[bytes | memoryview]) -> None:
+    raw = kind(bytes(raw_bytes(object_array([b"", b"a", b"bcd", b""] * 50_000, [200_000]))))
+    before = sys.getallocatedblocks()
+    tensor = decode_bytes_tensor("x", [200_000], raw)
+    assert raw_bytes(tensor.array) is raw
+    assert sys.getallocatedblocks() - before < 1000
+
+
+def test_a_fault_behind_many_elements() -> None:
+    raw = bytearray(raw_bytes(object_array([b"\0"] * 200_000, [200_000])))
+    raw[199_999 * 5] = 2
+    with pytest.raises(InvalidRequest, match="element 199999 claims 2 bytes, 1 are left"):
+        decode_bytes_tensor("x", [200_000], bytes(raw))

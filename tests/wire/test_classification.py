@@ -41,7 +41,7 @@ def test_classes(
 ) -> None:
     result = classify(given, count, labels, batches)
     assert (result.name, result.datatype) == ("y", Datatype.BYTES)
-    assert result.array.astype(np.str_).tolist() == classes
+    assert np.asarray(result.array).astype(np.str_).tolist() == classes
 
 
 def test_empty_rows_stay_rows() -> None:

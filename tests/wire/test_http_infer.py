@@ -425,7 +425,7 @@ def test_binary_tensors_are_views_into_the_body() -> None:
     body = head + np.array([3, 4], "<f4").tobytes()
     array = decode_infer("m", "", body, len(head))[0].inputs["x"].array
     assert np.shares_memory(array, np.frombuffer(body, np.uint8))
-    assert not array.flags.writeable
+    assert not np.asarray(array).flags.writeable
 
 
 @pytest.mark.parametrize(

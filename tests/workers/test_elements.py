@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.datatypes import NUMPY, Datatype
-from headrace.wire.bytes_tensor import encode_bytes_tensor
+from headrace.core.tensors import raw_bytes
 from headrace.workers.elements import BITS, DTYPES, datatype_of, decode_bytes, encode_bytes, view
 
 
@@ -27,7 +27,7 @@ def test_strings(elements: list[bytes]) -> None:
     array = np.empty(len(elements), object)
     array[:] = elements
     data = encode_bytes(array)
-    assert data == encode_bytes_tensor(array)
+    assert data == raw_bytes(array)
     assert decode_bytes(memoryview(data), (len(elements),)).tolist() == elements
 
 

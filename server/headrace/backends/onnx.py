@@ -28,10 +28,11 @@ from headrace.backends.onnx_providers import (
     prepare_gpu,
     why_not_started,
 )
+from headrace.core.bytes_array import bytes_array
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidOption, InvalidRequest, LoadFailed
 from headrace.core.model_spec import LoadSpec, TensorInfo
-from headrace.core.tensors import Array
+from headrace.core.tensors import Array, TensorArray
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +87,9 @@ class OnnxModel:
                 " which ONNX Runtime's Python interface cannot run together"
             )
 
-    def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Sequence[Array]:
+    def infer(
+        self, inputs: Mapping[str, TensorArray], outputs: Sequence[str]
+    ) -> Sequence[TensorArray]:
         """Run the graph.
 
         Raises `InvalidRequest` for strings that are not UTF-8, and whatever the run raises.
@@ -96,7 +99,7 @@ class OnnxModel:
         if self._has_bf16:
             return self._infer_values(session, inputs, outputs)
         if not self._strings:
-            results: Sequence[Array] = session.run(outputs, inputs, self._options)
+            results: Sequence[TensorArray] = session.run(outputs, inputs, self._options)
             return results
         feeds = {
             name: _to_str(name, array) if name in self._strings else array
@@ -121,8 +124,11 @@ class OnnxModel:
         self._session = None
 
     def _infer_values(
-        self, session: ort.InferenceSession, inputs: Mapping[str, Array], outputs: Sequence[str]
-    ) -> list[Array]:
+        self,
+        session: ort.InferenceSession,
+        inputs: Mapping[str, TensorArray],
+        outputs: Sequence[str],
+    ) -> list[TensorArray]:
         """Run through ONNX Runtime's own values: it has no numpy form of bfloat16."""
         feeds = {}
         for name, array in inputs.items():
@@ -131,7 +137,7 @@ class OnnxModel:
                 feeds[name] = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _ONNX_BFLOAT16)
             else:
                 feeds[name] = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
-        results = []
+        results: list[TensorArray] = []
         for value in session.run_with_ort_values(list(outputs), feeds, self._options):
             if value.data_type() == "tensor(bfloat16)":
                 raw = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
@@ -159,7 +165,9 @@ class BoundOnnxModel(OnnxModel):
         tensors = all(info.datatype for info in (*self.inputs, *self.outputs))
         self._bound = bind(session, datatypes) if tensors and not self._strings else None
 
-    def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Sequence[Array]:
+    def infer(
+        self, inputs: Mapping[str, TensorArray], outputs: Sequence[str]
+    ) -> Sequence[TensorArray]:
         """`OnnxModel.infer`."""
         if self._bound is None:
             return super().infer(inputs, outputs)
@@ -303,7 +311,7 @@ def _least(info: TensorInfo) -> Array:
     return np.full([max(size, 1) for size in info.shape], empty, NUMPY[info.datatype])
 
 
-def _to_str(name: str, array: Array) -> Array:
+def _to_str(name: str, array: TensorArray) -> Array:
     """ONNX Runtime's strings are text; it would take `bytes` for what Python prints of them."""
     try:
         texts = list(map(bytes.decode, array.ravel().tolist()))
@@ -312,14 +320,10 @@ def _to_str(name: str, array: Array) -> Array:
             f"input '{name}' holds an element that is not UTF-8,"
             f" which an ONNX model needs: {error.reason}"
         ) from None
-    return _objects(texts, array)
+    result = np.empty(len(texts), object)
+    result[:] = texts
+    return result.reshape(array.shape)
 
 
-def _to_bytes(array: Array) -> Array:
-    return _objects(list(map(str.encode, array.ravel().tolist())), array)
-
-
-def _objects(elements: list[str] | list[bytes], like: Array) -> Array:
-    result = np.empty(len(elements), object)
-    result[:] = elements
-    return result.reshape(like.shape)
+def _to_bytes(array: Array) -> TensorArray:
+    return bytes_array(list(map(str.encode, array.ravel().tolist())), array.shape)

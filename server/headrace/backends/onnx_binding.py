@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime as ort
 
 from headrace.core.datatypes import NUMPY, Datatype
-from headrace.core.tensors import Array
+from headrace.core.tensors import Array, TensorArray
 
 # Copies bytes of device memory, by their address, into memory of the host.
 CopyToHost = Callable[[int, memoryview], None]
@@ -46,7 +46,10 @@ class BoundRun:
         self._allocate = allocate
 
     def infer(
-        self, inputs: Mapping[str, Array], outputs: Sequence[str], options: ort.RunOptions | None
+        self,
+        inputs: Mapping[str, TensorArray],
+        outputs: Sequence[str],
+        options: ort.RunOptions | None,
     ) -> list[Array]:
         """Run the graph; arrays in the order of `outputs`. Raises whatever the run raises."""
         # One for each run: it holds what is bound for as long as it is there.

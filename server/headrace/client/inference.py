@@ -16,7 +16,7 @@ from headrace.client.errors import BadAnswer
 from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
 from headrace.core.errors import ServerError
 from headrace.core.tensors import Array, Buffer, Tensor, raw_bytes
-from headrace.wire.bytes_tensor import decode_bytes_tensor, encode_bytes_tensor, object_array
+from headrace.wire.bytes_tensor import decode_bytes_tensor, object_array
 
 JSON_SIZE = "inference-header-content-length"
 Parameter = str | int | float | bool
@@ -145,9 +145,7 @@ def _text(item: object) -> bytes:
 
 
 def _raw(tensor: Tensor) -> Buffer:
-    if tensor.datatype is Datatype.BYTES:
-        return encode_bytes_tensor(tensor.array)
-    return raw_bytes(tensor.array.astype(NUMPY[tensor.datatype], copy=False))
+    return raw_bytes(np.asarray(tensor.array, NUMPY[tensor.datatype]))
 
 
 def _tensor(name: str, datatype: Datatype, shape: list[int], raw: memoryview) -> Tensor:

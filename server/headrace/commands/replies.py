@@ -95,9 +95,9 @@ def _file_name(output: str) -> str:
 def _plain(tensor: Tensor) -> Array:
     """An array that .npy can hold."""
     if tensor.datatype is Datatype.BF16:
-        return tensor.array.astype(np.float32)  # the same values
+        return np.asarray(tensor.array).astype(np.float32)  # the same values
     if tensor.datatype is not Datatype.BYTES:
-        return tensor.array
+        return np.asarray(tensor.array)
     items: list[bytes] = tensor.array.ravel().tolist()
     if any(item.endswith(b"\0") for item in items):
         raise CommandFailed(
@@ -127,7 +127,7 @@ def _json_value(item: Any) -> Any:
 
 
 def _array_lines(tensor: Tensor, width: int) -> list[str]:
-    array = tensor.array
+    array = np.asarray(tensor.array)
     form: Any = None
     if tensor.datatype is Datatype.BYTES:
         texts: list[str] = [
@@ -150,7 +150,7 @@ def _array_lines(tensor: Tensor, width: int) -> list[str]:
 
 def _class_lines(tensor: Tensor) -> list[str]:
     """Rows of `score:index` or `score:index:label`, the best first."""
-    rows: list[list[bytes]] = tensor.array.reshape(-1, tensor.array.shape[-1]).tolist()
+    rows: list[list[bytes]] = np.asarray(tensor.array).reshape(-1, tensor.array.shape[-1]).tolist()
     lines: list[str] = []
     for number, row in enumerate(rows):
         if len(rows) > 1:

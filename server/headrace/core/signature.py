@@ -12,7 +12,7 @@ from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.requests import InferRequest
 from headrace.core.shapes import brackets
-from headrace.core.tensors import Array, Tensor
+from headrace.core.tensors import Tensor, TensorArray
 
 Shape = tuple[int, ...]
 _KNOWN = 1024  # kinds of request that a signature remembers
@@ -46,6 +46,7 @@ class Signature:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     decoupled: bool = False
+    texts: tuple[str, ...] = field(init=False, repr=False, compare=False)  # inputs of BYTES
     _inputs: dict[str, TensorSpec] = field(init=False, repr=False, compare=False)
     _outputs: dict[str, TensorSpec] = field(init=False, repr=False, compare=False)
     _required: int = field(init=False, repr=False, compare=False)
@@ -55,6 +56,8 @@ class Signature:
     def __post_init__(self) -> None:
         required = [spec for spec in self.inputs if not spec.optional]
         uniform = len(required) == len(self.inputs) and all(-1 not in s.dims for s in self.inputs)
+        texts = tuple(spec.name for spec in self.inputs if spec.datatype is Datatype.BYTES)
+        object.__setattr__(self, "texts", texts)
         object.__setattr__(self, "_inputs", {spec.name: spec for spec in self.inputs})
         object.__setattr__(self, "_outputs", {spec.name: spec for spec in self.outputs})
         object.__setattr__(self, "_required", len(required))
@@ -228,7 +231,7 @@ def relabel(shape: Shape, source: Shape, target: Shape) -> Shape:
     return tuple(next(sizes) if d == -1 else d for d in target)
 
 
-def reshaped(array: Array, spec: TensorSpec, batches: bool, to_model: bool) -> Array:
+def reshaped(array: TensorArray, spec: TensorSpec, batches: bool, to_model: bool) -> TensorArray:
     """`array` with its row shape relabelled between what clients see and what the model sees."""
     if spec.reshape is None:
         return array

@@ -7,13 +7,15 @@ from typing import Any, cast
 
 import numpy as np
 
+from headrace.core.bytes_array import COPIED, BytesArray
 from headrace.core.datatypes import ITEM_SIZES, NUMPY, Datatype, Elsewhere
 from headrace.core.errors import InvalidRequest
 from headrace.core.shapes import brackets
+from headrace.workers.bytes_elements import join
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Buffer = bytes | memoryview
-_COPIED = 4096  # bytes up to which a copy costs less than a view
+TensorArray = Array | BytesArray  # BYTES are undecoded, or objects in an array
 
 # Not frozen: a frozen dataclass takes three times as long to build, and every request builds
 # several. Nothing in the server assigns to a tensor after it was made.
@@ -25,7 +27,7 @@ class Tensor:
 
     name: str
     datatype: Datatype
-    array: Array
+    array: TensorArray
 
     @classmethod
     def from_bytes(
@@ -83,8 +85,21 @@ def elsewhere(name: str, datatype: Datatype, shape: Sequence[int]) -> Tensor:
     return Tensor(name, cast(Datatype, Elsewhere(datatype.value)), np.empty(shape, "V0"))
 
 
-def raw_bytes(array: Array) -> Buffer:
-    """An array of a fixed-size datatype as bytes in row-major order; large ones as a view."""
-    if array.nbytes <= _COPIED or not array.flags.c_contiguous:
+def concatenated(parts: Sequence[TensorArray]) -> TensorArray:
+    """Arrays of one datatype and row shape behind one another, undecoded if any of them is."""
+    if any(isinstance(part, BytesArray) for part in parts):
+        data = b"".join(map(raw_bytes, parts))
+        return BytesArray(data, (sum(map(len, parts)), *parts[0].shape[1:]))
+    result: Array = np.concatenate(parts)
+    return result
+
+
+def raw_bytes(array: TensorArray) -> Buffer:
+    """The elements of an array as the protocol has them in binary; large ones as a view."""
+    if isinstance(array, BytesArray):
+        return array.data
+    if array.dtype.hasobject:
+        return join(array.ravel().tolist())
+    if array.nbytes <= COPIED or not array.flags.c_contiguous:
         return array.tobytes()
     return array.reshape(-1).view(np.uint8).data

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Iterable
 from time import monotonic_ns
 
+from headrace.core.bytes_array import BytesArray
 from headrace.core.errors import ServerError
 from headrace.core.requests import InferRequest, InferResponse, Ticket
 from headrace.core.tensors import Tensor
@@ -153,7 +154,9 @@ def _tight(now: int, most: int) -> bool:
 def _read_only(tensors: Iterable[Tensor]) -> dict[str, Tensor]:
     result: dict[str, Tensor] = {}
     for tensor in tensors:
-        array = tensor.array.view()
-        array.flags.writeable = False
+        array = tensor.array
+        if not isinstance(array, BytesArray):  # which cannot be written anyway
+            array = array.view()
+            array.flags.writeable = False
         result[tensor.name] = Tensor(tensor.name, tensor.datatype, array)
     return result

@@ -28,10 +28,10 @@ from headrace.core.requests import (
     Ticket,
     name_backend,
 )
-from headrace.core.tensors import Array, Buffer, Tensor, elsewhere, raw_bytes
+from headrace.core.tensors import Array, Tensor, elsewhere, raw_bytes
 from headrace.engine.doors import DoorSink
 from headrace.engine.regions import Region, Regions
-from headrace.wire.bytes_tensor import decode_bytes_tensor, encode_bytes_tensor
+from headrace.wire.bytes_tensor import decode_bytes_tensor
 from headrace.wire.compression import too_large
 from headrace.wire.status import INTERNAL_TEXT
 
@@ -220,9 +220,7 @@ class SharedCall:
                 outputs.append(tensor)
                 continue
             region, offset, room = place
-            array = tensor.array
-            bytes_tensor = tensor.datatype is Datatype.BYTES
-            raw: Buffer = encode_bytes_tensor(array) if bytes_tensor else raw_bytes(array)
+            raw = raw_bytes(tensor.array)
             if len(raw) > room:
                 raise ExecutionFailed(
                     f"shared memory size specified with the request for output '{tensor.name}'"
@@ -230,7 +228,7 @@ class SharedCall:
                 )
             total += len(raw)
             copies.append(partial(region.write, memoryview(raw), offset))
-            outputs.append(elsewhere(tensor.name, tensor.datatype, array.shape))
+            outputs.append(elsewhere(tensor.name, tensor.datatype, tensor.array.shape))
         response.outputs = outputs
         return copies, total
 

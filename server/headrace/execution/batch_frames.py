@@ -1,6 +1,7 @@
 """Batches as frames, and what a worker sends back as outcomes: no process, no I/O."""
 
 import json
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic_ns
@@ -8,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from headrace.core.bytes_array import COPIED, BytesArray
 from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
 from headrace.core.errors import (
     AlreadyExists,
@@ -22,10 +24,11 @@ from headrace.core.errors import (
 )
 from headrace.core.requests import InferRequest
 from headrace.core.signature import Signature, reshaped
-from headrace.core.tensors import Array, Tensor, raw_bytes
+from headrace.core.tensors import Array, Tensor, TensorArray, raw_bytes
 from headrace.core.trace_context import TRACE_PARAMETER
 from headrace.scheduling.batch import Answer, Batch, Deferral, Outcome, Part, Pending
-from headrace.workers.elements import Buffer, decode_bytes, encode_bytes
+from headrace.workers.bytes_elements import walk
+from headrace.workers.elements import Buffer
 from headrace.workers.frames import BatchMeta, BrokenFrame, offsets, unpack_result
 
 _FORMS = 1000  # that are remembered
@@ -40,7 +43,7 @@ class _Plan(NamedTuple):
     """What batches have in common: the number of their form, and their inputs."""
 
     form: int
-    inputs: list[tuple[str, Datatype]]
+    inputs: list[str]
 
 
 class BatchFrames:
@@ -71,13 +74,10 @@ class BatchFrames:
         """
         pendings = batch.pendings
         plan = self._plan(batch, pendings[0].request.inputs)
-        blocks: list[list[Buffer]] = []
-        for name, datatype in plan.inputs:
-            arrays = [pending.request.inputs[name].array for pending in pendings]
-            if datatype is Datatype.BYTES:
-                blocks.append([encode_bytes(array) for array in arrays])
-            else:
-                blocks.append([raw_bytes(array) for array in arrays])
+        blocks: list[list[Buffer]] = [
+            [raw_bytes(pending.request.inputs[name].array) for pending in pendings]
+            for name in plan.inputs
+        ]
         rows = [pending.rows for pending in pendings]
         ids = [pending.request.id for pending in pendings]
         return BatchMeta(number, plan.form, rows, ids, _extras(pendings), []), blocks
@@ -108,7 +108,7 @@ class BatchFrames:
             "batches": signature.batches,
         }  # fmt: skip
         self._tell(json.dumps(document).encode())
-        plan = self._plans[key] = _Plan(form, [(name, datatype) for name, datatype, _ in heads])
+        plan = self._plans[key] = _Plan(form, [name for name, _, _ in heads])
         return plan
 
     def result(self, sent: int, batch: Batch, meta: bytes, data: Buffer, size: int) -> Outcome:
@@ -163,7 +163,7 @@ def _answer(told: dict[str, Any], places: _Places, data: Buffer) -> Answer:
         return Deferral.AGAIN
     if "error" in told:
         return model_error(*told["error"])
-    arrays: dict[str, Array] = {}
+    arrays: dict[str, TensorArray] = {}
     for name, datatype, shape in told["outputs"]:
         start, nbytes = places.popleft()
         arrays[str(name)] = read_array(BY_NAME[datatype], tuple(shape), data, start, nbytes)
@@ -208,10 +208,15 @@ def wrong_parameter(parameters: dict[str, Any]) -> ExecutionFailed | None:
 
 def read_array(
     datatype: Datatype, shape: tuple[int, ...], data: Buffer, start: int, size: int
-) -> Array:
+) -> TensorArray:
     """An array of what a worker has sent; raises `ValueError` if it does not fit."""
     if datatype is Datatype.BYTES:
-        return decode_bytes(memoryview(data)[start : start + size], shape)
+        raw: bytes | memoryview = memoryview(data)[start : start + size]
+        if size <= COPIED:
+            raw = bytes(raw)
+        if walk(raw, math.prod(shape)) != (math.prod(shape), size):
+            raise ValueError(f"{size} bytes for {datatype} of shape {list(shape)}")
+        return BytesArray(raw, shape)
     array: Array = np.ndarray(shape, NUMPY[datatype], data, start)
     if array.nbytes != size:
         raise ValueError(f"{size} bytes for {datatype} of shape {list(shape)}")

@@ -29,7 +29,7 @@ from headrace.core.errors import (
 )
 from headrace.core.model_spec import LoadSpec
 from headrace.core.signature import Signature, TensorSpec, reshaped
-from headrace.core.tensors import Array
+from headrace.core.tensors import Array, TensorArray
 from headrace.execution.batch_frames import (
     failed_to_process,
     model_error,
@@ -121,7 +121,7 @@ class LoadedInProcess(InServer):
             self._imports.forget()
             raise self._load_failed(error) from error
 
-    def infer(self, inputs: Mapping[str, Array], outputs: object) -> list[Array]:
+    def infer(self, inputs: Mapping[str, TensorArray], outputs: object) -> list[TensorArray]:
         """Not here: it gets whole batches."""
         raise NotImplementedError
 
@@ -207,15 +207,15 @@ def _requests(batch: Batch) -> list[pb.InferenceRequest]:
     return requests
 
 
-def _given(array: Array, spec: TensorSpec, signature: Signature) -> Array:
+def _given(array: TensorArray, spec: TensorSpec, signature: Signature) -> Array:
     """An input as the model sees it: read-only, aligned, in its own shape."""
-    array = reshaped(array, spec, signature.batches, to_model=True)
+    given: Array = np.asarray(reshaped(array, spec, signature.batches, to_model=True))
     if spec.datatype is Datatype.BF16:
-        array = array.view(np.uint16)  # its bits, since numpy has no such type
-    if not array.flags.aligned:
-        array = array.copy()
-    array.setflags(write=False)
-    return array
+        given = given.view(np.uint16)  # its bits, since numpy has no such type
+    if not given.flags.aligned:
+        given = given.copy()
+    given.setflags(write=False)
+    return given
 
 
 class _NoSenders:

@@ -10,7 +10,7 @@ from headrace.core.errors import InvalidOption, LoadFailed
 from headrace.core.model_spec import LoadSpec
 from headrace.core.numbers import whole_number
 from headrace.core.signature import Signature
-from headrace.core.tensors import Array
+from headrace.core.tensors import TensorArray
 from headrace.execution.environments.resolve import environment_of
 from headrace.execution.host import Host
 from headrace.execution.model_kinds import InWorker
@@ -105,7 +105,7 @@ class LoadedWorker(InWorker):
         """What looks after the workers of such models behind a scheduler."""
         return WorkerSet(signature, scheduler, host, loop, changed)
 
-    def infer(self, inputs: Mapping[str, Array], outputs: object) -> list[Array]:
+    def infer(self, inputs: Mapping[str, TensorArray], outputs: object) -> list[TensorArray]:
         """Not here: a worker gets whole batches."""
         raise NotImplementedError
 

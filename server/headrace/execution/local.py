@@ -7,7 +7,7 @@ GIL while it computes.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
@@ -24,10 +24,15 @@ log = logging.getLogger(__name__)
 
 _REST_SECS = 10.0  # without a batch, after which memory that is kept for further ones is given back
 Done = Callable[[Instance, Batch, Outcome], None]
+# BYTES elements of a batch, and bytes of them, up to which they become objects on the event loop:
+# that takes about half a microsecond each, and the hop to a thread a hundred times that.
+_MOST_ELEMENTS, _MOST_BYTES = 1000, 1 << 20
 
 
 class LocalInstance:
     """Runs batches of one loaded model, inline or on its own thread.
+
+    Batches with many BYTES elements run on the thread in any case.
 
     The scheduler gives it one batch at a time, so the model is never run by two threads at once,
     also not when `auto` moves it from one kind to the other.
@@ -75,7 +80,8 @@ class LocalInstance:
         self._ran = True
         if self._looking is None:
             self._looking = self._loop.call_later(self._rest_secs, self._look)
-        if self._kind is InstanceKind.INLINE:
+        texts = batch.signature.texts
+        if self._kind is InstanceKind.INLINE and not (texts and _is_heavy(texts, batch)):
             self._report(batch, done, self._run_batch(batch))
             return
         if self._thread is None:
@@ -150,3 +156,16 @@ class LocalInstance:
         if auto.observe(outcome.computed - outcome.started):
             self._kind = auto.kind
             log.info("instance %s now runs %s by its measured cost", self.name, self._kind)
+
+
+def _is_heavy(texts: Sequence[str], batch: Batch) -> bool:
+    """Whether the BYTES inputs of these names are too much for the event loop."""
+    elements = nbytes = 0
+    for pending in batch.pendings:
+        inputs = pending.request.inputs
+        for name in texts:
+            if name in inputs:
+                array = inputs[name].array
+                elements += array.size
+                nbytes += array.nbytes
+    return elements > _MOST_ELEMENTS or nbytes > _MOST_BYTES

@@ -7,7 +7,7 @@ done with ends with the process.
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.core.datatypes import BY_NAME, Datatype
+from headrace.core.datatypes import BY_NAME
 from headrace.core.errors import Cancelled, ExecutionFailed, ServerError
 from headrace.core.requests import InferRequest, InferResponse, Ticket
 from headrace.core.tensors import Tensor, raw_bytes
@@ -16,7 +16,7 @@ from headrace.execution.batch_frames import ERRORS, read_array
 from headrace.execution.host import Host
 from headrace.execution.worker import WorkerProcess
 from headrace.scheduling.batch import Batch
-from headrace.workers.elements import Buffer, encode_bytes
+from headrace.workers.elements import Buffer
 from headrace.workers.frames import Kind, offsets
 
 _MOST_UNSENT = 32  # frames that wait for a worker, from which on other models' responses pause
@@ -35,8 +35,7 @@ class _CallSink:
         outputs = []
         for tensor in response.outputs:
             outputs.append((tensor.name, tensor.datatype, tensor.array.shape))
-            strings = tensor.datatype is Datatype.BYTES
-            blocks.append([encode_bytes(tensor.array) if strings else raw_bytes(tensor.array)])
+            blocks.append([raw_bytes(tensor.array)])
         told = {"outputs": outputs, "parameters": response.parameters}
         self._calls.reply(self._number, final, {"response": told}, blocks)
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from time import monotonic_ns
-from typing import Protocol
+from typing import Any, Protocol
 
 from headrace.core.model_spec import TensorInfo
-from headrace.core.tensors import Array
+from headrace.core.tensors import TensorArray
 from headrace.scheduling.batch import Batch, Outcome, Room
 
 
@@ -24,8 +24,11 @@ class LoadedModel(Protocol):
     def file_bytes(self) -> int:
         """Size of the files whose content is in this process now; 0 if that is not known."""
 
-    def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Sequence[Array]:
-        """Run the model once; arrays in the order of `outputs`. May raise anything."""
+    def infer(self, inputs: Mapping[str, Any], outputs: Sequence[str]) -> Sequence[TensorArray]:
+        """Run the model once; arrays in the order of `outputs`. May raise anything.
+
+        `inputs` are arrays; those of BYTES may be undecoded.
+        """
 
     def rest(self) -> None:
         """Give back what is kept for further batches, after a while without any."""
@@ -37,7 +40,7 @@ class LoadedModel(Protocol):
 def run(model: LoadedModel, batch: Batch, room: Room | None = None) -> Outcome:
     """Gather the inputs of `batch` and run them. Never raises: a failure is an outcome too."""
     started = gathered = monotonic_ns()
-    arrays: Sequence[Array] = ()
+    arrays: Sequence[TensorArray] = ()
     error: Exception | None = None
     try:
         inputs = batch.gather(room)

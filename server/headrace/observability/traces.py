@@ -6,8 +6,9 @@ Times are nanoseconds of the monotonic clock. Their names are Triton's, so that 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from headrace.core.bytes_array import BytesArray
 from headrace.core.datatypes import Datatype
-from headrace.core.tensors import Array, Tensor, elsewhere
+from headrace.core.tensors import Tensor, TensorArray, elsewhere
 from headrace.core.trace_context import TraceContext
 from headrace.observability.trace_settings import Sampler
 
@@ -76,10 +77,10 @@ class Trace:
             self.tensors.append((activity, kept))
 
 
-def _size(datatype: Datatype, array: Array, most: int) -> int:
+def _size(datatype: Datatype, array: TensorArray, most: int) -> int:
     """What a tensor takes; of strings that are too many for `most` bytes, only a part of it."""
     size: int = array.nbytes
-    if datatype is Datatype.BYTES and 0 < size <= most:
+    if datatype is Datatype.BYTES and 0 < size <= most and not isinstance(array, BytesArray):
         size += sum(map(len, array.ravel().tolist())) + _OBJECT * array.size
     return size
 

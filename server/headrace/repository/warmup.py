@@ -155,10 +155,10 @@ def _numbers(raw: bytes, datatype: Datatype, shape: Shape, requests: int) -> tup
 def _texts(raw: bytes, shape: Shape, requests: int) -> tuple[Array, ...]:
     """Elements with their lengths before them, as clients send them."""
     try:
-        return (decode_bytes_tensor("", shape, raw).array,)
+        return (np.asarray(decode_bytes_tensor("", shape, raw).array),)
     except InvalidRequest as error:
         try:
-            return tuple(decode_bytes_tensor("", (requests, *shape), raw).array)
+            return tuple(np.asarray(decode_bytes_tensor("", (requests, *shape), raw).array))
         except InvalidRequest:
             text = str(error).replace(" for inference input ''", "")
             raise InvalidRequest(text) from None

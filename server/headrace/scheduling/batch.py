@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from headrace.core.datatypes import NUMPY
+from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import ExecutionFailed, ServerError
 from headrace.core.requests import (
     InferRequest,
@@ -19,7 +19,7 @@ from headrace.core.requests import (
 )
 from headrace.core.shapes import brackets
 from headrace.core.signature import Signature, TensorSpec, reshaped
-from headrace.core.tensors import Array, Tensor
+from headrace.core.tensors import Array, Tensor, TensorArray, concatenated
 
 if TYPE_CHECKING:
     from headrace.scheduling.batcher import Batcher
@@ -97,7 +97,7 @@ class NotStarted(Exception):
 class Part:
     """What an execution gave for one request alone: some of its outputs, by name."""
 
-    arrays: Mapping[str, Array]
+    arrays: Mapping[str, TensorArray]
     parameters: dict[str, Parameter]
 
     def response_to(
@@ -165,7 +165,7 @@ class Outcome:
     `parts`, where they are there, are for each request what it gets, instead of `arrays`.
     """
 
-    arrays: Sequence[Array]
+    arrays: Sequence[TensorArray]
     error: Exception | None
     started: int
     gathered: int
@@ -184,10 +184,10 @@ class Batch:
         self.rows = pendings[0].rows if len(pendings) == 1 else sum(p.rows for p in pendings)
         self.outputs = _wanted(signature, pendings)
 
-    def gather(self, room: "Room | None" = None) -> dict[str, Array]:
+    def gather(self, room: "Room | None" = None) -> dict[str, TensorArray]:
         """The inputs as the model sees them; concatenated, in `room`, only if they are several."""
         signature, pendings = self.signature, self.pendings
-        arrays: dict[str, Array] = {}
+        arrays: dict[str, TensorArray] = {}
         for spec in signature.inputs:
             name = spec.name
             if name not in pendings[0].request.inputs:
@@ -195,13 +195,16 @@ class Batch:
             if len(pendings) == 1:
                 array = pendings[0].request.inputs[name].array
             else:
-                parts = [p.request.inputs[name].array for p in pendings]
-                place = room.place(name, parts, self.rows) if room is not None else None
-                array = np.concatenate(parts, out=place)
+                parts: list[Any] = [p.request.inputs[name].array for p in pendings]
+                if spec.datatype is Datatype.BYTES:
+                    array = concatenated(parts)
+                else:
+                    place = room.place(name, parts, self.rows) if room is not None else None
+                    array = np.concatenate(parts, out=place)
             arrays[name] = reshaped(array, spec, signature.batches, to_model=True)
         return arrays
 
-    def split(self, arrays: Sequence[Array]) -> list[list[Tensor]]:
+    def split(self, arrays: Sequence[TensorArray]) -> list[list[Tensor]]:
         """Each request's own outputs, as views.
 
         Raises `ExecutionFailed` if the model broke its signature.
@@ -331,7 +334,7 @@ def _wanted(signature: Signature, pendings: list[Pending]) -> tuple[TensorSpec, 
     return tuple(spec for spec in signature.outputs if spec.name in wanted)
 
 
-def _output(signature: Signature, spec: TensorSpec, array: Array, rows: int | None) -> Tensor:
+def _output(signature: Signature, spec: TensorSpec, array: TensorArray, rows: int | None) -> Tensor:
     """A model's output as a tensor that fits its declaration; of any number of rows for None."""
     if rows is None and signature.batches and array.ndim:
         rows = array.shape[0]

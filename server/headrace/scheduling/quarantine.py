@@ -24,15 +24,14 @@ from weakref import ref
 
 from headrace.core.errors import Quarantined, WorkerDied
 from headrace.core.requests import InferRequest, Parameter
-from headrace.core.tensors import Array, raw_bytes
+from headrace.core.tensors import TensorArray, raw_bytes
 from headrace.core.trace_context import TRACE_PARAMETER
 from headrace.scheduling.batch import Answer, Batch, Deferral, NotStarted, Outcome, Pending
 
 DEATHS = 2  # from which on an input is refused, unless a model's configuration says otherwise
 _CASES = 1024
 _HOUR_NS = 3_600 * 10**9
-_ENDS = 16  # elements at each end of a tensor that a sketch looks at
-_PIECE = 64  # bytes of each, where they are of any length
+_ENDS = 128  # bytes at each end of a tensor that a sketch looks at
 
 
 @dataclass(slots=True)
@@ -191,15 +190,10 @@ def _parameters(request: InferRequest) -> list[tuple[str, Parameter]]:
     return sorted(item for item in request.parameters.items() if item[0] != TRACE_PARAMETER)
 
 
-def _ends(array: Array) -> bytes:
-    """The first and the last few elements."""
-    if array.size <= 2 * _ENDS:
-        parts = [array.ravel()]
-    else:
-        parts = [array.flat[:_ENDS], array.flat[array.size - _ENDS :]]
-    if array.dtype != object:
-        return b"".join([part.tobytes() for part in parts])
-    return b"".join([bytes(element[:_PIECE]) for part in parts for element in part.tolist()])
+def _ends(array: TensorArray) -> bytes:
+    """The first and the last few bytes."""
+    raw = raw_bytes(array)
+    return bytes(raw[:_ENDS]) + bytes(raw[-_ENDS:])
 
 
 def _digest(request: InferRequest) -> bytes:
@@ -209,10 +203,5 @@ def _digest(request: InferRequest) -> bytes:
     for name in sorted(inputs):
         array = inputs[name].array
         result.update(f"{name!r} {inputs[name].datatype.value} {array.shape} ".encode())
-        if array.dtype != object:
-            result.update(raw_bytes(array))
-            continue
-        for element in array.ravel().tolist():
-            result.update(b"%d:" % len(element))
-            result.update(element)
+        result.update(raw_bytes(array))
     return result.digest()

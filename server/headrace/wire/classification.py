@@ -49,7 +49,7 @@ def classify(tensor: Tensor, count: int, labels: Sequence[str], batches: bool) -
     Raises `InvalidRequest` for a datatype that has no classes, and for a tensor of over a million
     elements.
     """
-    datatype, array = tensor.datatype, tensor.array
+    datatype, array = tensor.datatype, np.asarray(tensor.array)
     if datatype in _UNSUPPORTED:
         raise InvalidRequest(
             f"class result not available for output '{tensor.name}'"

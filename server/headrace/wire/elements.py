@@ -5,6 +5,7 @@ accept `"1"` for a number, `1.5` for an integer (cutting it) and `null` for NaN.
 """
 
 import json
+from collections.abc import Sequence
 from itertools import chain, zip_longest
 from math import prod
 from struct import error as StructError
@@ -14,11 +15,11 @@ from typing import Any
 import numpy as np
 import orjson
 
+from headrace.core.bytes_array import bytes_array
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.shapes import brackets
 from headrace.core.tensors import MAX_RANK, Tensor, element_count
-from headrace.wire.bytes_tensor import object_array
 
 MAX_DEPTH = 100
 
@@ -154,14 +155,14 @@ def tensor_from_flat(item: dict[str, Any]) -> Tensor | None:
 
 
 def tensor_from_values(
-    name: str, datatype: Datatype, shape: list[int], values: list[Any]
+    name: str, datatype: Datatype, shape: list[int], values: Sequence[Any]
 ) -> Tensor:
-    """The tensor of a flat list of as many values, of the right type, as `shape` asks for.
+    """The tensor of as many values in a row, of the right type, as `shape` asks for.
 
     Raises `InvalidRequest` for numbers out of the datatype's range.
     """
     if datatype is Datatype.BYTES:
-        return Tensor(name, datatype, object_array(values, shape))
+        return Tensor(name, datatype, bytes_array(values, shape))
     count = len(values)
     try:
         if count <= _SHORT and datatype in _CODES:
@@ -186,10 +187,9 @@ def json_elements(tensor: Tensor) -> bytes:
     binary.
     """
     datatype = tensor.datatype
-    array = tensor.array.ravel()
     if datatype is Datatype.BYTES:
         try:
-            return orjson.dumps(list(map(bytes.decode, array.tolist())))
+            return orjson.dumps(list(map(bytes.decode, tensor.array.ravel().tolist())))
         except UnicodeDecodeError:
             raise InvalidRequest(
                 f"output '{tensor.name}' holds bytes that are not UTF-8 and cannot be sent as JSON."
@@ -200,6 +200,7 @@ def json_elements(tensor: Tensor) -> bytes:
             f"sending {datatype} data via JSON is not supported."
             f" Please use the binary data format for output '{tensor.name}'"
         )
+    array = np.asarray(tensor.array).ravel()
     text = orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
     if b"n" not in text:
         return text

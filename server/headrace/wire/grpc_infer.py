@@ -17,8 +17,8 @@ from headrace.core.requests import (
     Stretch,
 )
 from headrace.core.signature import quoted
-from headrace.core.tensors import Buffer, Tensor, element_count
-from headrace.wire.bytes_tensor import decode_bytes_tensor, encode_bytes_tensor
+from headrace.core.tensors import Buffer, Tensor, element_count, raw_bytes
+from headrace.wire.bytes_tensor import decode_bytes_tensor
 from headrace.wire.classification import check_class_count
 from headrace.wire.elements import tensor_from_values
 from headrace.wire.parameters import split_parameters
@@ -180,11 +180,7 @@ def encode_infer(response: InferResponse) -> pb.ModelInferResponse:
         message.outputs.add(
             name=tensor.name, datatype=tensor.datatype.value, shape=tensor.array.shape
         )
-        message.raw_output_contents.append(
-            encode_bytes_tensor(tensor.array)
-            if tensor.datatype is Datatype.BYTES
-            else tensor.array.tobytes()
-        )
+        message.raw_output_contents.append(bytes(raw_bytes(tensor.array)))
     for name, value in response.parameters.items():
         set_parameter(message, name, value)
     return message
@@ -243,7 +239,7 @@ def _from_contents(
             f"unexpected explicit tensor data for input tensor '{name}' for model '{model}' of type"
             f" '{datatype}', expected {expected}, got {' and '.join(filled)}"
         )
-    values: list[Any] = list(getattr(item.contents, expected))
+    values: Sequence[Any] = getattr(item.contents, expected)
     shape = list(item.shape)
     if len(values) != (count := element_count(name, shape)):
         if datatype is Datatype.BYTES:

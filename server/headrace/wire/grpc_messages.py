@@ -20,7 +20,7 @@ from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.requests import InferRequest, InferResponse, OpaqueRequest
 from headrace.core.tensors import Array, Buffer, Tensor, raw_bytes
-from headrace.wire.bytes_tensor import decode_bytes_tensor, encode_bytes_tensor
+from headrace.wire.bytes_tensor import decode_bytes_tensor
 from headrace.wire.grpc_infer import (
     MAX_FIELDS,
     decode_infer,
@@ -299,7 +299,7 @@ class InferWriter:
             pieces.append(heads[-1])
         for tensor, head in zip(outputs, heads, strict=False):
             if tensor.datatype is Datatype.BYTES:
-                data = encode_bytes_tensor(tensor.array)
+                data = raw_bytes(tensor.array)
                 pieces += (head, b"\x32" + varint(len(data)), data)
             else:
                 pieces += (head, raw_bytes(tensor.array))

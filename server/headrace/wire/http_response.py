@@ -11,7 +11,6 @@ import orjson
 from headrace.core.datatypes import Datatype
 from headrace.core.requests import InferResponse
 from headrace.core.tensors import Buffer, raw_bytes
-from headrace.wire.bytes_tensor import encode_bytes_tensor
 from headrace.wire.elements import json_elements
 from headrace.wire.parameters import json_parameters
 
@@ -39,8 +38,7 @@ class ResponseForm:
         for tensor in response.outputs:
             array = tensor.array
             if self.named.get(tensor.name, self.binary):
-                bytes_tensor = tensor.datatype is Datatype.BYTES
-                raw = encode_bytes_tensor(array) if bytes_tensor else raw_bytes(array)
+                raw = raw_bytes(array)
                 parts += (
                     _tensor_text(tensor.name, tensor.datatype, array.shape),
                     b'"parameters":{"binary_data_size":%d}},' % len(raw),

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import orjson
 
+from headrace.core.bytes_array import BytesArray
 from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
 from headrace.core.errors import InvalidRequest, ServerError
 from headrace.core.requests import (
@@ -27,7 +28,6 @@ from headrace.core.requests import (
     Timing,
 )
 from headrace.core.tensors import Array, Buffer, Tensor, element_count, elsewhere, raw_bytes
-from headrace.wire.bytes_tensor import decode_bytes_tensor, encode_bytes_tensor
 from headrace.wire.link_frames import BrokenLink
 from headrace.wire.link_opaque import request_fields, request_kind
 from headrace.wire.status import STATUS
@@ -132,15 +132,9 @@ def _add_tensors(pieces: list[Buffer], tensors: Any) -> tuple[tuple[Any, ...], .
     layout = []
     for tensor in tensors:
         array = tensor.array
-        datatype = tensor.datatype
-        if datatype is Datatype.BYTES:
-            raw: Buffer = encode_bytes_tensor(array)
-            size = len(raw)
-        else:
-            raw = raw_bytes(array)
-            size = array.nbytes
+        raw = raw_bytes(array)
         pieces.append(raw)
-        layout.append((tensor.name, datatype, array.shape, size))
+        layout.append((tensor.name, tensor.datatype, array.shape, len(raw)))
     return tuple(layout)
 
 
@@ -358,7 +352,9 @@ def _tensors(layout: Layout, buffer: Buffer, position: int, stop: int) -> list[T
         if end > stop:
             raise BrokenLink("the tensors are longer than their frame")
         if datatype is Datatype.BYTES:
-            tensors.append(decode_bytes_tensor(name, shape, memoryview(buffer)[position:end]))
+            # Whoever has received the elements, at the other end, has checked them.
+            texts = BytesArray(memoryview(buffer)[position:end], shape)
+            tensors.append(Tensor(name, datatype, texts))
         else:
             array: Array = np.ndarray(shape, dtype, buffer, position)
             tensors.append(Tensor(name, datatype, array))

@@ -9,7 +9,7 @@ import orjson
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest
-from headrace.core.tensors import MAX_RANK, Array
+from headrace.core.tensors import MAX_RANK, Array, TensorArray
 from headrace.wire.bytes_tensor import object_array
 from headrace.wire.remote_rest import array_of_json
 
@@ -35,7 +35,7 @@ def nested_json(datatype: Datatype, array: Array) -> bytes:
     return orjson.dumps(np.ascontiguousarray(array), option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def array_of_nested(name: str, datatype: Datatype, value: Any) -> Array:
+def array_of_nested(name: str, datatype: Datatype, value: Any) -> TensorArray:
     """The tensor that nested arrays are; raises `InvalidRequest`."""
     shape, values = _unnested(name, value)
     if datatype is Datatype.BYTES:

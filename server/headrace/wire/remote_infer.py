@@ -13,11 +13,12 @@ from typing import NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from headrace.core.bytes_array import BytesArray
 from headrace.core.datatypes import BY_NAME, ITEM_SIZES, NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.requests import OpaqueRequest, Parameter
-from headrace.core.tensors import Array, Buffer, Tensor, element_count, raw_bytes
-from headrace.wire.bytes_tensor import decode_bytes_tensor, encode_bytes_tensor
+from headrace.core.tensors import Buffer, Tensor, TensorArray, element_count, raw_bytes
+from headrace.wire.bytes_tensor import decode_bytes_tensor
 from headrace.wire.elements import tensor_from_values
 from headrace.wire.grpc_infer import CONTENTS, parameter_values, read_varint, set_parameter
 from headrace.wire.grpc_messages import varint
@@ -37,13 +38,13 @@ class RemoteInput(NamedTuple):
     name: str
     datatype: Datatype
     shape: tuple[int, ...]
-    parts: Sequence[Array]
+    parts: Sequence[TensorArray]
 
 
 class RemoteAnswer(NamedTuple):
     """The outputs of a response by name, its parameters, and the id of its request."""
 
-    outputs: Mapping[str, Array]
+    outputs: Mapping[str, TensorArray]
     parameters: dict[str, Parameter]
     id: str = ""
 
@@ -88,7 +89,7 @@ class RemoteMessages:
                 pieces.append(prefix)
                 pieces += [raw_bytes(part) for part in item.parts]
             else:
-                data = [encode_bytes_tensor(part) for part in item.parts]
+                data = [raw_bytes(part) for part in item.parts]
                 pieces += (RAW_INPUT + varint(sum(map(len, data))), *data)
         return pieces
 
@@ -148,7 +149,7 @@ class _Known(NamedTuple):
 
     outputs: Sequence[tuple[str, Datatype, tuple[int, ...], int]]
     parameters: dict[str, Parameter]
-    inline: Mapping[str, Array] | None
+    inline: Mapping[str, TensorArray] | None
 
 
 class AnswerReader:
@@ -170,7 +171,7 @@ class AnswerReader:
                 if len(self._known) >= _REMEMBERED:
                     self._known.clear()
                 self._known[head] = known
-        outputs: dict[str, Array] = {}
+        outputs: dict[str, TensorArray] = {}
         if known.inline is not None:
             if raw:
                 raise InvalidRequest("outputs have both typed and raw contents")
@@ -199,7 +200,7 @@ def response_in(data: Buffer) -> Buffer | None:
     return data[start:] if start and start + length == len(data) else None
 
 
-def _array(name: str, datatype: Datatype, shape: tuple[int, ...], raw: memoryview) -> Array:
+def _array(name: str, datatype: Datatype, shape: tuple[int, ...], raw: memoryview) -> TensorArray:
     if datatype is Datatype.BYTES:
         return decode_bytes_tensor(name, shape, raw).array
     return Tensor.from_bytes(name, datatype, shape, raw).array  # which says what is wrong
@@ -220,7 +221,7 @@ def _read_head(head: bytes, raw: bool) -> _Known:
         count = element_count(item.name, shape)
         size = -1 if datatype is Datatype.BYTES else count * ITEM_SIZES[datatype]
         outputs.append((item.name, datatype, shape, size))
-    inline: dict[str, Array] | None = None
+    inline: dict[str, TensorArray] | None = None
     if outputs and not raw:
         inline = {}
         for item, (name, datatype, shape, _) in zip(message.outputs, outputs, strict=True):
@@ -228,8 +229,10 @@ def _read_head(head: bytes, raw: bool) -> _Known:
             values = [] if field is None else list(getattr(item.contents, field))
             if len(values) != element_count(name, shape):
                 raise InvalidRequest(f"output '{name}' has {len(values)} values")
-            inline[name] = tensor_from_values(name, datatype, list(shape), values).array
-            inline[name].flags.writeable = False  # others may get it, too
+            array = tensor_from_values(name, datatype, list(shape), values).array
+            if not isinstance(array, BytesArray):
+                array.flags.writeable = False  # others may get it, too
+            inline[name] = array
     return _Known(outputs, parameter_values(message.parameters), inline)
 
 

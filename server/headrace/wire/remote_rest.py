@@ -14,8 +14,8 @@ import orjson
 from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.requests import Parameter
-from headrace.core.tensors import Array, Buffer, Tensor, raw_bytes
-from headrace.wire.bytes_tensor import decode_bytes_tensor, encode_bytes_tensor
+from headrace.core.tensors import Buffer, Tensor, TensorArray, concatenated, raw_bytes
+from headrace.wire.bytes_tensor import decode_bytes_tensor
 from headrace.wire.elements import flatten, json_elements, tensor_from_json
 from headrace.wire.http_infer import parse_json
 from headrace.wire.parameters import json_parameters
@@ -109,7 +109,7 @@ def read_rest_answer(body: Buffer, json_size: int | None) -> RemoteAnswer:
     document = parse_json(text)
     if type(document) is not dict or type(document.get("outputs")) is not list:
         raise InvalidRequest("not an inference response")
-    outputs: dict[str, Array] = {}
+    outputs: dict[str, TensorArray] = {}
     position = 0
     for item in document["outputs"]:
         name, datatype, shape = _head(item)
@@ -150,14 +150,12 @@ def read_metadata(body: Buffer) -> pb.ModelMetadataResponse:
 
 
 def _raw(item: RemoteInput) -> list[Buffer]:
-    if item.datatype is Datatype.BYTES:
-        return [encode_bytes_tensor(part) for part in item.parts]
     return [raw_bytes(part) for part in item.parts]
 
 
 def _json(item: RemoteInput) -> bytes:
     parts = item.parts
-    array = parts[0] if len(parts) == 1 else np.concatenate([part.ravel() for part in parts])
+    array = parts[0] if len(parts) == 1 else concatenated([part.ravel() for part in parts])
     try:
         return json_elements(Tensor(item.name, item.datatype, array))
     except InvalidRequest:
@@ -180,14 +178,16 @@ def _head(item: Any) -> tuple[str, Datatype, list[int]]:
     return name, datatype, shape
 
 
-def _from_json(item: dict[str, Any], name: str, datatype: Datatype, shape: list[int]) -> Array:
+def _from_json(
+    item: dict[str, Any], name: str, datatype: Datatype, shape: list[int]
+) -> TensorArray:
     data = item.get("data")
     if type(data) is not list:
         raise InvalidRequest(f"output '{name}' has no data")
     return array_of_json(name, datatype, shape, data)
 
 
-def array_of_json(name: str, datatype: Datatype, shape: list[int], data: list[Any]) -> Array:
+def array_of_json(name: str, datatype: Datatype, shape: list[int], data: list[Any]) -> TensorArray:
     """What another server has written as JSON, flat or nested; raises `InvalidRequest`.
 
     It may be written with less care than is asked of clients: null is taken for what is no number.
@@ -198,7 +198,7 @@ def array_of_json(name: str, datatype: Datatype, shape: list[int], data: list[An
     if type(None) in types:
         values = [np.nan if value is None else value for value in values]
     wide = Datatype.FP32 if datatype in NOT_IN_JSON else datatype
-    array = tensor_from_json(name, wide, shape, values).array
+    array = np.asarray(tensor_from_json(name, wide, shape, values).array)
     with np.errstate(over="ignore"):  # what is too large is infinite
         return array.astype(NUMPY[datatype], copy=False)
 

@@ -3,10 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from headrace.core.datatypes import Datatype
 from headrace.core.requests import Parameter
 from headrace.core.tensors import Buffer, raw_bytes
-from headrace.wire.bytes_tensor import encode_bytes_tensor
 from headrace.wire.grpc_messages import varint
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.remote_infer import RAW_INPUT, RemoteInput, write_parameters
@@ -48,8 +46,7 @@ def shared_request(
         if place is not None:
             _point(tensor, place)
             continue
-        encode = encode_bytes_tensor if item.datatype is Datatype.BYTES else raw_bytes
-        data = [encode(part) for part in item.parts]
+        data = [raw_bytes(part) for part in item.parts]
         pieces += (RAW_INPUT + varint(sum(map(len, data))), *data)
     for name in outputs:
         wanted = message.outputs.add(name=name)

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from headrace.core.datatypes import ITEM_SIZES, NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
-from headrace.core.tensors import Array, Buffer, Tensor, element_count, raw_bytes
+from headrace.core.tensors import Buffer, Tensor, TensorArray, element_count, raw_bytes
 from headrace.wire.bytes_tensor import object_array
 from headrace.wire.grpc_messages import varint
 from headrace.wire.pb import grpc_service_pb2 as pb
@@ -150,7 +150,7 @@ def _content(item: RemoteInput) -> tuple[list[Buffer], int]:
     return [head, *pieces], len(head) + size
 
 
-def _array(name: str, tensor: tf.Tensor) -> Array:
+def _array(name: str, tensor: tf.Tensor) -> TensorArray:
     datatype = _DATATYPES.get(tensor.dtype)
     if datatype is None:
         raise InvalidRequest(f"output '{name}' has the datatype {tensor.dtype}")

@@ -7,10 +7,11 @@ tensor, whose elements are a text with commas between them.
 from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 
+import numpy as np
 import orjson
 
 from headrace.core.datatypes import Datatype
-from headrace.core.tensors import Array, Tensor
+from headrace.core.tensors import Array, Tensor, TensorArray
 from headrace.observability.traces import Trace
 
 EMPTY, END = b"[", b"]"
@@ -72,13 +73,13 @@ def _tensor(
     }  # fmt: skip
 
 
-def _pieces(datatype: Datatype, array: Array) -> Iterator[str]:
+def _pieces(datatype: Datatype, array: TensorArray) -> Iterator[str]:
     """The elements, some at a time: what numpy makes of a number takes 128 bytes."""
     if not array.nbytes:  # it has no elements, or they are not here
         return
     flat = array.ravel()
     for start in range(0, flat.size, _PIECE):
-        yield _elements(datatype, flat[start : start + _PIECE])
+        yield _elements(datatype, np.asarray(flat[start : start + _PIECE]))
 
 
 def _elements(datatype: Datatype, flat: Array) -> str:

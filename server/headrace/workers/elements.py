@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from itertools import chain
-from struct import Struct
 from typing import Any
 
 import numpy as np
+
+from headrace.workers.bytes_elements import join, split
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Buffer = bytes | bytearray | memoryview
@@ -29,7 +29,6 @@ DTYPES: dict[str, np.dtype[Any]] = {
 # The bits of what numpy has no type for.
 BITS = {"BF16": np.dtype("<u2")}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_unpack_length = Struct("<I").unpack_from
 
 
 def datatype_of(dtype: np.dtype[Any]) -> str | None:
@@ -61,24 +60,9 @@ def raw(array: Array, datatype: str) -> Buffer:
     return array.reshape(-1).view(np.uint8).data
 
 
-def decode_bytes(data: memoryview, shape: Sequence[int]) -> Array:
+def decode_bytes(data: Buffer, shape: Sequence[int]) -> Array:
     """The elements of a BYTES tensor as an object array of `bytes`; raises `ValueError`."""
-    elements: list[bytes] = []
-    position, size = 0, len(data)
-    count = math.prod(shape)
-    while position < size:
-        if len(elements) == count:
-            raise ValueError("more elements than there is room for")
-        if size - position < 4:
-            raise ValueError("incomplete length of an element")
-        start = position + 4
-        position = start + _unpack_length(data, position)[0]
-        if position > size:
-            raise ValueError("incomplete element")
-        elements.append(bytes(data[start:position]))
-    array = np.empty(len(elements), object)
-    array[:] = elements
-    return array.reshape(tuple(shape))
+    return _objects(split(data, math.prod(shape)), shape)
 
 
 def encode_bytes(array: Array) -> bytes:
@@ -86,21 +70,22 @@ def encode_bytes(array: Array) -> bytes:
 
     Text is encoded as UTF-8; what is neither text nor bytes as the text that Python prints.
     """
-    elements = [_as_bytes(element) for element in array.ravel().tolist()]
-    lengths = np.fromiter(map(len, elements), "<u4", len(elements))
-    prefixes: list[bytes] = lengths.view("V4").tolist()
-    return b"".join(chain.from_iterable(zip(prefixes, elements, strict=True)))
+    return join(_as_bytes(array))
 
 
 def bytes_array(array: Array) -> Array:
     """An array of strings as a new object array of `bytes`, as `encode_bytes` understands them."""
-    elements = [_as_bytes(element) for element in array.ravel().tolist()]
-    result = np.empty(len(elements), object)
-    result[:] = elements
-    return result.reshape(array.shape)
+    return _objects(_as_bytes(array), array.shape)
 
 
-def _as_bytes(element: object) -> bytes:
-    if isinstance(element, bytes):
-        return element
-    return str(element).encode()
+def _as_bytes(array: Array) -> list[bytes]:
+    elements: list[Any] = array.ravel().tolist()
+    if set(map(type, elements)) <= {bytes}:
+        return elements
+    return [e if isinstance(e, bytes) else str(e).encode() for e in elements]
+
+
+def _objects(elements: list[bytes], shape: Sequence[int]) -> Array:
+    array = np.empty(len(elements), object)
+    array[:] = elements
+    return array.reshape(tuple(shape))

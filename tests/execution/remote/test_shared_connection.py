@@ -154,7 +154,7 @@ def request(array: Array, id: str = "") -> RemoteRequest:
 async def ask(connection: SharedConnection, value: float = 1.0) -> Array:
     """The answer to a row, which is checked."""
     answer = await infer(connection, request(row(value)), 10)
-    found = answer.outputs["Y"]
+    found: Array = np.asarray(answer.outputs["Y"])
     np.testing.assert_array_equal(found, row(value))
     return found
 

@@ -141,10 +141,12 @@ class World:
 
     def received(self, answer: RemoteAnswer) -> None:
         assert answer.parameters == {"more": 1}
-        self.told.append(int(answer.outputs["OUT"][0]))
+        self.told.append(int(np.asarray(answer.outputs["OUT"])[0]))
 
     def finished(self, answer: RemoteAnswer | None) -> None:
-        self.told.append("end" if answer is None else ("last", int(answer.outputs["OUT"][0])))
+        self.told.append(
+            "end" if answer is None else ("last", int(np.asarray(answer.outputs["OUT"])[0]))
+        )
 
     def failed(self, error: Exception) -> None:
         self.told.append(error.failure.error if isinstance(error, Lost) else error)

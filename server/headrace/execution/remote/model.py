@@ -13,7 +13,7 @@ from headrace.core.datatypes import BY_CONFIG_NUMBER, BY_NAME, BY_NUMPY
 from headrace.core.errors import Contradiction, LoadFailed
 from headrace.core.model_spec import LoadSpec, TensorInfo
 from headrace.core.signature import Signature
-from headrace.core.tensors import Array
+from headrace.core.tensors import TensorArray
 from headrace.execution.model_kinds import Elsewhere
 from headrace.execution.remote import policies
 from headrace.execution.remote.connection import (
@@ -297,13 +297,17 @@ class RemoteModel(Elsewhere):
         assert isinstance(dialect, GrpcDialect)  # the options see to that
         return SharedConnection(endpoint, dialect, FixedSizes.of(signature))
 
-    def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Sequence[Array]:
+    def infer(
+        self, inputs: Mapping[str, TensorArray], outputs: Sequence[str]
+    ) -> Sequence[TensorArray]:
         """One call that waits, by which samples are warmed up."""
         # On a thread of its own: a call over gRPC has an event loop, and so has who warms up.
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(self._infer, inputs, outputs).result()
 
-    def _infer(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Sequence[Array]:
+    def _infer(
+        self, inputs: Mapping[str, TensorArray], outputs: Sequence[str]
+    ) -> Sequence[TensorArray]:
         tensors = [
             RemoteInput(name, BY_NUMPY[array.dtype], array.shape, [array])
             for name, array in inputs.items()

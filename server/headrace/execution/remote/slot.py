@@ -13,7 +13,7 @@ from headrace.core.errors import (
 )
 from headrace.core.requests import OpaqueRequest
 from headrace.core.signature import Signature, reshaped
-from headrace.core.tensors import Array
+from headrace.core.tensors import TensorArray
 from headrace.execution.remote.connection import (
     CallTrace,
     PassedAnswer,
@@ -180,7 +180,7 @@ class Slot:
                 raise ExecutionFailed(
                     f"the server of model '{model}' has not given the output '{spec.name}'"
                 )
-        arrays: list[Array] = [answer.outputs[spec.name] for spec in batch.outputs]
+        arrays: list[TensorArray] = [answer.outputs[spec.name] for spec in batch.outputs]
         if not answer.parameters:
             outcome.arrays = arrays
             return

@@ -1,6 +1,6 @@
 """TensorFlow Serving over HTTP: its tensors are JSON, its signatures are among its metadata."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -8,7 +8,7 @@ import numpy as np
 import orjson
 
 from headrace.core.errors import ExecutionFailed, InvalidRequest
-from headrace.core.tensors import Array
+from headrace.core.tensors import Array, concatenated
 from headrace.execution.remote.connection import (
     CallFailed,
     RemoteDescription,
@@ -116,9 +116,9 @@ class TfServingInference:
 
 def joined(item: RemoteInput) -> Array:
     """The rows of an input as one array."""
-    parts: Sequence[Array] = item.parts
-    array = parts[0] if len(parts) == 1 else np.concatenate([part.ravel() for part in parts])
-    return array.reshape(item.shape)
+    parts = item.parts
+    array = parts[0] if len(parts) == 1 else concatenated([part.ravel() for part in parts])
+    return np.asarray(array).reshape(item.shape)
 
 
 def _object(model: str, response: HttpResponse) -> Mapping[str, Any]:

@@ -18,7 +18,7 @@ import orjson
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ExecutionFailed, InvalidRequest, Unavailable
 from headrace.core.signature import TensorSpec
-from headrace.core.tensors import Array, Buffer, raw_bytes
+from headrace.core.tensors import Buffer, TensorArray, raw_bytes
 from headrace.execution.remote.connection import (
     CallFailed,
     RemoteDescription,
@@ -120,7 +120,7 @@ class TorchServeInference:
         except InvalidRequest as error:
             raise nonsense(self._model, error) from None
 
-    def _array(self, spec: TensorSpec, value: Any) -> Array:
+    def _array(self, spec: TensorSpec, value: Any) -> TensorArray:
         array = array_of_nested(spec.name, spec.datatype, value)
         rank = len(spec.dims) + self._declared.batches
         return array if array.ndim else array.reshape([1] * rank)

@@ -1,0 +1,98 @@
+"""BYTES tensors as they travel: the binary form of their elements, and a shape.
+
+An object of Python takes a hundred times what a short element does on the wire. So elements become
+objects where a model or a text needs them, and nowhere before.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from headrace.workers.bytes_elements import FEW, join, split, starts_of
+
+COPIED = 4096  # bytes up to which a copy costs less than a view
+
+
+class BytesArray:
+    """An undecoded array of BYTES elements, which cannot be changed.
+
+    To whoever asks for its shape or rows it is like an array of objects, which `np.asarray` makes
+    of it. `data` is the elements in row-major order, each with its length before it.
+    """
+
+    __slots__ = ("_starts", "data", "shape", "size")
+
+    dtype = np.dtype(object)
+
+    def __init__(self, data: bytes | memoryview, shape: Sequence[int]) -> None:
+        """`data` must have the elements that `shape` asks for: whoever has received it checks."""
+        self.data = data
+        self.shape = tuple(shape)
+        self.size = math.prod(shape)
+        self._starts: np.ndarray[Any, np.dtype[Any]] | None = None
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the elements and their lengths."""
+        return len(self.data)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> "BytesArray":
+        """Some rows, one after the other; a view if they are large."""
+        start, stop, step = rows.indices(self.shape[0])
+        if step != 1:
+            raise ValueError(f"rows one after the other, got a step of {step}")
+        if self._starts is None:
+            self._starts = starts_of(self.data, self.size)
+        width = math.prod(self.shape[1:])
+        begin, end = int(self._starts[start * width]), int(self._starts[max(start, stop) * width])
+        data = self.data if end - begin <= COPIED else memoryview(self.data)
+        return BytesArray(data[begin:end], (max(stop - start, 0), *self.shape[1:]))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """The elements as `bytes` in an object array."""
+        array = np.empty(self.size, object)
+        array[:] = split(self.data, self.size)
+        return array.reshape(self.shape)
+
+    def reshape(self, shape: Sequence[int]) -> "BytesArray":
+        """The same elements in another shape."""
+        if math.prod(shape) != self.size:
+            raise ValueError(f"{self.size} elements do not have the shape {list(shape)}")
+        return BytesArray(self.data, shape)
+
+    def ravel(self) -> "BytesArray":
+        """The same elements in one dimension."""
+        return BytesArray(self.data, (self.size,))
+
+    def tolist(self) -> Any:
+        """The elements as `bytes`, in lists as the shape says."""
+        return split(self.data, self.size) if self.ndim == 1 else np.asarray(self).tolist()
+
+    def tobytes(self) -> bytes:
+        """The elements in row-major order, each with its length before it."""
+        return bytes(self.data)
+
+    def copy(self) -> "BytesArray":
+        """An array that nothing else refers to the memory of."""
+        return BytesArray(bytes(self.data), self.shape)
+
+
+def bytes_array(
+    elements: Sequence[bytes], shape: Sequence[int]
+) -> "BytesArray | np.ndarray[Any, np.dtype[Any]]":
+    """An array of these elements; undecoded, unless they are so few that it does not matter."""
+    if len(elements) > FEW:
+        return BytesArray(join(elements), shape)
+    array = np.empty(len(elements), object)
+    array[:] = elements
+    return array.reshape(tuple(shape))

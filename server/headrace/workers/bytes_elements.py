@@ -1,0 +1,161 @@
+"""The binary form of BYTES elements: each a 4-byte little-endian length, then so many bytes.
+
+A length says where the next one lies, so whoever looks for elements has to walk. Elements of one
+length are found by one comparison in numpy, and short ones by a walk in numpy; a walk in Python is
+left for few elements and for long ones. No walk makes an object per element, and each is a pure
+function of its bytes, for any thread.
+"""
+
+from collections.abc import Sequence
+from itertools import chain, pairwise
+from struct import Struct
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Buffer = bytes | bytearray | memoryview
+
+FEW = 64  # elements up to which Python is quicker than numpy
+_LONG = 32  # bytes per element from which on Python is as quick as numpy, which looks at each byte
+_BLOCK = 1 << 16  # bytes that numpy looks at together: what it needs for them stays in the cache
+_CHUNK = 1 << 16  # elements that are objects at the same time while they are put together
+_unpack_length = Struct("<I").unpack_from
+_PREFIXES = [length.to_bytes(4, "little") for length in range(256)]
+
+
+def walk(data: Buffer, count: int, starts: Array | None = None) -> tuple[int, int]:
+    """How many elements, `count` at most, are whole, and the position after the last of these.
+
+    `data` has `count` elements and nothing else if the two are `count` and its size. Where each
+    element begins is put into `starts`, which has room for `count`, if it is given.
+    """
+    size = len(data)
+    if count <= FEW or size > count * _LONG:
+        return _step(data, size, 0, 0, count, starts)
+    width = _width(data, count)
+    if width:
+        if starts is not None:
+            starts[:] = np.arange(0, size, width)
+        return count, size
+    found = position = 0
+    while found < count and size - position > 4:
+        whole, end = _jump(data, size, position, count - found, found, starts)
+        if not whole:
+            break
+        found, position = found + whole, end
+    return _step(data, size, position, found, count, starts)
+
+
+def starts_of(data: Buffer, count: int) -> Array:
+    """Where each of `count` elements begins, and where the last one ends.
+
+    Raises `ValueError` where `data` is something else.
+    """
+    starts = np.empty(count + 1, np.int64)
+    starts[count] = len(data)
+    if walk(data, count, starts[:count]) != (count, len(data)):
+        raise ValueError(f"{len(data)} bytes are not {count} elements with their lengths")
+    return starts
+
+
+def split(data: Buffer, count: int) -> list[bytes]:
+    """The `count` elements in `data`; raises `ValueError` where it is something else."""
+    if count <= FEW:
+        return _split_few(data, len(data), count)
+    width = _width(data, count)
+    if width == 4:
+        return [b""] * count
+    if width:
+        form = np.dtype([("length", "<u4"), ("element", f"V{width - 4}")])
+        elements: list[bytes] = np.frombuffer(data, form)["element"].tolist()
+        return elements
+    starts = starts_of(data, count)
+    result: list[bytes] = []
+    for first in range(0, count, _CHUNK):
+        places: list[int] = starts[first : first + _CHUNK + 1].tolist()
+        base = places[0]
+        piece = bytes(data[base : places[-1]])
+        result += [piece[a + 4 - base : b - base] for a, b in pairwise(places)]
+    return result
+
+
+def join(elements: Sequence[bytes]) -> bytes:
+    """The binary form of elements."""
+    chunks = range(0, len(elements), _CHUNK)
+    return b"".join([_join(list(elements[first : first + _CHUNK])) for first in chunks])
+
+
+def _join(elements: list[bytes]) -> bytes:
+    lengths = list(map(len, elements))
+    if max(lengths, default=0) < len(_PREFIXES):
+        prefixes = list(map(_PREFIXES.__getitem__, lengths))
+    else:
+        # A void scalar of four bytes becomes a `bytes` object that keeps its trailing zeros.
+        prefixes = np.array(lengths, "<u4").view("V4").tolist()
+    return b"".join(chain.from_iterable(zip(prefixes, elements, strict=True)))
+
+
+def _width(data: Buffer, count: int) -> int:
+    """The bytes that each element takes, with its length; 0 if they are not all alike."""
+    width, rest = divmod(len(data), count)
+    if rest or width < 4:
+        return 0
+    lengths = np.ndarray((count,), "<u4", data, strides=(width,))
+    return width if (lengths == width - 4).all() else 0
+
+
+def _step(
+    data: Buffer, size: int, position: int, found: int, count: int, starts: Array | None
+) -> tuple[int, int]:
+    """`walk` in Python, from an element on."""
+    last = size - 4
+    for index in range(found, count):
+        if position > last:
+            return index, position
+        stop = position + 4 + _unpack_length(data, position)[0]
+        if stop > size:
+            return index, position
+        if starts is not None:
+            starts[index] = position
+        position = stop
+    return count, position
+
+
+def _jump(
+    data: Buffer, size: int, position: int, most: int, found: int, starts: Array | None
+) -> tuple[int, int]:
+    """`walk` in numpy, through a block; `found` elements came before it.
+
+    None is found where the next element is not whole.
+    """
+    length = min(_BLOCK, size - position - 3)
+    # Where the next element would begin if one began at each of these bytes.
+    after = np.ndarray((length,), "<u4", data, position, (1,)) + np.arange(4, length + 4)
+    room = min(most, length // 4 + 1)
+    places = np.zeros(room + 1, np.int64)
+    # `take` writes each place before it reads the next, so that this follows the elements from one
+    # to the next. That is not promised, and therefore checked.
+    after.take(places[:-1], out=places[1:], mode="clip")
+    whole = int(np.count_nonzero(places[:-1] < length))
+    if not np.array_equal(after[places[:whole]], places[1 : whole + 1]):
+        return 0, position
+    if places[whole] > size - position:
+        whole -= 1  # the last one is cut off
+    if starts is not None:
+        starts[found : found + whole] = places[:whole] + position
+    return whole, position + int(places[whole])
+
+
+def _split_few(data: Buffer, size: int, count: int) -> list[bytes]:
+    elements: list[bytes] = []
+    position = 0
+    for _ in range(count):
+        start = position + 4
+        if start > size:
+            break
+        position = start + _unpack_length(data, position)[0]
+        elements.append(bytes(data[start:position]))
+    if position != size or len(elements) != count:
+        raise ValueError(f"{size} bytes are not {count} elements with their lengths")
+    return elements
