@@ -28,11 +28,12 @@ from headrace.backends.onnx_providers import (
     prepare_gpu,
     why_not_started,
 )
-from headrace.core.bytes_array import bytes_array
+from headrace.core.bytes_array import BytesArray
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidOption, InvalidRequest, LoadFailed
 from headrace.core.model_spec import LoadSpec, TensorInfo
 from headrace.core.tensors import Array, TensorArray
+from headrace.workers.bytes_elements import FEW, join, object_array
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ _TYPES: dict[str, Datatype] = {
     "tensor(string)": Datatype.BYTES,
     "tensor(bfloat16)": Datatype.BF16,
 }
+_PIECE = 1 << 14  # texts at a time: what is done with them holds up all other threads
 _ONNX_BFLOAT16 = 16  # TensorProto.DataType
 # What makes runs of a session, whose outputs have these datatypes.
 Bind = Callable[[ort.InferenceSession, Mapping[str, Datatype]], BoundRun]
@@ -313,17 +315,20 @@ def _least(info: TensorInfo) -> Array:
 
 def _to_str(name: str, array: TensorArray) -> Array:
     """ONNX Runtime's strings are text; it would take `bytes` for what Python prints of them."""
+    found = array.pieces() if isinstance(array, BytesArray) else [array.ravel().tolist()]
     try:
-        texts = list(map(bytes.decode, array.ravel().tolist()))
+        return object_array((list(map(bytes.decode, piece)) for piece in found), array.shape)
     except UnicodeDecodeError as error:
         raise InvalidRequest(
             f"input '{name}' holds an element that is not UTF-8,"
             f" which an ONNX model needs: {error.reason}"
         ) from None
-    result = np.empty(len(texts), object)
-    result[:] = texts
-    return result.reshape(array.shape)
 
 
 def _to_bytes(array: Array) -> TensorArray:
-    return bytes_array(list(map(str.encode, array.ravel().tolist())), array.shape)
+    texts = array.ravel()
+    if texts.size <= FEW:
+        return object_array([list(map(str.encode, texts.tolist()))], array.shape)
+    pieces = [texts[first : first + _PIECE] for first in range(0, texts.size, _PIECE)]
+    data = [join(list(map(str.encode, piece.tolist()))) for piece in pieces]
+    return BytesArray(b"".join(data), array.shape)

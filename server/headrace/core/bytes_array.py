@@ -5,12 +5,12 @@ objects where a model or a text needs them, and nowhere before.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from headrace.workers.bytes_elements import FEW, join, split, starts_of
+from headrace.workers.bytes_elements import FEW, join, object_array, pieces, split, starts_of
 
 COPIED = 4096  # bytes up to which a copy costs less than a view
 
@@ -60,9 +60,7 @@ class BytesArray:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         """The elements as `bytes` in an object array."""
-        array = np.empty(self.size, object)
-        array[:] = split(self.data, self.size)
-        return array.reshape(self.shape)
+        return object_array(self.pieces(), self.shape)
 
     def reshape(self, shape: Sequence[int]) -> "BytesArray":
         """The same elements in another shape."""
@@ -73,6 +71,10 @@ class BytesArray:
     def ravel(self) -> "BytesArray":
         """The same elements in one dimension."""
         return BytesArray(self.data, (self.size,))
+
+    def pieces(self) -> Iterable[list[bytes]]:
+        """The elements as `bytes`, some at a time, between which other threads get their turn."""
+        return pieces(self.data, self.size)
 
     def tolist(self) -> Any:
         """The elements as `bytes`, in lists as the shape says."""
@@ -93,6 +95,4 @@ def bytes_array(
     """An array of these elements; undecoded, unless they are so few that it does not matter."""
     if len(elements) > FEW:
         return BytesArray(join(elements), shape)
-    array = np.empty(len(elements), object)
-    array[:] = elements
-    return array.reshape(tuple(shape))
+    return object_array([elements], shape)

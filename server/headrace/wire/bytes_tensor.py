@@ -2,20 +2,17 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from headrace.core.bytes_array import COPIED, BytesArray
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Array, Buffer, Tensor, element_count
+from headrace.workers import bytes_elements
 from headrace.workers.bytes_elements import walk
 
 
 def object_array(elements: list[bytes], shape: Sequence[int]) -> Array:
     """`elements` as an object array of `shape`, whatever their lengths are."""
-    array = np.empty(len(elements), object)
-    array[:] = elements
-    return array.reshape(tuple(shape))
+    return bytes_elements.object_array([elements], shape)
 
 
 def decode_bytes_tensor(name: str, shape: Sequence[int], raw: Buffer) -> Tensor:

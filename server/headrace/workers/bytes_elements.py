@@ -6,8 +6,9 @@ left for few elements and for long ones. No walk makes an object per element, an
 function of its bytes, for any thread.
 """
 
-from collections.abc import Sequence
-from itertools import chain, pairwise
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from struct import Struct
 from typing import Any
 
@@ -19,8 +20,8 @@ Buffer = bytes | bytearray | memoryview
 FEW = 64  # elements up to which Python is quicker than numpy
 _LONG = 32  # bytes per element from which on Python is as quick as numpy, which looks at each byte
 _BLOCK = 1 << 16  # bytes that numpy looks at together: what it needs for them stays in the cache
-_CHUNK = 1 << 16  # elements that are objects at the same time while they are put together
-_unpack_length = Struct("<I").unpack_from
+_CHUNK = 1 << 14  # elements that are taken together where they are objects
+_unpack_length, _pack_length = Struct("<I").unpack_from, Struct("<I").pack
 _PREFIXES = [length.to_bytes(4, "little") for length in range(256)]
 
 
@@ -59,29 +60,57 @@ def starts_of(data: Buffer, count: int) -> Array:
     return starts
 
 
+def pieces(data: Buffer, count: int) -> Iterable[list[bytes]]:
+    """The `count` elements in `data`, some at a time.
+
+    What numpy and `map` do with a piece holds up all other threads, for a millisecond or so. Raises
+    `ValueError` where `data` is something else.
+    """
+    return [_split_few(data, count)] if count <= FEW else _pieces(data, count)
+
+
+def _pieces(data: Buffer, count: int) -> Iterator[list[bytes]]:
+    width = _width(data, count)
+    if width > 4:
+        form = np.dtype([("length", "<u4"), ("element", f"V{width - 4}")])
+        alike = np.frombuffer(data, form)["element"]
+    elif not width:
+        starts = starts_of(data, count)
+    for first in range(0, count, _CHUNK):
+        last = min(first + _CHUNK, count)
+        if width == 4:
+            yield [b""] * (last - first)
+        elif width:
+            yield alike[first:last].tolist()
+        else:
+            base = int(starts[first])
+            piece = bytes(data[base : int(starts[last])])
+            begins = (starts[first:last] + (4 - base)).tolist()
+            ends = (starts[first + 1 : last + 1] - base).tolist()
+            yield [piece[begin:end] for begin, end in zip(begins, ends, strict=True)]
+
+
 def split(data: Buffer, count: int) -> list[bytes]:
     """The `count` elements in `data`; raises `ValueError` where it is something else."""
     if count <= FEW:
-        return _split_few(data, len(data), count)
-    width = _width(data, count)
-    if width == 4:
-        return [b""] * count
-    if width:
-        form = np.dtype([("length", "<u4"), ("element", f"V{width - 4}")])
-        elements: list[bytes] = np.frombuffer(data, form)["element"].tolist()
-        return elements
-    starts = starts_of(data, count)
-    result: list[bytes] = []
-    for first in range(0, count, _CHUNK):
-        places: list[int] = starts[first : first + _CHUNK + 1].tolist()
-        base = places[0]
-        piece = bytes(data[base : places[-1]])
-        result += [piece[a + 4 - base : b - base] for a, b in pairwise(places)]
-    return result
+        return _split_few(data, count)
+    return list(chain.from_iterable(_pieces(data, count)))
+
+
+def object_array(found: Iterable[Sequence[object]], shape: Sequence[int]) -> Array:
+    """The objects that come, some at a time, as an array."""
+    array = np.empty(math.prod(shape), object)
+    position = 0
+    for piece in found:
+        array[position : position + len(piece)] = piece
+        position += len(piece)
+    return array.reshape(tuple(shape))
 
 
 def join(elements: Sequence[bytes]) -> bytes:
     """The binary form of elements."""
+    if len(elements) <= FEW:
+        return b"".join([part for one in elements for part in (_pack_length(len(one)), one)])
     chunks = range(0, len(elements), _CHUNK)
     return b"".join([_join(list(elements[first : first + _CHUNK])) for first in chunks])
 
@@ -147,15 +176,15 @@ def _jump(
     return whole, position + int(places[whole])
 
 
-def _split_few(data: Buffer, size: int, count: int) -> list[bytes]:
-    elements: list[bytes] = []
-    position = 0
+def _split_few(data: Buffer, count: int) -> list[bytes]:
+    elements: list[Any] = []
+    position, size = 0, len(data)
     for _ in range(count):
         start = position + 4
         if start > size:
             break
         position = start + _unpack_length(data, position)[0]
-        elements.append(bytes(data[start:position]))
+        elements.append(data[start:position])
     if position != size or len(elements) != count:
         raise ValueError(f"{size} bytes are not {count} elements with their lengths")
-    return elements
+    return elements if type(data) is bytes else list(map(bytes, elements))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.workers.bytes_elements import join, split
+from headrace.workers.bytes_elements import join, object_array, pieces
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Buffer = bytes | bytearray | memoryview
@@ -62,7 +62,7 @@ def raw(array: Array, datatype: str) -> Buffer:
 
 def decode_bytes(data: Buffer, shape: Sequence[int]) -> Array:
     """The elements of a BYTES tensor as an object array of `bytes`; raises `ValueError`."""
-    return _objects(split(data, math.prod(shape)), shape)
+    return object_array(pieces(data, math.prod(shape)), shape)
 
 
 def encode_bytes(array: Array) -> bytes:
@@ -75,7 +75,7 @@ def encode_bytes(array: Array) -> bytes:
 
 def bytes_array(array: Array) -> Array:
     """An array of strings as a new object array of `bytes`, as `encode_bytes` understands them."""
-    return _objects(_as_bytes(array), array.shape)
+    return object_array([_as_bytes(array)], array.shape)
 
 
 def _as_bytes(array: Array) -> list[bytes]:
@@ -83,9 +83,3 @@ def _as_bytes(array: Array) -> list[bytes]:
     if set(map(type, elements)) <= {bytes}:
         return elements
     return [e if isinstance(e, bytes) else str(e).encode() for e in elements]
-
-
-def _objects(elements: list[bytes], shape: Sequence[int]) -> Array:
-    array = np.empty(len(elements), object)
-    array[:] = elements
-    return array.reshape(tuple(shape))
