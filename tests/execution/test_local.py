@@ -305,6 +305,9 @@ class Counting:
         self.threads.append(get_ident())
         return [np.array([len(row) for row in np.asarray(inputs["x"])])]
 
+    def rest(self) -> None:
+        """It keeps nothing."""
+
     def close(self) -> None:
         """Nothing is held."""
 
