@@ -15,10 +15,10 @@ IN_400_MIB = ("-c", "from headrace.cli import main; main(memory=lambda: 400 << 2
 @pytest.mark.parametrize(
     ("memory", "largest", "admitted"),
     [
-        (400 * MIB, 25 * MIB, 100 * MIB),
-        (GIB, None, 256 * MIB),  # None: by default
-        (3 * GIB, None, 768 * MIB),
-        (4 * GIB, None, None),
+        (400 * MIB, 13107200, 50 * MIB),
+        (2 * GIB, None, 256 * MIB),  # None: by default
+        (6 * GIB, None, 768 * MIB),
+        (8 * GIB, None, None),
         (1 << 40, None, None),
         (1, 1, 1),  # 0 would be no limit
     ],
@@ -39,8 +39,8 @@ def test_the_defaults_are_what_is_documented() -> None:
 @pytest.mark.parametrize(
     ("options", "admitted", "said"),
     [
-        ((), 100 * MIB, "--max-request-bytes=26214400, --max-admitted-bytes=104857600"),
-        (("--max-admitted-bytes=0",), 0, "--max-request-bytes=26214400\n"),
+        ((), 50 * MIB, "--max-request-bytes=13107200, --max-admitted-bytes=52428800"),
+        (("--max-admitted-bytes=0",), 0, "--max-request-bytes=13107200\n"),
         (("--max-admitted-bytes=7000", "--max-request-bytes=6000"), 7000, ""),
     ],
 )

@@ -38,7 +38,7 @@ class Settings(DoorSettings, ModelSettings):
     max_request_bytes: int = setting(
         64 << 20,
         "Largest request, over HTTP also once it is decompressed, with the inputs that it has in"
-        " shared memory, and largest gRPC message; unless given, at most a sixteenth of the memory"
+        " shared memory, and largest gRPC message; unless given, at most a 32nd of the memory"
         " that the cgroup allows",
         "http-max-input-size",
         least=1,
@@ -51,7 +51,7 @@ class Settings(DoorSettings, ModelSettings):
     max_admitted_bytes: int = setting(
         1 << 30,
         "Bytes of all requests under way; more are refused with 503 / UNAVAILABLE; 0: no limit;"
-        " unless given, at most a quarter of the memory that the cgroup allows",
+        " unless given, at most an eighth of the memory that the cgroup allows",
     )
     max_connection_share: int = setting(
         50,
@@ -224,10 +224,10 @@ class Settings(DoorSettings, ModelSettings):
 def limits_by_memory(memory: int) -> dict[str, Value]:
     """The limits that follow from `memory` bytes that the server may use, none if it has plenty.
 
-    What is under way is decoded and answered, too, beside the models; and JSON takes up to ten
+    What is under way is decoded and answered, too, beside the models; and JSON takes up to fifteen
     times its text.
     """
-    shares = {"max_request_bytes": memory // 16, "max_admitted_bytes": memory // 4}
+    shares = {"max_request_bytes": memory // 32, "max_admitted_bytes": memory // 8}
     defaults = {name: getattr(Settings, name) for name in shares}
     return {name: max(share, 1) for name, share in shares.items() if share < defaults[name]}
 
