@@ -57,7 +57,7 @@ CONFIG_NUMBERS: dict[Datatype, int] = {datatype: n for n, datatype in enumerate(
 BY_CONFIG_NUMBER: dict[int, Datatype] = {n: datatype for datatype, n in CONFIG_NUMBERS.items()}
 BY_NAME: dict[str, Datatype] = {str(datatype): datatype for datatype in Datatype}
 
-# BYTES elements are `bytes` objects in an object array: their lengths differ.
+# BYTES elements are `bytes` objects where they are in an array of numpy: their lengths differ.
 NUMPY: dict[Datatype, np.dtype] = {
     Datatype.BOOL: np.dtype(np.bool_),
     Datatype.UINT8: np.dtype(np.uint8),

@@ -1,0 +1,118 @@
+"""BYTES through the frames of a worker: as they came, and not an object for any."""
+
+import json
+import sys
+
+import pytest
+
+from headrace.core.datatypes import Datatype
+from headrace.core.requests import Timing
+from headrace.core.signature import Signature, TensorSpec
+from headrace.execution.batch_frames import BatchFrames, one_answer
+from headrace.scheduling.batch import Batch, Part, Pending
+from headrace.wire.grpc_messages import InferReader, InferWriter
+from headrace.wire.http_infer import decode_infer
+from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.workers.bytes_elements import join
+from headrace.workers.elements import Buffer
+from headrace.workers.frames import lay_out, pack_result
+from tests.scheduling.fakes import Bench, FakeSink
+
+COUNT = 100_000
+RAW = join([b"", b"a", b"bcd", b"e"] * (COUNT // 4))
+TEXTS = Signature(
+    "m",
+    8,
+    (TensorSpec("X", Datatype.BYTES, (-1,)),),
+    (TensorSpec("Y", Datatype.BYTES, (-1,)),),
+)
+
+
+def grpc_message() -> bytes:
+    message = pb.ModelInferRequest(model_name="m", raw_input_contents=[RAW])
+    message.inputs.add(name="X", datatype="BYTES", shape=[1, COUNT])
+    return message.SerializeToString()
+
+
+def http_body() -> tuple[bytes, int]:
+    head = (
+        b'{"inputs":[{"name":"X","datatype":"BYTES","shape":[1,%d],'
+        b'"parameters":{"binary_data_size":%d}}],"parameters":{"binary_data_output":true}}'
+        % (COUNT, len(RAW))
+    )
+    return head + RAW, len(head)
+
+
+def test_requests_of_both_doors_and_their_answers_pass_without_objects() -> None:
+    message, (body, json_size) = grpc_message(), http_body()
+    told: list[bytes] = []
+    frames = BatchFrames(TEXTS, told.append)
+    frames.learn({"number": 1, "outputs": [["Y", "BYTES", [COUNT]]]})
+    bench, reader, writer = Bench(), InferReader(), InferWriter()
+    before = sys.getallocatedblocks()
+
+    first = reader.read(message).request(0)
+    second, form = decode_infer("m", "", body, json_size, TEXTS)
+    pendings = [
+        Pending(each, FakeSink(), TEXTS.check(each), TEXTS.batch_key(each), 0, bench.batcher)
+        for each in (first, second)
+    ]
+    batch = Batch(TEXTS, pendings)
+    _, blocks = frames.pack(batch, 1)
+    sizes, pieces, size = lay_out(blocks)
+    data = b"".join(pieces)
+    outcome = frames.result(0, batch, pack_result(1, 0, 0, sizes), data, size)
+    batch.respond("1", batch.split(outcome.arrays), outcome)
+    answers = [pending.outcome for pending in pendings]
+    over_grpc = writer.pieces(answers[0])  # type: ignore[arg-type]
+    over_http, _ = form.encode(answers[1])  # type: ignore[arg-type]
+
+    assert sys.getallocatedblocks() - before < 2000
+    assert data == RAW + RAW
+    assert over_grpc[-1] == over_http[-1] == RAW
+    assert json.loads(told[0])["inputs"] == [["X", "BYTES", [COUNT]]]
+
+
+@pytest.mark.parametrize(
+    ("raw", "shape"),
+    [
+        (join([b"a", b"b"]), [3]),
+        (join([b"a", b"b"]), [1]),
+        (join([b"a", b"b"])[:-1], [2]),
+        (RAW[:-1], [COUNT]),
+        (RAW + b"\0", [COUNT]),
+        (b"\xff" * 8, [1]),
+    ],
+)
+def test_what_a_worker_has_garbled_is_refused(raw: Buffer, shape: list[int]) -> None:
+    told = {"outputs": [["Y", "BYTES", shape]], "parameters": {}}
+    with pytest.raises(ValueError, match="bytes for BYTES of shape"):
+        one_answer({"response": told, "sizes": [len(raw)]}, raw, len(raw))
+
+
+def test_what_is_garbled_in_a_large_answer_fails_where_it_matters() -> None:
+    raw = join([b"abc"] * 400_000)[:-1]
+    frames = BatchFrames(TEXTS, lambda told: None)
+    frames.learn({"number": 1, "outputs": [["Y", "BYTES", [200_000]]]})
+    asked = InferReader().read(grpc_message()).request(0)
+    pendings = [Pending(asked, FakeSink(), 1, None, 0, Bench().batcher) for _ in range(2)]
+    batch = Batch(TEXTS, pendings)
+    outcome = frames.result(0, batch, pack_result(1, 0, 0, [len(raw)]), raw, len(raw))
+    with pytest.raises(ValueError, match="are not 400000 elements with their lengths"):
+        batch.split(outcome.arrays)
+    with pytest.raises(ValueError, match="1599999 bytes for BYTES of shape"):
+        frames.result(
+            0, batch, pack_result(1, 0, 0, [1_600_000 - 1]), raw[: 1_600_000 - 1], 1_600_000 - 1
+        )
+
+
+def test_an_answer_by_itself() -> None:
+    told = {"outputs": [["Y", "BYTES", [COUNT]]], "parameters": {}}
+    part = one_answer({"response": told, "sizes": [len(RAW)]}, RAW, len(RAW))
+    assert isinstance(part, Part)
+    pending = Pending(
+        InferReader().read(grpc_message()).request(0), FakeSink(), 1, None, 0, Bench().batcher
+    )
+    single = Signature("m", 0, (), (TensorSpec("Y", Datatype.BYTES, (-1,)),))
+    response = part.response_to(single, "1", pending, Timing(0, 0, 1))
+    assert InferWriter().pieces(response)[-1] == RAW
