@@ -300,6 +300,65 @@ def test_a_worker_that_dies_again_and_again(own_server: ServerProcess) -> None:
     assert ready(own_server, "models/neighbour")
 
 
+@pytest.mark.slow
+def test_kills_from_outside_are_no_crashes_of_the_model(own_server: ServerProcess) -> None:
+    for number in range(1, 8):
+        [worker] = [p for p in workers(own_server) if p.pid == int(_pid_of(own_server, "one"))]
+        worker.kill()
+        text = "one_0 was ended by SIGKILL"
+        eventually(lambda n=number, text=text: own_server.log.count(text) == n)  # type: ignore[misc]
+        eventually(partial(ready, own_server, "models/one"))
+    assert "again and again" not in own_server.log
+    assert answer(own_server, "there") == "there"
+
+
+def _pid_of(server: ServerProcess, model: str) -> str:
+    """The process that serves a model of one instance, as the log has it."""
+    found = re.findall(rf"{model}_0 runs again as worker (\d+)", server.log)
+    return str(found[-1]) if found else answer(server, "pid", model)
+
+
+@pytest.mark.slow
+def test_no_descriptors_are_no_crashes_of_the_model(own_server: ServerProcess) -> None:
+    process = psutil.Process(own_server.pid)
+    before = process.rlimit(psutil.RLIMIT_NOFILE)
+    pid = int(answer(own_server, "pid"))
+    process.rlimit(psutil.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: own_server.log.count("Too many open files") >= 7)
+        assert "again and again" not in own_server.log
+    finally:
+        process.rlimit(psutil.RLIMIT_NOFILE, before)
+    eventually(partial(ready, own_server, "models/one"))
+    assert answer(own_server, "there") == "there"
+
+
+SLOW_START = """
+    import os, time
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            print("begun as", os.getpid(), flush=True)
+            time.sleep(600)
+
+        def execute(self, requests): ...
+"""
+
+
+@pytest.mark.slow
+def test_a_kill_while_it_starts_says_so(models: Path, tmp_path: Path) -> None:
+    config = tensors("input", ("COMMAND", "STRING", "1")) + tensors("output", ("O", "STRING", "1"))
+    write_python_model(tmp_path, "slow", SLOW_START, config)
+    with ServerProcess(tmp_path, options=["--exit-on-error=false"], wait=False) as server:
+        eventually(lambda: "begun as" in server.log)
+        [pid] = re.findall(r"begun as (\d+)", server.log)
+        os.kill(int(pid), signal.SIGKILL)
+        eventually(lambda: "ready after" in server.output)
+        [found] = _asked.client.post(f"{server.url}/v2/repository/index").json()
+        assert "the worker was ended by SIGKILL" in found["reason"]
+
+
 def test_workers_end_with_the_server(own_server: ServerProcess) -> None:
     found = workers(own_server)
     assert len(found) == 4

@@ -25,7 +25,7 @@ from headrace.execution.choice import InstanceKind
 from headrace.execution.conversation import Conversation, Slot
 from headrace.execution.host import Host
 from headrace.execution.starting import start_aside
-from headrace.execution.worker import WorkerProcess
+from headrace.execution.worker import NoResources, WorkerProcess
 from headrace.execution.worker_spec import Ways
 from headrace.observability.workers import EndKind, WorkerCounters
 from headrace.scheduling.batch import Answer, Batch, Instance, NotStarted, Outcome, Pending
@@ -330,7 +330,10 @@ class WorkerInstance:
             self._killed = None
         steady = self._answered or self._loop.time() - self._begun >= _STEADY_SECS
         if self._closed is None:
-            self._early_ends = 1 if steady else self._early_ends + 1
+            # What kills a worker that does nothing is somebody else.
+            outside = kind is EndKind.SIGNAL and self._process.killed and self._talk.idle
+            self._early_ends = 0 if steady else self._early_ends
+            self._count_early(of_model=not outside)
             self._counters.ends[kind] += 1
             log.error(
                 "worker %d of %s %s", self.pid, self.name, how,
@@ -342,6 +345,11 @@ class WorkerInstance:
         if self._closed is None:
             self._plan_restart()
         self._outside.changed()
+
+    def _count_early(self, of_model: bool) -> None:
+        """Count an end; those that are not of the model's making alone never make a loop."""
+        count = self._early_ends + 1
+        self._early_ends = count if of_model else min(count, _LOOP - 1)
 
     def _plan_restart(self) -> None:
         if self._early_ends >= _LOOP:
@@ -367,7 +375,7 @@ class WorkerInstance:
         if process is None:
             trace = None if isinstance(problem, RepositoryError) else problem
             log.error("%s cannot be started again: %s", self.name, problem, exc_info=trace)
-            self._early_ends += 1
+            self._count_early(of_model=not isinstance(problem, NoResources))
             self._plan_restart()
             self._outside.changed()
             return

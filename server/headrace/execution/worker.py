@@ -5,6 +5,7 @@ the event loop owns it.
 """
 
 import asyncio
+import errno
 import json
 import logging
 import os
@@ -33,6 +34,11 @@ log = logging.getLogger(__name__)
 
 _LAST_READS = 64  # of what a worker has left behind
 _STOP_SECS = 5.0
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
+
+
+class NoResources(LoadFailed):
+    """The system has no process or descriptor for a worker, which says nothing of its model."""
 
 
 class WorkerProcess:
@@ -64,7 +70,8 @@ class WorkerProcess:
         except OSError as error:
             for descriptor in opened:
                 os.close(descriptor)
-            raise LoadFailed(f"cannot start {spec.python}: {error.strerror}") from error
+            kind = NoResources if error.errno in _EXHAUSTED else LoadFailed
+            raise kind(f"cannot start {spec.python}: {error.strerror}") from error
         for descriptor in (theirs, theirs_output, beats):
             os.close(descriptor)
         # A worker that wakes up does not take the core from whoever has woken it: the server goes
@@ -84,6 +91,7 @@ class WorkerProcess:
         self._kill_timer: asyncio.TimerHandle | None = None
         self.ended = False
         self.end_kind = EndKind.EXIT  # once it has ended
+        self.killed = False  # it was ended by SIGKILL, whoever has sent that
         self._given_up = False
 
     @property
@@ -117,11 +125,12 @@ class WorkerProcess:
             self.link.sock.sendall(frame(kind, json.dumps(document).encode()))
             return self._await_answer(min(monotonic() + timeout, self._deadline))
         except Exception as error:  # reading nonsense may raise anything
+            end = self._describe_end() if isinstance(error, ConnectionError) else ""
             self.kill()
             if isinstance(error, LoadFailed):
                 raise
             problem = "cannot be reached" if isinstance(error, OSError) else "sent nonsense"
-            raise LoadFailed(f"the worker {problem}: {error}") from error
+            raise LoadFailed(f"the worker {end or f'{problem}: {error}'}") from error
         except KeyboardInterrupt:
             self.kill()
             raise
@@ -263,6 +272,7 @@ class WorkerProcess:
         self.ended = True
         if self.end_kind is not EndKind.NONSENSE and status < 0:
             self.end_kind = EndKind.SIGNAL
+            self.killed = status == -signal.SIGKILL
         for source in (self._output.descriptor, self._watch):
             self._loop.remove_reader(source)
         if self._kill_timer is not None:

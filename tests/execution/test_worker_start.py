@@ -1,0 +1,21 @@
+"""Workers that end while they start."""
+
+from pathlib import Path
+
+import pytest
+
+from headrace.core.errors import LoadFailed
+from headrace.execution.worker import WorkerProcess
+from headrace.execution.worker_spec import WorkerSpec
+from headrace.workers.frames import Kind
+
+
+def test_a_worker_that_is_killed_before_it_reads_anything(tmp_path: Path) -> None:
+    program, told = tmp_path / "python", tmp_path / "told"
+    program.write_text(f"#!/bin/sh\nwhile [ ! -e {told} ]; do sleep 0.01; done\nkill -9 $$\n")
+    program.chmod(0o755)
+    process = WorkerProcess(WorkerSpec("m", "1", "m_0", str(program)))
+    process.link.sock.sendall(b"something that nobody reads")
+    told.touch()
+    with pytest.raises(LoadFailed, match=r"^the worker was ended by SIGKILL$"):
+        process.ask(Kind.LOAD, {}, 30)
