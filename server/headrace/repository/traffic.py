@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from headrace.core.texts import shown
 from headrace.observability.statistics import LATENCY_BOUNDS
 from headrace.scheduling.traffic_rules import RollbackRule, Shadow, Sticky, TrafficRules
 
@@ -176,7 +177,7 @@ def _whole(value: Any, where: str, least: int, most: int) -> int:
 
 
 def _shown(value: Any) -> str:
-    return repr(value)[:60]
+    return shown(value)[:60]
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

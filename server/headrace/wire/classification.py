@@ -9,6 +9,7 @@ from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.requests import InferResponse
 from headrace.core.tensors import Tensor
+from headrace.core.texts import shown
 from headrace.wire.bytes_tensor import object_array
 
 _MAX_ELEMENTS = 1_000_000
@@ -19,7 +20,7 @@ def check_class_count(output: str, count: object) -> int:
     """An output's `classification` parameter; raises `InvalidRequest` unless it is positive."""
     if type(count) is not int or count < 1:
         raise InvalidRequest(
-            f"'classification' of output '{output}' must be a positive integer, got {count!r}"
+            f"'classification' of output '{output}' must be a positive integer, got {shown(count)}"
         )
     return count
 

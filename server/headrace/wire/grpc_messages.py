@@ -20,6 +20,7 @@ from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.requests import InferRequest, InferResponse, OpaqueRequest
 from headrace.core.tensors import Array, Buffer, Tensor, raw_bytes
+from headrace.core.texts import bounded
 from headrace.wire.bytes_tensor import decode_bytes_tensor
 from headrace.wire.grpc_infer import (
     MAX_FIELDS,
@@ -345,7 +346,7 @@ def stream_message(
     text: str, id: str, model: str, version: str, parameters: dict[str, bool]
 ) -> bytes:
     """A ModelStreamInferResponse without outputs; `text` is an error, if any."""
-    message = pb.ModelStreamInferResponse(error_message=text)
+    message = pb.ModelStreamInferResponse(error_message=bounded(text))
     message.infer_response.id = id
     message.infer_response.model_name = model
     message.infer_response.model_version = version

@@ -27,6 +27,7 @@ from headrace.core.requests import (
 from headrace.core.shapes import brackets
 from headrace.core.signature import Signature, quoted
 from headrace.core.tensors import MAX_RANK, Buffer, Tensor, elsewhere, too_many_dimensions
+from headrace.core.texts import bounded
 from headrace.wire.bytes_tensor import decode_bytes_tensor, object_array
 from headrace.wire.classification import check_class_count
 from headrace.wire.elements import json_name, tensor_from_flat, tensor_from_json
@@ -204,8 +205,11 @@ def parse_json_size(header: str | None, body_size: int) -> int | None:
 
 
 def error_body(text: str) -> bytes:
-    """The protocol's form of an error; what is not Unicode in the text becomes question marks."""
-    return orjson.dumps({"error": text.encode(errors="replace").decode()})
+    """The protocol's form of an error; what is not Unicode in the text becomes question marks.
+
+    The text is cut to a length that holds for all doors.
+    """
+    return orjson.dumps({"error": bounded(text)})
 
 
 def parse_json(text: Buffer) -> Any:

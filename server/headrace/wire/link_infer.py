@@ -28,6 +28,7 @@ from headrace.core.requests import (
     Timing,
 )
 from headrace.core.tensors import Array, Buffer, Tensor, element_count, elsewhere, raw_bytes
+from headrace.core.texts import bounded
 from headrace.wire.link_frames import BrokenLink
 from headrace.wire.link_opaque import request_fields, request_kind
 from headrace.wire.status import STATUS
@@ -110,9 +111,8 @@ class ResponseWriter:
 def error_parts(error: ServerError, version: str) -> tuple[bytes, bytes]:
     """`meta` and `rest` of an error; `version` is the one that was to answer, "" for none."""
     kind = type(error).__name__
-    return f"{kind if kind in _CLASSES else ''} {version}".encode(), str(error).encode(
-        errors="replace"
-    )
+    meta = f"{kind if kind in _CLASSES else ''} {version}"
+    return meta.encode(), bounded(str(error)).encode()
 
 
 def held_rest(numbers: Sequence[int]) -> bytes:

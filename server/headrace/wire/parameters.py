@@ -9,6 +9,7 @@ import orjson
 from headrace.core.errors import InvalidRequest
 from headrace.core.parameter_names import DEADLINE_PARAMETER, FORWARD_PARAMETER, HEADER_PARAMETER
 from headrace.core.requests import Parameter
+from headrace.core.texts import shown
 from headrace.core.trace_context import TRACE_PARAMETER
 
 # What InferRequest calls each reserved parameter, and what it takes.
@@ -45,7 +46,8 @@ def split_parameters(
             )
             if wrong:
                 raise InvalidRequest(
-                    f"invalid value type for '{name}' parameter, expected {expected}, got {value!r}"
+                    f"invalid value type for '{name}' parameter, expected {expected},"
+                    f" got {shown(value)}"
                 )
             reserved[name] = value
         elif name in also_reserved or name in _OURS or name.startswith(_PREFIXES):

@@ -4,6 +4,7 @@ import logging
 from time import perf_counter
 
 from headrace.core.errors import ServerError
+from headrace.core.texts import bounded
 
 access = logging.getLogger("headrace.access")
 
@@ -13,15 +14,11 @@ STATUS_NAMES = (
     "OUT_OF_RANGE", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
 )  # fmt: skip
 OK, CANCELLED, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 0, 1, 4, 12, 13, 14
-_MAX_TEXT = 2_000  # bytes; each may take three in a header, and clients accept 8 KiB of headers
 
 
 def error_text(error: ServerError) -> str:
     """The error's text, cut to what fits into trailers: a client refuses longer ones altogether."""
-    text = str(error).encode(errors="replace")
-    if len(text) <= _MAX_TEXT:
-        return text.decode()
-    return text[:_MAX_TEXT].decode(errors="ignore") + "…"
+    return bounded(str(error))
 
 
 def log_access(client: str, path: str, status: int, begun: float, notes: dict[str, str]) -> None:

@@ -7,6 +7,7 @@ from google.protobuf.message import DecodeError
 
 from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Buffer
+from headrace.core.texts import bounded
 from headrace.transports.grpc.call import Call, Stream
 from headrace.wire.pb import POOL, reflection_pb2, reflection_v1alpha_pb2
 
@@ -56,7 +57,7 @@ def _answer(
                 raise KeyError(f"no extensions are known ({kind})")
     except KeyError as error:
         response.error_response.error_code = _NOT_FOUND
-        response.error_response.error_message = str(error.args[0] if error.args else error)
+        response.error_response.error_message = bounded(str(error.args[0] if error.args else error))
     return response
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Path, Request, Response
 
 from headrace.core.errors import InvalidRequest
+from headrace.core.texts import shown
 from headrace.engine.engine import Engine
 from headrace.engine.traffic_documents import model_traffic as document_of
 from headrace.transports.http.described import TRAFFIC, answers, body, record
@@ -104,5 +105,5 @@ def _version_and_reason(given: Mapping[str, Any]) -> tuple[str, str]:
         version = str(version)
     for name, value in (("version", version), ("reason", reason)):
         if type(value) is not str:
-            raise InvalidRequest(f"'{name}' must be a string, got {value!r:.60}")
+            raise InvalidRequest(f"'{name}' must be a string, got {shown(value)}")
     return version, reason

@@ -8,6 +8,7 @@ import re
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
+from headrace.core.texts import bounded
 from headrace.transports.grpc.access import UNIMPLEMENTED
 from headrace.wire.compression import ENCODINGS
 from headrace.wire.http2.block_reader import Headers
@@ -120,7 +121,7 @@ def _text(fields: dict[bytes, bytes], name: bytes) -> str:
 
 def refusal(status: int, text: str) -> tuple[int, Fields]:
     """An answer that is nothing but a gRPC status."""
-    return 200, [*RESPONSE_HEAD, *status_fields(status, text)]
+    return 200, [*RESPONSE_HEAD, *status_fields(status, bounded(text))]
 
 
 def status_fields(status: int, text: str) -> Fields:

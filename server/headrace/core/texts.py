@@ -1,0 +1,31 @@
+"""Texts of errors: short, whatever a client has sent that is told back to it."""
+
+from reprlib import Repr
+
+# Bytes of an error's text. Over gRPC it travels in trailers, where each may take three, and clients
+# accept 8 KiB of headers; over HTTP it is as long, so that a client reads the same.
+MAX_ERROR = 2_000
+_CUT = "…"
+
+
+def bounded(text: str) -> str:
+    """A text as an error has it: Unicode, and cut to `MAX_ERROR` bytes of UTF-8."""
+    raw = text[: MAX_ERROR + 1].encode(errors="replace")  # one that is long is not encoded whole
+    if len(raw) <= MAX_ERROR:
+        return raw.decode()
+    return raw[:MAX_ERROR].decode(errors="ignore") + _CUT
+
+
+def _shortener() -> Repr:
+    short = Repr()
+    short.maxstring = short.maxother = 80
+    short.maxlevel = 3
+    return short
+
+
+_SHORT = _shortener()
+
+
+def shown(value: object) -> str:
+    """A value as Python writes it, with only the first of many elements and characters."""
+    return _SHORT.repr(value)

@@ -1,0 +1,42 @@
+"""Texts of errors."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.core.shapes import brackets
+from headrace.core.texts import MAX_ERROR, bounded, shown
+
+LONG = st.builds(
+    lambda text, times: text * times,
+    st.text(st.characters(exclude_categories=()), max_size=20),
+    st.integers(0, 3_000),
+)
+
+
+@given(LONG)
+def test_a_text_is_bounded(text: str) -> None:
+    found = bounded(text)
+    raw = found.encode()  # which fails for what is no Unicode
+    assert len(raw) <= MAX_ERROR + len("…".encode())
+    assert bounded(found) == found
+    if len(text.encode(errors="replace")) <= MAX_ERROR:
+        assert found == text.encode(errors="replace").decode()
+    else:
+        assert found.endswith("…")
+        assert text.encode(errors="replace").startswith(raw.removesuffix("…".encode()))
+
+
+def test_a_value_is_shown_in_part() -> None:
+    assert shown("abc") == "'abc'"
+    assert shown([1, 2]) == "[1, 2]"
+    assert shown(1.5) == "1.5"
+    assert len(shown("x" * 1_000_000)) <= 80
+    assert len(shown([["y" * 1_000] * 1_000] * 1_000_000)) < 4_000
+    assert len(shown({str(n): n for n in range(1_000)})) < 200
+
+
+def test_a_shape_is_shown_in_part() -> None:
+    assert brackets([]) == "[]"
+    assert brackets([-1, 16]) == "[-1,16]"
+    assert brackets(range(32)).endswith(",31]")
+    assert brackets([1] * 1_000_000) == "[" + "1," * 32 + "…]"
