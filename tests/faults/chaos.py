@@ -16,9 +16,18 @@ from tests.support.watching import metrics, until
 # What COMMAND says is done; anything else is given back. Files in the model's folder decide over
 # its start: it waits while there is one called `wait`, and fails while there is one called `fail`.
 _MODEL = """
-    import ctypes, json, os, resource, subprocess, sys, threading, time
+    import ctypes, json, os, resource, socket, subprocess, sys, threading, time
     import numpy as np
     import triton_python_backend_utils as pb_utils
+
+
+    def link():  # the socket to the server
+        for number in range(3, 100):
+            try:
+                socket.socket(fileno=os.dup(number)).close()
+                return number
+            except OSError:
+                pass
 
 
     class TritonPythonModel:
@@ -59,7 +68,7 @@ _MODEL = """
                 while os.path.exists(rest):
                     time.sleep(0.01)
             elif word == "write":
-                os.write(int(sys.argv[1]), bytes.fromhex(rest))
+                os.write(link(), bytes.fromhex(rest))
                 time.sleep(600)
             elif word == "mute":
                 os.close(1), os.close(2)

@@ -25,9 +25,18 @@ from tests.support.watching import until
 
 # What COMMAND says is done; anything else is given back.
 OBEDIENT = """
-    import ctypes, json, os, signal, struct, subprocess, sys, threading, time
+    import ctypes, json, os, signal, socket, struct, subprocess, sys, threading, time
     import numpy as np
     import triton_python_backend_utils as pb_utils
+
+
+    def link():  # the socket to the server
+        for number in range(3, 100):
+            try:
+                socket.socket(fileno=os.dup(number)).close()
+                return number
+            except OSError:
+                pass
 
 
     class TritonPythonModel:
@@ -48,14 +57,14 @@ OBEDIENT = """
                 open(rest, "w").close()
                 time.sleep(600)
             elif word == "nonsense":
-                os.write(int(sys.argv[1]), b"\\xff" * 4096)
+                os.write(link(), b"\\xff" * 4096)
                 time.sleep(600)
             elif word == "sysexit":
                 sys.exit(1)
             elif word == "deep":
                 depth = b"[" * 100_000
                 header = struct.pack("<BBHIQ", 21, 0, 0, len(depth), 0)
-                os.write(int(sys.argv[1]), header + depth)
+                os.write(link(), header + depth)
                 time.sleep(600)
             elif word == "flood":
                 while True:

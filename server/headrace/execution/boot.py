@@ -11,11 +11,12 @@ _PACKAGES = Path(__file__).parents[1]
 # and signs of life are given before anything large is imported.
 _BOOT = (
     "import sys,types;"
+    "given=sys.argv[1:];sys.argv[:]=[''];"  # as in Triton: models may read the command line
     "sys.path[:]=[p for p in sys.path if p];"
-    "m=types.ModuleType('headrace');m.__path__=[sys.argv[2]];m.__version__=sys.argv[5];sys.modules['headrace']=m;"
-    "from headrace.workers.limits import apply_limits;apply_limits(sys.argv[4]);"
-    "from headrace.workers.heartbeat import beat;beat(int(sys.argv[3]));"
-    "from headrace.workers.main import main;main(int(sys.argv[1]))"
+    "m=types.ModuleType('headrace');m.__path__=[given[1]];m.__version__=given[4];sys.modules['headrace']=m;"
+    "from headrace.workers.limits import apply_limits;apply_limits(given[3]);"
+    "from headrace.workers.heartbeat import beat;beat(int(given[2]));"
+    "from headrace.workers.main import main;main(int(given[0]))"
 )
 
 

@@ -2,6 +2,7 @@
 
 import difflib
 import importlib.util
+import os
 import re
 import sys
 from types import ModuleType
@@ -74,7 +75,11 @@ def _suggest(error: ImportError) -> None:
 
 def _import(name: str, path: str) -> ModuleType:
     loader = FreshLoader(name, path)
-    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    # A package whose modules are the files beside it, for `from . import another`.
+    folder = os.path.dirname(path)
+    spec = importlib.util.spec_from_file_location(
+        name, path, loader=loader, submodule_search_locations=[folder]
+    )
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)

@@ -1,0 +1,82 @@
+"""Python models as Triton's users write them, as they are."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.models.python_models import execution, tensors, write_python_model
+from tests.support.server_process import ServerProcess, clean_server
+
+CONFIG = tensors("input", ("COMMAND", "STRING", "1")) + tensors("output", ("TOLD", "STRING", "1"))
+RELATIVE = """
+    from . import file2
+    from .folder.file3 import text
+    from .file2 import other
+    import model
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            told = f"{file2.TEXT} {text()} {other() is file2.TEXT}"
+            array = np.array([told.encode()], object)
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("TOLD", array)]) for _ in requests]
+"""
+ARGUMENTS = """
+    import argparse, json, sys
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--answer", type=int, default=42)
+    OPTIONS = parser.parse_args()
+
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            told = json.dumps([OPTIONS.answer, sys.argv])
+            array = np.array([told.encode()], object)
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("TOLD", array)]) for _ in requests]
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server of all of them."""
+    root = tmp_path_factory.mktemp("models")
+    for kind in ("process", "inline"):
+        source = RELATIVE if kind == "process" else RELATIVE.replace("import model\n", "\n")
+        write_python_model(root, f"relative_{kind}", source, CONFIG + execution(kind))
+        write_beside(root / f"relative_{kind}" / "1", kind)
+    write_python_model(root, "arguments", ARGUMENTS, CONFIG)
+    options = ["--allow-in-process-python", "--exit-on-error=false"]
+    with clean_server(root, options=options) as process:
+        yield process
+
+
+def write_beside(folder: Path, text: str) -> None:
+    """What a model imports from beside it."""
+    (folder / "file2.py").write_text(f"TEXT = {text!r}\ndef other(): return TEXT\n")
+    (folder / "folder").mkdir()
+    (folder / "folder" / "__init__.py").write_text("")
+    (folder / "folder" / "file3.py").write_text("from ..file2 import TEXT\ndef text(): return TEXT")
+
+
+def told(server: ServerProcess, model: str) -> str:
+    """What a model says."""
+    body = {"inputs": [{"name": "COMMAND", "shape": [1], "datatype": "BYTES", "data": [""]}]}
+    response = httpx.post(f"{server.url}/v2/models/{model}/infer", json=body, timeout=60)
+    assert response.status_code == 200, response.text
+    return str(response.json()["outputs"][0]["data"][0])
+
+
+@pytest.mark.parametrize("kind", ["process", "inline"])
+def test_a_versions_folder_is_a_package(server: ServerProcess, kind: str) -> None:
+    assert told(server, f"relative_{kind}") == f"{kind} {kind} True"
+
+
+def test_a_model_reads_no_arguments_of_the_servers(server: ServerProcess) -> None:
+    assert told(server, "arguments") == '[42, [""]]'
