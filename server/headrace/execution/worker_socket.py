@@ -101,18 +101,15 @@ class WorkerSocket:
 
         Raises `OSError` if there is no memory for them.
         """
-        flags = 0
-        if slot in self._files:
-            flags = self._files[slot].used()
-            self._files[slot].lend()
+        flags = self._files[slot].used() if slot in self._files else 0
         if size <= INLINE:
             head = pack_header(kind, flags, slot, len(meta), size)
             self._write(b"".join([head, meta, *pieces]), -1)
+            if slot in self._files:
+                self._files[slot].lend()
             return
         files = self._files_of(slot)
         where, descriptor = files.put(pieces, size)
-        files.lend()
-        self._rest_later()
         flags |= where
         head = pack_header(kind, flags, slot, len(meta), size) + meta
         try:
@@ -122,6 +119,8 @@ class WorkerSocket:
             files.spoil(where)  # the worker has not got it
             raise
         files.sent()
+        files.lend()
+        self._rest_later()
 
     def _rest_later(self) -> None:
         """Look after a while whether slots still use the memory of their files."""
