@@ -251,3 +251,16 @@ def test_no_classes(server: ServerProcess) -> None:
     """Zero asks for the tensor itself."""
     outputs = [{"name": "OUTPUT0", "parameters": {"classification": 0}}]
     assert _data(_post(server, "row_sum", _request([1, 2], [1, 2], outputs=outputs))) == [3.0]
+
+
+@pytest.mark.parametrize(
+    "shape", [["AAAAAAAA", 250_000_000], [[0], 250_000_000], [{}, 1], [None], [1] * 1000], ids=repr
+)
+@pytest.mark.parametrize("sized", [False, True], ids=["json", "binary"])
+def test_a_shape_that_is_none(server: ServerProcess, shape: object, sized: bool) -> None:
+    body = json.dumps(_request([1], shape)).encode()
+    headers = {"inference-header-content-length": str(len(body))} if sized else {}
+    answer = _post(server, "row_sum", body, **headers)
+    assert answer.status == 400
+    assert "'shape' of input 'INPUT0'" in answer.error or "dimensions" in answer.error
+    assert len(answer.body) < 1000

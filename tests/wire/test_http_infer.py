@@ -846,3 +846,53 @@ def test_documents_that_are_nearly_right(document: Any, tail: bytes) -> None:
 def test_raw_bodies(spec: TensorSpec, rows: int, body: bytes) -> None:
     result = outcome(decode_raw, model(spec, rows=rows), "m", "", body)
     assert isinstance(result, tuple | InvalidRequest)
+
+
+# Shapes that are none
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        ["AAAAAAAA", 250_000_000],
+        [250_000_000, "AAAAAAAA"],
+        [[0], 250_000_000],
+        [[[1, 2]], 100_000, 1_000],
+        [{}, 1],
+        [None],
+        [True],
+        [1.0],
+        [-1],
+        [2, -1],
+        [10**19],
+        [2**62, 0],
+        [1] * 33,
+        ["A" * 64] * 10_000,
+    ],
+    ids=lambda shape: str(shape)[:20],
+)
+@pytest.mark.parametrize("data", [[1], []], ids=["one", "none"])
+@pytest.mark.parametrize("long", [False, True], ids=["quick", "long"])
+@pytest.mark.parametrize("place", ["data", "binary", "raw", "shared"])
+def test_a_shape_is_looked_at_before_it_is_counted_with(
+    shape: Any, data: list[int], long: bool, place: str
+) -> None:
+    """Multiplied, a string or an array becomes as much memory as the client likes."""
+    parameters: Json | None = None
+    if place == "binary":
+        parameters = {"binary_data_size": 4 * len(data)}
+    elif place == "shared":
+        parameters = {"shared_memory_region": "r", "shared_memory_byte_size": 4 * len(data)}
+    given = None if parameters else data
+    request = document(an_input(shape=shape, data=given, parameters=parameters))
+    if long:
+        request["parameters"] = {"flag": True}  # the quick look is for texts without booleans
+    tail = bytes(4 * len(data)) if place == "binary" else b"" if place == "raw" else None
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequest) as refused:
+            decode(request, tail)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+    assert len(str(refused.value)) < 1000

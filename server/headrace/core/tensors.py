@@ -55,9 +55,7 @@ def element_count(name: str, shape: Sequence[int]) -> int:
     Raises `InvalidRequest` for a negative dimension, and for shapes beyond what an array can have.
     """
     if len(shape) > MAX_RANK:  # first, because the other messages show the shape
-        raise InvalidRequest(
-            f"input '{name}' has {len(shape)} dimensions, at most {MAX_RANK} are allowed"
-        )
+        raise too_many_dimensions(name, shape)
     if min(shape, default=0) < 0:
         raise InvalidRequest(
             f"input '{name}': every dimension must be given and not negative, got {brackets(shape)}"
@@ -75,6 +73,13 @@ def element_count(name: str, shape: Sequence[int]) -> int:
             f" {_MAX_ELEMENTS} elements"
         )
     return count
+
+
+def too_many_dimensions(name: str, shape: Sequence[object]) -> InvalidRequest:
+    """The error of a shape with more than `MAX_RANK` dimensions, whatever they are."""
+    return InvalidRequest(
+        f"input '{name}' has {len(shape)} dimensions, at most {MAX_RANK} are allowed"
+    )
 
 
 def elsewhere(name: str, datatype: Datatype, shape: Sequence[int]) -> Tensor:

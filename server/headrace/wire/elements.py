@@ -6,7 +6,6 @@ accept `"1"` for a number, `1.5` for an integer (cutting it) and `null` for NaN.
 
 import json
 from itertools import chain, zip_longest
-from math import prod
 from struct import error as StructError
 from struct import pack
 from typing import Any
@@ -143,12 +142,15 @@ def tensor_from_flat(item: dict[str, Any]) -> Tensor | None:
             or type(data) is not list
             or len(shape) > MAX_RANK
             or count > _SHORT
-            or prod(shape) != count
         ):
             return None
-        # `struct` refuses what is no number, and numpy a shape that is not of whole numbers.
+        # `struct` refuses what is no number. The shape is not looked at before numpy, which refuses
+        # what is not of whole numbers: multiplied, a string or an array in it is all of memory.
         raw = pack(f"<{count}{code}", *data)
-        return Tensor(name, datatype, np.ndarray(shape, dtype, raw))
+        array = np.ndarray(shape, dtype, raw)
+        if array.size != count or array.shape != tuple(shape):  # numpy takes -1 for "the rest"
+            return None
+        return Tensor(name, datatype, array)
     except (KeyError, TypeError, ValueError, OverflowError, StructError):
         return None
 

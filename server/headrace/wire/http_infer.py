@@ -26,7 +26,7 @@ from headrace.core.requests import (
 )
 from headrace.core.shapes import brackets
 from headrace.core.signature import Signature, quoted
-from headrace.core.tensors import Buffer, Tensor, elsewhere
+from headrace.core.tensors import MAX_RANK, Buffer, Tensor, elsewhere, too_many_dimensions
 from headrace.wire.bytes_tensor import decode_bytes_tensor, object_array
 from headrace.wire.classification import check_class_count
 from headrace.wire.elements import json_name, tensor_from_flat, tensor_from_json
@@ -283,6 +283,8 @@ def _input(
         )
     name = _member(item, "name", str, None)
     shape = _member(item, "shape", list, None)
+    if len(shape) > MAX_RANK:  # first, because the other messages show the shape
+        raise too_many_dimensions(name, shape)
     # bool is an int to Python, not to JSON; a set of exact types tells them apart.
     if not set(map(type, shape)) <= _INT or (shape and min(shape) < 0):
         raise InvalidRequest(
