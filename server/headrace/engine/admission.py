@@ -8,12 +8,14 @@ everyone late. Owned by the event-loop thread.
 from collections.abc import Callable
 
 from headrace.core.errors import Overloaded, ServerExiting
+from headrace.engine.workbench import Workbench
 
 
 class Admission:
     """Counts requests and their bytes against two limits; 0 means no limit.
 
     Invariant: every `enter` is followed by exactly one `leave` with all bytes entered or grown by.
+    `workbench` is where what was admitted is worked on when that would hold the loop up.
     """
 
     def __init__(self, max_requests: int, max_bytes: int) -> None:
@@ -23,6 +25,7 @@ class Admission:
         self.bytes = 0
         self.refused = 0
         self.exiting = False
+        self.workbench = Workbench()
         self._on_empty: Callable[[], None] | None = None
         self._on_close: set[Callable[[], None]] = set()
 

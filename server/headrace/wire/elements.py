@@ -5,6 +5,7 @@ accept `"1"` for a number, `1.5` for an integer (cutting it) and `null` for NaN.
 """
 
 import json
+from collections.abc import Callable
 from itertools import chain, zip_longest
 from struct import error as StructError
 from struct import pack
@@ -16,10 +17,14 @@ import orjson
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.shapes import brackets
-from headrace.core.tensors import MAX_RANK, Tensor, element_count
+from headrace.core.tensors import MAX_RANK, Array, Tensor, element_count
 from headrace.wire.bytes_tensor import object_array
+from headrace.wire.long_json import LongArray, Parse
 
 MAX_DEPTH = 100
+# What an element of BYTES takes beside its bytes, once it is an object.
+OBJECT_BYTES = 41
+Charge = Callable[[int], object]
 
 _ACCEPTED: dict[Datatype, frozenset[type]] = {
     datatype: frozenset({int}) for datatype in Datatype if NUMPY[datatype].kind in "iu"
@@ -43,8 +48,10 @@ _TRITONS_WORDS: dict[Datatype, str] = {
 _JSON_NAMES: dict[type, str] = {
     dict: "an object", list: "an array", str: "a string", bool: "a boolean",
     int: "an integer", float: "a number with a fraction or exponent", type(None): "null",
+    LongArray: "a long array",
 }  # fmt: skip
 _BINARY_ONLY = (Datatype.FP16, Datatype.BF16)
+_ELEMENTS = 64 << 10  # of an array that are written at once: a few milliseconds
 # Lists up to this length are packed by `struct`, which has less to set up than numpy.
 _SHORT = 1024
 _CODES: dict[Datatype, str] = {
@@ -61,6 +68,10 @@ _FLAT = {
 }
 
 
+def uncharged(nbytes: int) -> None:
+    """A `Charge` where nothing is counted."""
+
+
 def json_name(value_type: type) -> str:
     """What a parsed value of this type was called in JSON."""
     return _JSON_NAMES.get(value_type, value_type.__name__)
@@ -71,14 +82,17 @@ def flatten(name: str, data: list[Any]) -> tuple[list[Any], set[type]]:
 
     Raises `InvalidRequest` for lists beside elements, and for lists nested too deeply.
     """
+    values, types, _ = _flattened(name, data)
+    return values, types
+
+
+def _flattened(name: str, data: list[Any]) -> tuple[list[Any], set[type], int]:
+    """The same, and how deep the elements lie."""
     types = set(map(type, data))
     depth = 1
     while list in types:
         if len(types) > 1:
-            raise InvalidRequest(
-                f"Unable to parse 'data' of input '{name}':"
-                f" elements and arrays are mixed at depth {depth}"
-            )
+            raise _mixed(name, depth)
         depth += 1
         if depth >= MAX_DEPTH:
             raise InvalidRequest(
@@ -87,7 +101,13 @@ def flatten(name: str, data: list[Any]) -> tuple[list[Any], set[type]]:
             )
         data = list(chain.from_iterable(data))
         types = set(map(type, data))
-    return data, types
+    return data, types, depth
+
+
+def _mixed(name: str, depth: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"Unable to parse 'data' of input '{name}': elements and arrays are mixed at depth {depth}"
+    )
 
 
 def tensor_from_json(name: str, datatype: Datatype, shape: list[int], data: list[Any]) -> Tensor:
@@ -96,12 +116,60 @@ def tensor_from_json(name: str, datatype: Datatype, shape: list[int], data: list
     Raises `InvalidRequest` for FP16 and BF16 (JSON has no form for them), for elements of a wrong
     type or out of the datatype's range, and where their number differs from what `shape` asks for.
     """
+    _check_form(name, datatype)
+    values, types = flatten(name, data)
+    _check_types(name, datatype, types)
+    if len(values) != (count := element_count(name, shape)):
+        raise _wrong_number(name, shape, count, len(values), "")
+    if datatype is Datatype.BYTES:
+        values = list(map(str.encode, values))
+    return tensor_from_values(name, datatype, shape, values)
+
+
+def tensor_from_long(
+    name: str, datatype: Datatype, shape: list[int], data: LongArray, parse: Parse, charge: Charge
+) -> Tensor:
+    """As `tensor_from_json`, piece by piece; `charge` is called with the bytes it takes, first."""
+    _check_form(name, datatype)
+    if (count := element_count(name, shape)) > len(data):
+        raise _wrong_number(name, shape, count, data.elements(), "")
+    bytes_tensor = datatype is Datatype.BYTES
+    charge(count * (OBJECT_BYTES if bytes_tensor else NUMPY[datatype].itemsize))
+    array: Array = np.empty(count, NUMPY[datatype])
+    filled = empty_depth = depth = 0
+    for piece in data.pieces(parse):
+        values, types, its_depth = _flattened(name, piece)
+        _check_types(name, datatype, types)
+        if values:
+            depth, before = its_depth, depth or its_depth
+            if depth != before:
+                raise _mixed(name, min(depth, before))
+        else:
+            empty_depth = max(empty_depth, its_depth)
+        if depth and depth < empty_depth:
+            raise _mixed(name, depth)
+        end = filled + len(values)
+        if end > count:
+            raise _wrong_number(name, shape, count, end, " at least")
+        if bytes_tensor:
+            array[filled:end] = list(map(str.encode, values))
+        else:
+            array[filled:end] = tensor_from_values(name, datatype, [len(values)], values).array
+        filled = end
+    if filled < count:
+        raise _wrong_number(name, shape, count, filled, "")
+    return Tensor(name, datatype, array.reshape(shape))
+
+
+def _check_form(name: str, datatype: Datatype) -> None:
     if datatype in _BINARY_ONLY:
         raise InvalidRequest(
             f"receiving {datatype} data via JSON is not supported."
             f" Please use the binary data format for input '{name}'"
         )
-    values, types = flatten(name, data)
+
+
+def _check_types(name: str, datatype: Datatype, types: set[type]) -> None:
     if not types <= _ACCEPTED[datatype]:
         wrong = types - _ACCEPTED[datatype]
         raise InvalidRequest(
@@ -109,19 +177,19 @@ def tensor_from_json(name: str, datatype: Datatype, shape: list[int], data: list
             f" but its data holds {' and '.join(sorted(map(json_name, wrong)))}"
             f"{_TRITONS_WORDS.get(datatype, '')}"
         )
-    if len(values) != (count := element_count(name, shape)):
-        fault = (
-            "Failed to parse 'data' field: shape does not match true shape"
-            if len(values) < count
-            else "Unable to parse 'data': Shape does not match true shape of 'data' field"
-        )
-        raise InvalidRequest(
-            f"{fault} of input '{name}': {brackets(shape)} needs {count} elements,"
-            f" got {len(values)}"
-        )
-    if datatype is Datatype.BYTES:
-        values = list(map(str.encode, values))
-    return tensor_from_values(name, datatype, shape, values)
+
+
+def _wrong_number(
+    name: str, shape: list[int], count: int, got: int, roughly: str
+) -> InvalidRequest:
+    fault = (
+        "Failed to parse 'data' field: shape does not match true shape"
+        if got < count
+        else "Unable to parse 'data': Shape does not match true shape of 'data' field"
+    )
+    return InvalidRequest(
+        f"{fault} of input '{name}': {brackets(shape)} needs {count} elements, got{roughly} {got}"
+    )
 
 
 def tensor_from_flat(item: dict[str, Any]) -> Tensor | None:
@@ -180,31 +248,57 @@ def tensor_from_values(
 
 
 def json_elements(tensor: Tensor) -> bytes:
-    """The elements of `tensor` as one flat JSON array.
+    """`json_pieces` as one text."""
+    return b"".join(json_pieces(tensor))
+
+
+def json_pieces(tensor: Tensor) -> list[bytes]:
+    """The elements of `tensor` as one flat JSON array, in pieces.
 
     Floats are the shortest decimals that give the same value back in the tensor's own precision;
     NaN and infinities are the bare words that Python's and Triton's JSON use. Raises
     `InvalidRequest` for FP16, BF16 and BYTES that are not UTF-8: the client has to ask for these in
     binary.
     """
-    datatype = tensor.datatype
-    array = tensor.array.ravel()
-    if datatype is Datatype.BYTES:
-        try:
-            return orjson.dumps(list(map(bytes.decode, array.tolist())))
-        except UnicodeDecodeError:
-            raise InvalidRequest(
-                f"output '{tensor.name}' holds bytes that are not UTF-8 and cannot be sent as JSON."
-                " Please use the binary data format for this output"
-            ) from None
-    if datatype in _BINARY_ONLY:
+    if tensor.datatype in _BINARY_ONLY:
         raise InvalidRequest(
-            f"sending {datatype} data via JSON is not supported."
+            f"sending {tensor.datatype} data via JSON is not supported."
             f" Please use the binary data format for output '{tensor.name}'"
         )
+    array = tensor.array.ravel()
+    if tensor.datatype is Datatype.BYTES:
+        write = _strings
+    elif array.size <= _ELEMENTS:
+        text = orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
+        return [text if b"n" not in text else _with_words(text, array)]
+    else:
+        write = _numbers
+    if array.size <= _ELEMENTS:
+        return [write(tensor.name, array)]
+    # In pieces, because one call holds the interpreter for its whole run.
+    pieces: list[bytes] = []
+    for start in range(0, array.size, _ELEMENTS):
+        piece = write(tensor.name, array[start : start + _ELEMENTS])
+        pieces += (b"," if start else b"[", piece[1:-1])
+    return [*pieces, b"]"]
+
+
+def _strings(name: str, array: Array) -> bytes:
+    try:
+        return orjson.dumps(list(map(bytes.decode, array.tolist())))
+    except UnicodeDecodeError:
+        raise InvalidRequest(
+            f"output '{name}' holds bytes that are not UTF-8 and cannot be sent as JSON."
+            " Please use the binary data format for this output"
+        ) from None
+
+
+def _numbers(name: str, array: Array) -> bytes:
     text = orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
-    if b"n" not in text:
-        return text
+    return text if b"n" not in text else _with_words(text, array)
+
+
+def _with_words(text: bytes, array: Array) -> bytes:
     # orjson writes NaN and infinities as null; the standard library writes the bare words.
     words = json.dumps(array[~np.isfinite(array)].tolist())[1:-1].encode().split(b", ")
     return b"".join(chain.from_iterable(zip_longest(text.split(b"null"), words, fillvalue=b"")))

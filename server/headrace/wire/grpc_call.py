@@ -16,7 +16,7 @@ import numpy as np
 
 from headrace.core.errors import ServerError
 from headrace.core.tensors import Buffer
-from headrace.wire.compression import decompress
+from headrace.wire.compression import ANSWER_RATIO, decompress
 from headrace.wire.grpc_response import (
     INTERNAL,
     OK,
@@ -55,7 +55,7 @@ class End(NamedTuple):
 
 def unpacked(data: bytes, encoding: str) -> Buffer:
     """A compressed message; raises `ServerError`."""
-    return decompress(data, encoding, MAX_MESSAGE, "answer")
+    return decompress(data, encoding, MAX_MESSAGE, "answer", max_ratio=ANSWER_RATIO)
 
 
 class ClientCall(ClientStream):

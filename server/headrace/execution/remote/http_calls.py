@@ -35,7 +35,7 @@ from headrace.execution.remote.options import Endpoint, RemoteOptions
 from headrace.execution.remote.rest import Conversation, Inference, Rest, RestControl, RestPassing
 from headrace.execution.remote.task_call import TaskCall
 from headrace.execution.remote.tls import secured, tls_context
-from headrace.wire.compression import LARGE, compress, decompress
+from headrace.wire.compression import ANSWER_RATIO, LARGE, compress, decompress
 from headrace.wire.http_exchange import (
     LARGEST_BODY,
     HttpRequest,
@@ -94,7 +94,10 @@ class HttpDialect:
         if encoding is None:
             return response
         try:
-            body = decompress(response.body, encoding.decode("latin-1"), LARGEST_BODY, "answer")
+            body = decompress(
+                response.body, encoding.decode("latin-1"), LARGEST_BODY, "answer",
+                max_ratio=ANSWER_RATIO,
+            )  # fmt: skip
         except ServerError as error:
             raise nonsense(self.model, error) from None
         return HttpResponse(response.status, response.headers, body, response.reusable)

@@ -7,7 +7,7 @@ from fastapi.routing import APIRoute
 from starlette.types import Receive, Scope, Send
 
 from headrace.transports.http.categories import category_of, key_error
-from headrace.transports.http.exchange import opens
+from headrace.transports.http.head import opens
 from headrace.wire.header_rules import Category, Key
 
 
