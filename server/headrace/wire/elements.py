@@ -5,7 +5,7 @@ accept `"1"` for a number, `1.5` for an integer (cutting it) and `null` for NaN.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain, zip_longest
 from struct import error as StructError
 from struct import pack
@@ -24,6 +24,9 @@ from headrace.wire.long_json import LongArray, Parse
 MAX_DEPTH = 100
 # What an element of BYTES takes beside its bytes, once it is an object.
 OBJECT_BYTES = 41
+# Bytes of a tensor of numbers that comes as text or as typed contents, of which some bytes may
+# become many. A larger one is moved about for so long that others wait for it.
+MAX_DECODED = 128 << 20
 Charge = Callable[[int], object]
 
 _ACCEPTED: dict[Datatype, frozenset[type]] = {
@@ -70,6 +73,17 @@ _FLAT = {
 
 def uncharged(nbytes: int) -> None:
     """A `Charge` where nothing is counted."""
+
+
+def decoded_size(name: str, datatype: Datatype, count: int) -> int:
+    """Bytes that numbers take; raises `InvalidRequest` beyond `MAX_DECODED`."""
+    size = count * NUMPY[datatype].itemsize
+    if size > MAX_DECODED:
+        raise InvalidRequest(
+            f"input '{name}' takes {size} bytes once it is decoded, at most {MAX_DECODED} are"
+            " allowed: send it in binary, as raw bytes"
+        )
+    return size
 
 
 def json_name(value_type: type) -> str:
@@ -134,7 +148,7 @@ def tensor_from_long(
     if (count := element_count(name, shape)) > len(data):
         raise _wrong_number(name, shape, count, data.elements(), "")
     bytes_tensor = datatype is Datatype.BYTES
-    charge(count * (OBJECT_BYTES if bytes_tensor else NUMPY[datatype].itemsize))
+    charge(count * OBJECT_BYTES if bytes_tensor else decoded_size(name, datatype, count))
     array: Array = np.empty(count, NUMPY[datatype])
     filled = empty_depth = depth = 0
     for piece in data.pieces(parse):
@@ -224,14 +238,14 @@ def tensor_from_flat(item: dict[str, Any]) -> Tensor | None:
 
 
 def tensor_from_values(
-    name: str, datatype: Datatype, shape: list[int], values: list[Any]
+    name: str, datatype: Datatype, shape: list[int], values: Sequence[Any]
 ) -> Tensor:
-    """The tensor of a flat list of as many values, of the right type, as `shape` asks for.
+    """The tensor of as many values, of the right type, as `shape` asks for.
 
     Raises `InvalidRequest` for numbers out of the datatype's range.
     """
     if datatype is Datatype.BYTES:
-        return Tensor(name, datatype, object_array(values, shape))
+        return Tensor(name, datatype, object_array(list(values), shape))
     count = len(values)
     try:
         if count <= _SHORT and datatype in _CODES:

@@ -7,7 +7,7 @@ from headrace.core.datatypes import Datatype
 from headrace.core.requests import Parameter
 from headrace.core.tensors import Buffer, raw_bytes
 from headrace.wire.bytes_tensor import encode_bytes_tensor
-from headrace.wire.grpc_messages import varint
+from headrace.wire.grpc_contents import varint
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.remote_infer import RAW_INPUT, RemoteInput, write_parameters
 from headrace.wire.shared_memory import PARAMETERS
