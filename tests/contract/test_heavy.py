@@ -197,3 +197,39 @@ def test_a_stream_keeps_its_order_behind_a_heavy_message(heavy: ServerProcess) -
             found = [pb.ModelStreamInferResponse.FromString(data) for data in answers]
         assert [f.infer_response.id for f in found] == ["big", "small"] * 3
         assert found[0].infer_response.raw_output_contents[0] == _NUMBERS.tobytes()
+
+
+def test_the_highest_of_many(heavy: ServerProcess) -> None:
+    count = 1_000_000
+    wanted = [{"name": "OUTPUT0", "parameters": {"classification": 2}}]
+    body, headers = _binary(np.arange(count, dtype=np.float32).reshape(1, -1), wanted)
+    answer = ask(heavy.http, "POST", _INFER.format("identity_FP32"), body, **headers)
+    assert answer.document["outputs"][0]["data"] == ["999999.000000:999999", "999998.000000:999998"]
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "BYTES"])
+def test_a_large_generate_request(heavy: ServerProcess, datatype: str) -> None:
+    """With front ends it goes to the engine as it came, and is decoded there."""
+    values: list[object] = [1.5, 2.0] if datatype == "FP32" else ["a", "b"]
+    body = json.dumps({"INPUT0": values * 300_000}).encode()
+    with HttpSocket(heavy.http, 60) as one, HttpSocket(heavy.http) as other:
+        one.send(request("POST", f"/v2/models/identity_{datatype}/generate", body))
+        assert other.ask("GET", "/v2/health/live").status == 200
+        answer = one.receive()
+    assert answer.status == 200
+    assert answer.document["OUTPUT0"] == values * 300_000
+
+
+def test_a_large_raw_request(heavy: ServerProcess) -> None:
+    """The whole body is the one element of one row."""
+    headers = {"inference-header-content-length": "0"}
+    answer = ask(heavy.http, "POST", _INFER.format("identity_BYTES"), b"a" * 1_000_000, **headers)
+    assert answer.status == 200
+    assert answer.body.endswith(struct.pack("<I", 1_000_000) + b"a" * 1_000_000)
+
+
+def test_a_large_generate_request_that_is_wrong(heavy: ServerProcess) -> None:
+    body = json.dumps({"INPUT0": [1.5] * 300_000 + ["a"]}).encode()
+    answer = ask(heavy.http, "POST", "/v2/models/identity_FP32/generate", body)
+    assert answer.status == 400
+    assert "takes numbers" in answer.error
