@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from headrace.core.shares import Shares
 from headrace.door_settings import DoorSettings
-from headrace.engine.admission import Shares
 from headrace.model_settings import ModelSettings
 from headrace.observability.logs import FORMATS, LogSettings
 from headrace.observability.trace_settings import TraceConfig

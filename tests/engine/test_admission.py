@@ -3,7 +3,8 @@
 import pytest
 
 from headrace.core.errors import Overloaded, ServerExiting
-from headrace.engine.admission import Admission, Held, Shares
+from headrace.core.shares import Shares
+from headrace.engine.admission import Admission, Held
 
 
 def test_counts_go_up_and_down() -> None:

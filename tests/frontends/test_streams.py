@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.core.errors import ExecutionFailed, InvalidRequest, NotFound, ServerError
 from headrace.core.requests import InferRequest, InferResponse, Ticket
-from headrace.engine.admission import Shares
+from headrace.core.shares import Shares
 from headrace.frontends.channel import pair
 from headrace.frontends.host import Host
 from headrace.frontends.remote import EngineLink, RemoteEngine, RemoteTarget, ReportedAdmission

@@ -1,6 +1,7 @@
 """HTTP as it lies on the wire: a test writes the bytes itself."""
 
 import json
+import select
 import socket
 from dataclasses import dataclass
 from http.client import HTTPMessage, parse_headers
@@ -67,6 +68,10 @@ class HttpSocket:
         """Send one request with the length of its body, and read the response."""
         self.send(request(method, path, body, **headers))
         return self.receive(head=method == "HEAD")
+
+    def readable(self) -> bool:
+        """Whether something has come."""
+        return bool(select.select([self._socket], [], [], 0)[0])
 
     def at_end(self) -> bool:
         """Wait until the server sends or closes; whether it closed."""

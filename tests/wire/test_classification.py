@@ -8,7 +8,12 @@ from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.requests import InferResponse, Timing
 from headrace.core.tensors import Tensor
-from headrace.wire.classification import check_class_count, classify, classify_outputs
+from headrace.wire.classification import (
+    MAX_CLASSES,
+    check_class_count,
+    classify,
+    classify_outputs,
+)
 from tests.wire.strategies import object_array
 
 
@@ -79,7 +84,26 @@ def test_check_class_count() -> None:
     assert check_class_count("y", 3) == 3
 
 
-@pytest.mark.parametrize("count", [0, -1, True, 1.0, "1", None])
+@pytest.mark.parametrize("count", [0, -1, True, 1.0, "1", None, MAX_CLASSES + 1])
 def test_counts_that_are_none(count: object) -> None:
-    with pytest.raises(InvalidRequest, match="'classification' of output 'y' must be a positive"):
+    with pytest.raises(InvalidRequest, match="'classification' of output 'y' must be"):
         check_class_count("y", count)
+
+
+@pytest.mark.parametrize("count", [1, 7, 4999, 5000, 9000])
+@pytest.mark.parametrize("special", [(), (np.nan,), (np.nan, np.inf, -np.inf)], ids=str)
+def test_wide_rows_are_sorted_as_narrow_ones(count: int, special: tuple[float, ...]) -> None:
+    """Where only the highest are sorted: many are equal, and the first of equals come first."""
+    rng = np.random.default_rng(count)
+    rows = rng.integers(0, 50, (3, 5000)).astype(np.float32)
+    for value in special:
+        rows[rng.random(rows.shape) < 0.01] = value
+    found = classify(tensor(rows), count, [], True)
+    expected = [
+        [f"{value:f}:{index}" for index, value in ordered[:count]]
+        for ordered in (
+            sorted(enumerate(row.tolist()), key=lambda pair: (pair[1] == pair[1], -pair[1]))
+            for row in rows
+        )
+    ]
+    assert [[text.decode() for text in row] for row in found.array.tolist()] == expected

@@ -6,8 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.core.errors import InvalidRequest, PayloadTooLarge, ServerError, Unsupported
-from headrace.wire.compression import choose_encoding, compress, decompress, too_large
+from headrace.core.errors import (
+    InvalidRequest,
+    Overloaded,
+    PayloadTooLarge,
+    ServerError,
+    Unsupported,
+)
+from headrace.wire.compression import (
+    choose_encoding,
+    compress,
+    decompress,
+    decompress_small,
+    too_large,
+)
 from tests.wire.strategies import PROPERTY, mutations, outcome
 
 LIMIT = 1 << 24
@@ -103,6 +115,48 @@ def test_the_limit_is_exact(size: int, fits: bool) -> None:
     body = compress(bytes(size), "gzip")
     result = outcome(decompress, body, "gzip", 100)
     assert result == bytes(size) if fits else isinstance(result, PayloadTooLarge)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_any_ratio_is_honest(encoding: str) -> None:
+    """A tensor of one value; what counts is how much comes out."""
+    body = compress(bytes(MIB) * 12, encoding, 9)
+    assert len(body) * 900 < 12 * MIB
+    assert decompress(body, encoding, LIMIT) == bytes(12 * MIB)
+
+
+def test_each_piece_is_charged_before_the_next_is_unpacked() -> None:
+    counted: list[int] = []
+
+    def charge(nbytes: int) -> None:
+        counted.append(nbytes)
+        if sum(counted) > 3 * MIB:
+            raise Overloaded("as asked")
+
+    assert len(decompress(compress(bytes(2 * MIB), "gzip"), "gzip", LIMIT, charge=charge)) == sum(
+        counted
+    )
+    counted.clear()
+    bomb = compress(bytes(64 * MIB), "deflate")
+    tracemalloc.start()
+    try:
+        with pytest.raises(Overloaded):
+            decompress(bomb, "deflate", 64 * MIB, charge=charge)
+        assert tracemalloc.get_traced_memory()[1] < 6 * MIB
+    finally:
+        tracemalloc.stop()
+    assert max(counted) <= MIB
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", " GZIP "])
+@pytest.mark.parametrize(("size", "small"), [(0, True), (64 << 10, True), ((64 << 10) + 1, False)])
+def test_small_bodies(encoding: str, size: int, small: bool) -> None:
+    packed = compress(bytes(size), encoding.strip().lower())
+    assert decompress_small(packed, encoding) == (bytes(size) if small else None)
+    assert decompress_small(packed[:-1], encoding) is None
+    assert decompress_small(packed + b"x", encoding) is None
+    assert decompress_small(b"nonsense", encoding) is None
+    assert decompress_small(packed, "br") is None
 
 
 def test_size_errors_name_limit_size_and_setting() -> None:

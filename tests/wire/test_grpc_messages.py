@@ -12,13 +12,13 @@ from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest, ServerError
 from headrace.core.requests import InferRequest, InferResponse, SharedRequest, Timing
 from headrace.core.tensors import Tensor, elsewhere, raw_bytes
+from headrace.wire.grpc_contents import varint
 from headrace.wire.grpc_infer import decode_infer, encode_infer, parse_infer
 from headrace.wire.grpc_messages import (
     InferReader,
     InferWriter,
     stream_message,
     stream_response,
-    varint,
     walk,
 )
 from headrace.wire.pb import grpc_service_pb2 as pb
@@ -176,7 +176,6 @@ def test_the_model_is_known_before_the_tensors_are_looked_at() -> None:
 @pytest.mark.parametrize(
     ("data", "head", "raw"),
     [
-        (b"", b"", []),
         (b"\x0a\x01m\x3a\x02ab\x3a\x00", b"\x0a\x01m", [b"ab", b""]),
         (b"\x3a\x02ab\x0a\x01m\x1a\x01i", b"\x0a\x01m", [b"ab"]),
         (b"\x3a\x82\x80\x00ab", b"", [b"ab"]),

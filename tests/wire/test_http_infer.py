@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.datatypes import NUMPY, Datatype
-from headrace.core.errors import InvalidRequest, ServerError
+from headrace.core.errors import InvalidRequest, Overloaded, ServerError
 from headrace.core.requests import (
     MAX_TENSORS,
     InferRequest,
@@ -24,7 +24,14 @@ from headrace.core.requests import (
 )
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Tensor, elsewhere
-from headrace.wire.http_infer import decode_infer, decode_raw, error_body, parse_json_size
+from headrace.wire.elements import MAX_DECODED, uncharged
+from headrace.wire.http_infer import (
+    decode_infer,
+    decode_raw,
+    error_body,
+    parse_json_size,
+    takes_long,
+)
 from headrace.wire.http_response import ResponseForm, SharedForm
 from tests.wire.strategies import (
     IN_JSON,
@@ -896,3 +903,133 @@ def test_a_shape_is_looked_at_before_it_is_counted_with(
     finally:
         tracemalloc.stop()
     assert len(str(refused.value)) < 1000
+
+
+# Long data
+
+
+def long_body(datatype: str, data: str, count: int, **members: Any) -> bytes:
+    """A request whose JSON is too long to be parsed at once."""
+    filling = json.dumps("f" * (1 << 20))
+    given = an_input(datatype=datatype, shape=[count], data=None) | members
+    text = json.dumps(given)[:-1] + f',"data":[{data}]}}'
+    return f'{{"filling":{filling},"inputs":[{text}]}}'.encode()
+
+
+def decode_long(body: bytes, charge: Any = uncharged) -> Tensor:
+    request, _ = decode_infer("m", "", body, None, None, charge)
+    return request.inputs["x"]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "element", "value"),
+    [
+        ("FP32", "0.5", 0.5),
+        ("FP64", "1e3", 1000.0),
+        ("FP32", "[1]", 1.0),
+        ("INT64", "-7", -7),
+        ("UINT64", str(2**64 - 1), 2**64 - 1),
+        ("BOOL", "true", True),
+        ("BYTES", r'"a,\"]\u00e9"', 'a,"]é'.encode()),
+        ("FP32", " 2 ", 2.0),
+        ("FP32", "-Infinity", -np.inf),
+    ],
+)
+def test_long_data(datatype: str, element: str, value: object) -> None:
+    count = 100_000
+    found = decode_long(long_body(datatype, ",".join([element] * count), count))
+    assert found.array.dtype == NUMPY[Datatype(datatype)]
+    assert found.array.shape == (count,)
+    assert set(found.array.tolist()) == {value}
+
+
+@pytest.mark.parametrize(
+    ("datatype", "last", "count", "text"),
+    [
+        ("FP32", "null", 0, "takes numbers, but its data holds null"),
+        ("FP32", "true", 0, "takes numbers, but its data holds a boolean"),
+        ("FP32", '"1"', 0, "takes numbers, but its data holds a string"),
+        ("INT32", "1.5", 0, "takes integers, but its data holds a number with a fraction"),
+        ("INT8", "128", 0, "out of the range of INT8"),
+        ("FP32", "[1]", 0, "elements and arrays are mixed at depth 1"),
+        ("FP32", "1,", 0, "failed to parse the request JSON buffer"),
+        ("FP32", ",1", 0, "failed to parse the request JSON buffer"),
+        ("FP32", "1x", 0, "failed to parse the request JSON buffer"),
+        ("FP32", "1", 1, "Failed to parse 'data' field: .* got 100000"),
+        ("FP32", "1", -1, "Unable to parse 'data': .* got at least 100000"),
+        ("FP32", "1", 2**40, "Failed to parse 'data' field: .* got 100000"),
+        ("FP16", "1", 0, "receiving FP16 data via JSON is not supported"),
+    ],
+)
+def test_wrong_long_data(datatype: str, last: str, count: int, text: str) -> None:
+    """What is wrong comes at the end, behind pieces that are right."""
+    data = ",".join(["1"] * 99_999 + [last])
+    with pytest.raises(InvalidRequest, match=text):
+        decode_long(long_body(datatype, data, 100_000 + count))
+
+
+def test_long_data_is_charged_before_it_is_taken() -> None:
+    charged: list[int] = []
+    count = 1_000_000
+    body = long_body("FP64", ",".join(["0"] * count), count)
+    tracemalloc.start()
+    try:
+        decode_long(body, charged.append)
+        assert charged == [8 * count]
+        assert tracemalloc.get_traced_memory()[1] < len(body) + 8 * count + (8 << 20)
+    finally:
+        tracemalloc.stop()
+
+    def refuse(nbytes: int) -> None:
+        raise Overloaded("as asked")
+
+    with pytest.raises(Overloaded):
+        decode_long(body, refuse)
+
+
+def test_long_data_is_limited() -> None:
+    count = MAX_DECODED // 8 + 1
+    body = long_body("FP64", ",".join(["0"] * count), count)
+    with pytest.raises(InvalidRequest, match=f"at most {MAX_DECODED} are allowed"):
+        decode_long(body)
+
+
+def test_long_data_is_held_against_the_signature_first() -> None:
+    signature = Signature("m", 0, (TensorSpec("x", Datatype.BYTES, (-1,)),), ())
+    body = long_body("FP32", ",".join(["nonsense"] * 1000), 1000)
+    with pytest.raises(InvalidRequest, match="data-type is 'FP32'"):
+        decode_infer("m", "", body, None, signature)
+
+
+@pytest.mark.parametrize(
+    ("json_size", "head", "long"),
+    [
+        (None, b"", True),
+        ("70000", b"", True),
+        ("40", b'{"inputs":[{"datatype":"FP32"}]}        ', False),
+        ("40", b'{"inputs":[{"datatype":"BYTES"}]}       ', True),
+        ("40", b'{"inputs":[{"datatype":"BYTE\\u0053"}]}', True),
+        ("0", b"", False),
+    ],
+)
+def test_what_takes_long_to_decode(json_size: str | None, head: bytes, long: bool) -> None:
+    assert takes_long(head + bytes(100_000), json_size, None) is long
+
+
+def test_raw_strings_take_long_to_decode() -> None:
+    for datatype, long in ((Datatype.BYTES, True), (Datatype.FP32, False)):
+        signature = Signature("m", 0, (TensorSpec("x", datatype, (-1,)),), ())
+        assert takes_long(bytes(100_000), "0", signature) is long
+
+
+@pytest.mark.parametrize("datatype", [d for d in IN_JSON if d is not Datatype.BOOL])
+def test_long_answers(datatype: Datatype) -> None:
+    """They are written in pieces, of which each has a beginning and an end."""
+    count = 200_001
+    if datatype is Datatype.BYTES:
+        given = object_array([b"a,]"] * count, (count,))
+    else:
+        given = np.arange(count).astype(NUMPY[datatype])
+    [text], _ = ResponseForm().encode(response(Tensor("y", datatype, given)))
+    data = orjson.loads(bytes(text))["outputs"][0]["data"]
+    assert data == [v.decode() if isinstance(v, bytes) else v for v in given.tolist()]

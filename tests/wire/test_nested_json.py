@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest
-from headrace.wire.http_infer import parse_json
+from headrace.wire.json_text import parse_json
 from headrace.wire.nested_json import array_of_nested, nested_json
 from tests.support.remote import values
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import InvalidRequest
-from headrace.core.requests import Parameter
+from headrace.core.requests import MAX_PARAMETERS, Parameter
 from headrace.wire.parameters import json_parameter, json_parameters, split_parameters
 from tests.wire.strategies import PROPERTY, any_text
 
@@ -120,3 +120,10 @@ def test_values_in_json(value: Parameter, text: bytes) -> None:
         == '{"null":"null","ä":'.encode() + text + b"}"
     )
     assert json_parameters({"a": value}) == b'{"a":' + text + b"}"
+
+
+def test_parameters_are_limited() -> None:
+    given = {str(number): number for number in range(MAX_PARAMETERS)}
+    assert len(split_parameters(given, frozenset())[1]) == MAX_PARAMETERS
+    with pytest.raises(InvalidRequest, match=f"{MAX_PARAMETERS} parameters, got 1025"):
+        split_parameters(given | {"more": 1}, frozenset())

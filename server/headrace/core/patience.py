@@ -4,10 +4,13 @@ Bytes earn time. A peer has `secs` seconds to begin with, earns a second with ev
 and never has more than `secs`: what came at once long ago buys nothing now.
 """
 
-import asyncio
 import fcntl
 import struct
 import termios
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
 
 SLOWEST = 1024  # bytes a second below which a message, or the reading of an answer, is given up
 
@@ -48,7 +51,7 @@ class Patience:
 PRESSED_SECS = 5.0
 
 
-def undelivered(transport: asyncio.WriteTransport) -> int:
+def undelivered(transport: "asyncio.WriteTransport") -> int:
     """Bytes that were written and that the peer has not acknowledged.
 
     A slow reader empties the system's own buffer for a long time before that takes any more from

@@ -12,6 +12,9 @@ from headrace.core.tensors import Buffer, Tensor
 Parameter = str | int | float | bool
 
 MAX_TENSORS = 4096  # inputs, or named outputs, of a request; no model comes near
+# Of a request, and of each of its tensors. A parameter is an option with a name, of which clients
+# set a handful; each costs some microseconds to look at.
+MAX_PARAMETERS = 1024
 
 
 @dataclass(slots=True)

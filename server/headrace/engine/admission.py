@@ -11,29 +11,17 @@ limits; so has each client's address if that is asked for. Owned by the event-lo
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from sys import maxsize
 from typing import NamedTuple
 
 from headrace.core.errors import Overloaded, ServerExiting
+from headrace.core.shares import Shares
+from headrace.engine.workbench import Workbench
 
 _PRESSED = 0.8  # of a limit, from which on clients that make no progress have less time
 # What a client may have in any case, so that shares of low limits do not get in the way.
 _LEAST_REQUESTS = 64
 _LEAST_BYTES = 64 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """What one client may take: percent of the server's limits, for a connection and an address.
-
-    Either may have 64 requests and 64 MiB in any case. `connections` may be open at once; 0: no
-    limit.
-    """
-
-    connection: int = 50
-    address: int = 100
-    connections: int = 0
 
 
 class Held(NamedTuple):
@@ -70,6 +58,7 @@ class Admission:
         self.refused_connections = 0
         self.aborted: Counter[str] = Counter()  # connections and calls given up, by reason
         self.exiting = False
+        self.workbench = Workbench()
         self.most_requests = max_requests or maxsize
         self.most_bytes = max_bytes or maxsize
         self.watched = False  # whether `changed` is to be called after each change

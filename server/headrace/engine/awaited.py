@@ -27,6 +27,7 @@ from headrace.core.requests import (
 )
 from headrace.core.signature import Signature
 from headrace.engine.admission import Admission
+from headrace.engine.deferred import Deferred
 from headrace.engine.doors import (
     GRPC_NOT_DECOUPLED,
     HTTP_NOT_DECOUPLED,
@@ -34,8 +35,10 @@ from headrace.engine.doors import (
     Entrance,
     Target,
 )
+from headrace.engine.workbench import LARGE
+from headrace.wire.elements import Charge, uncharged
 from headrace.wire.generate import decode_generate
-from headrace.wire.http_infer import body_of, decode_raw
+from headrace.wire.http_infer import body_of, decode_raw, takes_long
 from headrace.wire.link_frames import Flag
 from headrace.wire.status import INTERNAL_TEXT
 from headrace.wire.timing import add_timing, wants_timing
@@ -153,8 +156,10 @@ class AwaitedTarget:
         # The engine refuses at once, by raising: its versions take any sink.
         door_sink = cast(DoorSink, sink)
         if type(request) is RawRequest:
-            request, door_sink = decoded(request, found.signature, self._door, door_sink)
-        self._ticket = found.submit(request, door_sink)
+            admission = self._engine.admission
+            self._ticket = submit_raw(found, request, self._door, door_sink, admission)
+        else:
+            self._ticket = found.submit(request, door_sink)
         if self._held:
             self._ticket.hold(True)
 
@@ -210,23 +215,43 @@ class _TimedSink:
         return getattr(self._sink, name)
 
 
-def decoded(
-    request: RawRequest, signature: Signature | None, door: int, sink: DoorSink
-) -> tuple[InferRequest, DoorSink]:
-    """A raw request, whose body is decoded only now, and the sink for what was asked for in it.
+def submit_raw(
+    found: Target,
+    request: RawRequest,
+    door: int,
+    sink: DoorSink,
+    admission: Admission,
+    charge: Charge = uncharged,
+) -> Ticket:
+    """Decode a raw request, on a thread if that takes long, and queue what it is.
 
-    Raises `InvalidRequest`.
+    `charge` is called with the bytes that it takes then. Raises `ServerError`, or has the sink
+    refuse it later.
     """
+    signature = found.signature
     if "" not in request.inputs or signature is None:
         raise InvalidRequest("a raw request without a body")
-    names = request.model_name, request.model_version
-    if door & Flag.GENERATE:
-        found = decode_generate(signature, *names, body_of(request))
-        if wants_timing(found):
-            sink = cast(DoorSink, _TimedSink(sink))
-    else:
-        found, _ = decode_raw(signature, *names, body_of(request))
-    found.nbytes = request.nbytes
-    if request.parameters:  # from headers
-        found.parameters.update(request.parameters)
-    return found, sink
+    body, generates = body_of(request), bool(door & Flag.GENERATE)
+
+    def submit(decoded: InferRequest) -> Ticket:
+        decoded.nbytes = request.nbytes
+        if request.parameters:  # from headers
+            decoded.parameters.update(request.parameters)
+        timed = generates and wants_timing(decoded)
+        return found.submit(decoded, cast(DoorSink, _TimedSink(sink)) if timed else sink)
+
+    if len(body) <= LARGE or not (generates or takes_long(body, "0", signature)):
+        return submit(_decoded(signature, request, generates, uncharged))
+    return Deferred(
+        admission.workbench, len(body),
+        lambda charge: _decoded(signature, request, generates, charge), submit, sink, charge,
+    )  # fmt: skip
+
+
+def _decoded(
+    signature: Signature, request: RawRequest, generates: bool, charge: Charge
+) -> InferRequest:
+    names, body = (request.model_name, request.model_version), body_of(request)
+    if generates:
+        return decode_generate(signature, *names, body, charge)
+    return decode_raw(signature, *names, body)[0]

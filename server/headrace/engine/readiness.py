@@ -8,9 +8,12 @@ event-loop thread.
 
 import asyncio
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from headrace.engine.admission import Admission
-from headrace.engine.model import Model
+
+if TYPE_CHECKING:  # a front end has readiness, and no models
+    from headrace.engine.model import Model
 
 
 class Readiness:
@@ -60,7 +63,7 @@ class ServerReadiness(Readiness):
     """
 
     def __init__(
-        self, models: Mapping[str, Model], admission: Admission, strict: bool, on_request: bool
+        self, models: "Mapping[str, Model]", admission: Admission, strict: bool, on_request: bool
     ) -> None:
         super().__init__(self._is_ready)
         self.initialised = False  # all models are known

@@ -2,10 +2,13 @@
 and those that go on as they came.
 """
 
+import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
-from headrace.core.errors import InvalidRequest, ModelNotReady, ServerError
+from headrace.core.errors import ExecutionFailed, InvalidRequest, ModelNotReady, ServerError
 from headrace.core.requests import (
     InferRequest,
     InferResponse,
@@ -20,15 +23,27 @@ from headrace.core.signature import Signature
 from headrace.engine.doors import DoorSink
 from headrace.engine.regions import Regions
 from headrace.engine.shared_calls import Queue, SharedCall
+from headrace.engine.workbench import Job, Workbench
 from headrace.wire.classification import classify_outputs
+from headrace.wire.elements import uncharged
+from headrace.wire.status import INTERNAL_TEXT
+
+log = logging.getLogger(__name__)
+
+_AT_ONCE = 16 << 10  # bytes to look for classes in, each of which becomes a text at worst
 
 Submit = Callable[[InferRequest, Sink, int], Ticket]
 
 
-class _ClassifyingSink:
-    """Turns outputs into their highest classes on their way to `sink`."""
+class _Classifying:
+    """Turns outputs into their highest classes on their way to `sink`, and is the ticket.
 
-    __slots__ = ("_batches", "_classes", "_labels", "_sink")
+    What takes long is done on the workbench; what comes meanwhile waits behind it.
+    """
+
+    __slots__ = (
+        "_batches", "_behind", "_bench", "_classes", "_job", "_labels", "_over", "_sink", "ticket",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -36,15 +51,31 @@ class _ClassifyingSink:
         classes: Mapping[str, int],
         labels: Mapping[str, Sequence[str]],
         batches: bool,
+        bench: Workbench,
     ) -> None:
+        self.ticket: Ticket | None = None  # of the request itself
         self._sink = sink
         self._classes = classes
         self._labels = labels
         self._batches = batches
+        self._bench = bench
+        self._job: Job[None] | None = None
+        self._behind: deque[Callable[[], None]] = deque()
+        self._over = False
 
     def respond(self, response: InferResponse, final: bool) -> None:
+        if self._job is not None:
+            self._behind.append(partial(self.respond, response, final))
+            return
+        size = sum(t.array.nbytes for t in response.outputs if t.name in self._classes)
+        if size > _AT_ONCE:
+            self._job = self._bench.do(
+                size, lambda charge: self._classify(response),
+                partial(self._classified, response, final), uncharged,
+            )  # fmt: skip
+            return
         try:
-            classify_outputs(response, self._classes, self._labels, self._batches)
+            self._classify(response)
         except ServerError as error:
             self._sink.fail(error)
             return
@@ -54,14 +85,53 @@ class _ClassifyingSink:
         name_backend(self._sink, backend)
 
     def finish(self) -> None:
-        self._sink.finish()
+        if self._job is not None:
+            self._behind.append(self.finish)
+        else:
+            self._sink.finish()
 
     def fail(self, error: ServerError) -> None:
-        self._sink.fail(error)
+        if self._job is not None:
+            self._behind.append(partial(self.fail, error))
+        else:
+            self._sink.fail(error)
+
+    def cancel(self) -> None:
+        self._over = True
+        self._behind.clear()
+        if self._job is not None:
+            self._job.cancel()
+        if self.ticket is not None:
+            self.ticket.cancel()
+
+    def hold(self, held: bool) -> None:
+        if self.ticket is not None:
+            self.ticket.hold(held)
 
     def __getattr__(self, name: str) -> Any:
         """What else the sink of a door has."""
         return getattr(self._sink, name)
+
+    def _classify(self, response: InferResponse) -> None:
+        classify_outputs(response, self._classes, self._labels, self._batches)
+
+    def _classified(
+        self, response: InferResponse, final: bool, _: None, problem: Exception | None
+    ) -> None:
+        """Hand on what was classified on the workbench, and what has come since."""
+        self._job = None
+        if isinstance(problem, ServerError):
+            self._sink.fail(problem)
+        elif problem is not None:
+            log.error("bug in a classification", exc_info=problem)
+            self._sink.fail(ExecutionFailed(INTERNAL_TEXT))
+        else:
+            self._sink.respond(response, final)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        while self._behind and self._job is None and not self._over:
+            self._behind.popleft()()
 
 
 class SpecialRequests:
@@ -94,19 +164,25 @@ class SpecialRequests:
                 )
             return self._submit(request, sink, 1)
         call: SharedCall | None = None
+        classifying: _Classifying | None = None
         if isinstance(request, SharedRequest):
             # It came by a door: models do not know of clients' shared memory.
             sink = call = SharedCall(request, cast(DoorSink, sink), self._regions)
             request.inputs |= call.placeholders()
         if request.classes:
             batches = self._signature.batches
-            sink = _ClassifyingSink(sink, request.classes, self._labels, batches)
+            bench = self._regions.admission.workbench
+            sink = classifying = _Classifying(sink, request.classes, self._labels, batches, bench)
         try:
             rows = self._signature.check(request)
         except InvalidRequest as error:
             raise with_id(request, error) from None
         if call is None:
-            return self._submit(request, sink, rows)
+            ticket = self._submit(request, sink, rows)
+            if classifying is None:
+                return ticket
+            classifying.ticket = ticket
+            return classifying
         call.begin(self._queue, lambda: self._submit(request, sink, rows))
         return call
 

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from headrace.engine.admission import Shares
+from headrace.core.shares import Shares
 from headrace.observability.logs import LogSettings
 from headrace.transports.grpc.options import GrpcOptions
 from headrace.transports.grpc.tls import TlsFiles

@@ -10,6 +10,7 @@ requests.
 import logging
 import socket
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import orjson
@@ -24,8 +25,8 @@ from headrace.core.requests import (
     Ticket,
 )
 from headrace.engine.admission import Held
-from headrace.engine.awaited import AwaitedTarget, decoded, refuse_decoupled
-from headrace.engine.doors import GIVE_UP_BYTES, DoorSink, Entrance, Target, not_read
+from headrace.engine.awaited import AwaitedTarget, refuse_decoupled, submit_raw
+from headrace.engine.doors import GIVE_UP_BYTES, Entrance, Target, not_read
 from headrace.engine.version import ModelVersion
 from headrace.frontends.calls import Calls, CallUnderWay, UnderWay
 from headrace.frontends.channel import Channel
@@ -36,7 +37,7 @@ from headrace.wire.link_opaque import shut_response
 
 log = logging.getLogger(__name__)
 
-# Of `Flag`, without the cost of its operators.
+# Of `Flag`.
 _FINAL, _REFUSE, _RAW, _ONE_ANSWER, _WEB, _DOOR = 2, 4, 8, 48, 80, 112
 DOORS = (0, Flag.HTTP, Flag.UNARY, Flag.GENERATE)
 _PAUSE_BYTES = 1 << 20  # that the front end has not read, from which on models are asked to pause
@@ -212,10 +213,7 @@ class Host:
         give_up_bytes: int = GIVE_UP_BYTES,
         doors: Mapping[int, Entrance] | None = None,
     ) -> None:
-        """Beyond `give_up_bytes` that the front end does not read, streams are given up.
-
-        `doors` is the engine as each of `DOORS` has it, where that makes a difference.
-        """
+        """Beyond `give_up_bytes` not read, streams are given up; `doors`: the engine by `DOORS`."""
         self.writer = ResponseWriter()
         self.give_up_bytes = give_up_bytes
         self.unlogged = 0  # lines that the front end could not write into the log
@@ -259,6 +257,10 @@ class Host:
         """Count a request out."""
         if self._under_way.pop(request.number, None) is not None:
             self._admission.leave(request.nbytes)
+
+    def _grow(self, request: _Request, nbytes: int) -> None:
+        self._admission.grow(nbytes, request.nbytes)
+        request.nbytes += nbytes
 
     def pause(self, request: _Streamed) -> None:
         """Have a model pause until the front end reads."""
@@ -361,12 +363,13 @@ class Host:
             entered = request.nbytes
             under_way = kind(self, number, entered, found.name)
             self._under_way[number] = under_way
-            sink: DoorSink = under_way
-            if type(request) is RawRequest and found.signature is not None:
-                request, sink = decoded(request, found.signature, flags, sink)
             if isinstance(under_way, _Awaited):
                 under_way.found = found
-            under_way.ticket = found.submit(request, sink)
+            if type(request) is RawRequest and found.signature is not None:
+                counted = self._admission, partial(self._grow, under_way)
+                under_way.ticket = submit_raw(found, request, flags, under_way, *counted)
+            else:
+                under_way.ticket = found.submit(request, under_way)
         except BrokenLink:
             raise
         except Exception as error:

@@ -21,8 +21,9 @@ from headrace.core.requests import (
     Ticket,
     name_backend,
 )
+from headrace.core.shares import Shares
 from headrace.core.tensors import Buffer
-from headrace.engine.admission import Admission, Held, Shares
+from headrace.engine.admission import Admission, Held
 from headrace.engine.doors import DoorSink, RoutedSink
 from headrace.engine.readiness import Readiness
 from headrace.frontends.channel import Channel

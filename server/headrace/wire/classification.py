@@ -8,19 +8,27 @@ import numpy as np
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.requests import InferResponse
-from headrace.core.tensors import Tensor
+from headrace.core.tensors import Array, Tensor
 from headrace.core.texts import shown
 from headrace.wire.bytes_tensor import object_array
 
+# Classes of a row that may be asked for: each is a text of its own. More of them are no answer that
+# a person, or a program that wants the best few, can have use for.
+MAX_CLASSES = 10_000
 _MAX_ELEMENTS = 1_000_000
+_WIDE = 4096  # elements of a row from which on it pays to set the highest apart before sorting
 _UNSUPPORTED = (Datatype.FP16, Datatype.BF16, Datatype.BOOL, Datatype.BYTES)
 
 
 def check_class_count(output: str, count: object) -> int:
-    """An output's `classification` parameter; raises `InvalidRequest` unless it is positive."""
+    """An output's `classification` parameter; raises `InvalidRequest` unless 1 to `MAX_CLASSES`."""
     if type(count) is not int or count < 1:
         raise InvalidRequest(
             f"'classification' of output '{output}' must be a positive integer, got {shown(count)}"
+        )
+    if count > MAX_CLASSES:
+        raise InvalidRequest(
+            f"'classification' of output '{output}' must be at most {MAX_CLASSES}, got {count}"
         )
     return count
 
@@ -65,9 +73,10 @@ def classify(tensor: Tensor, count: int, labels: Sequence[str], batches: bool) -
     width = math.prod(array.shape[len(lead) :])
     rows = array.reshape(*(lead or (1,)), width)
     count = min(count, width)
-    # Sorting the reversed row stably and reversing the result puts the first of equals first.
-    last = width - 1
-    order = last - np.argsort(rows[:, ::-1], axis=1, kind="stable")[:, ::-1][:, :count]
+    if width > _WIDE and count < width:
+        order = np.stack([_highest(row, count) for row in rows]) if len(rows) else rows[:, :0]
+    else:
+        order = _descending(rows)[:, :count]
     spelling = "%f" if array.dtype.kind == "f" else "%d"
     texts = [
         ":".join([spelling % value, str(index), *labels[index : index + 1]]).encode()
@@ -75,3 +84,23 @@ def classify(tensor: Tensor, count: int, labels: Sequence[str], batches: bool) -
         for index, value in zip(indices, row[indices].tolist(), strict=True)
     ]
     return Tensor(tensor.name, Datatype.BYTES, object_array(texts, [*lead, count]))
+
+
+def _descending(rows: Array) -> Array:
+    """Indices of each row's elements from the highest to the lowest, of equals in their order."""
+    # Sorting the reversed row stably and reversing the result puts the first of equals first.
+    order = np.argsort(rows[:, ::-1], axis=1, kind="stable")[:, ::-1]
+    descending: Array = rows.shape[1] - 1 - order
+    return descending
+
+
+def _highest(row: Array, count: int) -> Array:
+    """The first `count` of what `_descending` gives for one row. NaN counts as the highest."""
+    lowest = np.partition(row, len(row) - count)[len(row) - count]
+    if lowest != lowest:
+        return np.flatnonzero(row != row)[:count]
+    above = np.flatnonzero(~(row <= lowest))
+    equal = np.flatnonzero(row == lowest)[: count - len(above)]
+    chosen = np.sort(np.concatenate([above, equal]))
+    highest: Array = chosen[_descending(row[chosen][None])[0]]
+    return highest

@@ -5,7 +5,7 @@ accept `"1"` for a number, `1.5` for an integer (cutting it) and `null` for NaN.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, zip_longest
 from struct import error as StructError
 from struct import pack
@@ -14,13 +14,20 @@ from typing import Any
 import numpy as np
 import orjson
 
-from headrace.core.bytes_array import bytes_array
+from headrace.core.bytes_array import BytesArray, bytes_array
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.shapes import brackets
-from headrace.core.tensors import MAX_RANK, Tensor, element_count
+from headrace.core.tensors import MAX_RANK, Array, Tensor, TensorArray, element_count
+from headrace.wire.long_json import LongArray, Parse
+from headrace.workers.bytes_elements import join
 
 MAX_DEPTH = 100
+LENGTH_BYTES = 4  # of an element of BYTES
+# Bytes of a tensor of numbers that comes as text or as typed contents, of which some bytes may
+# become many. A larger one is moved about for so long that others wait for it.
+MAX_DECODED = 128 << 20
+Charge = Callable[[int], object]
 
 _ACCEPTED: dict[Datatype, frozenset[type]] = {
     datatype: frozenset({int}) for datatype in Datatype if NUMPY[datatype].kind in "iu"
@@ -44,8 +51,10 @@ _TRITONS_WORDS: dict[Datatype, str] = {
 _JSON_NAMES: dict[type, str] = {
     dict: "an object", list: "an array", str: "a string", bool: "a boolean",
     int: "an integer", float: "a number with a fraction or exponent", type(None): "null",
+    LongArray: "a long array",
 }  # fmt: skip
 _BINARY_ONLY = (Datatype.FP16, Datatype.BF16)
+_ELEMENTS = 64 << 10  # of an array that are written at once: a few milliseconds
 # Lists up to this length are packed by `struct`, which has less to set up than numpy.
 _SHORT = 1024
 _CODES: dict[Datatype, str] = {
@@ -62,6 +71,21 @@ _FLAT = {
 }
 
 
+def uncharged(nbytes: int) -> None:
+    """A `Charge` where nothing is counted."""
+
+
+def decoded_size(name: str, datatype: Datatype, count: int) -> int:
+    """Bytes that numbers take; raises `InvalidRequest` beyond `MAX_DECODED`."""
+    size = count * NUMPY[datatype].itemsize
+    if size > MAX_DECODED:
+        raise InvalidRequest(
+            f"input '{name}' takes {size} bytes once it is decoded, at most {MAX_DECODED} are"
+            " allowed: send it in binary, as raw bytes"
+        )
+    return size
+
+
 def json_name(value_type: type) -> str:
     """What a parsed value of this type was called in JSON."""
     return _JSON_NAMES.get(value_type, value_type.__name__)
@@ -72,14 +96,17 @@ def flatten(name: str, data: list[Any]) -> tuple[list[Any], set[type]]:
 
     Raises `InvalidRequest` for lists beside elements, and for lists nested too deeply.
     """
+    values, types, _ = _flattened(name, data)
+    return values, types
+
+
+def _flattened(name: str, data: list[Any]) -> tuple[list[Any], set[type], int]:
+    """The same, and how deep the elements lie."""
     types = set(map(type, data))
     depth = 1
     while list in types:
         if len(types) > 1:
-            raise InvalidRequest(
-                f"Unable to parse 'data' of input '{name}':"
-                f" elements and arrays are mixed at depth {depth}"
-            )
+            raise _mixed(name, depth)
         depth += 1
         if depth >= MAX_DEPTH:
             raise InvalidRequest(
@@ -88,7 +115,13 @@ def flatten(name: str, data: list[Any]) -> tuple[list[Any], set[type]]:
             )
         data = list(chain.from_iterable(data))
         types = set(map(type, data))
-    return data, types
+    return data, types, depth
+
+
+def _mixed(name: str, depth: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"Unable to parse 'data' of input '{name}': elements and arrays are mixed at depth {depth}"
+    )
 
 
 def tensor_from_json(name: str, datatype: Datatype, shape: list[int], data: list[Any]) -> Tensor:
@@ -97,12 +130,65 @@ def tensor_from_json(name: str, datatype: Datatype, shape: list[int], data: list
     Raises `InvalidRequest` for FP16 and BF16 (JSON has no form for them), for elements of a wrong
     type or out of the datatype's range, and where their number differs from what `shape` asks for.
     """
+    _check_form(name, datatype)
+    values, types = flatten(name, data)
+    _check_types(name, datatype, types)
+    if len(values) != (count := element_count(name, shape)):
+        raise _wrong_number(name, shape, count, len(values), "")
+    if datatype is Datatype.BYTES:
+        values = list(map(str.encode, values))
+    return tensor_from_values(name, datatype, shape, values)
+
+
+def tensor_from_long(
+    name: str, datatype: Datatype, shape: list[int], data: LongArray, parse: Parse, charge: Charge
+) -> Tensor:
+    """As `tensor_from_json`, piece by piece; `charge` is called with the bytes it takes, first."""
+    _check_form(name, datatype)
+    if (count := element_count(name, shape)) > len(data):
+        raise _wrong_number(name, shape, count, data.elements(), "")
+    bytes_tensor = datatype is Datatype.BYTES
+    # No string is longer than its text.
+    size = count * LENGTH_BYTES + len(data) if bytes_tensor else 0
+    charge(size or decoded_size(name, datatype, count))
+    array: Array = np.empty(0 if bytes_tensor else count, NUMPY[datatype])
+    joined: list[bytes] = []
+    filled = empty_depth = depth = 0
+    for piece in data.pieces(parse):
+        values, types, its_depth = _flattened(name, piece)
+        _check_types(name, datatype, types)
+        if values:
+            depth, before = its_depth, depth or its_depth
+            if depth != before:
+                raise _mixed(name, min(depth, before))
+        else:
+            empty_depth = max(empty_depth, its_depth)
+        if depth and depth < empty_depth:
+            raise _mixed(name, depth)
+        end = filled + len(values)
+        if end > count:
+            raise _wrong_number(name, shape, count, end, " at least")
+        if bytes_tensor:
+            joined.append(join(list(map(str.encode, values))))
+        else:
+            array[filled:end] = tensor_from_values(name, datatype, [len(values)], values).array
+        filled = end
+    if filled < count:
+        raise _wrong_number(name, shape, count, filled, "")
+    if bytes_tensor:
+        return Tensor(name, datatype, BytesArray(b"".join(joined), shape))
+    return Tensor(name, datatype, array.reshape(shape))
+
+
+def _check_form(name: str, datatype: Datatype) -> None:
     if datatype in _BINARY_ONLY:
         raise InvalidRequest(
             f"receiving {datatype} data via JSON is not supported."
             f" Please use the binary data format for input '{name}'"
         )
-    values, types = flatten(name, data)
+
+
+def _check_types(name: str, datatype: Datatype, types: set[type]) -> None:
     if not types <= _ACCEPTED[datatype]:
         wrong = types - _ACCEPTED[datatype]
         raise InvalidRequest(
@@ -110,19 +196,19 @@ def tensor_from_json(name: str, datatype: Datatype, shape: list[int], data: list
             f" but its data holds {' and '.join(sorted(map(json_name, wrong)))}"
             f"{_TRITONS_WORDS.get(datatype, '')}"
         )
-    if len(values) != (count := element_count(name, shape)):
-        fault = (
-            "Failed to parse 'data' field: shape does not match true shape"
-            if len(values) < count
-            else "Unable to parse 'data': Shape does not match true shape of 'data' field"
-        )
-        raise InvalidRequest(
-            f"{fault} of input '{name}': {brackets(shape)} needs {count} elements,"
-            f" got {len(values)}"
-        )
-    if datatype is Datatype.BYTES:
-        values = list(map(str.encode, values))
-    return tensor_from_values(name, datatype, shape, values)
+
+
+def _wrong_number(
+    name: str, shape: list[int], count: int, got: int, roughly: str
+) -> InvalidRequest:
+    fault = (
+        "Failed to parse 'data' field: shape does not match true shape"
+        if got < count
+        else "Unable to parse 'data': Shape does not match true shape of 'data' field"
+    )
+    return InvalidRequest(
+        f"{fault} of input '{name}': {brackets(shape)} needs {count} elements, got{roughly} {got}"
+    )
 
 
 def tensor_from_flat(item: dict[str, Any]) -> Tensor | None:
@@ -181,31 +267,52 @@ def tensor_from_values(
 
 
 def json_elements(tensor: Tensor) -> bytes:
-    """The elements of `tensor` as one flat JSON array.
+    """`json_pieces` as one text."""
+    return b"".join(json_pieces(tensor))
+
+
+def json_pieces(tensor: Tensor) -> list[bytes]:
+    """The elements of `tensor` as one flat JSON array, in pieces.
 
     Floats are the shortest decimals that give the same value back in the tensor's own precision;
     NaN and infinities are the bare words that Python's and Triton's JSON use. Raises
     `InvalidRequest` for FP16, BF16 and BYTES that are not UTF-8: the client has to ask for these in
     binary.
     """
-    datatype = tensor.datatype
-    if datatype is Datatype.BYTES:
-        try:
-            return orjson.dumps(list(map(bytes.decode, tensor.array.ravel().tolist())))
-        except UnicodeDecodeError:
-            raise InvalidRequest(
-                f"output '{tensor.name}' holds bytes that are not UTF-8 and cannot be sent as JSON."
-                " Please use the binary data format for this output"
-            ) from None
-    if datatype in _BINARY_ONLY:
+    if tensor.datatype in _BINARY_ONLY:
         raise InvalidRequest(
-            f"sending {datatype} data via JSON is not supported."
+            f"sending {tensor.datatype} data via JSON is not supported."
             f" Please use the binary data format for output '{tensor.name}'"
         )
-    array = np.asarray(tensor.array).ravel()
+    write = _strings if tensor.datatype is Datatype.BYTES else _numbers
+    array = tensor.array.ravel()
+    if array.size <= _ELEMENTS:
+        return [write(tensor.name, array)]
+    # In pieces, because one call holds the interpreter for its whole run.
+    pieces: list[bytes] = []
+    for start in range(0, array.size, _ELEMENTS):
+        piece = write(tensor.name, array[start : start + _ELEMENTS])
+        pieces += (b"," if start else b"[", piece[1:-1])
+    return [*pieces, b"]"]
+
+
+def _strings(name: str, array: TensorArray) -> bytes:
+    try:
+        return orjson.dumps(list(map(bytes.decode, array.tolist())))
+    except UnicodeDecodeError:
+        raise InvalidRequest(
+            f"output '{name}' holds bytes that are not UTF-8 and cannot be sent as JSON."
+            " Please use the binary data format for this output"
+        ) from None
+
+
+def _numbers(name: str, array: TensorArray) -> bytes:
+    assert not isinstance(array, BytesArray), "texts for numbers. This is a bug."
     text = orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
-    if b"n" not in text:
-        return text
+    return text if b"n" not in text else _with_words(text, array)
+
+
+def _with_words(text: bytes, array: Array) -> bytes:
     # orjson writes NaN and infinities as null; the standard library writes the bare words.
     words = json.dumps(array[~np.isfinite(array)].tolist())[1:-1].encode().split(b", ")
     return b"".join(chain.from_iterable(zip_longest(text.split(b"null"), words, fillvalue=b"")))

@@ -15,8 +15,16 @@ from headrace.core.requests import MAX_TENSORS, InferRequest, InferResponse, Par
 from headrace.core.shapes import brackets
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Buffer, Tensor
-from headrace.wire.elements import json_elements, json_name, tensor_from_json
-from headrace.wire.http_infer import parse_json
+from headrace.wire.elements import (
+    Charge,
+    json_elements,
+    json_name,
+    tensor_from_json,
+    tensor_from_long,
+    uncharged,
+)
+from headrace.wire.json_text import parse_json, parse_piece
+from headrace.wire.long_json import LongArray
 from headrace.wire.parameters import json_parameter, split_parameters
 
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
@@ -27,8 +35,9 @@ _NOTHING: frozenset[str] = frozenset()
 class _Members:
     """What the members of a request's object have become so far."""
 
-    def __init__(self, signature: Signature) -> None:
+    def __init__(self, signature: Signature, charge: Charge) -> None:
         self._signature = signature
+        self._charge = charge
         self._specs = {spec.name: spec for spec in signature.inputs}
         self.inputs: dict[str, Tensor] = {}
         self.reserved: dict[str, Any] = {}
@@ -44,12 +53,18 @@ class _Members:
             return
         if name in self.inputs:
             raise InvalidRequest(f"input '{name}' already exists in request")
-        data = value if type(value) is list else [value]
+        long = value if type(value) is LongArray else None
+        data = [] if long is not None else value if type(value) is list else [value]
         try:
-            shape = _shape(name, self._signature.wire_shape(spec), len(data))
+            count = len(data) if long is None else long.elements()
+            shape = _shape(name, self._signature.wire_shape(spec), count)
             # First, because the elements cost something to look at.
             self._signature.check_tensor(name, spec.datatype, shape)
-            self.inputs[name] = tensor_from_json(name, spec.datatype, shape, data)
+            self.inputs[name] = (
+                tensor_from_json(name, spec.datatype, shape, data)
+                if long is None
+                else tensor_from_long(name, spec.datatype, shape, long, parse_piece, self._charge)
+            )
         except InvalidRequest as error:
             raise InvalidRequest(self._worded(str(error), spec, data)) from None
 
@@ -71,16 +86,19 @@ class _Members:
         return text
 
 
-def decode_generate(signature: Signature, model: str, version: str, body: Buffer) -> InferRequest:
+def decode_generate(
+    signature: Signature, model: str, version: str, body: Buffer, charge: Charge = uncharged
+) -> InferRequest:
     """Decode a body for a model of this signature.
 
     Members are taken in their order, those of the member `parameters` in its place, and the first
-    that does not fit is told. Raises `InvalidRequest`.
+    that does not fit is told. `charge` is called with the bytes that long values are about to take.
+    Raises `InvalidRequest`, and what `charge` raises.
     """
-    document = parse_json(body)
+    document = parse_json(body, lifts=True)
     if type(document) is not dict:
         raise InvalidRequest(f"the request must be a JSON object, got {json_name(type(document))}")
-    members = _Members(signature)
+    members = _Members(signature, charge)
     request_id = ""
     takes_id = any(spec.name == "id" for spec in signature.inputs)
     _check_count(document)

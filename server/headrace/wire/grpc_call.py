@@ -16,7 +16,7 @@ import numpy as np
 
 from headrace.core.errors import PayloadTooLarge, ServerError
 from headrace.core.tensors import Buffer
-from headrace.wire.compression import decompress
+from headrace.wire.compression import ANSWER_RATIO, decompress
 from headrace.wire.grpc_response import (
     INTERNAL,
     OK,
@@ -56,7 +56,7 @@ class End(NamedTuple):
 
 def unpacked(data: bytes, encoding: str, largest: int) -> Buffer:
     """A compressed message, which may have `largest` bytes then; raises `ServerError`."""
-    return decompress(data, encoding, largest, "answer")
+    return decompress(data, encoding, largest, "answer", max_ratio=ANSWER_RATIO)
 
 
 def unreadable(error: Exception) -> End:

@@ -8,6 +8,7 @@ from google.protobuf.message import DecodeError
 from headrace.core.datatypes import BY_NAME, ITEM_SIZES, Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.requests import (
+    MAX_PARAMETERS,
     MAX_TENSORS,
     InferRequest,
     InferResponse,
@@ -16,92 +17,44 @@ from headrace.core.requests import (
     SharedRequest,
     Stretch,
 )
-from headrace.core.signature import quoted
+from headrace.core.signature import Signature, quoted
 from headrace.core.tensors import Buffer, Tensor, element_count, raw_bytes
 from headrace.wire.bytes_tensor import decode_bytes_tensor
 from headrace.wire.classification import check_class_count
 from headrace.wire.elements import tensor_from_values
-from headrace.wire.parameters import split_parameters
+from headrace.wire.grpc_contents import CONTENTS, Contents, check_fields, tensor_from_contents
+from headrace.wire.parameters import split_parameters, too_many_parameters
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.shared_memory import PARAMETERS, REGION, shared_input, shared_output
 
-# Two bytes make an empty input, which takes a hundred times as much memory once it is parsed.
-MAX_FIELDS = 4 * MAX_TENSORS
-_LONG = 64 << 10  # bytes of a message above which its fields are counted before they are parsed
+LONG = 64 << 10  # bytes of a message above which it pays to look before it is parsed
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 _TRANSPORT = frozenset({EMPTY_FINAL_RESPONSE, "binary_data_output"})
 _OF_SHARED = frozenset({*PARAMETERS, "classification"})
-# In which field of typed contents the elements of a datatype are.
-CONTENTS: dict[Datatype, str] = {
-    Datatype.BOOL: "bool_contents",
-    Datatype.UINT8: "uint_contents",
-    Datatype.UINT16: "uint_contents",
-    Datatype.UINT32: "uint_contents",
-    Datatype.UINT64: "uint64_contents",
-    Datatype.INT8: "int_contents",
-    Datatype.INT16: "int_contents",
-    Datatype.INT32: "int_contents",
-    Datatype.INT64: "int64_contents",
-    Datatype.FP32: "fp32_contents",
-    Datatype.FP64: "fp64_contents",
-    Datatype.BYTES: "bytes_contents",
-}
 
 
 def parse_infer(data: Buffer) -> pb.ModelInferRequest:
     """The message in `data`; raises `InvalidRequest`."""
-    if len(data) > _LONG:
-        check_field_count(data)
+    if len(data) > LONG:
+        check_fields(data)
     try:
         return pb.ModelInferRequest.FromString(data)  # type: ignore[arg-type]  # any buffer will do
     except DecodeError as error:
         raise InvalidRequest(f"not a valid ModelInferRequest message: {error}") from None
 
 
-def check_field_count(data: Buffer) -> None:
-    """Raises `InvalidRequest` for more top-level fields than a request can have use for.
-
-    Of what is not well-formed, only what comes before the fault is looked at.
-    """
-    position, size = 0, len(data)
-    for _ in range(MAX_FIELDS):
-        tag, position = read_varint(data, position)
-        kind = tag & 7
-        if position and kind == 2:
-            length, position = read_varint(data, position)
-            position += length if position else 0
-        elif position and kind == 0:
-            _, position = read_varint(data, position)
-        elif position and kind in (1, 5):
-            position += 8 if kind == 1 else 4
-        else:
-            return
-        if not 0 < position < size:
-            return
-    raise InvalidRequest(
-        f"a request may have {MAX_FIELDS} fields (inputs, raw_input_contents, outputs, parameters),"
-        " got more"
-    )
-
-
-def read_varint(data: Buffer, position: int, most: int = 10) -> tuple[int, int]:
-    """A number of `most` bytes at most, and the position after it, 0 if there is none."""
-    value = shift = 0
-    for index in range(position, min(position + most, len(data))):
-        byte = data[index]
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, index + 1
-        shift += 7
-    return 0, 0
-
-
 def decode_infer(
-    message: pb.ModelInferRequest, nbytes: int, raw: Sequence[Buffer] | None = None
+    message: pb.ModelInferRequest,
+    nbytes: int,
+    raw: Sequence[Buffer] | None = None,
+    signature: Signature | None = None,
+    contents: Contents | None = None,
 ) -> InferRequest:
     """Turn a message of `nbytes` bytes into a request; raises `InvalidRequest`.
 
-    `raw` are its raw contents where the message itself was parsed without them.
+    `raw` are its raw contents where the message itself was parsed without them, `contents` those of
+    each input where it was parsed without these. Inputs with much data that do not fit `signature`,
+    if there is one, are refused before their data is decoded; the check as a whole comes later.
     """
     parameters = {name: _value(name, value) for name, value in message.parameters.items()}
     reserved, custom = split_parameters(parameters, _TRANSPORT)
@@ -115,7 +68,7 @@ def decode_infer(
     shared: dict[str, SharedInput] = {}
     if raw is None:
         raw = message.raw_input_contents
-    for item in message.inputs:
+    for number, item in enumerate(message.inputs):
         name = item.name
         if name in tensors or name in shared:
             raise InvalidRequest(f"input '{name}' already exists in request")
@@ -125,8 +78,11 @@ def decode_infer(
                 f"input '{name}' has the unknown datatype '{item.datatype}',"
                 f" expected one of {quoted(BY_NAME)}"
             )
+        if len(item.parameters) > MAX_PARAMETERS:
+            raise too_many_parameters(f"input '{name}'", len(item.parameters))
+        filled = item.HasField("contents") if contents is None else bool(contents.spans[number])
         if REGION in item.parameters:
-            if item.HasField("contents"):
+            if filled:
                 raise InvalidRequest(
                     "unexpected 'content' provided when using shared memory for input tensor"
                     f" '{name}' for model '{message.model_name}'"
@@ -134,9 +90,17 @@ def decode_infer(
             shared[name] = shared_input(name, datatype, item.shape, _values(item.parameters))
             continue
         if not raw:
-            tensors[name] = _from_contents(item, datatype, message.model_name)
+            if contents is None:
+                tensors[name] = _from_contents(item, datatype, message.model_name)
+                continue
+            if signature is not None:
+                signature.check_tensor(name, datatype, item.shape)
+            tensors[name] = tensor_from_contents(
+                name, datatype, list(item.shape), contents.data, contents.spans[number],
+                message.model_name, contents.charge,
+            )  # fmt: skip
             continue
-        if item.HasField("contents"):
+        if filled:
             raise InvalidRequest(
                 f"contents field must not be specified when using raw_input_contents for '{name}'"
                 f" for model '{message.model_name}'"
@@ -149,6 +113,8 @@ def decode_infer(
                 f" shared memory, of {len(message.inputs)} inputs, got {len(raw)}"
             )
         if datatype is Datatype.BYTES:
+            if signature is not None and len(raw[index]) > LONG:
+                signature.check_tensor(name, datatype, item.shape)
             tensors[name] = decode_bytes_tensor(name, list(item.shape), raw[index])
         else:
             tensors[name] = Tensor.from_bytes(name, datatype, list(item.shape), raw[index])
@@ -274,6 +240,8 @@ def _outputs(
         elif "classification" in item.parameters:
             count = _value("classification", item.parameters["classification"])
             classes[item.name] = check_class_count(item.name, count)
+        if len(item.parameters) > MAX_PARAMETERS:
+            raise too_many_parameters(f"output '{item.name}'", len(item.parameters))
         names[item.name] = None
     return tuple(names), classes, shared
 

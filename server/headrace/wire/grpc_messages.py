@@ -19,17 +19,19 @@ import numpy as np
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.requests import InferRequest, InferResponse, OpaqueRequest
+from headrace.core.signature import Signature
 from headrace.core.tensors import Array, Buffer, Tensor, raw_bytes
 from headrace.core.texts import bounded
 from headrace.wire.bytes_tensor import decode_bytes_tensor
+from headrace.wire.elements import Charge
+from headrace.wire.grpc_contents import MAX_FIELDS, Contents, Outline, outline, read_varint, varint
 from headrace.wire.grpc_infer import (
-    MAX_FIELDS,
+    LONG,
     decode_infer,
     parse_infer,
-    read_varint,
     set_parameter,
     wants_empty_final,
-)
+)  # fmt: skip
 from headrace.wire.pb import grpc_service_pb2 as pb
 
 # Tags of fields that hold bytes: the number of the field, and wire type 2.
@@ -55,7 +57,7 @@ class Fields:
 
 
 def walk(data: Buffer) -> Fields | None:
-    """Walk the top-level fields; None where that is better left to protobuf."""
+    """Walk the top-level fields; None without raw tensors, or where others should rather look."""
     size = len(data)
     fields = Fields()
     head: list[bytes] = []
@@ -86,9 +88,11 @@ def walk(data: Buffer) -> Fields | None:
                 fields.id_start, fields.id_stop = start, stop
             else:
                 fields.raw.append((start, stop))
-        elif tag not in _OTHERS:
+        elif tag not in _OTHERS or length > LONG:
             return None
         position = stop
+    if not fields.raw:
+        return None
     head.append(bytes(data[kept:size]))
     if fixed < size:
         fields.fixed.append((fixed, size, bytes(data[fixed:size])))
@@ -117,7 +121,8 @@ class InferMessage:
     """A message of which the model, its version and the id are known."""
 
     __slots__ = (
-        "_data", "_fields", "_message", "_reader", "_template", "id", "model_name", "model_version",
+        "_data", "_fields", "_message", "_outline", "_reader", "_template", "id", "long",
+        "model_name", "model_version",
     )  # fmt: skip
 
     def __init__(
@@ -128,9 +133,12 @@ class InferMessage:
         template: _Template | None,
         message: pb.ModelInferRequest | None,
         id: str,
+        outline: Outline | None = None,
     ) -> None:
+        """`long` is whether it takes long to decode, which `request_long` is for then."""
         self._reader = reader
         self._data = data
+        self._outline = outline
         self._fields = fields
         self._template = template
         self._message = message
@@ -138,6 +146,15 @@ class InferMessage:
         source: Any = template.request if template is not None else message
         self.model_name: str = source.model_name
         self.model_version: str = source.model_version
+        self.long = len(data) > LONG and self._is_long()
+
+    def _is_long(self) -> bool:
+        if self._outline is not None:
+            return True
+        if self._template is not None:
+            return any(given[1] is Datatype.BYTES for given in self._template.inputs)
+        assert self._message is not None
+        return any(item.datatype == Datatype.BYTES for item in self._message.inputs)
 
     @property
     def empty_final(self) -> bool:
@@ -156,6 +173,30 @@ class InferMessage:
         return OpaqueRequest(
             self.model_name, self.model_version, self.id, {}, nbytes=nbytes, body=self._data
         )
+
+    def request_long(
+        self, nbytes: int, signature: Signature | None, charge: Charge
+    ) -> InferRequest:
+        """The request, on any thread; inputs are held against `signature` before they are decoded.
+
+        `charge` is called with the bytes that data is about to take, and may raise.
+        """
+        template, view = self._template, memoryview(self._data)
+        if template is not None:
+            if signature is not None:
+                for name, datatype, _, shape, _ in template.inputs:
+                    signature.check_tensor(name, datatype, shape)
+            return self.request(nbytes)
+        assert self._message is not None
+        if self._outline is not None:
+            raw = [view[start:stop] for start, stop in self._outline.raw]
+            contents = Contents(self._data, self._outline.contents, charge)
+            return decode_infer(self._message, nbytes, raw, signature, contents)
+        assert self._fields is not None
+        raw = [view[start:stop] for start, stop in self._fields.raw]
+        request = decode_infer(self._message, nbytes, raw, signature)
+        request.id = self.id
+        return request
 
     def request(self, nbytes: int) -> InferRequest:
         """The request; raises `InvalidRequest`."""
@@ -235,13 +276,19 @@ class InferReader:
 
     def _read_new(self, data: Buffer) -> InferMessage:
         fields = walk(data)
-        if fields is None or not fields.raw:
+        if fields is None:
+            if len(data) > LONG:
+                outlined = outline(data)
+                message = parse_infer(outlined.head)
+                return InferMessage(self, data, None, None, message, message.id, outlined)
             message = parse_infer(data)
             return InferMessage(self, data, None, None, message, message.id)
         try:
             id = str(data[fields.id_start : fields.id_stop], "utf-8")
         except UnicodeDecodeError:
-            message = parse_infer(data)  # which raises, in its own words
+            id_bytes = bytes(data[fields.id_start : fields.id_stop])
+            # Which raises, in its own words.
+            message = parse_infer(b"\x1a" + varint(len(id_bytes)) + id_bytes)
             return InferMessage(self, data, None, None, message, message.id)
         template = self._templates.get(fields.head)
         if template is None:
@@ -324,17 +371,6 @@ class InferWriter:
             self._known.clear()
         self._known[key] = heads
         return heads
-
-
-def varint(value: int) -> bytes:
-    """A length as protobuf writes it."""
-    if value < 128:
-        return bytes((value,))
-    out = []
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    return bytes((*out, value))
 
 
 def stream_response(pieces: list[Buffer]) -> list[Buffer]:

@@ -7,8 +7,6 @@ body is JSON; with the value 0 the whole body is the data of the model's only in
 Strategy for speed: orjson reads the JSON at once; binary tensors become views into the body.
 """
 
-import gc
-import json
 import re
 from typing import Any
 
@@ -18,6 +16,7 @@ import orjson
 from headrace.core.datatypes import BY_NAME, ITEM_SIZES, Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.requests import (
+    MAX_PARAMETERS,
     MAX_TENSORS,
     InferRequest,
     Parameter,
@@ -30,22 +29,26 @@ from headrace.core.tensors import MAX_RANK, Buffer, Tensor, elsewhere, too_many_
 from headrace.core.texts import bounded
 from headrace.wire.bytes_tensor import decode_bytes_tensor, object_array
 from headrace.wire.classification import check_class_count
-from headrace.wire.elements import json_name, tensor_from_flat, tensor_from_json
+from headrace.wire.elements import (
+    Charge,
+    json_name,
+    tensor_from_flat,
+    tensor_from_json,
+    tensor_from_long,
+    uncharged,
+)
 from headrace.wire.http_response import ResponseForm, SharedForm
-from headrace.wire.parameters import split_parameters
+from headrace.wire.json_text import LONG, parse_json, parse_piece
+from headrace.wire.long_json import LongArray
+from headrace.wire.parameters import split_parameters, too_many_parameters
 from headrace.wire.shared_memory import REGION, shared_input, shared_output
 
-MAX_CONTAINERS = 4_000_000  # arrays and objects in the JSON of one request
-_LONG = 64 << 10  # bytes or elements above which it pays to look before decoding
 _TRANSPORT = frozenset({"binary_data_output"})
 _INT = frozenset({int})
 # Of `SharedRequest`, among the arguments for a request.
 _SHARED_INPUTS, _SHARED_OUTPUTS = "shared_inputs", "shared_outputs"
 _SHARED = frozenset({_SHARED_INPUTS, _SHARED_OUTPUTS})
 _JSON_SIZE = re.compile(r"-?[0-9]{1,10}")
-# A string need not end, and what it has matched it does not give back: so a body is read once,
-# whatever it holds.
-_STRING_OR_INF = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|Inf\b', re.DOTALL)
 
 
 def decode_infer(
@@ -54,22 +57,24 @@ def decode_infer(
     body: Buffer,
     json_size: int | None,
     signature: Signature | None = None,
+    charge: Charge = uncharged,
 ) -> tuple[InferRequest, ResponseForm]:
     """Decode a body whose first `json_size` bytes are JSON, all of it for None.
 
     Inputs with much data that do not fit `signature`, if there is one, are refused before their
-    data is decoded; the check as a whole comes later. Raises `InvalidRequest`.
+    data is decoded; the check as a whole comes later. `charge` is called with the bytes that long
+    data is about to take. Raises `InvalidRequest`, and what `charge` raises.
     """
     size = len(body)
     quick = False
-    if size <= _LONG:
+    if size <= LONG:
         body = bytes(body)
         quick = body.rfind(b"true", 0, json_size) < 0 and body.rfind(b"false", 0, json_size) < 0
     if json_size is None:
-        document, tail = parse_json(body), memoryview(b"")
+        document, tail = parse_json(body, lifts=True), memoryview(b"")
     else:
         view = memoryview(body)
-        document, tail = parse_json(view[:json_size]), view[json_size:]
+        document, tail = parse_json(view[:json_size], lifts=True), view[json_size:]
     if type(document) is not dict:
         raise InvalidRequest(f"the request must be a JSON object, got {json_name(type(document))}")
     request_id = document.get("id", "")
@@ -97,7 +102,7 @@ def decode_infer(
     for item in inputs:
         flat = tensor_from_flat(item) if quick and type(item) is dict else None
         if flat is None:
-            tensor, position = _input(item, tail, position, signature, reserved)
+            tensor, position = _input(item, tail, position, signature, reserved, charge)
         else:
             tensor = flat
         if tensor.name in tensors:
@@ -212,48 +217,19 @@ def error_body(text: str) -> bytes:
     return orjson.dumps({"error": bounded(text)})
 
 
-def parse_json(text: Buffer) -> Any:
-    """A JSON text, in which NaN and infinities may stand; raises `InvalidRequest`."""
-    if len(text) <= _LONG:
-        return _parse_any(text)
-    # A list or object of two bytes of text takes 64 bytes of memory and more.
-    raw = bytes(text)
-    containers = raw.count(b"[") + raw.count(b"{")
-    if containers > MAX_CONTAINERS:
-        raise InvalidRequest(
-            f"the request JSON holds {containers} arrays and objects, at most {MAX_CONTAINERS} are"
-            " allowed: send large tensors as flat arrays or in binary"
-        )
-    # The collector would go through all of them again and again, and find nothing.
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        return _parse_any(raw)
-    finally:
-        if collecting:
-            gc.enable()
+def takes_long(body: Buffer, json_size: str | None, signature: Signature | None) -> bool:
+    """Whether a body of more than `LONG` bytes takes long to decode; `json_size` is the header.
 
-
-def _parse_any(text: Buffer) -> Any:
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raw = bytes(text)
-        if b"NaN" not in raw and b"Inf" not in raw:
-            raise InvalidRequest(f"failed to parse the request JSON buffer: {error}") from None
-    # NaN and infinities are no JSON, but the protocol's clients send them. Only such bodies pay for
-    # the slower parser. It also takes half surrogates and integers of any length, which nothing
-    # behind it expects; orjson does not write these.
-    try:
-        document = json.loads(_STRING_OR_INF.sub(_long_word, raw))
-        orjson.dumps(document)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise InvalidRequest(f"failed to parse the request JSON buffer: {error}") from None
-    return document
-
-
-def _long_word(match: re.Match[bytes]) -> bytes:
-    return b"Infinity" if match[0] == b"Inf" else match[0]
+    Binary tensors of fixed size do not: they stay where they are.
+    """
+    if json_size is None:
+        return True
+    if json_size == "0":
+        return signature is not None and any(s.datatype is Datatype.BYTES for s in signature.inputs)
+    if not _JSON_SIZE.fullmatch(json_size) or int(json_size) > LONG:
+        return True
+    head = bytes(body[: max(int(json_size), 0)])
+    return b"BYTES" in head or b"\\" in head  # by which it can be written otherwise
 
 
 def _member(document: dict[str, Any], name: str, kind: type, default: Any) -> Any:
@@ -276,6 +252,7 @@ def _input(
     position: int,
     signature: Signature | None,
     reserved: dict[str, Any],
+    charge: Charge,
 ) -> tuple[Tensor, int]:
     """One tensor, and where the binary data of the next one begins.
 
@@ -304,6 +281,8 @@ def _input(
     binary_size = region = None
     if item.get("parameters") is not None:
         parameters = _member(item, "parameters", dict, None)
+        if len(parameters) > MAX_PARAMETERS:
+            raise too_many_parameters(f"input '{name}'", len(parameters))
         binary_size = parameters.get("binary_data_size")
         region = parameters.get(REGION)
     if (("data" in item) + (binary_size is not None) + (region is not None)) != 1:
@@ -318,8 +297,13 @@ def _input(
             shared[name] = shared_input(name, datatype, shape, parameters)
         return elsewhere(name, datatype, shape), position
     if binary_size is None:
+        data = item["data"]
+        if type(data) is LongArray:
+            if signature is not None:
+                signature.check_tensor(name, datatype, shape)
+            return tensor_from_long(name, datatype, shape, data, parse_piece, charge), position
         data = _member(item, "data", list, None)
-        if len(data) > _LONG and signature is not None:
+        if len(data) > LONG and signature is not None:
             signature.check_tensor(name, datatype, shape)
         return tensor_from_json(name, datatype, shape, data), position
     if type(binary_size) is not int or binary_size < 0:
@@ -331,7 +315,7 @@ def _input(
         )
     raw = tail[position:end]
     if datatype is Datatype.BYTES:
-        if binary_size > _LONG and signature is not None:
+        if binary_size > LONG and signature is not None:
             signature.check_tensor(name, datatype, shape)
         return decode_bytes_tensor(name, shape, raw), end
     return Tensor.from_bytes(name, datatype, shape, raw), end
@@ -354,6 +338,8 @@ def _outputs(items: list[Any], form: ResponseForm, reserved: dict[str, Any]) -> 
         if name in form.named:
             raise InvalidRequest(f"output '{name}' already exists in request")
         parameters = _member(item, "parameters", dict, {})
+        if len(parameters) > MAX_PARAMETERS:
+            raise too_many_parameters(f"output '{name}'", len(parameters))
         if (count := parameters.get("classification", 0)) != 0:
             classes[name] = check_class_count(name, count)
         binary = parameters.get("binary_data", False)

@@ -11,7 +11,7 @@ import orjson
 from headrace.core.datatypes import Datatype
 from headrace.core.requests import InferResponse
 from headrace.core.tensors import Buffer, raw_bytes
-from headrace.wire.elements import json_elements
+from headrace.wire.elements import json_pieces
 from headrace.wire.parameters import json_parameters
 
 
@@ -49,7 +49,7 @@ class ResponseForm:
                 parts += (
                     _tensor_text(tensor.name, tensor.datatype, array.shape),
                     b'"data":',
-                    json_elements(tensor),
+                    *json_pieces(tensor),
                     b"},",
                 )
         if response.outputs:

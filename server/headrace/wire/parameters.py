@@ -8,7 +8,7 @@ import orjson
 
 from headrace.core.errors import InvalidRequest
 from headrace.core.parameter_names import DEADLINE_PARAMETER, FORWARD_PARAMETER, HEADER_PARAMETER
-from headrace.core.requests import Parameter
+from headrace.core.requests import MAX_PARAMETERS, Parameter
 from headrace.core.texts import shown
 from headrace.core.trace_context import TRACE_PARAMETER
 
@@ -36,6 +36,8 @@ def split_parameters(
     server itself tells of traces, headers and deadlines. Raises `InvalidRequest` for a value of a
     wrong type, an integer beyond 64 bits and names that start with `triton_`.
     """
+    if len(given) > MAX_PARAMETERS:
+        raise too_many_parameters("a request", len(given))
     reserved: dict[str, Any] = {}
     custom: dict[str, Parameter] = {}
     for name, value in given.items():
@@ -66,6 +68,11 @@ def split_parameters(
                 " It should be either 'int', 'double', 'bool', or 'string'."
             )
     return reserved, custom
+
+
+def too_many_parameters(what: str, count: int) -> InvalidRequest:
+    """The error of `what` with more parameters than it may have."""
+    return InvalidRequest(f"{what} may have {MAX_PARAMETERS} parameters, got {count}")
 
 
 def json_parameters(parameters: Mapping[str, Parameter]) -> bytes:

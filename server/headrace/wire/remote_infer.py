@@ -20,8 +20,8 @@ from headrace.core.requests import OpaqueRequest, Parameter
 from headrace.core.tensors import Buffer, Tensor, TensorArray, element_count, raw_bytes
 from headrace.wire.bytes_tensor import decode_bytes_tensor
 from headrace.wire.elements import tensor_from_values
-from headrace.wire.grpc_infer import CONTENTS, parameter_values, read_varint, set_parameter
-from headrace.wire.grpc_messages import varint
+from headrace.wire.grpc_contents import CONTENTS, read_varint, varint
+from headrace.wire.grpc_infer import parameter_values, set_parameter
 from headrace.wire.pb import grpc_service_pb2 as pb
 
 _MODEL_NAME, _MODEL_VERSION = b"\x0a", b"\x12"  # in requests and responses

@@ -17,7 +17,7 @@ from headrace.core.requests import Parameter
 from headrace.core.tensors import Buffer, Tensor, TensorArray, concatenated, raw_bytes
 from headrace.wire.bytes_tensor import decode_bytes_tensor
 from headrace.wire.elements import flatten, json_elements, tensor_from_json
-from headrace.wire.http_infer import parse_json
+from headrace.wire.json_text import parse_json
 from headrace.wire.parameters import json_parameters
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.remote_infer import RemoteAnswer, RemoteInput

@@ -26,7 +26,7 @@ from headrace.core.errors import (
     Unknown,
     Unsupported,
 )
-from headrace.wire.compression import MAX_RATIO
+from headrace.wire.compression import ANSWER_RATIO
 
 _UNAVAILABLE, _DEADLINE = 14, 4
 _DENIED = frozenset({7, 16})  # PERMISSION_DENIED, UNAUTHENTICATED
@@ -126,7 +126,7 @@ def too_large(model: str, limit: int, grown: bool = False) -> Failure:
         " (max_response_bytes)"
     )
     if grown:
-        text += f", or {MAX_RATIO} times its size"
+        text += f", or {ANSWER_RATIO} times its size"
     return Failure(Fate.ANSWERED, RemoteBroken(text))
 
 

@@ -14,7 +14,7 @@ from headrace.core.datatypes import ITEM_SIZES, NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Buffer, Tensor, TensorArray, element_count, raw_bytes
 from headrace.wire.bytes_tensor import object_array
-from headrace.wire.grpc_messages import varint
+from headrace.wire.grpc_contents import varint
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.pb import tfserving_pb2 as tf
 from headrace.wire.remote_infer import RemoteAnswer, RemoteInput

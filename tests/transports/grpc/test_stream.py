@@ -1,5 +1,6 @@
 """ModelStreamInfer with models that answer as the test says, and a client that reads as it says."""
 
+import asyncio
 from collections.abc import Mapping
 
 import pytest
@@ -411,3 +412,58 @@ def test_an_ordinary_answer_does_not_wait_for_what_turned_out_to_be_decoupled() 
     stream.engine.models["plain"] = model.__class__("plain", False)
     stream.ask("plain", "b").answer("x", final=True)
     assert stream.got == ["b:x."]
+
+
+# --- what is decoded apart
+
+
+def long_message(id: str) -> bytes:
+    """A request whose typed contents take long to decode."""
+    message = pb.ModelInferRequest(model_name="plain", id=id)
+    item = message.inputs.add(name="x", datatype="INT32", shape=[1, 100_000])
+    item.contents.int_contents.extend([5] * 100_000)
+    return message.SerializeToString()
+
+
+async def given(stream: Stream, count: int) -> None:
+    """Wait until the model has so many requests."""
+    async with asyncio.timeout(30):
+        while len(stream.engine.plain.work) < count:  # noqa: ASYNC110 - a thread makes it so
+            await asyncio.sleep(0)
+
+
+def test_requests_behind_a_long_one_wait_for_it() -> None:
+    async def scenario() -> None:
+        stream = Stream()
+        stream.send(long_message("long"))
+        stream.send(infer_message("plain", id="short"))
+        stream.send(infer_message("nowhere", id="wrong"))
+        stream.send(long_message("last"))
+        assert stream.engine.plain.work == []
+        assert stream.engine.admission.requests == 4
+        await given(stream, 3)
+        work = stream.engine.plain.work
+        assert [w.request.id for w in work] == ["long", "short", "last"]
+        assert set(work[0].request.inputs["x"].array.ravel().tolist()) == {5}
+        assert stream.engine.admission.bytes >= 800_000  # what they have become is counted
+        for one in work:
+            one.answer("a", True)
+        assert [s.infer_response.id for s in stream.peer.sent] == ["long", "short", "wrong", "last"]
+        assert (stream.engine.admission.requests, stream.engine.admission.bytes) == (0, 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_that_ends_while_a_request_is_decoded() -> None:
+    async def scenario() -> None:
+        stream, other = Stream(), Stream()
+        other.engine.admission.workbench = stream.engine.admission.workbench
+        stream.send(long_message("long"))
+        stream.send(infer_message("plain", id="short"))
+        stream.session.closed()
+        assert (stream.engine.admission.requests, stream.engine.admission.bytes) == (0, 0)
+        other.send(long_message("other"))  # behind it, on the same thread
+        await given(other, 1)
+        assert stream.engine.plain.work == []
+
+    asyncio.run(scenario())

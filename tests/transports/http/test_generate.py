@@ -18,9 +18,9 @@ from headrace.engine.doors import PAUSE_BYTES
 from headrace.transports.http.generate import (
     NOT_ONE_RESPONSE,
     GenerateRoute,
-    Responses,
     generate_target,
 )
+from headrace.transports.http.responses import Responses
 from tests.transports.fakes import FakeEngine, Work
 
 Message = dict[str, Any]
@@ -473,5 +473,35 @@ def test_what_comes_before_there_is_a_ticket() -> None:
         assert [work.held] == [False]
         responses.close()
         assert work.cancelled
+
+    run(scenario)
+
+
+def test_what_comes_behind_a_large_response_waits_for_it() -> None:
+    """It is encoded on a thread."""
+
+    async def scenario() -> None:
+        async with calling() as call:
+            work = await call.work()
+            work.answer(200_000)
+            work.answer("b", final=True)
+            await call.task
+            events = call.text.split(b"\n\n")
+            assert len(events[0]) > 400_000
+            assert events[1:] == [b"data: " + document(b"b"), b""]
+
+    run(scenario)
+
+
+def test_a_client_that_goes_while_a_response_is_encoded() -> None:
+    async def scenario() -> None:
+        async with calling() as call:
+            work = await call.work()
+            work.answer(200_000)
+            work.answer("b")
+            call.leave()
+            await call.task
+            assert work.cancelled
+            assert call.text == b""
 
     run(scenario)

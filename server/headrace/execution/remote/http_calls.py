@@ -32,7 +32,7 @@ from headrace.execution.remote.options import Endpoint, RemoteOptions
 from headrace.execution.remote.rest import Conversation, Inference, Rest, RestPassing
 from headrace.execution.remote.task_call import TaskCall
 from headrace.execution.remote.tls import tls_context
-from headrace.wire.compression import LARGE, compress, decompress
+from headrace.wire.compression import ANSWER_RATIO, LARGE, compress, decompress
 from headrace.wire.http_exchange import (
     HttpRequest,
     HttpResponse,
@@ -97,7 +97,7 @@ class HttpDialect:
             return response
         try:
             name, largest = encoding.decode("latin-1"), self.options.largest_response
-            body = decompress(response.body, name, largest, "answer")
+            body = decompress(response.body, name, largest, "answer", max_ratio=ANSWER_RATIO)
         except ServerError as error:
             raise self.failed(error, endpoint, grown=True) from None
         return HttpResponse(response.status, response.headers, body, response.reusable)

@@ -25,7 +25,7 @@ from headrace.execution.remote.rest import (
 )
 from headrace.wire import tfserving
 from headrace.wire.http_exchange import HttpRequest, HttpResponse
-from headrace.wire.http_infer import parse_json
+from headrace.wire.json_text import parse_json
 from headrace.wire.nested_json import array_of_nested, nested_json
 from headrace.wire.pb import tfserving_pb2 as tf
 from headrace.wire.remote_infer import RemoteAnswer, RemoteInput

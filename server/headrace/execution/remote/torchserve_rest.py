@@ -30,7 +30,7 @@ from headrace.execution.remote.rest import Conversation, Declared, Inference, re
 from headrace.execution.remote.tfserving_rest import joined
 from headrace.wire.bytes_tensor import object_array
 from headrace.wire.http_exchange import HttpRequest, HttpResponse
-from headrace.wire.http_infer import parse_json
+from headrace.wire.json_text import parse_json
 from headrace.wire.nested_json import array_of_nested, nested_json
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.remote_infer import RemoteAnswer, RemoteInput

@@ -23,7 +23,7 @@ from headrace.execution.remote.rest import (
     refusal,
 )
 from headrace.wire.http_exchange import HttpRequest, HttpResponse
-from headrace.wire.http_infer import parse_json
+from headrace.wire.json_text import parse_json
 from headrace.wire.model_names import with_model_name
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig

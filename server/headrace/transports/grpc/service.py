@@ -7,14 +7,16 @@ from headrace.core.errors import (
     Unsupported,
 )
 from headrace.core.requests import InferRequest, InferResponse, OpaqueResponse, Passes, Ticket
+from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
+from headrace.engine.deferred import Deferred
 from headrace.engine.doors import GRPC_NOT_DECOUPLED, Entrance, Target
 from headrace.engine.forwarding import forwarding
 from headrace.transports.grpc.access import error_text
 from headrace.transports.grpc.call import Direct, Reply
 from headrace.transports.grpc.procedures import INFERENCE
 from headrace.transports.grpc.unary import check_size
-from headrace.wire.grpc_messages import InferReader, InferWriter
+from headrace.wire.grpc_messages import InferMessage, InferReader, InferWriter
 from headrace.wire.header_rules import HeaderPattern
 from headrace.wire.timing import add_timing, server_timing, wants_timing
 
@@ -39,6 +41,11 @@ class _Answer:
         self.timed = False
         self.named = True
         self.ticket: Ticket | None = None
+
+    def charge(self, nbytes: int) -> None:
+        """Count what the message becomes; raises `Overloaded`."""
+        self.account.grow(nbytes, self.nbytes)
+        self.nbytes += nbytes
 
     def respond(self, response: InferResponse, final: bool) -> None:
         """Encode and send."""
@@ -149,16 +156,37 @@ class InferenceService:
                     passed = _OpaqueAnswer(self, reply, nbytes)
                     passed.ticket = found.submit(message.opaque(nbytes), passed)
                     return passed
-            request = message.request(nbytes)
             answer = _Answer(self, reply, nbytes)
             if not found.name:  # in a front end, or by rules, the answer says which version it was
                 answer.named = False
+            if message.long:
+                answer.ticket = self._defer(message, found.signature, answer)
+                return answer
+            request = message.request(nbytes)
             answer.timed = wants_timing(request)
             answer.ticket = found.submit(request, answer)
         except BaseException:
             account.leave(nbytes)
             raise
         return answer
+
+    def _defer(self, message: InferMessage, signature: Signature | None, answer: _Answer) -> Ticket:
+        """Decode on a thread, then queue the request."""
+
+        def submit(request: InferRequest) -> Ticket:
+            request.nbytes = answer.nbytes
+            answer.timed = wants_timing(request)
+            # The model may have been replaced meanwhile.
+            return self._engine.find(message.model_name, message.model_version).submit(
+                request, answer
+            )
+
+        nbytes = answer.nbytes
+        return Deferred(
+            self._engine.admission.workbench, nbytes,
+            lambda charge: message.request_long(nbytes, signature, charge), submit, answer,
+            answer.charge,
+        )  # fmt: skip
 
 
 def infer_handlers(

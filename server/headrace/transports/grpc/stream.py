@@ -11,109 +11,37 @@ for models that answer many times by holding the requests whose messages wait he
 nevertheless is given up in the end.
 """
 
+import logging
 from collections import deque
 from itertools import chain
 
-from headrace.core.errors import ServerError, ServerExiting
-from headrace.core.requests import InferRequest, InferResponse, Ticket
+from headrace.core.errors import ExecutionFailed, ServerError, ServerExiting
+from headrace.core.requests import InferRequest, Ticket
+from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
-from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES, Entrance, Target, not_read
+from headrace.engine.deferred import Deferred
+from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES, Entrance, not_read
 from headrace.engine.forwarding import forwarding
 from headrace.transports.grpc.call import Message, Open, Peer, Session
 from headrace.transports.grpc.procedures import INFERENCE
+from headrace.transports.grpc.slot import Slot
 from headrace.transports.grpc.unary import check_size
-from headrace.wire.grpc_messages import InferReader, InferWriter, stream_message, stream_response
+from headrace.wire.grpc_messages import (
+    InferMessage,
+    InferReader,
+    InferWriter,
+)
 from headrace.wire.header_rules import HeaderPattern
-from headrace.wire.timing import add_timing, wants_timing
+from headrace.wire.status import INTERNAL_TEXT
+from headrace.wire.timing import wants_timing
+
+log = logging.getLogger(__name__)
 
 _MAX_IN_FLIGHT = 1024
 _PAUSE_ALL_BYTES = 8 << 20  # that wait in a stream, from which on every request of it is held
-FINAL_PARAMETER = "triton_final_response"
 
 
-class _Slot:
-    """One request of a stream, and what came for it and is not written yet. Its sink, too.
-
-    `empty_final` are the model and version as the request has them, if it asked to be told of an
-    end without a response.
-    """
-
-    __slots__ = (
-        "empty_final", "ended", "error", "executing", "found", "held", "messages", "nbytes",
-        "ordered", "ready", "request_id", "stream", "ticket", "timed", "waiting",
-    )  # fmt: skip
-
-    door = "GRPC"
-
-    def __init__(self, stream: "_StreamInfer") -> None:
-        self.stream = stream
-        self.request_id = ""
-        self.found: Target | None = None
-        self.nbytes = 0
-        self.timed = False
-        self.empty_final: tuple[str, str] | None = None
-        self.ordered = True
-        self.ended = False
-        self.executing = False  # counted in by admission, and submitted
-        self.ready = False  # has its turn to write
-        self.held = False  # its model was asked to pause
-        self.waiting = 0  # bytes of messages, unless it is ordered
-        self.ticket: Ticket | None = None
-        self.messages: deque[Message] = deque()
-        self.error: ServerError | None = None
-
-    def respond(self, response: InferResponse, final: bool) -> None:
-        """Take a response."""
-        if self.timed:
-            add_timing(response)
-        response.parameters[FINAL_PARAMETER] = final
-        self._add(stream_response(self.stream.writer.pieces(response)), final)
-
-    def finish(self) -> None:
-        """Take the end, with which no response comes."""
-        if self.empty_final is not None:
-            parameters = {FINAL_PARAMETER: True}
-            message = stream_message("", self.request_id, *self.empty_final, parameters)
-            self._add([message], True)
-        elif not self.ended:
-            self.stream.end(self)
-            self.stream.came(self, None)
-
-    def fail(self, error: ServerError) -> None:
-        """Take the error that ends the request."""
-        found = self.found if self.executing else None
-        names = ("", "") if found is None else (found.model, found.name)
-        parameters = {} if found is None else {FINAL_PARAMETER: True}
-        if not self.ended:
-            self.error = error
-        self._add([stream_message(str(error), self.request_id, *names, parameters)], True)
-
-    def refuse(self, error: ServerError) -> None:
-        """Take the error that the request was refused with."""
-        self.stream.count_out(self)
-        self.fail(error)
-
-    def header(self, name: str) -> str:
-        """What the client sent under a name in lower case, "" for nothing."""
-        return self.stream.metadata().get(name, "")
-
-    def remaining(self) -> float:
-        """`Call.remaining`."""
-        return self.stream.remaining()
-
-    def routed(self, request: InferRequest, target: Target) -> None:
-        """Take what serves the request, now that it is decided."""
-        self.found = target
-
-    def _add(self, message: Message, final: bool) -> None:
-        if self.ended:
-            return  # an error here has ended it before its model did
-        if final:
-            self.stream.end(self)
-        self.stream.came(self, message)
-
-
-class _StreamInfer:
+class StreamInfer:
     """One stream.
 
     Its requests are in `_ordered`, in order of arrival, or in `_unordered`, until all that came for
@@ -141,15 +69,17 @@ class _StreamInfer:
         self.metadata = peer.metadata
         self.remaining = peer.remaining
         self._real_errors = peer.metadata().get("triton_grpc_error") == "true"
-        self._ordered: deque[_Slot] = deque()
-        self._unordered: set[_Slot] = set()
-        self._ready: deque[_Slot] = deque()
-        self._drained: list[_Slot] = []  # held ones of which everything is written
+        self._ordered: deque[Slot] = deque()
+        self._unordered: set[Slot] = set()
+        self._ready: deque[Slot] = deque()
+        self._drained: list[Slot] = []  # held ones of which everything is written
         self._waiting = 0
         self._half_closed = False
         self._holding = False
         self._over = False
         self._writing = False
+        self._deferring = False  # a request is being decoded, those after it are `_behind`
+        self._behind: deque[tuple[Slot, Buffer]] = deque()
         engine.admission.watch_close(self.write)
 
     @property
@@ -159,10 +89,14 @@ class _StreamInfer:
     # --- what the client does
 
     def receive(self, message: Buffer) -> None:
-        """Submit a request."""
-        slot = _Slot(self)
+        """Submit a request, once those before it are."""
+        slot = Slot(self)
         self._ordered.append(slot)
-        self._submit(slot, message)
+        if self._deferring:
+            if self._count_in(slot, message):
+                self._behind.append((slot, message))
+        else:
+            self._submit(slot, message)
         if self._under_way >= _MAX_IN_FLIGHT and not self._over:
             self._holding = True
             self._peer.hold(True)
@@ -185,6 +119,7 @@ class _StreamInfer:
         self._ordered.clear()
         self._unordered.clear()
         self._ready.clear()
+        self._behind.clear()
         for slot in slots:
             if slot.executing:
                 account.leave(slot.nbytes)
@@ -193,19 +128,23 @@ class _StreamInfer:
 
     # --- what the server does
 
-    def count_out(self, slot: _Slot) -> None:
+    def count_out(self, slot: Slot) -> None:
         """A request is not under way any more."""
         if slot.executing:
             slot.executing = False
             self._account.leave(slot.nbytes)
 
-    def end(self, slot: _Slot) -> None:
+    def count_more(self, slot: Slot, nbytes: int) -> None:
+        """Count bytes of a request in; raises `Overloaded`."""
+        self._account.grow(nbytes, slot.nbytes)
+
+    def end(self, slot: Slot) -> None:
         """Nothing more comes for a request than what waits, and perhaps one message."""
         slot.ended = True
         if not slot.ordered:
             self._waiting -= slot.waiting
 
-    def came(self, slot: _Slot, message: Message | None) -> None:
+    def came(self, slot: Slot, message: Message | None) -> None:
         """A message came for a request, or nothing but its end."""
         if slot.ordered:
             found = slot.found
@@ -267,7 +206,7 @@ class _StreamInfer:
 
     # --- whose turn it is
 
-    def _offer(self, slot: _Slot) -> None:
+    def _offer(self, slot: Slot) -> None:
         """Give a turn to a request that may write, if it has something."""
         if not slot.ready and (slot.messages or slot.ended):
             slot.ready = True
@@ -284,7 +223,7 @@ class _StreamInfer:
                 return
             self._leave_order(ordered.popleft())
 
-    def _leave_order(self, slot: _Slot) -> None:
+    def _leave_order(self, slot: Slot) -> None:
         """Let a request that is not ordered any more be answered at any time."""
         slot.ordered = False
         self._unordered.add(slot)
@@ -293,7 +232,7 @@ class _StreamInfer:
             self._waiting += slot.waiting
         self._offer(slot)
 
-    def _write_one(self, slot: _Slot) -> bool:
+    def _write_one(self, slot: Slot) -> bool:
         """One message of a request, or its end; whether to go on."""
         slot.ready = False
         messages = slot.messages
@@ -321,7 +260,7 @@ class _StreamInfer:
             self._drained.append(slot)
         return True
 
-    def _answered(self, slot: _Slot) -> None:
+    def _answered(self, slot: Slot) -> None:
         """Everything that came for a request is written."""
         self.count_out(slot)
         if slot.ordered:
@@ -330,7 +269,7 @@ class _StreamInfer:
         else:
             self._unordered.discard(slot)
 
-    def _restrain(self, slot: _Slot) -> None:
+    def _restrain(self, slot: Slot) -> None:
         """See to it that not too much waits, after more has come."""
         if not slot.held:
             if slot.waiting > PAUSE_BYTES or self._waiting > _PAUSE_ALL_BYTES:
@@ -351,17 +290,34 @@ class _StreamInfer:
         slot.messages.clear()
         slot.fail(not_read())
 
-    def _submit(self, slot: _Slot, data: Buffer) -> None:
+    def _count_in(self, slot: Slot, data: Buffer) -> bool:
+        """Count a request in that is submitted later, unless it is refused."""
         try:
             nbytes = check_size(data, self._limit)
             self._account.enter(nbytes)
-            slot.nbytes = nbytes
-            slot.executing = True
+        except ServerError as error:
+            slot.refuse(error)
+            return False
+        slot.nbytes = nbytes
+        slot.executing = True
+        return True
+
+    def _submit(self, slot: Slot, data: Buffer) -> None:
+        try:
+            nbytes = check_size(data, self._limit)
+            if not slot.executing:
+                self._account.enter(nbytes)
+                slot.nbytes = nbytes
+                slot.executing = True
             message = self._reader.read(data)
             slot.request_id = message.id
             slot.found = found = self._engine.find(message.model_name, message.model_version)
             if found.decoupled:
-                self._leave_order(self._ordered.pop())
+                self._ordered.remove(slot)
+                self._leave_order(slot)
+            if message.long:
+                self._defer(slot, message, found.signature)
+                return
             request = message.request(nbytes)
             if message.empty_final:
                 slot.empty_final = message.model_name, message.model_version
@@ -371,6 +327,38 @@ class _StreamInfer:
                 slot.ticket.hold(True)
         except ServerError as error:
             slot.refuse(error)
+
+    def _defer(self, slot: Slot, message: InferMessage, signature: Signature | None) -> None:
+        """Decode a request on a thread, submit it, and then those behind it."""
+
+        def submit(request: InferRequest) -> Ticket:
+            request.nbytes = slot.nbytes
+            if message.empty_final:
+                slot.empty_final = message.model_name, message.model_version
+            slot.timed = wants_timing(request)
+            # The model may have been replaced meanwhile.
+            slot.found = found = self._engine.find(message.model_name, message.model_version)
+            return found.submit(request, slot)
+
+        self._deferring = True
+        nbytes = slot.nbytes
+        slot.ticket = Deferred(
+            self._engine.admission.workbench, nbytes,
+            lambda charge: message.request_long(nbytes, signature, charge), submit, slot,
+            slot.charge, self._submit_behind,
+        )  # fmt: skip
+        if slot.held:
+            slot.ticket.hold(True)
+
+    def _submit_behind(self) -> None:
+        self._deferring = False
+        while self._behind and not (self._deferring or self._over):
+            slot, data = self._behind.popleft()
+            try:
+                self._submit(slot, data)
+            except Exception:
+                log.exception("bug in a request of a stream")
+                slot.refuse(ExecutionFailed(INTERNAL_TEXT))
 
 
 def stream_handlers(
@@ -390,6 +378,6 @@ def stream_handlers(
         entrance = engine
         if pattern is not None:
             entrance = forwarding(engine, pattern, peer.metadata().items())
-        return _StreamInfer(entrance, max_request_bytes, reader, writer, peer, give_up_bytes)
+        return StreamInfer(entrance, max_request_bytes, reader, writer, peer, give_up_bytes)
 
     return {f"/{INFERENCE}/ModelStreamInfer": open_stream}

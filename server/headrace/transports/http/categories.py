@@ -12,8 +12,9 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.core.errors import Restricted
 from headrace.engine.doors import Entrance
-from headrace.transports.http.exchange import JSON, Answer, opens
+from headrace.transports.http.exchange import JSON, Answer
 from headrace.transports.http.generate import GenerateRoute
+from headrace.transports.http.head import opens
 from headrace.transports.http.infer import InferRoute, PostRoute, send_answer
 from headrace.wire.header_rules import Category, HeaderRules, Key, named
 from headrace.wire.http_infer import error_body

@@ -5,13 +5,11 @@ encode the response or the error, count the request out.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
-from urllib.parse import unquote
 
 from headrace.core.errors import (
-    InvalidRequest,
     PayloadTooLarge,
     Relayed,
     ServerError,
@@ -19,19 +17,29 @@ from headrace.core.errors import (
     UnsupportedEncoding,
 )
 from headrace.core.requests import InferRequest, InferResponse, OpaqueResponse, Passes, Ticket
+from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Account
-from headrace.engine.doors import HTTP_NOT_DECOUPLED, DoorSink, Entrance, Target
-from headrace.engine.forwarding import forwarding
+from headrace.engine.deferred import Deferred
+from headrace.engine.doors import HTTP_NOT_DECOUPLED, DoorSink, Target
+from headrace.engine.workbench import LARGE, Job, Workbench
+from headrace.transports.http.head import Head
 from headrace.transports.http.passing import answer_lines, opaque_request
-from headrace.wire.compression import choose_encoding, compress, decompress, too_large
-from headrace.wire.header_rules import HeaderPattern, Key
+from headrace.wire.compression import (
+    choose_encoding,
+    compress,
+    decompress,
+    decompress_small,
+    too_large,
+)
+from headrace.wire.elements import Charge, uncharged
 from headrace.wire.http_infer import (
     decode_infer,
     decode_raw,
     error_body,
     parse_json_size,
     pass_raw,
+    takes_long,
 )
 from headrace.wire.http_response import ResponseForm
 from headrace.wire.status import INTERNAL, INTERNAL_TEXT, STATUS
@@ -46,25 +54,6 @@ _BACKEND = b"headrace-backend: %b\r\n"  # which one has answered, of a model tha
 _STATUSES = frozenset(HTTPStatus)  # those that can be told
 _BAD_GATEWAY = 502
 _BINARY = b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
-
-
-@dataclass(slots=True)
-class Head:
-    """What the head of an infer request says; `length` is None for a chunked body.
-
-    `version` is "" where the path names none. `json_size` and the encodings are the headers' text.
-    `entrance` is where the request goes, `headers` are all that came.
-    """
-
-    entrance: Entrance
-    path: str
-    model: str
-    version: str
-    length: int | None
-    json_size: str | None = None
-    content_encoding: str | None = None
-    accept_encoding: str | None = None
-    headers: Mapping[bytes, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -145,8 +134,13 @@ class Exchange:
         self.nbytes += nbytes
         self._again = True
 
-    def submit(self, body: Buffer, sink: DoorSink) -> Ticket:
-        """Decode the whole body and queue the request; raises `ServerError`."""
+    def submit(
+        self, body: Buffer, sink: DoorSink, after: Callable[[], None] | None = None
+    ) -> Ticket:
+        """Decode the whole body and queue the request, at once or later; raises `ServerError`.
+
+        If later, what is wrong is said to the sink, and `after` is called in the end.
+        """
         self._consumed = True
         head, found = self.head, self.found
         assert found is not None, "submit before open. This is a bug."
@@ -156,22 +150,16 @@ class Exchange:
             found = self._find()
             if found.passes is Passes.HTTP and self._passed:
                 return self._pass_on(found, body, sink)
-        if head.content_encoding is not None:
-            packed = len(body)
-            body = decompress(body, head.content_encoding, self._limit)
-            if len(body) > packed:
-                self.account.grow(len(body) - packed, self.nbytes)
-                self.nbytes += len(body) - packed
-        json_size = parse_json_size(head.json_size, len(body))
         signature = found.signature
-        if json_size != 0:
-            request, form = decode_infer(head.model, head.version, body, json_size, signature)
-        elif signature is not None:
-            request, form = decode_raw(signature, head.model, head.version, body)
-        else:
-            request, form = pass_raw(head.model, head.version, body)
+        if head.content_encoding is not None:
+            small = decompress_small(body, head.content_encoding)
+            if small is None:
+                return self._defer(body, signature, sink, after)
+            body = small
+        if len(body) > LARGE and self._takes_long(body, signature):
+            return self._defer(body, signature, sink, after)
+        request, self._form = decode_body(head, body, signature)
         self.request_id = request.id
-        self._form = form
         self._more = wants_timing(request)
         return found.submit(request, sink)
 
@@ -198,6 +186,31 @@ class Exchange:
     def backend_line(self) -> bytes:
         """The header that names the backend, if there are several."""
         return _BACKEND % self._backend.encode() if self._backend else b""
+
+    def encodes_long(self, response: InferResponse) -> bool:
+        """Whether it takes long to encode a response, of which an output is larger than `LARGE`."""
+        form = self._form
+        return form is not None and (
+            self.head.accept_encoding is not None
+            or any(
+                t.array.nbytes > LARGE and not form.named.get(t.name, form.binary)
+                for t in response.outputs
+            )
+        )
+
+    @property
+    def workbench(self) -> Workbench:
+        """Where long work for it is done."""
+        return self._engine.admission.workbench
+
+    def succeed_later(self, response: InferResponse, done: Callable[[Answer], None]) -> Job[Answer]:
+        """Have `done` called with what `success` gives, once that has been made on a thread."""
+
+        def finish(answer: Answer | None, problem: Exception | None) -> None:
+            done(self.failure(problem or Unsupported("no answer")) if answer is None else answer)
+
+        size = sum(tensor.array.nbytes for tensor in response.outputs)
+        return self.workbench.do(size, lambda charge: self._encode(response), finish, uncharged)
 
     def success(self, response: InferResponse) -> Answer:
         """The answer with a response in it; an error's if it has no form that was asked for."""
@@ -266,6 +279,45 @@ class Exchange:
             self._again = True
         return found
 
+    def _takes_long(self, body: Buffer, signature: Signature | None) -> bool:
+        return takes_long(body, self.head.json_size, signature)
+
+    def _decode(self, body: Buffer, signature: Signature | None, charge: Charge) -> InferRequest:
+        """The request in a body that may be compressed; on a thread."""
+        head = self.head
+        if head.content_encoding is not None:
+            body = decompress(body, head.content_encoding, self._limit, charge=charge)
+        request, self._form = decode_body(head, body, signature, charge)
+        return request
+
+    def _defer(
+        self,
+        body: Buffer,
+        signature: Signature | None,
+        sink: DoorSink,
+        after: Callable[[], None] | None,
+    ) -> Ticket:
+        """Decode on a thread, then queue the request."""
+
+        def submit(request: InferRequest) -> Ticket:
+            found = self._find()  # it may have been replaced meanwhile
+            request.nbytes = self.nbytes
+            self.request_id = request.id
+            self._more = wants_timing(request)
+            return found.submit(request, sink)
+
+        # What is compressed may become long, and mostly does.
+        size = len(body) << 3 if self.head.content_encoding is not None else len(body)
+        return Deferred(
+            self.workbench, size,
+            lambda charge: self._decode(body, signature, charge), submit, sink, self._charge, after,
+        )  # fmt: skip
+
+    def _charge(self, nbytes: int) -> None:
+        """Count what the body becomes; raises `Overloaded`."""
+        self.account.grow(nbytes, self.nbytes)
+        self.nbytes += nbytes
+
     def _pass_on(self, found: Target, body: Buffer, sink: DoorSink) -> Ticket:
         """Queue a request that nobody here reads."""
         head = self.head
@@ -300,78 +352,13 @@ class Exchange:
         return answer
 
 
-def header_entrance(
-    engine: Entrance, pattern: HeaderPattern, headers: Sequence[tuple[bytes, bytes]]
-) -> Entrance:
-    """The way to the engine for requests with these headers."""
-    pairs = ((name.decode("latin-1"), _text(value)) for name, value in headers)
-    return forwarding(engine, pattern, pairs)
-
-
-def opens(key: Key, headers: Sequence[tuple[bytes, bytes]]) -> bool:
-    """Whether a request with these headers, their names in lower case, may be answered."""
-    name = key.header.encode()
-    return key.opens([value for given, value in headers if given == name])
-
-
-def infer_target(path: str) -> tuple[str, str] | None:
-    """Model name and version (or "") of an infer path; None for any other path."""
-    return model_target(path, "/infer")
-
-
-def model_target(path: str, suffix: str) -> tuple[str, str] | None:
-    """Model name and version (or "") of a model's path with this end; None for any other path."""
-    if not path.startswith("/v2/models/") or not path.endswith(suffix):
-        return None
-    parts = path[len("/v2/models/") : -len(suffix)].split("/")
-    if len(parts) == 1 and parts[0]:
-        return parts[0], ""
-    if len(parts) == 3 and parts[0] and parts[1] == "versions" and parts[2].isdigit():
-        return parts[0], parts[2]
-    return None
-
-
-def read_head(entrance: Entrance, path: str, headers: Sequence[tuple[bytes, bytes]]) -> Head | None:
-    """The head of a request for `path` (unquoted), with header names in lower case.
-
-    None if it is no infer request; raises `InvalidRequest`.
-    """
-    target = infer_target(path)
-    return None if target is None else head_of(entrance, path, target, headers)
-
-
-def head_of(
-    entrance: Entrance, path: str, target: tuple[str, str], headers: Sequence[tuple[bytes, bytes]]
-) -> Head:
-    """The head of a request to a model and version; raises `InvalidRequest`."""
-    values = {name: value.decode("latin-1") for name, value in headers}
-    length: int | None = None
-    if b"transfer-encoding" not in values:
-        text = values.get(b"content-length", "0").strip(" \t")
-        if not (text.isascii() and text.isdigit()) or len(text) > 19:
-            raise InvalidRequest(f"Content-Length must be a number of bytes, got {text[:40]!r}")
-        length = int(text)
-    return Head(
-        entrance,
-        path,
-        *target,
-        length,
-        values.get(b"inference-header-content-length"),
-        values.get(b"content-encoding"),
-        values.get(b"accept-encoding"),
-        values,
-    )
-
-
-def _text(value: bytes) -> str:
-    """A header's value: UTF-8 where it can be."""
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return value.decode("latin-1")
-
-
-def unquoted(raw_path: bytes) -> str:
-    """A path as it comes in a request line, with its percent encoding undone."""
-    path = raw_path.decode("ascii")
-    return unquote(path) if "%" in path else path
+def decode_body(
+    head: Head, body: Buffer, signature: Signature | None, charge: Charge = uncharged
+) -> tuple[InferRequest, ResponseForm]:
+    """The request in a body, and how to answer it; raises `InvalidRequest`."""
+    json_size = None if head.json_size is None else parse_json_size(head.json_size, len(body))
+    if json_size != 0:
+        return decode_infer(head.model, head.version, body, json_size, signature, charge)
+    if signature is not None:
+        return decode_raw(signature, head.model, head.version, body)
+    return pass_raw(head.model, head.version, body)

@@ -20,7 +20,9 @@ import numpy as np
 from headrace.core.errors import ExecutionFailed, ServerError, ServerExiting
 from headrace.core.requests import InferResponse, Ticket
 from headrace.core.tensors import Buffer
+from headrace.engine.deferred import Deferred
 from headrace.engine.doors import Entrance
+from headrace.engine.workbench import LARGE
 from headrace.transports.http.access import GONE, log_access
 from headrace.transports.http.body import BodyReader
 from headrace.transports.http.exchange import (
@@ -28,8 +30,8 @@ from headrace.transports.http.exchange import (
     JSON,
     Answer,
     Exchange,
-    Head,
 )
+from headrace.transports.http.head import Head
 from headrace.transports.http.heads import Heads
 from headrace.transports.http.protocol import HEAD_LIMIT, BoundedProtocol
 from headrace.wire.http_infer import error_body
@@ -64,6 +66,10 @@ class _Request(Exchange):
 
     def respond(self, response: InferResponse, final: bool) -> None:
         """Answer with `response`."""
+        for tensor in response.outputs:
+            if tensor.array.nbytes > LARGE and self.encodes_long(response):
+                self.ticket = self.succeed_later(response, self.end)
+                return
         self.end(self.success(response))
 
     def finish(self) -> None:
@@ -110,6 +116,7 @@ class FastProtocol(BoundedProtocol):
         self._held = b""  # received, but not to be looked at yet
         self._consuming = False
         self._closing = False
+        self._deferring = False  # the last request is not queued yet; those after it wait
 
     def data_received(self, data: bytes) -> None:
         if self.timeout_keep_alive_task is not None:
@@ -210,7 +217,7 @@ class FastProtocol(BoundedProtocol):
             elif self._in_message or self.answering:
                 super().data_received(data[position:])
                 break
-            elif len(self._requests) >= _UNDER_WAY or self.flow.write_paused:
+            elif len(self._requests) >= _UNDER_WAY or self.flow.write_paused or self._deferring:
                 self._hold(data[position:])
                 break
             else:
@@ -251,9 +258,15 @@ class FastProtocol(BoundedProtocol):
 
     def _submit(self, request: _Request, body: Buffer) -> None:
         try:
-            request.ticket = request.submit(body, request)
+            request.ticket = ticket = request.submit(body, request, self._submitted)
+            self._deferring = type(ticket) is Deferred
         except Exception as error:
             request.end(request.failure(error))
+
+    def _submitted(self) -> None:
+        """A request that was decoded apart is queued, or refused."""
+        self._deferring = False
+        self._go_on()
 
     def _gather(self, request: _Request, data: bytes, position: int) -> int:
         """Add to a body; where the next request begins."""
@@ -325,6 +338,7 @@ class FastProtocol(BoundedProtocol):
             self._held
             and not self._consuming
             and not self.flow.write_paused
+            and not self._deferring
             and not self.transport.is_closing()
         ):
             data, self._held = self._held, b""

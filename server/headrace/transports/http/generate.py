@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from starlette.types import Receive, Scope, Send
 
-from headrace.core.errors import InvalidRequest, ServerError
+from headrace.core.errors import InvalidRequest
 from headrace.core.requests import (
     InferRequest,
     InferResponse,
@@ -20,18 +20,18 @@ from headrace.core.requests import (
     Ticket,
     Timing,
 )
+from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Account
-from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES, DoorSink, Target, not_read
+from headrace.engine.doors import DoorSink
+from headrace.engine.workbench import LARGE
 from headrace.transports.http.exchange import (
     CLOSE,
     JSON,
     Answer,
     Exchange,
-    Head,
-    head_of,
-    model_target,
 )
+from headrace.transports.http.head import Head, head_of, model_target
 from headrace.transports.http.infer import (
     PostRoute,
     answer_instead,
@@ -40,6 +40,8 @@ from headrace.transports.http.infer import (
     send_head,
     watch_disconnect,
 )
+from headrace.transports.http.responses import Responses
+from headrace.wire.elements import Charge
 from headrace.wire.generate import EVENT_STREAM, decode_generate, encode_generate, event
 from headrace.wire.http_infer import error_body, pass_raw
 from headrace.wire.timing import add_timing, server_timing, wants_timing
@@ -73,7 +75,9 @@ class GenerateExchange(Exchange):
                 f"a generate request must not be compressed, got Content-Encoding '{encoding}'"
             )
 
-    def submit(self, body: Buffer, sink: DoorSink) -> Ticket:
+    def submit(
+        self, body: Buffer, sink: DoorSink, after: Callable[[], None] | None = None
+    ) -> Ticket:
         """`Exchange.submit`."""
         self._consumed = True
         head, found = self.head, self.found
@@ -85,11 +89,17 @@ class GenerateExchange(Exchange):
                 return self._pass_on(found, body, sink)
         if found.signature is None:
             request, _ = pass_raw(head.model, head.version, body)
+        elif len(body) > LARGE:
+            return self._defer(body, found.signature, sink, after)
         else:
             request = decode_generate(found.signature, head.model, head.version, body)
             self.request_id = request.id
             self._more = wants_timing(request)
         return found.submit(request, sink)
+
+    def _decode(self, body: Buffer, signature: Signature | None, charge: Charge) -> InferRequest:
+        assert signature is not None, "a request for nobody knows what. This is a bug."
+        return decode_generate(signature, self.head.model, self.head.version, body, charge)
 
     def encode(self, response: InferResponse) -> bytes:
         """A response as JSON; raises `InvalidRequest` if it has no such form."""
@@ -101,134 +111,6 @@ class GenerateExchange(Exchange):
         if self.timed:
             add_timing(response)
         return encode_generate(response)
-
-
-class Responses:
-    """The sink of one generate request: what came for it and is not taken yet, as JSON.
-
-    Owned by the event loop. Invariants: the ticket is held exactly while the model was asked to
-    pause; after `ended` or `gone` nothing more is taken in.
-    """
-
-    door = "HTTP"
-
-    def __init__(
-        self,
-        encode: Callable[[InferResponse], bytes],
-        give_up_bytes: int = GIVE_UP_BYTES,
-        exchange: Exchange | None = None,
-    ) -> None:
-        """Beyond `give_up_bytes` that wait, the request is given up. `exchange` has its headers."""
-        self.count = 0  # responses so far
-        self.ended = False
-        self.error: Exception | None = None  # that it ended with
-        self.refused = False  # whether that was before the request was queued
-        self.gone = False
-        self._encode = encode
-        self._exchange = exchange
-        self._give_up_bytes = give_up_bytes
-        self._texts: list[bytes] = []
-        self._nbytes = 0
-        self._news = asyncio.Event()
-        self._ticket: Ticket | None = None
-        self._held = False
-
-    # --- what the engine does
-
-    def respond(self, response: InferResponse, final: bool) -> None:
-        """Take a response."""
-        if self.ended:
-            return
-        try:
-            text = self._encode(response)
-        except Exception as error:  # it has no such form, or that is a bug
-            self._give_up(error)
-            return
-        self._texts.append(text)
-        self._nbytes += len(text)
-        self.count += 1
-        self._news.set()
-        if final:
-            self.ended = True
-        elif self._held and self._nbytes > self._give_up_bytes:
-            self._texts.clear()
-            self._give_up(not_read())
-        elif not self._held and self._nbytes > PAUSE_BYTES:
-            self._held = True
-            if self._ticket is not None:
-                self._ticket.hold(True)
-
-    def finish(self) -> None:
-        """Take the end without a further response."""
-        self.ended = True
-        self._news.set()
-
-    def fail(self, error: ServerError) -> None:
-        """Take the error that ends the request."""
-        if not self.ended:
-            self.error = error
-            self.finish()
-
-    def refuse(self, error: ServerError) -> None:
-        """Take the error that the request was refused with."""
-        self.refused = True
-        self.fail(error)
-
-    def header(self, name: str) -> str:
-        """`Exchange.header`."""
-        return "" if self._exchange is None else self._exchange.header(name)
-
-    def routed(self, request: InferRequest, target: Target) -> None:
-        """`Exchange.routed`."""
-        if self._exchange is not None:
-            self._exchange.routed(request, target)
-
-    def answered_by(self, backend: str) -> None:
-        """`Exchange.answered_by`."""
-        if self._exchange is not None:
-            self._exchange.answered_by(backend)
-
-    # --- what the client does
-
-    def attach(self, ticket: Ticket) -> None:
-        """The request is under way."""
-        self._ticket = ticket
-        if self.ended:
-            ticket.cancel()
-        elif self._held:
-            ticket.hold(True)
-
-    def leave(self) -> None:
-        """The client has gone away."""
-        self.gone = True
-        self._news.set()
-
-    def close(self) -> None:
-        """Nobody wants anything any more."""
-        if self._ticket is not None and not self.ended:
-            self.ended = True
-            self._ticket.cancel()
-
-    async def news(self) -> None:
-        """Wait until there is something to take, the end, or nobody to have it."""
-        await self._news.wait()
-
-    def take(self) -> list[bytes]:
-        """What has come since the last time; the model goes on."""
-        texts, self._texts = self._texts, []
-        self._nbytes = 0
-        if not (self.ended or self.gone):
-            self._news.clear()
-        if self._held:
-            self._held = False
-            if self._ticket is not None and not self.ended:
-                self._ticket.hold(False)
-        return texts
-
-    def _give_up(self, error: Exception) -> None:
-        self.close()
-        self.error = error
-        self.finish()
 
 
 class GenerateRoute(PostRoute):

@@ -6,7 +6,7 @@ import httptools
 
 from headrace.core.errors import InvalidRequest
 from headrace.engine.doors import Entrance
-from headrace.transports.http.exchange import Head, header_entrance, opens, read_head, unquoted
+from headrace.transports.http.head import Head, header_entrance, opens, read_head, unquoted
 from headrace.transports.http.protocol import without_upgrade
 from headrace.wire.header_rules import HeaderPattern, Key
 

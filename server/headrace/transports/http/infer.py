@@ -17,16 +17,14 @@ from headrace.core.requests import InferRequest, InferResponse
 from headrace.engine.admission import Account
 from headrace.engine.doors import Entrance, Target
 from headrace.engine.future_sink import FutureSink
+from headrace.engine.workbench import LARGE
 from headrace.transports.http.exchange import (
     CLOSE,
     JSON,
     Answer,
     Exchange,
-    Head,
-    header_entrance,
-    infer_target,
-    read_head,
 )
+from headrace.transports.http.head import Head, header_entrance, infer_target, read_head
 from headrace.transports.http.protocol import ACCOUNT, NAMES
 from headrace.wire.header_rules import HeaderPattern
 from headrace.wire.http_infer import error_body
@@ -143,7 +141,11 @@ class InferRoute(PostRoute):
     async def _answer(self, exchange: Exchange, receive: Receive) -> Answer | None:
         """The answer, None if there is nobody to have it."""
         try:
-            return exchange.success(await self._response(exchange, receive))
+            response = await self._response(exchange, receive)
+            large = any(tensor.array.nbytes > LARGE for tensor in response.outputs)
+            if large and exchange.encodes_long(response):
+                return await _encoded(exchange, response)
+            return exchange.success(response)
         except (Exception, asyncio.CancelledError) as error:
             return answer_instead(exchange, error, self._body_timeout)
 
@@ -157,6 +159,17 @@ class InferRoute(PostRoute):
         except BaseException:
             ticket.cancel()
             raise
+
+
+async def _encoded(exchange: Exchange, response: InferResponse) -> Answer:
+    """The answer with a response in it that takes long to encode."""
+    future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    job = exchange.succeed_later(response, future.set_result)
+    try:
+        return await future
+    except BaseException:
+        job.cancel()
+        raise
 
 
 def answer_instead(exchange: Exchange, error: BaseException, patience_secs: int) -> Answer | None:

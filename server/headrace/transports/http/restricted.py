@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from headrace.transports.http.categories import category_of, changes, key_error
-from headrace.transports.http.exchange import opens
+from headrace.transports.http.head import opens
 from headrace.wire.header_rules import Category, Key
 from headrace.wire.origins import AllowedOrigins
 

@@ -9,8 +9,9 @@ from headrace.engine.admission import Admission
 from headrace.transports.grpc.access import UNAVAILABLE, UNIMPLEMENTED
 from headrace.transports.grpc.call import Handlers
 from headrace.transports.grpc.categories import without_key
+from headrace.transports.grpc.native.direct import DirectRpc, RefusedRpc
 from headrace.transports.grpc.native.head import CallHead, preferred, read_head, refusal
-from headrace.transports.grpc.native.rpc import DirectRpc, RefusedRpc, Rpc
+from headrace.transports.grpc.native.rpc import Rpc
 from headrace.transports.grpc.native.sessions import SessionRpc
 from headrace.transports.grpc.native.tasks import BidiStreamRpc, ServerStreamRpc, TaskRpc
 from headrace.transports.grpc.options import INFERENCE, LEVELS, GrpcOptions

@@ -8,15 +8,17 @@ as they come, and they go to their place in memory that the system hands out as 
 
 import asyncio
 import logging
+from collections.abc import Callable
 from struct import Struct
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from headrace.core.errors import InvalidRequest, PayloadTooLarge, ServerError
 from headrace.core.patience import Patience
 from headrace.core.tensors import Buffer
+from headrace.engine.workbench import LARGE, Job
 from headrace.transports.grpc.access import (
     CANCELLED,
     DEADLINE_EXCEEDED,
@@ -25,7 +27,8 @@ from headrace.transports.grpc.access import (
 )
 from headrace.transports.grpc.call import Message
 from headrace.transports.grpc.native.head import RESPONSE_HEAD, CallHead, status_fields
-from headrace.wire.compression import compress, decompress, too_large
+from headrace.wire.compression import compress, decompress, decompress_small, too_large
+from headrace.wire.elements import uncharged
 from headrace.wire.http2.protocol import ErrorCode
 from headrace.wire.http2.response_sender import OK_FIELDS
 from headrace.wire.http2.stream import Fields, Stream
@@ -59,8 +62,9 @@ class Rpc(Stream):
     """One call. Subclasses run it; exactly one of `on_gone` and the finishing methods ends it."""
 
     __slots__ = (
-        "_begun", "_charged", "_deadline", "_gathering", "_head_sent", "_host", "_link", "_notes",
-        "_patience", "_timer", "_trailing", "account", "client", "finished", "head",
+        "_begun", "_behind", "_charged", "_deadline", "_end_behind", "_gathering", "_head_sent",
+        "_host", "_link", "_notes", "_patience", "_timer", "_trailing", "_unpacking", "account",
+        "client", "finished", "head",
     )  # fmt: skip
 
     unary = False  # whether the client has to send all at once
@@ -76,6 +80,9 @@ class Rpc(Stream):
         self.head = head
         self.finished = False
         self._gathering: _Gathering | None = None
+        self._unpacking: tuple[Job[Buffer], int] | None = None  # and bytes that are counted for it
+        self._behind = b""  # what came since, which the client's window bounds
+        self._end_behind = False
         self._head_sent = False
         self._deadline = 0.0  # by the loop's clock; 0 for none
         self._timer: asyncio.TimerHandle | None = None
@@ -128,8 +135,11 @@ class Rpc(Stream):
 
     # --- answering
 
-    def write(self, message: Message) -> None:
-        """Send a message, after the response's head if it is the first."""
+    def write(self, message: Message, packed: bytes | None = None) -> None:
+        """Send a message, after the response's head if it is the first.
+
+        `packed` is what `pack_later` has made of it.
+        """
         packing = self.head.packing
         sender = self._link.sender
         if not self._head_sent:
@@ -138,10 +148,23 @@ class Rpc(Stream):
         size = sum(map(len, message))
         compressed = 0
         if packing:
-            packed = compress(b"".join(message), packing, self._host.compression_level)
+            packed = packed or self._pack(message)
             if len(packed) < size:
                 message, size, compressed = [packed], len(packed), 1
         sender.data(self, [_pack_prefix(compressed, size), *message], size + _PREFIX)
+
+    def _pack(self, message: Message) -> bytes:
+        return compress(b"".join(message), self.head.packing, self._host.compression_level)
+
+    def pack_later(
+        self, message: Message, done: Callable[[bytes | None, Exception | None], None]
+    ) -> Job[bytes] | None:
+        """Have a large message that is to be compressed packed on a thread; None for any other."""
+        size = sum(map(len, message))
+        if not self.head.packing or size <= LARGE:
+            return None
+        bench = self._host.admission.workbench
+        return bench.do(size, lambda charge: self._pack(message), done, uncharged)
 
     def close(self, status: int = 0, text: str = "") -> None:
         """End the call with a status."""
@@ -182,6 +205,11 @@ class Rpc(Stream):
         if self._charged:
             self.release(self._charged)
         host = self._host
+        if self._unpacking is not None:
+            job, counted = self._unpacking
+            self._unpacking = None
+            job.cancel()
+            self.account.drop(counted)
         if host.access_log:
             log_access(self.client, self.head.path, status, self._begun, self._notes or {})
 
@@ -195,6 +223,9 @@ class Rpc(Stream):
 
     def on_data(self, view: memoryview, start: int, stop: int) -> None:
         """Take messages out of received bytes."""
+        if self._unpacking is not None:
+            self._behind += view[start:stop]
+            return
         try:
             if self._gathering is None:
                 while stop - start >= _PREFIX:
@@ -255,6 +286,9 @@ class Rpc(Stream):
         """No more DATA."""
         if self.finished:
             return
+        if self._unpacking is not None:
+            self._end_behind = True
+            return
         try:
             if self._gathering is not None:
                 raise InvalidRequest(_TRUNCATED)
@@ -296,8 +330,14 @@ class Rpc(Stream):
         if part.filled < part.length:
             self.place = part.view[part.filled :]
             return
-        self._stop_gathering()
-        self.message(self._unpacked(part) if part.compressed else part.view)
+        if not part.compressed:
+            self._stop_gathering()
+            self.message(part.view)
+        elif (small := decompress_small(part.view, self.head.encoding)) is not None:
+            self._stop_gathering()
+            self.message(small)
+        else:
+            self._unpack(part)
 
     def _begin_message(self, part: _Gathering, here: int) -> None:
         """The prefix is here: decide whether to take the message; raises `ServerError`."""
@@ -321,90 +361,45 @@ class Rpc(Stream):
         if part is not None and part.length >= 0:
             self.account.drop(part.filled)
 
-    def _unpacked(self, part: _Gathering) -> bytes | memoryview:
-        return decompress(bytes(part.view), self.head.encoding, self._host.max_message)
+    def _unpack(self, part: _Gathering) -> None:
+        """Decompress a message on a thread; what comes meanwhile waits, in the client's window."""
+        self._gathering = self.place = None
+        self.held = True
+        encoding, limit = self.head.encoding, self._host.max_message
+        job = self._host.admission.workbench.do(
+            part.length << 3,  # it may become long, and mostly does
+            lambda charge: decompress(part.view, encoding, limit, "request message", charge),
+            self._unpacked,
+            self._charge,
+        )
+        self._unpacking = job, part.filled
 
+    def _charge(self, nbytes: int) -> None:
+        """Count what the message becomes; raises `Overloaded`."""
+        assert self._unpacking is not None, "bytes for nothing. This is a bug."
+        job, counted = self._unpacking
+        self.account.grow(nbytes, counted)
+        self._unpacking = job, counted + nbytes
 
-class RefusedRpc(Rpc):
-    """A call that its head alone has answered."""
-
-    __slots__ = ()
-
-    def __init__(self, link: "Link", number: int, head: CallHead) -> None:
-        super().__init__(link, number, head)
-        assert head.refusal is not None
-        status, fields = head.refusal
-        self._settle(int(dict(fields).get(b"grpc-status", b"2")))
-        link.sender.refuse(self, status, fields)  # the connection sees that it has ended
-
-    def on_data(self, view: memoryview, start: int, stop: int) -> None:
-        """Of no interest."""
-
-
-class DirectRpc(Rpc):
-    """A unary call whose handler is called in the turn of the loop in which the message came."""
-
-    __slots__ = ("_data", "_ticket")
-
-    unary = True
-
-    def __init__(self, link: "Link", number: int, head: CallHead) -> None:
-        super().__init__(link, number, head)
-        self._data: Buffer | None = None
-        self._ticket: Any = None
-
-    def message(self, data: Buffer) -> None:
-        """Keep the one message until the client has closed its side."""
-        if self._data is not None:
-            raise InvalidRequest("a unary call has one message, got another")
-        self._data = data
-        self.kept += len(data)
-
-    def end(self) -> None:
-        """Call the handler."""
-        data, self._data = self._data, None
-        if data is None:
-            raise InvalidRequest("a unary call has one message, got none")
-        if self._charged:
-            self.release(self._charged)  # the handler counts it
-        handler: Any = self.head.handler
-        ticket = handler(data, self)
-        if not self.finished:
-            self._ticket = ticket
-
-    def respond(self, message: Message) -> None:
-        """`Reply.respond`."""
+    def _unpacked(self, data: Buffer | None, problem: Exception | None) -> None:
+        """Take a decompressed message, and what came behind it."""
+        assert self._unpacking is not None, "a message of nobody. This is a bug."
+        self.account.drop(self._unpacking[1])
+        self._unpacking = None
+        self.held = False
+        behind, self._behind = self._behind, b""
+        try:
+            if data is None:
+                raise problem or InvalidRequest(_TRUNCATED)
+            self.message(data)
+        except Exception as error:
+            self.guard(error)
         if self.finished:
             return
-        self._ticket = None
-        if (
-            self._trailing is None
-            and not self.head.packing
-            and self._link.sender.answer(self, message, sum(map(len, message)))
-        ):
-            self._settle(0)
-            link = self._link
-            link.streams.sent_all(self)
-            if link.streams.open:
-                link.sender.rouse()  # the others' answers may come in the same turn of the loop
-            else:
-                link.flush()
-            return
-        self.write(message)
-        self.close()
-
-    def fail(self, error: ServerError) -> None:
-        """`Reply.fail`."""
-        self._ticket = None
-        super().fail(error)
-
-    def relay(self, status: int, text: str) -> None:
-        """`Reply.relay`."""
-        self._ticket = None
-        self.close(status, text)
-
-    def abandon(self) -> None:
-        """Cancel the request."""
-        ticket, self._ticket = self._ticket, None
-        if ticket is not None:
-            ticket.cancel()
+        if behind:
+            self.on_data(memoryview(behind), 0, len(behind))
+        if self._end_behind and self._unpacking is None:
+            self._end_behind = False
+            self.on_end()
+        if not self.held and not self.finished:
+            self._link.http2.release(self)

@@ -1,10 +1,13 @@
 """Calls whose messages are given to a session as they come, without a task."""
 
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headrace.core.errors import ServerError
+from headrace.core.errors import ExecutionFailed, ServerError
 from headrace.core.tensors import Buffer
+from headrace.engine.workbench import Job
 from headrace.transports.grpc.call import Message, Session
 from headrace.transports.grpc.native.head import CallHead
 from headrace.transports.grpc.native.rpc import Rpc
@@ -21,12 +24,14 @@ class SessionRpc(Rpc):
     how much can come.
     """
 
-    __slots__ = ("_half_closed", "_inbox", "_session")
+    __slots__ = ("_half_closed", "_inbox", "_outbox", "_packing", "_session")
 
     def __init__(self, link: "Link", number: int, head: CallHead) -> None:
         super().__init__(link, number, head)
         self._inbox: deque[Buffer] = deque()
         self._half_closed = False
+        self._packing: Job[bytes] | None = None  # compresses a message, behind which others wait
+        self._outbox: deque[Callable[[], None]] = deque()
         handler: Any = head.handler
         self._session: Session | None = handler(self)
 
@@ -35,16 +40,34 @@ class SessionRpc(Rpc):
     @property
     def congested(self) -> bool:
         """`Peer.congested`."""
-        return self.queued >= CONGESTED
+        return self.queued >= CONGESTED or self._packing is not None
 
     def send(self, message: Message) -> None:
         """`Peer.send`."""
-        if not self.finished:
-            self.write(message)
+        if self._packing is not None:
+            self._outbox.append(partial(self.send, message))
+        elif not self.finished:
+            if self.head.packing:
+                self._packing = self.pack_later(message, partial(self._packed, message))
+            if self._packing is None:
+                self.write(message)
+
+    def _packed(self, message: Message, packed: bytes | None, problem: Exception | None) -> None:
+        """Send a message that was compressed on a thread, and what waits behind it."""
+        self._packing = None
+        if packed is None:
+            self.guard(problem or ExecutionFailed("no message"))
+            return
+        self.write(message, packed)
+        while self._outbox and self._packing is None:
+            self._outbox.popleft()()
+        self.on_sent()
 
     def finish(self, error: ServerError | None = None) -> None:
         """`Peer.finish`."""
-        if error is None:
+        if self._packing is not None:
+            self._outbox.append(partial(self.finish, error))
+        elif error is None:
             self.close()
         else:
             self.fail(error)
@@ -100,6 +123,10 @@ class SessionRpc(Rpc):
     def _settle(self, status: int) -> None:
         super()._settle(status)
         self._inbox.clear()
+        self._outbox.clear()
+        if self._packing is not None:
+            self._packing.cancel()
+            self._packing = None
         session, self._session = self._session, None
         if session is not None:
             session.closed()

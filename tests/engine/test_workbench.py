@@ -1,0 +1,209 @@
+"""Work apart from the event loop: in order, charged by the loop, dropped when cancelled."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headrace.core.errors import ExecutionFailed, InvalidRequest, Overloaded, ServerError
+from headrace.core.requests import InferRequest, InferResponse
+from headrace.engine.deferred import Deferred
+from headrace.engine.doors import Target
+from headrace.engine.workbench import Workbench
+from headrace.wire.elements import Charge, uncharged
+
+LONG = 64 << 20
+
+
+class Outcomes:
+    """What jobs have told, and an event for the last of so many."""
+
+    def __init__(self, count: int) -> None:
+        self.found: list[tuple[Any, Exception | None]] = []
+        self.all = asyncio.Event()
+        self._count = count
+
+    def done(self, result: Any, problem: Exception | None) -> None:
+        self.found.append((result, problem))
+        if len(self.found) == self._count:
+            self.all.set()
+
+
+def test_work_is_done_on_another_thread_in_order() -> None:
+    async def scenario() -> None:
+        bench, outcomes = Workbench(), Outcomes(20)
+        loop_thread = threading.get_ident()
+
+        def work(number: int) -> Callable[[Charge], int]:
+            def run(charge: Charge) -> int:
+                assert threading.get_ident() != loop_thread
+                return number
+
+            return run
+
+        for number in range(20):
+            bench.do(1, work(number), outcomes.done, uncharged)
+        await outcomes.all.wait()
+        assert outcomes.found == [(number, None) for number in range(20)]
+
+    asyncio.run(scenario())
+
+
+def test_short_work_does_not_wait_for_long() -> None:
+    async def scenario() -> None:
+        bench, long, short = Workbench(), Outcomes(1), Outcomes(1)
+        gate = threading.Event()
+        bench.do(LONG, lambda charge: gate.wait(), long.done, uncharged)
+        bench.do(1, lambda charge: "short", short.done, uncharged)
+        await short.all.wait()
+        assert long.found == []
+        gate.set()
+        await long.all.wait()
+
+    asyncio.run(scenario())
+
+
+def test_the_loop_charges_and_may_refuse() -> None:
+    async def scenario() -> None:
+        bench, outcomes = Workbench(), Outcomes(1)
+        loop_thread, charged = threading.get_ident(), []
+
+        def charge(nbytes: int) -> None:
+            assert threading.get_ident() == loop_thread
+            charged.append(nbytes)
+            if len(charged) == 3:
+                raise Overloaded("as asked")
+
+        def work(charge: Charge) -> None:
+            for nbytes in range(10):
+                charge(nbytes)
+
+        bench.do(1, work, outcomes.done, charge)
+        await outcomes.all.wait()
+        assert charged == [0, 1, 2]
+        [(result, problem)] = outcomes.found
+        assert result is None
+        assert isinstance(problem, Overloaded)
+
+    asyncio.run(scenario())
+
+
+def test_what_is_cancelled_is_not_begun_and_ends_at_its_next_charge() -> None:
+    async def scenario() -> None:
+        bench, outcomes, last = Workbench(), Outcomes(1), Outcomes(1)
+        begun, gate = threading.Event(), threading.Event()
+        charged: list[int] = []
+        steps: list[str] = []
+
+        def work(charge: Charge) -> None:
+            begun.set()
+            gate.wait()
+            charge(1)
+            steps.append("went on")
+
+        first = bench.do(1, work, outcomes.done, charged.append)
+        second = bench.do(1, lambda charge: steps.append("begun"), outcomes.done, uncharged)
+        await asyncio.to_thread(begun.wait)
+        first.cancel()
+        second.cancel()
+        gate.set()
+        bench.do(1, lambda charge: None, last.done, uncharged)
+        await last.all.wait()
+        assert (steps, charged, outcomes.found) == ([], [], [])
+
+    asyncio.run(scenario())
+
+
+class Sink:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.refused: list[ServerError] = []
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        raise AssertionError
+
+    def finish(self) -> None:
+        raise AssertionError
+
+    def fail(self, error: ServerError) -> None:
+        raise AssertionError
+
+    def refuse(self, error: ServerError) -> None:
+        self.refused.append(error)
+
+    def routed(self, request: InferRequest, target: Target) -> None:
+        raise AssertionError
+
+
+class Ticket:
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+
+    def cancel(self) -> None:
+        self.calls.append("cancel")
+
+    def hold(self, held: bool) -> None:
+        self.calls.append(held)
+
+
+def test_a_deferred_request_becomes_the_ticket_of_what_it_is() -> None:
+    async def scenario() -> None:
+        sink, ticket, after = Sink(), Ticket(), asyncio.Event()
+        given: list[str] = []
+
+        def submit(decoded: str) -> Ticket:
+            given.append(decoded)
+            return ticket
+
+        deferred = Deferred(
+            Workbench(), 1, lambda charge: "decoded", submit, sink, uncharged, after.set
+        )
+        deferred.hold(True)
+        await after.wait()
+        deferred.cancel()
+        assert (given, ticket.calls, sink.refused) == (["decoded"], [True, "cancel"], [])
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("where", ["decode", "submit"])
+@pytest.mark.parametrize("error", [InvalidRequest("wrong"), ValueError("bug")])
+def test_what_is_wrong_is_said_to_the_sink(where: str, error: Exception) -> None:
+    async def scenario() -> None:
+        sink, after = Sink(), asyncio.Event()
+
+        def fail(_: object) -> Any:
+            raise error
+
+        decode = fail if where == "decode" else lambda charge: None
+        submit = fail if where == "submit" else lambda decoded: Ticket()
+        Deferred(Workbench(), 1, decode, submit, sink, uncharged, after.set)
+        await after.wait()
+        [found] = sink.refused
+        assert found is error or isinstance(found, ExecutionFailed)
+        assert "bug" not in str(found)
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_request_is_neither_submitted_nor_refused() -> None:
+    async def scenario() -> None:
+        bench, sink, last = Workbench(), Sink(), Outcomes(1)
+        gate = threading.Event()
+        submitted: list[object] = []
+
+        def submit(decoded: object) -> Ticket:
+            submitted.append(decoded)
+            return Ticket()
+
+        deferred = Deferred(bench, 1, lambda charge: gate.wait(), submit, sink, uncharged)
+        deferred.cancel()
+        gate.set()
+        bench.do(1, lambda charge: None, last.done, uncharged)
+        await last.all.wait()
+        assert (submitted, sink.refused) == ([], [])
+
+    asyncio.run(scenario())
