@@ -317,6 +317,9 @@ def test_metadata_does_not_disturb(grpc_client: GrpcClient) -> None:
     metadata = [("x-anything", "1"), ("binary-bin", b"\x00\xff"), ("traceparent", "00-1-1-00")]
     infer = grpc_client.procedure("ModelInfer", pb.ModelInferResponse)
     assert infer(_simple(), timeout=60, metadata=metadata).model_name == "simple"
+    for value in (" a", "a ", " "):
+        answer = infer(_simple(), timeout=60, metadata=[("x-anything", value)])
+        assert answer.model_name == "simple"
 
 
 @pytest.mark.parametrize("letter", ["x", "\u20ac", "%"])

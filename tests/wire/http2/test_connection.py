@@ -408,8 +408,8 @@ def without(name: str) -> list[tuple[str, str]]:
         [*REQUEST, ("Upper", "x")], [*REQUEST, ("with space", "x")], [*REQUEST, ("", "x")],
         [*REQUEST, ("connection", "close")], [*REQUEST, ("transfer-encoding", "chunked")],
         [*REQUEST, ("upgrade", "h2c")], [*without("te"), ("te", "gzip")],
-        [*REQUEST, ("x", "a\r\nb")], [*REQUEST, ("x", "a\0b")], [*REQUEST, ("x", " a")],
-        [*REQUEST, ("x", "a\t")],
+        [*REQUEST, ("x", "a\r\nb")], [*REQUEST, ("x", "a\0b")],
+        [*without(":path"), (":path", "/ ")], [(":path", " /"), *without(":path")],
     ],
 )  # fmt: skip
 def test_malformed_requests(fields: list[tuple[str, str]]) -> None:
@@ -420,6 +420,13 @@ def test_malformed_requests(fields: list[tuple[str, str]]) -> None:
     assert server.streams == {}
     server.feed(server.request(3))
     assert server.streams[3].ended
+
+
+@pytest.mark.parametrize("value", [" a", "a\t", " ", "  a b "])
+def test_blanks_around_a_value(value: str) -> None:
+    server = Server()
+    server.feed(server.request(1, fields=[*REQUEST, ("x", value)]))
+    assert server.streams[1].ended
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from headrace.wire.http2.protocol import (
     ErrorCode,
     StreamFailure,
 )
-from headrace.wire.http2.request_headers import check_request, check_trailers
+from headrace.wire.http2.request_headers import check_trailers, checked_request
 from headrace.wire.http2.stream import Stream
 from headrace.wire.http2.streams import Streams
 
@@ -37,8 +37,7 @@ class HeadReader(BlockFrames):
         self._blocks = BlockReader(self._checked, limits.header_list)
 
     def _checked(self, headers: Headers) -> Head:
-        check_request(headers)
-        return self._interpret(headers)
+        return self._interpret(checked_request(headers))
 
     def _complete(self, block: bytes, flags: int, number: int) -> None:
         streams = self._streams

@@ -11,25 +11,35 @@ _HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
 )
 _bad_name = re.compile(rb"[\x00-\x20A-Z\x7f-\xff:]").search
-_bad_value = re.compile(rb"[\x00\r\n]|^[ \t]|[ \t]\Z").search
+_bad_value = re.compile(rb"[\x00\r\n]").search
+_BLANKS = b" \t"
 
 
-def check_request(headers: Headers) -> None:
-    """Hold a request's fields against sections 8.2 and 8.3; raises `StreamFailure`."""
+def checked_request(headers: Headers) -> Headers:
+    """A request's fields, held against sections 8.2 and 8.3; raises `StreamFailure`.
+
+    Blanks around a value are taken away, though section 8.2.1 has no place for them: clients of
+    gRPC send metadata as applications give it, and other servers take it so.
+    """
+    blanks = False
     pseudo: set[bytes] = set()
     regular = False
     for name, value in headers:
         if name[:1] == b":":
             if regular or name in pseudo or name not in _PSEUDO:
                 raise _malformed(f"misplaced pseudo-header {name!r}")
+            if value != value.strip(_BLANKS):
+                raise _malformed(f"bad value of {name!r}")
             pseudo.add(name)
         else:
             regular = True
             check_field(name, value)
+            blanks = blanks or value != value.strip(_BLANKS)
         if _bad_value(value):
             raise _malformed(f"bad value of {name!r}")
     if not pseudo >= _REQUIRED:
         raise _malformed("a pseudo-header is missing")
+    return [(name, value.strip(_BLANKS)) for name, value in headers] if blanks else headers
 
 
 def check_trailers(headers: Headers) -> None:
