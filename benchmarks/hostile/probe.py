@@ -21,9 +21,8 @@ _BODY = (
     + ",".join(["1"] * 64)
     + "]}]}"
 ).encode()
-_INFER = b"POST /v2/models/mlp/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (
-    len(_BODY)
-)
+_HEAD = b"POST /v2/models/mlp/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+_INFER = _HEAD % len(_BODY) + _BODY
 
 
 class Probe:
