@@ -354,9 +354,12 @@ def stalled_log(target: Target) -> Fire:
         for _ in range(300):
             made = connect(target.http)
             made.settimeout(2.0)
-            with closing(made), suppress(OSError):
-                made.sendall(b"GET /v2/models/nothing HTTP/1.1\r\nHost: x\r\n\r\n")
-                if not made.recv(4096):
+            with closing(made):
+                try:
+                    made.sendall(b"GET /v2/models/nothing HTTP/1.1\r\nHost: x\r\n\r\n")
+                    made.recv(4096)
+                except OSError:  # it stands still
+                    time.sleep(_HOLD_SECS)
                     return
 
     return fire
