@@ -19,8 +19,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from headrace.backends.onnx import OnnxBackend, OnnxModel
+from headrace.backends.onnx import MAX_TEXTS, OnnxBackend, OnnxModel
 from headrace.backends.onnx_options import run_options
+from headrace.core.bytes_array import BytesArray
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidOption, InvalidRequest, LoadFailed
 from headrace.core.model_spec import LoadSpec, TensorInfo
@@ -181,6 +182,14 @@ def test_text_that_is_not_utf_8_is_the_clients_fault(tmp_path: Path) -> None:
     model = load(tmp_path, onnx_graphs.identity(Datatype.BYTES))
     with pytest.raises(InvalidRequest, match="'INPUT0' holds an element that is not UTF-8"):
         model.infer({"INPUT0": text(b"ok", b"\xff", shape=(1, 2))}, ["OUTPUT0"])
+
+
+def test_more_texts_than_a_run_takes(tmp_path: Path) -> None:
+    model = load(tmp_path, onnx_graphs.identity(Datatype.BYTES))
+    count = MAX_TEXTS + 1
+    many = BytesArray(bytes(4 * count), (1, count))
+    with pytest.raises(InvalidRequest, match=f"may have {MAX_TEXTS} elements at once, got {count}"):
+        model.infer({"INPUT0": many}, ["OUTPUT0"])
 
 
 def test_a_run_that_fails_raises_and_the_next_one_works(tmp_path: Path) -> None:

@@ -55,6 +55,9 @@ _TYPES: dict[str, Datatype] = {
 }
 _PIECE = 1 << 14  # texts at a time: what is done with them holds up all other threads
 _ONNX_BFLOAT16 = 16  # TensorProto.DataType
+# Elements of BYTES in a run. Each becomes an object of some sixty bytes, and ONNX Runtime holds the
+# interpreter while it takes them over: this many for about as long as nobody notices.
+MAX_TEXTS = 1_000_000
 # What makes runs of a session, whose outputs have these datatypes.
 Bind = Callable[[ort.InferenceSession, Mapping[str, Datatype]], BoundRun]
 
@@ -94,7 +97,8 @@ class OnnxModel:
     ) -> Sequence[TensorArray]:
         """Run the graph.
 
-        Raises `InvalidRequest` for strings that are not UTF-8, and whatever the run raises.
+        Raises `InvalidRequest` for strings that are not UTF-8, or too many, and whatever the run
+        raises.
         """
         session = self._session
         assert session is not None, "infer after close. This is a bug."
@@ -103,6 +107,11 @@ class OnnxModel:
         if not self._strings:
             results: Sequence[TensorArray] = session.run(outputs, inputs, self._options)
             return results
+        texts = sum(inputs[name].size for name in self._strings if name in inputs)
+        if texts > MAX_TEXTS:
+            raise InvalidRequest(
+                f"BYTES inputs of an ONNX model may have {MAX_TEXTS} elements at once, got {texts}"
+            )
         feeds = {
             name: _to_str(name, array) if name in self._strings else array
             for name, array in inputs.items()
