@@ -144,7 +144,7 @@ def _observe(attack: Attack, core: int | None, front_ends: int) -> Seen:
         if not watch.alive:
             _give_up(target)
         return Seen(
-            health, growth, charged, released, int(infer["good"]),
+            health, growth, charged + attack.allowed, released, int(infer["good"]),
             int(infer["good"] + infer["bad"]), watch.alive,
         )  # fmt: skip
 

@@ -188,6 +188,11 @@ class Admission:
         self.bytes += nbytes
         self._changed()
 
+    def count(self, nbytes: int) -> None:
+        """Count bytes of a request that cannot be refused any more."""
+        self.bytes += nbytes
+        self._changed()
+
     def adjust(self, requests: int, nbytes: int) -> None:
         """Count what another process holds: so much more or less than before."""
         self.requests += requests
@@ -397,6 +402,11 @@ class ConnectionAccount:
         server.bytes -= nbytes
         if server.watched:
             server.changed()
+
+    def count(self, nbytes: int) -> None:
+        """`Admission.count`."""
+        self._count(0, nbytes)
+        self.server.count(nbytes)
 
     def owe(self, nbytes: int) -> bool:
         """So many bytes wait now for the client to read them; whether that is within its share."""

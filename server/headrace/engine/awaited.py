@@ -36,7 +36,7 @@ from headrace.engine.doors import (
     Target,
 )
 from headrace.engine.workbench import LARGE
-from headrace.wire.elements import Charge, uncharged
+from headrace.wire.elements import Charge, charge_objects, uncharged
 from headrace.wire.generate import decode_generate
 from headrace.wire.http_infer import body_of, decode_raw, takes_long
 from headrace.wire.link_frames import Flag
@@ -253,5 +253,8 @@ def _decoded(
 ) -> InferRequest:
     names, body = (request.model_name, request.model_version), body_of(request)
     if generates:
-        return decode_generate(signature, *names, body, charge)
-    return decode_raw(signature, *names, body)[0]
+        found = decode_generate(signature, *names, body, charge)
+    else:
+        found = decode_raw(signature, *names, body)[0]
+    charge_objects(found.inputs.values(), charge)
+    return found

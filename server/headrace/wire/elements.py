@@ -5,7 +5,7 @@ accept `"1"` for a number, `1.5` for an integer (cutting it) and `null` for NaN.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, zip_longest
 from struct import error as StructError
 from struct import pack
@@ -24,6 +24,8 @@ from headrace.workers.bytes_elements import join
 
 MAX_DEPTH = 100
 LENGTH_BYTES = 4  # of an element of BYTES
+# What one takes where a model needs it as an object: that, and its places in a list and an array.
+OBJECT_BYTES = 80
 # Bytes of a tensor of numbers that comes as text or as typed contents, of which some bytes may
 # become many. A larger one is moved about for so long that others wait for it.
 MAX_DECODED = 128 << 20
@@ -209,6 +211,13 @@ def _wrong_number(
     return InvalidRequest(
         f"{fault} of input '{name}': {brackets(shape)} needs {count} elements, got{roughly} {got}"
     )
+
+
+def charge_objects(inputs: Iterable[Tensor], charge: Charge) -> None:
+    """Charge what the elements of BYTES tensors become for a model."""
+    count = sum(tensor.array.size for tensor in inputs if tensor.datatype is Datatype.BYTES)
+    if count:
+        charge(count * OBJECT_BYTES)
 
 
 def tensor_from_flat(item: dict[str, Any]) -> Tensor | None:

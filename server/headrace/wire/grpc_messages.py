@@ -23,7 +23,7 @@ from headrace.core.signature import Signature
 from headrace.core.tensors import Array, Buffer, Tensor, raw_bytes
 from headrace.core.texts import bounded
 from headrace.wire.bytes_tensor import decode_bytes_tensor
-from headrace.wire.elements import Charge
+from headrace.wire.elements import Charge, charge_objects
 from headrace.wire.grpc_contents import MAX_FIELDS, Contents, Outline, outline, read_varint, varint
 from headrace.wire.grpc_infer import (
     LONG,
@@ -181,6 +181,13 @@ class InferMessage:
 
         `charge` is called with the bytes that data is about to take, and may raise.
         """
+        request = self._request_long(nbytes, signature, charge)
+        charge_objects(request.inputs.values(), charge)
+        return request
+
+    def _request_long(
+        self, nbytes: int, signature: Signature | None, charge: Charge
+    ) -> InferRequest:
         template, view = self._template, memoryview(self._data)
         if template is not None:
             if signature is not None:

@@ -7,8 +7,8 @@ from typing import Protocol
 class Connection(Protocol):
     """Whose body it is."""
 
-    def body_grew(self, nbytes: int) -> None:
-        """`nbytes` more are in their place."""
+    def body_grew(self, nbytes: int) -> bool:
+        """`nbytes` more are in their place; whether more are wanted there."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         """As asyncio's protocols have it; so are the others."""
@@ -37,7 +37,10 @@ class BodyReader(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """They are there."""
         self._place = self._place[nbytes:]
-        self._connection.body_grew(nbytes)
+        if not self._connection.body_grew(nbytes):
+            # The transport refers to its last reader for as long as the connection lives, which
+            # must not keep the body.
+            self._place = memoryview(b"")
 
     def eof_received(self) -> bool | None:
         return self._connection.eof_received()

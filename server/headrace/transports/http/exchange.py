@@ -32,7 +32,7 @@ from headrace.wire.compression import (
     decompress_small,
     too_large,
 )
-from headrace.wire.elements import Charge, uncharged
+from headrace.wire.elements import Charge, charge_objects, uncharged
 from headrace.wire.http_infer import (
     decode_infer,
     decode_raw,
@@ -210,6 +210,8 @@ class Exchange:
             done(self.failure(problem or Unsupported("no answer")) if answer is None else answer)
 
         size = sum(tensor.array.nbytes for tensor in response.outputs)
+        self.account.count(size)  # the answer, until it is handed over
+        self.nbytes += size
         return self.workbench.do(size, lambda charge: self._encode(response), finish, uncharged)
 
     def success(self, response: InferResponse) -> Answer:
@@ -288,6 +290,7 @@ class Exchange:
         if head.content_encoding is not None:
             body = decompress(body, head.content_encoding, self._limit, charge=charge)
         request, self._form = decode_body(head, body, signature, charge)
+        charge_objects(request.inputs.values(), charge)
         return request
 
     def _defer(

@@ -293,8 +293,8 @@ class FastProtocol(BoundedProtocol):
             self._switch(BodyReader(self, request.body[request.filled :]))
         return position + taken
 
-    def body_grew(self, nbytes: int) -> None:
-        """Bytes of the body that is being gathered have been put into their place."""
+    def body_grew(self, nbytes: int) -> bool:
+        """`nbytes` of the body that is being gathered are in their place; whether more may come."""
         self._touched = self.loop.time()
         request = self._gathering
         assert request is not None, "a body that nobody gathers. This is a bug."
@@ -304,10 +304,12 @@ class FastProtocol(BoundedProtocol):
         except ServerError as error:
             self._switch(self)
             request.end(request.failure(error))
-            return
-        if request.filled == request.head.length:
-            self._switch(self)
-            self._complete(request)
+            return False
+        if request.filled < (request.head.length or 0):
+            return True
+        self._switch(self)
+        self._complete(request)
+        return False
 
     def _switch(self, protocol: asyncio.BaseProtocol) -> None:
         """Let `protocol` have what comes from now on."""

@@ -41,7 +41,7 @@ from headrace.transports.http.infer import (
     watch_disconnect,
 )
 from headrace.transports.http.responses import Responses
-from headrace.wire.elements import Charge
+from headrace.wire.elements import Charge, charge_objects
 from headrace.wire.generate import EVENT_STREAM, decode_generate, encode_generate, event
 from headrace.wire.http_infer import error_body, pass_raw
 from headrace.wire.timing import add_timing, server_timing, wants_timing
@@ -99,7 +99,9 @@ class GenerateExchange(Exchange):
 
     def _decode(self, body: Buffer, signature: Signature | None, charge: Charge) -> InferRequest:
         assert signature is not None, "a request for nobody knows what. This is a bug."
-        return decode_generate(signature, self.head.model, self.head.version, body, charge)
+        request = decode_generate(signature, self.head.model, self.head.version, body, charge)
+        charge_objects(request.inputs.values(), charge)
+        return request
 
     def encode(self, response: InferResponse) -> bytes:
         """A response as JSON; raises `InvalidRequest` if it has no such form."""
