@@ -2,14 +2,18 @@ import random
 import sys
 import tracemalloc
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.core.bytes_array import BytesArray
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Tensor, raw_bytes
 from headrace.wire.bytes_tensor import decode_bytes_tensor
+from headrace.wire.elements import MAX_OBJECT_BYTES, charge_objects
+from headrace.workers.bytes_elements import join
 from tests.wire.strategies import PROPERTY, assert_same, mutations, object_array, outcome, tensors
 
 ONE = b"\x03\0\0\0abc"
@@ -128,3 +132,20 @@ def test_a_fault_behind_many_elements() -> None:
     raw[199_999 * 5] = 2
     with pytest.raises(InvalidRequest, match="element 199999 claims 2 bytes, 1 are left"):
         decode_bytes_tensor("x", [200_000], bytes(raw))
+
+
+@pytest.mark.parametrize(
+    ("element", "count", "nbytes"), [(b"", 1000, 16_000), (b"a", 1000, 80_000), (b"abc", 1, 80)]
+)
+def test_elements_are_charged_as_what_they_become(element: bytes, count: int, nbytes: int) -> None:
+    charged: list[int] = []
+    tensor = Tensor("x", Datatype.BYTES, BytesArray(join([element] * count), (count,)))
+    charge_objects([tensor, Tensor("y", Datatype.INT8, np.zeros(5, np.int8))], charged.append)
+    assert charged == [nbytes]
+
+
+def test_elements_that_become_too_much() -> None:
+    count = MAX_OBJECT_BYTES // 80 + 1
+    tensor = Tensor("x", Datatype.BYTES, BytesArray(bytes(5 * count), (count,)))
+    with pytest.raises(InvalidRequest, match=f"at most {MAX_OBJECT_BYTES} are allowed"):
+        charge_objects([tensor], lambda _: None)

@@ -24,8 +24,10 @@ from headrace.workers.bytes_elements import join
 
 MAX_DEPTH = 100
 LENGTH_BYTES = 4  # of an element of BYTES
-# What one takes where a model needs it as an object: that, and its places in a list and an array.
-OBJECT_BYTES = 80
+# What one takes where a model needs it as an object: its places in a list and an array, and the
+# object itself unless it is empty, of which there is one.
+_PLACE_BYTES, _OBJECT_BYTES = 16, 64
+MAX_OBJECT_BYTES = 512 << 20  # of a request, so that others have room beside it
 # Bytes of a tensor of numbers that comes as text or as typed contents, of which some bytes may
 # become many. A larger one is moved about for so long that others wait for it.
 MAX_DECODED = 128 << 20
@@ -214,10 +216,22 @@ def _wrong_number(
 
 
 def charge_objects(inputs: Iterable[Tensor], charge: Charge) -> None:
-    """Charge what the elements of BYTES tensors become for a model."""
-    count = sum(tensor.array.size for tensor in inputs if tensor.datatype is Datatype.BYTES)
-    if count:
-        charge(count * OBJECT_BYTES)
+    """Charge what the elements of BYTES tensors become for a model.
+
+    Raises `InvalidRequest` beyond `MAX_OBJECT_BYTES`, and what `charge` raises.
+    """
+    arrays = [tensor.array for tensor in inputs if tensor.datatype is Datatype.BYTES]
+    count = sum(array.size for array in arrays)
+    if not count:
+        return
+    letters = sum(array.nbytes for array in arrays) - count * LENGTH_BYTES
+    size = count * _PLACE_BYTES + min(count, max(letters, 0)) * _OBJECT_BYTES
+    if size > MAX_OBJECT_BYTES:
+        raise InvalidRequest(
+            f"the {count} elements of BYTES inputs take up to {size} bytes as objects,"
+            f" at most {MAX_OBJECT_BYTES} are allowed"
+        )
+    charge(size)
 
 
 def tensor_from_flat(item: dict[str, Any]) -> Tensor | None:
