@@ -87,6 +87,37 @@ async def _long_frames_keep_their_place() -> None:
 test_long_frames_keep_their_place = scenario(_long_frames_keep_their_place)
 
 
+async def _frames_whose_files_are_written_apart_keep_their_place() -> None:
+    before = files()
+    ours, theirs = map(End, pair())
+    longest = os.urandom(3 << 20)
+    for number in range(0, 30, 3):
+        ours.channel.send(frame(Kind.ANSWER, number))
+        ours.channel.send_parts(Kind.ANSWER, 0, number + 1, b"m", [longest[:number], longest])
+        ours.channel.send_parts(Kind.ANSWER, 0, number + 2, b"m", [longest[: INLINE * 2]])
+    # The first file is being written apart from the event loop, and nothing behind it has gone.
+    await asyncio.sleep(0)
+    assert ours.channel.waiting > len(longest)
+    await theirs.has(30)
+    assert [number for _, number, _, _ in theirs.frames] == list(range(30))
+    assert theirs.frames[28] == (Kind.ANSWER, 28, b"m", longest[:27] + longest)
+    assert ours.channel.waiting == 0
+    # One that is closed meanwhile leaves nothing behind.
+    ours.channel.send_parts(Kind.ANSWER, 0, 30, b"m", [longest])
+    await asyncio.sleep(0)
+    ours.channel.close()
+    await theirs.lost
+    theirs.frames.clear()
+    await asyncio.get_running_loop().shutdown_default_executor()
+    await asyncio.sleep(0)
+    assert files() == before
+
+
+test_frames_whose_files_are_written_apart_keep_their_place = scenario(
+    _frames_whose_files_are_written_apart_keep_their_place
+)
+
+
 async def _what_the_other_end_does_not_read_waits() -> None:
     ours, theirs = pair()
     end = End(ours, considerate=True)

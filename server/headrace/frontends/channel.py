@@ -38,7 +38,9 @@ _BACKLOG = 8 << 20  # bytes that wait, from which on nothing more is read from t
 _SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ETOOMANYREFS)
 _AGAIN_SECS = 0.01
 
+_APART = 1 << 20  # bytes of a file from which on it is written apart from the event loop
 _Long = tuple[bytes, Sequence[Buffer]]  # a header, and what is to lie in a file
+_Filled = tuple[bytes, int]  # a header, and the file
 
 
 class Channel:
@@ -65,7 +67,8 @@ class Channel:
         self._reader = FrameReader()
         self._files: deque[int] = deque()
         self._short: list[bytes] = []  # frames since the last long one
-        self._waiting: deque[bytes | _Long] = deque()
+        self._waiting: deque[bytes | _Long | _Filled] = deque()
+        self._filling = False  # the file of the first that waits is being written
         self._chunk: memoryview | None = None  # what is being written, and its files
         self._chunk_files: list[int] = []
         self._size = 0  # bytes of all that waits
@@ -124,7 +127,8 @@ class Channel:
         self._loop.remove_reader(self._sock)
         self._loop.remove_writer(self._sock)
         self._sock.close()
-        for descriptor in (*self._files, *self._chunk_files):
+        filled = [i[1] for i in self._waiting if not isinstance(i, bytes) and isinstance(i[1], int)]
+        for descriptor in (*self._files, *self._chunk_files, *filled):
             os.close(descriptor)
         self._files.clear()
         self._chunk_files.clear()
@@ -149,19 +153,27 @@ class Channel:
             while self._chunk is not None or self._waiting:
                 if self._chunk is None:
                     self._next_chunk()
+                if self._chunk is None:
+                    break  # what is next is being put into its file
                 self._write_chunk()
         except BlockingIOError:
             self._block()
         except OSError as error:
-            if error.errno not in _SHORT_OF:
-                self._fail(str(error))
+            if not self._on_short(error):
                 return
-            self._blocked = True
-            self._loop.call_later(_AGAIN_SECS, self._on_writable)
         self._consider()
         if (room := self._room) is not None and self._size <= room[0]:
             self._room = None
             room[1]()
+
+    def _on_short(self, error: OSError) -> bool:
+        """Try again soon if the system is short of something, otherwise give up; which it is."""
+        if error.errno not in _SHORT_OF:
+            self._fail(str(error))
+            return False
+        self._blocked = True
+        self._loop.call_later(_AGAIN_SECS, self._on_writable)
+        return True
 
     def _next_chunk(self) -> None:
         pieces: list[bytes] = []
@@ -170,18 +182,52 @@ class Channel:
         while waiting and size < _CHUNK and len(self._chunk_files) < _FILES:
             item = waiting[0]
             if not isinstance(item, bytes):
-                item, buffers = item
-                try:
-                    self._chunk_files.append(write_file(buffers))
-                except OSError:
-                    if not pieces:
-                        raise
-                    break
-                self._size -= sum(map(len, buffers))
+                item, content = item
+                if isinstance(content, int):
+                    self._chunk_files.append(content)
+                else:
+                    nbytes = sum(map(len, content))
+                    if nbytes > _APART:
+                        if not pieces:
+                            self._fill(item, content)
+                        break
+                    try:
+                        self._chunk_files.append(write_file(content))
+                    except OSError:
+                        if not pieces:
+                            raise
+                        break
+                    self._size -= nbytes
             waiting.popleft()
             pieces.append(item)
             size += len(item)
-        self._chunk = memoryview(b"".join(pieces) if len(pieces) > 1 else pieces[0])
+        if pieces:
+            self._chunk = memoryview(b"".join(pieces) if len(pieces) > 1 else pieces[0])
+
+    def _fill(self, head: bytes, content: Sequence[Buffer]) -> None:
+        """Write the file of the first that waits on a thread; those behind it wait, too."""
+        if self._filling:
+            return
+        self._filling = True
+
+        def filled(done: "asyncio.Future[int]") -> None:
+            self._filling = False
+            error = done.exception()
+            if self.closed:
+                if error is None:
+                    os.close(done.result())
+            elif error is None:
+                self._waiting[0] = head, done.result()
+                self._size -= sum(map(len, content))
+                if not self._blocked:
+                    self._write()
+            elif isinstance(error, OSError):
+                self._on_short(error)
+            else:
+                log.error("bug while writing a file", exc_info=error)
+                self._fail("a bug")
+
+        self._loop.run_in_executor(None, write_file, content).add_done_callback(filled)
 
     def _write_chunk(self) -> None:
         assert self._chunk is not None
