@@ -85,6 +85,21 @@ def resident(processes: Sequence[psutil.Process]) -> int:
     return total
 
 
+def proportional(processes: Sequence[psutil.Process]) -> int:
+    """Their memory in bytes, of which what they share counts once in all.
+
+    Where that may not be seen, their resident memory.
+    """
+    total = 0
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            try:
+                total += process.memory_full_info().pss
+            except psutil.AccessDenied:
+                total += resident([process])
+    return total
+
+
 def split_address(text: str) -> tuple[str, int]:
     """Host and port of host:port; raises `BenchmarkError`."""
     host, _, port = text.rpartition(":")

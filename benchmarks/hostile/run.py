@@ -24,7 +24,7 @@ import psutil
 from benchmarks.hostile.attacks import ATTACKS, Attack, EndlessUpstream, allow_connections
 from benchmarks.hostile.models import write_models
 from benchmarks.report import table
-from benchmarks.server import BenchmarkError, Target, resident, split_cores, started
+from benchmarks.server import BenchmarkError, Target, proportional, split_cores, started
 
 MIB = 1 << 20
 GROWTH = 64 * MIB  # beside what is charged
@@ -188,7 +188,7 @@ class _Watch:
     def __init__(self, target: Target) -> None:
         self._processes = target.processes()
         self._url = f"http://{target.metrics}/metrics"
-        self._before = self._now = resident(self._processes)
+        self._before = self._now = proportional(self._processes)
         self._most = self._charged = self._most_charged = 0
         self._stopped = threading.Event()
         self._threads = [
@@ -220,7 +220,7 @@ class _Watch:
             look()
 
     def _look(self) -> None:
-        self._now = resident(self._processes)
+        self._now = proportional(self._processes)
         self._most = max(self._most, self._now - self._before)
 
     def _ask(self) -> None:

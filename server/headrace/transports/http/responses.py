@@ -39,6 +39,7 @@ class Responses:
         self._give_up_bytes = give_up_bytes
         self._texts: list[bytes] = []
         self._nbytes = 0
+        self._pending = 0  # bytes of responses that are not encoded
         self._news = asyncio.Event()
         self._ticket: Ticket | None = None
         self._held = False
@@ -51,16 +52,30 @@ class Responses:
         """Take a response."""
         if self.ended:
             return
-        if self._job is not None:
-            self._behind.append(partial(self.respond, response, final))
-            return
         size = sum(tensor.array.nbytes for tensor in response.outputs)
+        if self._job is not None:
+            self._pending += size
+            self._behind.append(partial(self._take_up, response, final, size))
+            self._restrain(final)
+        elif size > LARGE and self._exchange is not None:
+            self._pending += size
+            self._take_up(response, final, size)
+            self._restrain(final)
+        else:
+            self._encode_here(response, final)
+
+    def _take_up(self, response: InferResponse, final: bool, size: int) -> None:
+        """Encode a response of `size` bytes that are pending, on the workbench if it is large."""
         if size > LARGE and self._exchange is not None:
             self._job = self._exchange.workbench.do(
-                size, lambda charge: self._encode(response), partial(self._encoded, final),
+                size, lambda charge: self._encode(response), partial(self._encoded, final, size),
                 uncharged,
             )  # fmt: skip
-            return
+        else:
+            self._pending -= size
+            self._encode_here(response, final)
+
+    def _encode_here(self, response: InferResponse, final: bool) -> None:
         try:
             text = self._encode(response)
         except Exception as error:  # it has no such form, or that is a bug
@@ -68,9 +83,12 @@ class Responses:
             return
         self._add(text, final)
 
-    def _encoded(self, final: bool, text: bytes | None, problem: Exception | None) -> None:
+    def _encoded(
+        self, final: bool, size: int, text: bytes | None, problem: Exception | None
+    ) -> None:
         """Take a response that was encoded on the workbench, and what came since."""
         self._job = None
+        self._pending -= size
         if text is None:
             self._give_up(problem or not_read())
             return
@@ -85,10 +103,17 @@ class Responses:
         self._news.set()
         if final:
             self.ended = True
-        elif self._held and self._nbytes > self._give_up_bytes:
+        self._restrain(final)
+
+    def _restrain(self, final: bool) -> None:
+        """See to it that not too much waits, after more has come."""
+        waiting = self._nbytes + self._pending
+        if final:
+            return
+        if self._held and waiting > self._give_up_bytes:
             self._texts.clear()
             self._give_up(not_read())
-        elif not self._held and self._nbytes > PAUSE_BYTES:
+        elif not self._held and waiting > PAUSE_BYTES:
             self._held = True
             if self._ticket is not None:
                 self._ticket.hold(True)
@@ -163,7 +188,7 @@ class Responses:
         self._nbytes = 0
         if not (self.ended or self.gone):
             self._news.clear()
-        if self._held:
+        if self._held and self._pending <= PAUSE_BYTES:
             self._held = False
             if self._ticket is not None and not self.ended:
                 self._ticket.hold(False)
