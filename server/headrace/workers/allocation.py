@@ -17,7 +17,7 @@ from headrace.workers.cgroup import memory_limit
 
 _KEPT = 128 << 20  # bytes of free memory, beyond which all of it is given back, or fewer
 _KEPT_SHARE = 16  # of the memory that there is for all processes: one part
-_LOOK_SECS = 10.0
+_LOOK_SECS = 2.0
 # Of glibc's malloc.h. Setting one of them also ends their change with what is allocated.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _MAPPED = 32 << 20  # bytes of one block from which on it is mapped by itself; the most there can be
