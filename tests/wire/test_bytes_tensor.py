@@ -135,7 +135,7 @@ def test_a_fault_behind_many_elements() -> None:
 
 
 @pytest.mark.parametrize(
-    ("element", "count", "nbytes"), [(b"", 1000, 16_000), (b"a", 1000, 80_000), (b"abc", 1, 80)]
+    ("element", "count", "nbytes"), [(b"", 1000, 24_000), (b"a", 1000, 80_000), (b"abc", 1, 80)]
 )
 def test_elements_are_charged_as_what_they_become(element: bytes, count: int, nbytes: int) -> None:
     charged: list[int] = []

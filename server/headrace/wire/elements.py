@@ -24,9 +24,9 @@ from headrace.workers.bytes_elements import join
 
 MAX_DEPTH = 100
 LENGTH_BYTES = 4  # of an element of BYTES
-# What one takes where a model needs it as an object: its places in a list and an array, and the
+# What one takes where a model needs it as an object: its places in lists and an array, and the
 # object itself unless it is empty, of which there is one.
-_PLACE_BYTES, _OBJECT_BYTES = 16, 64
+_PLACE_BYTES, _OBJECT_BYTES = 24, 56
 MAX_OBJECT_BYTES = 512 << 20  # of a request, so that others have room beside it
 # Bytes of a tensor of numbers that comes as text or as typed contents, of which some bytes may
 # become many. A larger one is moved about for so long that others wait for it.
