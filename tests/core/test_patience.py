@@ -31,6 +31,15 @@ def test_another_subject_begins_anew() -> None:
     assert [patience.look(second // 2, 0, second) for second in range(20)] == [True] * 20
 
 
+def test_time_in_which_nobody_looked_is_not_the_peers() -> None:
+    """Such as while this side did not read."""
+    patience = Patience(5)
+    assert patience.look("it", 0, 0.0)
+    assert patience.look("it", 0, 1000.0)
+    assert patience.look("it", 0, 1002.0)
+    assert not patience.look("it", 0, 1003.0)
+
+
 def test_there_is_little_time_while_the_server_is_pressed() -> None:
     found = looks(Patience(60), *[0] * 20, pressed=True)
     assert found.index(False) == PRESSED_SECS

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import asyncio
 
+_LONGEST_SECS = 2.0  # between two looks, of which one follows the other
 SLOWEST = 1024  # bytes a second below which a message, or the reading of an answer, is given up
 
 
@@ -33,15 +34,17 @@ class Patience:
     def look(self, subject: object, nbytes: int, now: float, pressed: bool = False) -> bool:
         """Whether to go on waiting for `subject`, of which `nbytes` have moved so far.
 
-        To be called about once a second. Another subject than last time begins anew. When the
-        server is `pressed` for room, a peer may have little time in stock.
+        To be called about once a second, while the peer may make progress: time in which nobody
+        looked is not held against it. Another subject than last time begins anew. When the server
+        is `pressed` for room, a peer may have little time in stock.
         """
         if subject != self._subject:
             self._subject = subject
             self._left = self.secs
         else:
             earned = max(nbytes - self._seen, 0) / SLOWEST
-            self._left = min(self._left - (now - self._looked) + earned, self.secs)
+            passed = min(now - self._looked, _LONGEST_SECS)
+            self._left = min(self._left - passed + earned, self.secs)
         self._looked, self._seen = now, nbytes
         if pressed:
             self._left = min(self._left, PRESSED_SECS)

@@ -162,8 +162,7 @@ class FastProtocol(BoundedProtocol):
 
     def check_time(self, now: float) -> None:
         if (request := self._gathering) is not None:
-            fault = self.lateness(now, request.filled)
-            if fault and request.answer is None:
+            if request.answer is None and (fault := self.lateness(now, request.filled)):
                 request.end(Answer(408, JSON + CLOSE, [error_body(fault)]))
         elif not self._requests:
             super().check_time(now)

@@ -32,7 +32,9 @@ _REASONS = {
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. Its server calls `check_time` now and then."""
+    """One connection. Its server calls `check` now and then."""
+
+    account: ConnectionAccount
 
     def __init__(
         self,
@@ -50,7 +52,6 @@ class BoundedProtocol(HttpToolsProtocol):
         """
         super().__init__(**given)
         self._admission = admission or Admission(0, 0)
-        self.account = ConnectionAccount(Admission(0, 0), "")  # until the connection is taken
         self._sending = Patience(patience_secs)  # with the client that sends a request
         self._reading = Patience(read_secs)  # with the one that reads an answer
         self._stalled = False  # something waits to be read, or has
@@ -82,9 +83,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         account = self._admission.connect("http", self.client[0] if self.client else "")
-        if account is not None:
-            self.account = account
-        else:
+        self.account = account or ConnectionAccount(Admission(0, 0), "")  # which counts nowhere
+        if account is None:
             self.refuse(503, "the server has as many connections as it may (--max-connections)")
 
     def check(self, now: float) -> None:
@@ -98,8 +98,7 @@ class BoundedProtocol(HttpToolsProtocol):
         # Where earlier requests are not answered, it is this side that does not read.
         reading = not self.pipeline and not (self._in_head and self.answering)
         if self._in_message:
-            fault = self.lateness(now, self._message_size)
-            if reading and fault:
+            if reading and (fault := self.lateness(now, self._message_size)):
                 self.abandon(408, fault)
         elif waited > self.timeout_keep_alive and not self.answering:
             self.transport.close()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from headrace.engine.admission import Admission
+from headrace.engine.admission import Admission, ConnectionAccount
 from headrace.transports.grpc.access import UNAVAILABLE, UNIMPLEMENTED
 from headrace.transports.grpc.call import Handlers
 from headrace.transports.grpc.categories import without_key
@@ -40,6 +40,7 @@ class Host:
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.admission = admission
+        self.nobody = ConnectionAccount(Admission(0, 0), "")  # for connections that are not taken
         self.max_message = max_message
         self.access_log = access_log
         self.limits = limits

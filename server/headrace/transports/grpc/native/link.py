@@ -9,7 +9,6 @@ from random import uniform
 from typing import TYPE_CHECKING, cast
 
 from headrace.core.patience import PRESSED_SECS, Patience, undelivered
-from headrace.engine.admission import Admission, ConnectionAccount
 from headrace.transports.grpc.native.head import RESPONSE_HEAD
 from headrace.wire.http2.keep_alive import Due, Watch
 from headrace.wire.http2.protocol import ErrorCode
@@ -43,7 +42,7 @@ class Link(asyncio.BufferedProtocol):
         self._closed = False
         self._lost = False
         self._now = host.loop.time
-        self.account = ConnectionAccount(Admission(0, 0), "")  # until the connection is taken
+        self.account = host.nobody  # until the connection is taken
         self._reading = Patience(host.patience_secs)
         self._last = 0  # stream, as it was when it was last looked for idleness
         self._idle_since = 0.0
@@ -149,12 +148,12 @@ class Link(asyncio.BufferedProtocol):
 
     def check_progress(self, now: float) -> None:
         """Give up what its client begins, or asks for, and makes no progress with."""
-        if self in self.host.debtors and not self._count_unread():
-            self.host.debtors.discard(self)
-            self._reading.look(None, 0, now)
-        elif self in self.host.debtors:
+        if self in self.host.debtors:
             gone = self.sender.pumped - undelivered(self._transport)
-            if not self._reading.look(self, gone, now, self.account.pressed):
+            if not self._count_unread():
+                self.host.debtors.discard(self)
+                self._reading.look(None, 0, now)
+            elif not self._reading.look(self, gone, now, self.account.pressed):
                 self._give_up_unread()
                 return
         if not self._paused:  # while nothing is read, nothing can be expected
