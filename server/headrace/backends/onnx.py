@@ -122,7 +122,7 @@ class OnnxModel:
         ]
 
     def rest(self) -> None:
-        """Have the CPU's arena give back what large batches have used; by any thread."""
+        """Shrink ONNX Runtime's CPU arena; any thread may call this."""
         session = self._session
         if session is None or not self._shrinks:
             return

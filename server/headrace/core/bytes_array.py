@@ -63,13 +63,13 @@ class BytesArray:
         return object_array(self.pieces(), self.shape)
 
     def reshape(self, shape: Sequence[int]) -> "BytesArray":
-        """The same elements in another shape."""
+        """Reshape without a copy; raises `ValueError` for another number of elements."""
         if math.prod(shape) != self.size:
             raise ValueError(f"{self.size} elements do not have the shape {list(shape)}")
         return BytesArray(self.data, shape)
 
     def ravel(self) -> "BytesArray":
-        """The same elements in one dimension."""
+        """Flatten without a copy."""
         return BytesArray(self.data, (self.size,))
 
     def pieces(self) -> Iterable[list[bytes]]:

@@ -1,4 +1,4 @@
-"""What one client may take of the server's limits. Settings say so, without a server."""
+"""Shares of the server's limits for one client: a value that settings have without a server."""
 
 from dataclasses import dataclass
 

@@ -25,7 +25,7 @@ _LEAST_BYTES = 64 << 20
 
 
 class Held(NamedTuple):
-    """What a front end holds that the engine does not count itself, and what it has given up."""
+    """Counts of a front end that the engine does not see itself."""
 
     requests: int = 0
     bytes: int = 0
@@ -39,7 +39,7 @@ class Held(NamedTuple):
 
 
 class Admission:
-    """What the whole server holds, against two limits; 0 means no limit.
+    """The server's account: requests and bytes against two limits; 0 means no limit.
 
     Invariant: every `enter` is followed by exactly one `leave` with all bytes entered or grown by,
     every `begin` by exactly one `admit` or `drop`.
@@ -100,7 +100,7 @@ class Admission:
         self._changed()
 
     def address(self, name: str) -> "_Address | None":
-        """What is held for all connections from one address; None if that has no limit."""
+        """The account of a client address; None if addresses have no limit."""
         if self.shares.address >= 100 or not name:
             return None
         found = self._addresses.get(name)
@@ -200,7 +200,7 @@ class Admission:
         self._changed()
 
     def held(self, requests: int, nbytes: int) -> Held:
-        """What is held, without so many requests and bytes that another process counts."""
+        """Counts for the engine, less the requests and bytes that it has counted itself."""
         return Held(
             self.requests - requests,
             max(self.bytes - nbytes, 0),
@@ -257,7 +257,7 @@ class Admission:
         self.watched = True
 
     def changed(self) -> None:
-        """Tell those who watch."""
+        """Call the observers of changes."""
         if self._on_change is not None:
             self._on_change()
         if self._on_empty is not None and not (self.requests or self.messages):
@@ -294,7 +294,7 @@ class Admission:
 
 
 class _Address:
-    """What is held for all connections from one address."""
+    """The account of all connections from one client address."""
 
     __slots__ = ("bytes", "connections", "name", "requests")
 
@@ -304,7 +304,7 @@ class _Address:
 
 
 class ConnectionAccount:
-    """What is held for one connection: as `Admission`, whose limits it has a share of."""
+    """The account of one connection: as `Admission`, with a share of its limits."""
 
     __slots__ = (
         "_address", "_door", "_most_bytes", "_most_requests", "bytes", "requests", "server",
