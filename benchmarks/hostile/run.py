@@ -36,6 +36,7 @@ _LOOK_SECS = 0.1
 _PIPE = 4096  # bytes that a pipe takes which nobody reads
 _SETTLE_SECS = 1.0
 _CHARGED = "headrace_admitted_bytes"
+_MOST_CHARGED = "headrace_admitted_bytes_peak"
 _PROBE = ("-m", "benchmarks.hostile.probe")
 
 
@@ -229,4 +230,5 @@ class _Watch:
                 name, _, value = line.partition(" ")
                 if name == _CHARGED:
                     self._charged = int(float(value))
-                    self._most_charged = max(self._most_charged, self._charged)
+                elif name == _MOST_CHARGED:
+                    self._most_charged = int(float(value))

@@ -31,6 +31,7 @@ _OF_THE_SERVER = (
     "headrace_ready",
     "headrace_admitted_requests",
     "headrace_admitted_bytes",
+    "headrace_admitted_bytes_peak",
     "headrace_admitted_requests_limit",
     "headrace_admitted_bytes_limit",
     "headrace_overloaded_total",

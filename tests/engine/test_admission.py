@@ -240,3 +240,17 @@ def test_what_another_process_holds() -> None:
     assert admission.held(1, 5) == now
     admission.count_process(now, Held())
     assert admission.held(1, 5) == Held()
+
+
+def test_the_most_that_was_held_is_kept() -> None:
+    admission = Admission(0, 0)
+    connection = admission.connect("http")
+    assert connection is not None
+    connection.enter(100)
+    connection.leave(100)
+    admission.enter(10)
+    assert admission.peak_bytes == 100
+    connection.owe(120)
+    connection.owe(0)
+    admission.leave(10)
+    assert (admission.bytes, admission.peak_bytes) == (0, 130)

@@ -43,6 +43,7 @@ GAUGES = {
     "headrace_ready",
     "headrace_admitted_requests",
     "headrace_admitted_bytes",
+    "headrace_admitted_bytes_peak",
     "headrace_admitted_requests_limit",
     "headrace_admitted_bytes_limit",
     "headrace_incoming_requests",
@@ -259,11 +260,13 @@ def test_connections() -> None:
     series = ServerSeries(
         True, 0, 0, 0, 0, 0, incoming=2, unread_bytes=3, connections={"http": 4, "grpc": 5},
         max_connections=6, refused_connections=7, given_up={"unsent": 8, "unread": 9},
+        peak_bytes=10,
     )  # fmt: skip
     text = scrape(server=series)
     found = values(text)
     assert found["headrace_incoming_requests"] == 2
     assert found["headrace_unread_answer_bytes"] == 3
+    assert found["headrace_admitted_bytes_peak"] == 10
     assert found["headrace_connections_limit"] == 6
     assert found["headrace_refused_connections_total"] == 7
     for door, count in (("http", 4), ("grpc", 5)):

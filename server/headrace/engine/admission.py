@@ -52,6 +52,7 @@ class Admission:
         self.requests = 0
         self.messages = 0  # on their way
         self.bytes = 0  # of all: requests, messages on their way, answers that are not read
+        self.peak_bytes = 0  # the most that `bytes` has been
         self.unread = 0  # of answers that are not read
         self.refused = 0
         self.connections: Counter[str] = Counter()  # open ones by door
@@ -133,8 +134,7 @@ class Admission:
         if own < 0:
             own = self.bytes if self.requests + self.messages <= 1 else 0
         self._check_bytes(nbytes, own)
-        self.bytes += nbytes
-        self._changed()
+        self.count(nbytes)
 
     def admit(self) -> None:
         """A message is there as a whole and is a request from now on; raises `Overloaded`."""
@@ -152,8 +152,7 @@ class Admission:
     def hold(self, nbytes: int) -> None:
         """Count a whole message that waits for the rest of its call; raises `Overloaded`."""
         self._check_bytes(nbytes, 0)
-        self.bytes += nbytes
-        self._changed()
+        self.count(nbytes)
 
     def release(self, nbytes: int) -> None:
         """Such messages go on, or are no more."""
@@ -166,8 +165,7 @@ class Admission:
         """Count a request of `nbytes` in; raises `Overloaded` or `ServerExiting`."""
         self.check(nbytes)
         self.requests += 1
-        self.bytes += nbytes
-        self._changed()
+        self.count(nbytes)
 
     def leave(self, nbytes: int) -> None:
         """Count a request out."""
@@ -185,19 +183,19 @@ class Admission:
     def owe(self, nbytes: int) -> None:
         """So many bytes more, or less, of answers wait for clients to read them."""
         self.unread += nbytes
-        self.bytes += nbytes
-        self._changed()
+        self.count(nbytes)
 
     def count(self, nbytes: int) -> None:
         """Count bytes of a request that cannot be refused any more."""
         self.bytes += nbytes
+        if self.bytes > self.peak_bytes:
+            self.peak_bytes = self.bytes
         self._changed()
 
     def adjust(self, requests: int, nbytes: int) -> None:
         """Count what another process holds: so much more or less than before."""
         self.requests += requests
-        self.bytes += nbytes
-        self._changed()
+        self.count(nbytes)
 
     def held(self, requests: int, nbytes: int) -> Held:
         """Counts for the engine, less the requests and bytes that it has counted itself."""
@@ -387,6 +385,8 @@ class ConnectionAccount:
         self.requests, self.bytes = requests, held
         server.requests += 1
         server.bytes = total
+        if total > server.peak_bytes:
+            server.peak_bytes = total
         if server.watched:
             server.changed()
 

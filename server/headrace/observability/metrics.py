@@ -103,6 +103,7 @@ class ServerSeries:
     refused_connections: int = 0
     given_up: Mapping[str, int] = field(default_factory=dict)
     dropped_lines: int = 0  # of the log
+    peak_bytes: int = 0
 
 
 class ServerCollector(Collector):
@@ -341,6 +342,9 @@ def _server(server: ServerSeries) -> Iterator[Metric]:
     yield _gauge("headrace_admitted_requests", "Requests under way", server.admitted_requests)
     yield _gauge(
         "headrace_admitted_bytes", "Bytes of the requests under way", server.admitted_bytes
+    )
+    yield _gauge(
+        "headrace_admitted_bytes_peak", "The most that this has been", server.peak_bytes
     )
     yield _gauge("headrace_admitted_requests_limit", "Most requests under way", server.max_requests)
     yield _gauge(
