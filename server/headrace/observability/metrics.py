@@ -343,9 +343,7 @@ def _server(server: ServerSeries) -> Iterator[Metric]:
     yield _gauge(
         "headrace_admitted_bytes", "Bytes of the requests under way", server.admitted_bytes
     )
-    yield _gauge(
-        "headrace_admitted_bytes_peak", "The most that this has been", server.peak_bytes
-    )
+    yield _gauge("headrace_admitted_bytes_peak", "The most that this has been", server.peak_bytes)
     yield _gauge("headrace_admitted_requests_limit", "Most requests under way", server.max_requests)
     yield _gauge(
         "headrace_admitted_bytes_limit", "Most bytes of requests under way", server.max_bytes

@@ -50,8 +50,7 @@ def decompress(
         )
     # 32 + 15: a gzip or zlib header, told apart by itself; clients mix the two names up.
     unpacker = zlib.decompressobj(47)
-    pieces: list[bytes] = []
-    size = 0
+    whole = bytearray()  # which grows in its place if it is large
     view, position = memoryview(body), 0
     pending: bytes | memoryview = b""
     try:
@@ -60,7 +59,7 @@ def decompress(
                 pending = view[position : position + _INPUT]
                 position += len(pending)
             piece = unpacker.decompress(pending, _CHUNK)
-            size += len(piece)
+            size = len(whole) + len(piece)
             if size > limit:
                 raise PayloadTooLarge(too_large(f"decompressed {what}", limit))
             if max_ratio and size > max(FREE_BYTES, max_ratio * len(body)):
@@ -69,7 +68,7 @@ def decompress(
                     f" ({len(body)} bytes), which is allowed up to {FREE_BYTES} bytes only"
                 )
             charge(len(piece))
-            pieces.append(piece)
+            whole += piece
             pending = unpacker.unconsumed_tail
     except zlib.error as error:
         raise InvalidRequest(f"the {what} is not valid {encoding}: {error}") from None
@@ -77,7 +76,7 @@ def decompress(
         raise InvalidRequest(f"the {encoding} {what} ends before its end marker")
     if left := len(unpacker.unused_data) + len(view) - position:
         raise InvalidRequest(f"the {encoding} {what} has {left} bytes after its end marker")
-    return b"".join(pieces)
+    return memoryview(whole)
 
 
 def decompress_small(body: bytes | memoryview, encoding: str) -> bytes | None:

@@ -238,7 +238,7 @@ def _packed(data: Buffer, start: int, stop: int, number: int, name: str) -> list
 
 def _strings(
     name: str, data: Buffer, spans: list[Span], count: int, model: str, charge: Charge
-) -> bytes:
+) -> memoryview:
     """The elements of `bytes_contents` in their binary form."""
     size = sum(stop - start for start, stop in spans)
     if count * 2 > size:
@@ -247,7 +247,23 @@ def _strings(
             f" got fewer: {size} bytes cannot hold them"
         )
     charge(count * LENGTH_BYTES + size)
-    got, joined, elements = 0, list[bytes](), list[bytes]()
+    whole = np.empty(count * LENGTH_BYTES + size, np.uint8).data
+    got = filled = 0
+    for elements in _elements(name, data, spans, model):
+        got += len(elements)
+        if got > count:
+            raise _wrong_number(name, model, count, "more")
+        joined = join(elements)
+        whole[filled : filled + len(joined)] = joined
+        filled += len(joined)
+    if got != count:
+        raise _wrong_number(name, model, count, str(got))
+    return whole[:filled]
+
+
+def _elements(name: str, data: Buffer, spans: list[Span], model: str) -> Iterator[list[bytes]]:
+    """The elements of `bytes_contents`, some at a time."""
+    elements = list[bytes]()
     tag = _FIELDS.index("bytes_contents") << 3 | _BYTES
     for position, stop in spans:
         while position < stop:
@@ -263,16 +279,9 @@ def _strings(
                 )
             elements.append(bytes(data[begin:position]))
             if len(elements) == _ELEMENTS:
-                got += _ELEMENTS
-                joined.append(join(elements))
+                yield elements
                 elements = []
-                if got > count:
-                    break
-    got += len(elements)
-    if got != count:
-        raise _wrong_number(name, model, count, "more" if got > count else str(got))
-    joined.append(join(elements))
-    return b"".join(joined)
+    yield elements
 
 
 def _wrong_number(name: str, model: str, count: int, got: str) -> InvalidRequest:
