@@ -216,7 +216,7 @@ class Application:
         gc.collect()
         gc.freeze()
         gc.set_threshold(_COLLECT_AFTER, 10, 10)
-        keep_memory()
+        keep_memory(server=True)
         state = "ready" if self._engine.ready else "not ready"
         seconds = monotonic() - begun
         if self._reloader is not None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from sys import maxsize
 from typing import NamedTuple
 
+from headrace.core.blocks import BLOCKS
 from headrace.core.errors import Overloaded, ServerExiting
 from headrace.core.shares import Shares
 from headrace.engine.workbench import Workbench
@@ -183,6 +184,7 @@ class Admission:
     def owe(self, nbytes: int) -> None:
         """So many bytes more, or less, of answers wait for clients to read them."""
         self.unread += nbytes
+        BLOCKS.spare(self.unread)  # so that both together take no more
         self.count(nbytes)
 
     def count(self, nbytes: int) -> None:

@@ -61,7 +61,7 @@ async def _serve(sock: socket.socket) -> int:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER, 10, 10)
-    keep_memory()
+    keep_memory(server=True)
     link.ready()
     told = 0
     while not (await asyncio.wait([drain], timeout=_COUNT_SECS))[0]:

@@ -12,8 +12,7 @@ from math import inf
 from struct import Struct
 from typing import NamedTuple
 
-import numpy as np
-
+from headrace.core.blocks import BLOCKS
 from headrace.core.errors import PayloadTooLarge, ServerError
 from headrace.core.tensors import Buffer
 from headrace.wire.compression import ANSWER_RATIO, decompress
@@ -229,8 +228,7 @@ class ClientCall(ClientStream):
             self.break_off(End(Reason.TOO_LARGE, INTERNAL, text))
             return
         self._compressed, self._length, self._filled = compressed, length, 0
-        # Not a bytearray, which would be written to from end to end when it is made.
-        self._view = np.empty(length, np.uint8).data
+        self._view = BLOCKS.block(length)
         if length > here:
             self.connection.data.expect(self, length - here)
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import httptools
-import numpy as np
 
+from headrace.core.blocks import BLOCKS
 from headrace.core.errors import InvalidRequest, PayloadTooLarge
 from headrace.core.tensors import Buffer
 
@@ -162,8 +162,7 @@ class ResponseReader:
             body = bytes(self._view[:length])
             self._keep(length)
             return self._complete(body)
-        # Not a bytearray, which would be written to from end to end when it is made.
-        self._body = np.empty(length, np.uint8).data
+        self._body = BLOCKS.block(length)
         self._body[:there] = self._view[:there]
         self._filled = there
         self._keep(there)

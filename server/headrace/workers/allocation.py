@@ -5,6 +5,9 @@ is then used anew is cleared and mapped first, which takes longer than to copy a
 freed memory stays in the heap; but only its end would ever be given back, so that one array that
 outlives those before it, or one of another thread's heaps, would hold on to all of it. A thread
 looks every few seconds, and gives back all that is free once that is more than may be kept.
+
+That is for arrays that models make. What a server receives has blocks of its own (`core.blocks`):
+its other large arrays are mapped by themselves, and go back to the system at once.
 """
 
 import ctypes
@@ -17,10 +20,12 @@ from headrace.workers.cgroup import memory_limit
 
 _KEPT = 128 << 20  # bytes of free memory, beyond which all of it is given back, or fewer
 _KEPT_SHARE = 16  # of the memory that there is for all processes: one part
+_OF_A_SERVER = 4  # one part of that, and of no larger blocks than `_SERVERS_MAPPED`
 _LOOK_SECS = 2.0
 # Of glibc's malloc.h. Setting one of them also ends their change with what is allocated.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _MAPPED = 32 << 20  # bytes of one block from which on it is mapped by itself; the most there can be
+_SERVERS_MAPPED = 4 << 20
 _PAD = 1 << 20  # bytes by which the heap grows beyond what is asked for
 # What an operator has said about it stands.
 _SAID = ("GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_")
@@ -45,16 +50,19 @@ class _OldInfo(ctypes.Structure):
 class Heap:
     """The heaps of this process, one for some threads each. For any thread."""
 
-    def __init__(self, library: ctypes.CDLL, kept: int) -> None:
-        """`kept` bytes at most stay; raises `AttributeError` for another C library than glibc."""
-        self._kept = kept
+    def __init__(self, library: ctypes.CDLL, kept: int, mapped: int = _MAPPED) -> None:
+        """`kept` bytes at most stay, and no block of `mapped` bytes.
+
+        Raises `AttributeError` for another C library than glibc.
+        """
+        self._kept, self._mapped = kept, mapped
         self._mallopt, self._trim = library.mallopt, library.malloc_trim
         self._info = library.mallinfo2 if hasattr(library, "mallinfo2") else library.mallinfo
         self._info.restype = _Info if hasattr(library, "mallinfo2") else _OldInfo
 
     def keep(self) -> bool:
         """Keep what is freed for later; whether the library agrees."""
-        wanted = {_M_MMAP_THRESHOLD: _MAPPED, _M_TRIM_THRESHOLD: self._kept, _M_TOP_PAD: _PAD}
+        wanted = {_M_MMAP_THRESHOLD: self._mapped, _M_TRIM_THRESHOLD: self._kept, _M_TOP_PAD: _PAD}
         return all([self._mallopt(name, value) for name, value in wanted.items()])
 
     def give_back(self) -> bool:
@@ -69,12 +77,18 @@ class Heap:
         return True
 
 
-def keep_memory() -> bool:
-    """Have this process keep memory for large tensors, within bounds; whether its C library can."""
+def keep_memory(server: bool = False) -> bool:
+    """Have this process keep memory for large tensors, within bounds; whether its C library can.
+
+    That of a `server` keeps less.
+    """
     if any(name in os.environ for name in _SAID):
         return False
     with suppress(AttributeError, OSError):  # another C library than glibc
-        heap = Heap(ctypes.CDLL(None), kept_bytes(memory_limit()))
+        kept, library = kept_bytes(memory_limit()), ctypes.CDLL(None)
+        heap = (
+            Heap(library, kept // _OF_A_SERVER, _SERVERS_MAPPED) if server else Heap(library, kept)
+        )
         threading.Thread(target=_look, args=(heap,), name="heap", daemon=True).start()
         return heap.keep()
     return False

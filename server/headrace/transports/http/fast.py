@@ -15,8 +15,7 @@ from http import HTTPStatus
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
+from headrace.core.blocks import BLOCKS
 from headrace.core.errors import ExecutionFailed, ServerError, ServerExiting
 from headrace.core.requests import InferResponse, Ticket
 from headrace.core.tensors import Buffer
@@ -282,8 +281,7 @@ class FastProtocol(BoundedProtocol):
             request.end(request.failure(error))
             return position
         if request.body is None:
-            # Memory that is not touched before the bytes come: announcing much takes nothing.
-            request.body = np.empty(length, np.uint8).data
+            request.body = BLOCKS.block(length)
         request.body[begin : begin + taken] = memoryview(data)[position : position + taken]
         request.filled = begin + taken
         if request.filled == length:

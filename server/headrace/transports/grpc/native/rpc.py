@@ -13,8 +13,7 @@ from struct import Struct
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from headrace.core.blocks import BLOCKS
 from headrace.core.errors import InvalidRequest, PayloadTooLarge, ServerError
 from headrace.core.patience import Patience
 from headrace.core.tensors import Buffer
@@ -350,8 +349,7 @@ class Rpc(Stream):
         self.account.begin(length)
         part.compressed = compressed
         part.length = length
-        # Not a bytearray, which would be written to from end to end when it is made.
-        part.view = np.empty(length, np.uint8).data
+        part.view = BLOCKS.block(length)
         if length > here:
             self._link.http2.data.expect(self, length - here)
 

@@ -1,0 +1,66 @@
+"""Blocks of memory into which long messages are read, a few of which are kept for the next ones.
+
+The system clears each page that it hands out, which takes longer than to copy a message into it.
+"""
+
+from threading import Lock
+from weakref import finalize
+
+import numpy as np
+
+from headrace.core.tensors import Array
+from headrace.workers.allocation import kept_bytes
+from headrace.workers.cgroup import memory_limit
+
+_LEAST, _LARGEST = 1 << 20, 32 << 20  # bytes of a block that is worth keeping
+_SHARE = 0.75  # of what a process may keep; the rest is its heap's
+
+
+class Blocks:
+    """At most `kept` bytes of blocks that are used again, in use or not. For any thread."""
+
+    def __init__(self, kept: int) -> None:
+        self._kept = self._most = kept
+        self._free: dict[int, Array] = {}  # by identity, so that one can be put back by any thread
+        self._owned = 0  # bytes of all of them
+        self._lock = Lock()
+
+    def block(self, nbytes: int) -> memoryview:
+        """`nbytes` of memory, to be written to before they are read.
+
+        Not written to from end to end as a bytearray is: a message that is announced takes nothing
+        before it comes. A long one is used again once no view of it is left. Those in use count,
+        too: they take memory also where a message was announced and does not come.
+        """
+        if not _LEAST <= nbytes <= _LARGEST or (whole := self._take(nbytes)) is None:
+            return np.empty(nbytes, np.uint8).data
+        # Only its memoryview leaves: of an array's slices, numpy would know no owner but `whole`.
+        part = whole[:nbytes]
+        finalize(part, self._free.__setitem__, id(whole), whole)
+        return part.data
+
+    def spare(self, nbytes: int) -> None:
+        """Keep so much less than otherwise."""
+        self._most = self._kept - nbytes
+        if self._free and self._owned > self._most:
+            with self._lock:
+                self._make_room(0)
+
+    def _take(self, nbytes: int) -> Array | None:
+        """One that is free, or a new one in the place of those that are; None if all are in use."""
+        with self._lock:
+            for key, free in self._free.copy().items():
+                if nbytes <= free.nbytes <= 2 * nbytes:
+                    return self._free.pop(key)
+            if not self._make_room(nbytes):
+                return None
+            self._owned += nbytes
+        return np.empty(nbytes, np.uint8)
+
+    def _make_room(self, nbytes: int) -> bool:
+        while self._free and self._owned + nbytes > self._most:
+            self._owned -= self._free.popitem()[1].nbytes
+        return self._owned + nbytes <= self._most
+
+
+BLOCKS = Blocks(int(kept_bytes(memory_limit()) * _SHARE))

@@ -1,0 +1,83 @@
+"""Blocks of memory for messages: used again, within a bound, and never while they are in use."""
+
+import gc
+
+import numpy as np
+import pytest
+
+from headrace.core.blocks import Blocks
+
+MIB = 1 << 20
+
+
+def place(view: memoryview) -> int:
+    return int(np.frombuffer(view, np.uint8).ctypes.data)
+
+
+def test_a_block_is_used_again() -> None:
+    blocks = Blocks(64 * MIB)
+    first = blocks.block(16 * MIB)
+    assert len(first) == first.nbytes == 16 * MIB
+    first[:5] = b"first"
+    where = place(first)
+    del first
+    shorter = blocks.block(9 * MIB)
+    assert (len(shorter), place(shorter), bytes(shorter[:5])) == (9 * MIB, where, b"first")
+
+
+def test_not_while_something_refers_to_it() -> None:
+    blocks = Blocks(64 * MIB)
+    view = blocks.block(16 * MIB)
+    view[:] = bytes(16 * MIB)
+    where, array = place(view), np.frombuffer(view[MIB:], np.float32)[8:].reshape(-1, 2)
+    del view
+    gc.collect()
+    other = blocks.block(16 * MIB)
+    other[:] = b"\1" * (16 * MIB)
+    assert place(other) != where
+    assert not array.any()
+    del array
+    assert place(blocks.block(16 * MIB)) == where
+
+
+@pytest.mark.parametrize("nbytes", [MIB - 1, 33 * MIB])
+def test_short_and_very_long_ones_are_not_kept(nbytes: int) -> None:
+    blocks = Blocks(64 * MIB)
+    del (block := [blocks.block(nbytes)])[:]
+    block.append(blocks.block(32 * MIB))
+    block.append(blocks.block(32 * MIB))  # there is room for both
+    where = {place(one) for one in block}
+    block.clear()
+    assert {place(blocks.block(32 * MIB))} < where
+
+
+def test_no_more_are_kept_than_there_may_be() -> None:
+    blocks = Blocks(40 * MIB)
+    held = [blocks.block(16 * MIB) for _ in range(3)]
+    owned = {place(one) for one in held[:2]}
+    held.clear()
+    assert {place(one) for one in (blocks.block(16 * MIB), blocks.block(16 * MIB))} <= owned
+
+
+def test_a_short_message_does_not_hold_a_long_block() -> None:
+    blocks = Blocks(64 * MIB)
+    long = blocks.block(16 * MIB)
+    where = place(long)
+    del long
+    short = blocks.block(7 * MIB)
+    assert place(blocks.block(16 * MIB)) == where
+    assert len(short) == 7 * MIB
+
+
+def test_less_is_kept_where_others_hold_memory() -> None:
+    blocks = Blocks(32 * MIB)
+    first, second = blocks.block(16 * MIB), blocks.block(16 * MIB)
+    where = place(first), place(second)
+    del first, second
+    blocks.spare(16 * MIB)
+    now = [blocks.block(16 * MIB) for _ in range(2)]
+    assert place(now[0]) in where
+    now.clear()
+    blocks.spare(0)
+    now = [blocks.block(16 * MIB) for _ in range(2)]
+    assert place(now[0]) in where
