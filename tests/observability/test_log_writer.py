@@ -87,9 +87,10 @@ def test_a_full_device() -> None:
         assert [error.strerror for error in errors] == ["No space left on device"]
 
 
-def test_a_file_is_written_at_once(tmp_path: Path) -> None:
+def test_a_file(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with opened(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND) as descriptor:
         writer = LogWriter(descriptor, note, unexpected)
         writer.put(LINE)
+        writer.flush()
         assert path.read_bytes() == LINE

@@ -1,17 +1,15 @@
 """Writes log lines without holding up whoever logs them.
 
-A pipe or terminal takes nothing while its reader stands still, so what goes there is written by a
-thread of its own: lines wait in a queue of bounded size, beyond which they are dropped and counted.
-A regular file has no reader to wait for, and is written to at once. What an error keeps from being
-written, as on a full disk, is dropped and counted likewise. When lines can be written again, one
-says how many are missing.
+A pipe or terminal takes nothing while its reader stands still, nor does a file of a network that is
+gone. So a thread of its own writes: lines wait in a queue of bounded size, beyond which they are
+dropped and counted. What an error keeps from being written, as on a full disk, is dropped and
+counted likewise. When lines can be written again, one says how many are missing.
 
 `put` and `flush` may be called from any thread.
 """
 
 import os
 import select
-import stat
 import threading
 from collections.abc import Callable, Iterator
 from time import monotonic
@@ -42,14 +40,10 @@ class LogWriter:
         # Of whoever writes:
         self._missing = 0  # lines that no note has told of
         self._failing = False
-        self._direct = stat.S_ISREG(os.fstat(descriptor).st_mode)
 
     def put(self, line: bytes) -> None:
-        """Write a line, with its end, now or soon, or drop it."""
+        """Write a line, with its end, soon, or drop it."""
         with self._changed:
-            if self._direct:
-                self._write([line])
-                return
             size = len(line) + _EACH
             if self._waiting and self._waiting + size > _MOST_BYTES:
                 self.dropped += 1
