@@ -36,12 +36,12 @@ OUTER = """
             [name] = pb_utils.get_input_tensor_by_name(request, "COMMAND").as_numpy().ravel()
             if name == b"fail":
                 raise ValueError("as asked")
-            trace = request.trace() if name == b"with the trace" else None
+            traced = {"trace": request.trace()} if name == b"with the trace" else {}
             if name != b"alone":
                 value = pb_utils.Tensor("INPUT0", np.ones((1, 3), np.float32))
                 inner = pb_utils.InferenceRequest(
                     model_name="identity", requested_output_names=["OUTPUT0"], inputs=[value],
-                    trace=trace,
+                    **traced,
                 ).exec()
                 assert not inner.has_error(), inner.error().message()
             said = [request.trace().get_context(), json.loads(request.parameters())]

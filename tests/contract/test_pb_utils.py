@@ -139,7 +139,7 @@ def test_what_a_sender_refuses(client: Client) -> None:
         "Inference Response object must be provided when the response flags is set to zero.",
         "Unable to send response. Non-decoupled model cannot send complete final before sending a"
         " response.",
-        "send() needs an InferenceResponse or None, got str",
+        "response must be an InferenceResponse or None, got str",
     ]
 
 

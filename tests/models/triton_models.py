@@ -32,7 +32,7 @@ _HEAD = """
     def refused(function, *arguments, **named):
         try:
             function(*arguments, **named)
-        except pb_utils.TritonModelException as error:
+        except (TypeError, pb_utils.TritonModelException) as error:
             return str(error)
         return "nothing"
 

@@ -70,7 +70,8 @@ def empty(**told: object) -> dict[str, Any]:
 
 
 def request(model: str = "m") -> InferenceRequest:
-    return InferenceRequest(model_name=model, inputs=[Tensor("x", np.zeros(2, np.float32))])
+    inputs = [Tensor("x", np.zeros(2, np.float32))]
+    return InferenceRequest(model_name=model, inputs=inputs, requested_output_names=["y"])
 
 
 def test_a_batch_is_waited_for() -> None:

@@ -283,4 +283,4 @@ def _holders(tensor: pb.Tensor) -> int:
     return sys.getrefcount(tensor._array)
 
 
-_ALONE = _holders(pb.Tensor("", np.empty(0))) + 1  # with `_taken`
+_ALONE = _holders(pb.Tensor("x", np.empty(0))) + 1  # with `_taken`

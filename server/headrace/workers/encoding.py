@@ -68,4 +68,6 @@ def read_response(told: Told, sizes: Sequence[int], data: Buffer, size: int) -> 
         code, text = told["error"]
         return InferenceResponse(error=TritonError(text, code))
     tensors = read_tensors(told["outputs"], sizes, data, size)
-    return InferenceResponse(tensors, parameters=told["parameters"])
+    response = InferenceResponse(tensors)
+    response._parameters = told["parameters"]  # unchecked: other models may give any
+    return response

@@ -6,6 +6,7 @@ The names and their meaning are Triton's (its Python backend's documentation); t
 import logging
 
 from headrace.workers import triton_config
+from headrace.workers.triton_arguments import text, wrong
 from headrace.workers.triton_calls import (
     ResponseIterator,
     is_model_ready,
@@ -58,7 +59,10 @@ get_input_config_by_name = triton_config.get_input_config_by_name
 get_output_config_by_name = triton_config.get_output_config_by_name
 using_decoupled_model_transaction_policy = triton_config.using_decoupled_model_transaction_policy
 
-_LEVELS = {"INFO": logging.INFO, "WARNING": logging.WARNING, "ERROR": logging.ERROR}
+_LEVELS = {
+    "INFO": logging.INFO, "WARNING": logging.WARNING, "ERROR": logging.ERROR,
+    "VERBOSE": logging.DEBUG,
+}  # fmt: skip
 _log = logging.getLogger("triton")
 
 
@@ -69,8 +73,11 @@ class Logger:
 
     @staticmethod
     def log(message: str, level: str = INFO) -> None:
-        """Write a line."""
-        _log.log(_LEVELS.get(level, logging.DEBUG), "%s", message)
+        """Write a line; raises `TypeError`."""
+        number = _LEVELS.get(level)
+        if number is None:
+            raise wrong("level", "one of the levels of Logger", level)
+        _log.log(number, "%s", text("message", message))
 
     @staticmethod
     def log_info(message: str) -> None:

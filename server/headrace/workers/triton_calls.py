@@ -9,8 +9,10 @@ from typing import Any, Protocol
 
 from headrace.workers.elements import Buffer
 from headrace.workers.encoding import read_response
+from headrace.workers.triton_arguments import flag, text
 from headrace.workers.triton_responses import InferenceResponse, TritonError
 from headrace.workers.triton_server import connected
+from headrace.workers.triton_tensors import TritonModelException
 
 _MOST_REPLIES = 16  # that wait for a model, from which on no more are wanted for now
 Reply = tuple[dict[str, Any], Buffer, int]
@@ -155,23 +157,31 @@ class ResponseIterator:
 def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
     """Have the server load a model, with another configuration (JSON) or other files if given.
 
-    Raises `TritonModelException` if it cannot, or may not.
+    Raises `TypeError`, and `TritonModelException` if it cannot, or may not.
     """
-    encoded = {name: base64.b64encode(data).decode() for name, data in (files or {}).items()}
-    connected().control({"op": "load", "model": model_name, "config": config, "files": encoded})
+    if files is not None and not isinstance(files, dict):
+        raise TritonModelException(f"files must be a dict of bytes, got {type(files).__name__}")
+    encoded = {
+        text("files", name): base64.b64encode(data).decode() for name, data in (files or {}).items()
+    }
+    document = {"model": text("model_name", model_name), "config": text("config", config)}
+    connected().control({"op": "load", **document, "files": encoded})
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
-    """Have the server unload a model; raises `TritonModelException` if it cannot, or may not."""
-    connected().control(
-        {"op": "unload", "model": model_name, "dependents": bool(unload_dependents)}
-    )
+    """Have the server unload a model.
+
+    Raises `TypeError`, and `TritonModelException` if it cannot, or may not.
+    """
+    dependents = flag("unload_dependents", unload_dependents)
+    name = text("model_name", model_name)
+    connected().control({"op": "unload", "model": name, "dependents": dependents})
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Whether the server would take requests for a model."""
-    document = {"op": "ready", "model": model_name, "version": str(model_version)}
-    return bool(connected().control(document))
+    """Whether the server would take requests for a model; raises `TypeError`."""
+    name, version = text("model_name", model_name), text("model_version", model_version)
+    return bool(connected().control({"op": "ready", "model": name, "version": version}))
 
 
 def _lost() -> InferenceResponse:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from headrace.workers.triton_arguments import real, text, wrong
 from headrace.workers.triton_server import connected
 from headrace.workers.triton_tensors import TritonModelException
 
@@ -32,6 +33,7 @@ class Metric:
     def increment(self, value: float) -> None:
         """Add to a counter, or to a gauge, which may also be lowered."""
         self._only("increment", MetricFamily.COUNTER, MetricFamily.GAUGE)
+        value = real("value", value)
         if self._family.kind == MetricFamily.COUNTER and value < 0:
             raise TritonModelException(f"a counter cannot be lowered, by {value}")
         self._tell("increment", value)
@@ -58,7 +60,9 @@ class Metric:
             )
 
     def _tell(self, operation: str, value: float, more: Mapping[str, Any] | None = None) -> None:
-        connected().tell({"do": operation, **self._key, "value": float(value), **(more or {})})
+        connected().tell(
+            {"do": operation, **self._key, "value": real("value", value), **(more or {})}
+        )
 
 
 class MetricFamily:
@@ -67,20 +71,19 @@ class MetricFamily:
     COUNTER, GAUGE, HISTOGRAM = "COUNTER", "GAUGE", "HISTOGRAM"
 
     def __init__(self, name: str, description: str, kind: str) -> None:
-        """Raises `TritonModelException` for a name or a kind that cannot be."""
-        if not _NAME.fullmatch(str(name)) or str(name).startswith(_RESERVED):
+        """Raises `TypeError`, and `TritonModelException` for a name that cannot be."""
+        name, description = text("name", name), text("description", description)
+        if kind not in (self.COUNTER, self.GAUGE, self.HISTOGRAM):
+            raise wrong("kind", "MetricFamily.COUNTER, GAUGE or HISTOGRAM", kind)
+        if not _NAME.fullmatch(name) or name.startswith(_RESERVED):
             raise TritonModelException(
                 f"'{name}' cannot be the name of a model's metric: expected letters, digits and _,"
                 f" and none of {', '.join(_RESERVED)} in front"
             )
-        if kind not in (self.COUNTER, self.GAUGE, self.HISTOGRAM):
-            raise TritonModelException(
-                f"kind is MetricFamily.COUNTER, GAUGE or HISTOGRAM, got {kind!r}"
-            )
-        self.name = str(name)
+        self.name = name
         self.kind = kind
         connected().tell(
-            {"do": "family", "family": self.name, "kind": kind, "description": str(description)}
+            {"do": "family", "family": self.name, "kind": kind, "description": description}
         )
 
     def Metric(

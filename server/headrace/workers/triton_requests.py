@@ -8,7 +8,17 @@ import json
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Any
 
-from headrace.workers.triton_responses import check_tensors, checked
+from headrace.workers.triton_arguments import (
+    INT64,
+    UINT32,
+    UINT64,
+    elements,
+    flag,
+    text,
+    whole,
+    wrong,
+)
+from headrace.workers.triton_responses import checked, tensors
 from headrace.workers.triton_senders import Answering, Exchange, InferenceResponseSender
 from headrace.workers.triton_server import Server, connected
 from headrace.workers.triton_tensors import Tensor, TritonModelException
@@ -25,8 +35,11 @@ class PreferredMemory:
     """Where the outputs of a request should lie; here they are always in the CPU's memory."""
 
     def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0) -> None:
+        """Raises `TypeError`."""
+        if preferred_memory_type not in (TRITONSERVER_MEMORY_CPU, TRITONSERVER_MEMORY_GPU):
+            raise wrong("preferred_memory_type", "a TRITONSERVER_MEMORY_*", preferred_memory_type)
         self.preferred_memory_type = preferred_memory_type
-        self.preferred_device_id = preferred_device_id
+        self.preferred_device_id = whole("preferred_device_id", preferred_device_id, INT64)
 
 
 class InferenceTrace:
@@ -47,6 +60,10 @@ class InferenceTrace:
         return json.dumps({"traceparent": parent} | ({"tracestate": state} if state else {}))
 
 
+_DEFAULT_MEMORY = PreferredMemory(TRITONSERVER_MEMORY_CPU)
+_NO_TRACE = InferenceTrace()
+
+
 class InferenceRequest:
     """One request: a client's, with the batch dimension where the model batches, or one's own."""
 
@@ -59,33 +76,44 @@ class InferenceRequest:
         self,
         request_id: str = "",
         correlation_id: int | str = 0,
-        inputs: Iterable[Tensor] = (),
-        requested_output_names: Iterable[str] = (),
-        model_name: str = "",
+        inputs: Iterable[Tensor] | None = None,
+        requested_output_names: Iterable[str] | None = None,
+        model_name: str | None = None,
         model_version: int = -1,
         flags: int = 0,
         timeout: int = 0,
-        preferred_memory: PreferredMemory | None = None,
-        trace: InferenceTrace | None = None,
-        parameters: Mapping[Any, Any] | None = None,
+        preferred_memory: PreferredMemory = _DEFAULT_MEMORY,
+        trace: InferenceTrace = _NO_TRACE,
+        parameters: Mapping[str, Any] | None = None,
     ) -> None:
         """A request to another model; `timeout` is in microseconds.
 
-        Raises `TritonModelException` for what cannot be sent.
+        `inputs`, `requested_output_names` and `model_name` are required. Raises `TypeError`, and
+        `TritonModelException` for what cannot be sent.
         """
-        if not model_name or not isinstance(model_name, str):
+        name = text("model_name", model_name)
+        if not name:
             raise TritonModelException("a request needs the name of a model: model_name")
-        self._inputs: Sequence[Tensor] = list(inputs)
-        check_tensors("inputs", self._inputs)
-        self._outputs: Sequence[str] = list(requested_output_names)
-        self._id = str(request_id)
+        self._inputs: Sequence[Tensor] = tensors("inputs", inputs)
+        self._outputs: Sequence[str] = [
+            text("requested_output_names", each)
+            for each in elements("requested_output_names", requested_output_names, "str")
+        ]
+        self._id = text("request_id", request_id)
+        if not isinstance(correlation_id, str):
+            correlation_id = whole("correlation_id", correlation_id, UINT64)
+        if not isinstance(preferred_memory, PreferredMemory):
+            raise wrong("preferred_memory", "a PreferredMemory", preferred_memory)
+        if not isinstance(trace, InferenceTrace):
+            raise wrong("trace", "an InferenceTrace", trace)
         self._extras: Mapping[str, Any] = {
-            "correlation_id": correlation_id, "flags": int(flags), "timeout": int(timeout),
-            "parameters": checked(parameters, "request"),
+            "correlation_id": correlation_id, "flags": whole("flags", flags, UINT32),
+            "timeout": whole("timeout", timeout, UINT64),
+            "parameters": checked(parameters) if parameters is not None else {},
         }  # fmt: skip
-        if trace is not None and trace._link:
+        if trace._link:
             self._extras = {**self._extras, "trace": trace._link}
-        self._target = model_name, int(model_version)
+        self._target = name, whole("model_version", model_version, INT64)
         self._number = 0
         self._source: Exchange | None = None
         self._answering: Answering | None = None
@@ -114,7 +142,7 @@ class InferenceRequest:
 
     def set_flags(self, flags: int) -> None:
         """Say whether it begins or ends a sequence."""
-        self._extras = {**self._extras, "flags": int(flags)}
+        self._extras = {**self._extras, "flags": whole("flags", flags, UINT32)}
 
     def timeout(self) -> int:
         """How long it may wait in the queue, in microseconds; 0 for any time."""
@@ -148,7 +176,7 @@ class InferenceRequest:
 
     def set_release_flags(self, flags: int) -> None:
         """Say what becomes of it when `execute` returns: nothing more, or it is given again."""
-        if flags not in (
+        if whole("flags", flags, UINT32) not in (
             TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
         ):  # fmt: skip
             raise TritonModelException(
@@ -162,11 +190,13 @@ class InferenceRequest:
         What goes wrong there is in the response; raises `TritonModelException` where a model must
         not ask for this.
         """
-        return self._server().exec(self, decoupled)
+        several = flag("decoupled", decoupled)
+        return self._server().exec(self, several)
 
     def async_exec(self, decoupled: bool = False) -> Awaitable[Any]:
         """As `exec`, for coroutines."""
-        return self._server().async_exec(self, decoupled)
+        several = flag("decoupled", decoupled)
+        return self._server().async_exec(self, several)
 
     def _server(self) -> Server:
         if self._source is not None:

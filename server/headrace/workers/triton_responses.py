@@ -1,9 +1,10 @@
 """Responses and errors as Triton's Python models give them."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from headrace.workers.triton_arguments import elements, text, whole, wrong
 from headrace.workers.triton_tensors import Tensor, TritonModelException
 
 
@@ -20,8 +21,8 @@ class TritonError:
     CANCELLED = 7
 
     def __init__(self, message: str, code: int = INTERNAL) -> None:
-        self._message = str(message)
-        self._code = int(code)
+        self._message = text("message", message)
+        self._code = whole("code", code, (self.UNKNOWN, self.CANCELLED))
 
     def message(self) -> str:
         """What the client is told."""
@@ -42,17 +43,16 @@ class InferenceResponse:
 
     def __init__(
         self,
-        output_tensors: "Iterable[Tensor] | None" = (),
-        error: "TritonError | str | Exception | None" = None,
-        parameters: Mapping[Any, Any] | None = None,
+        output_tensors: Iterable[Tensor] = (),
+        error: TritonError | None = None,
+        parameters: Mapping[str, Any] | None = None,
     ) -> None:
-        """Raises `TritonModelException` for outputs or parameters of a wrong type."""
-        self._tensors = [] if output_tensors is None else list(output_tensors)
-        check_tensors("output_tensors", self._tensors)
+        """Raises `TypeError`, and `TritonModelException` for parameters that cannot be sent."""
+        self._tensors = tensors("output_tensors", output_tensors)
         if error is not None and not isinstance(error, TritonError):
-            error = TritonError(str(error))
+            raise wrong("error", "a TritonError or None", error)
         self._error = error
-        self._parameters = checked(parameters, "response")
+        self._parameters = checked(parameters) if parameters is not None else {}
 
     def output_tensors(self) -> list[Tensor]:
         """Its tensors."""
@@ -75,20 +75,32 @@ class InferenceResponse:
         return self._parameters
 
 
-def check_tensors(what: str, tensors: Sequence[Any]) -> None:
-    """Raise `TritonModelException` if there is anything else among `tensors`."""
-    for tensor in tensors:
+def tensors(what: str, given: Any) -> list[Tensor]:
+    """A list of tensors; raises `TypeError`, and `TritonModelException` for None in it."""
+    found = given.copy() if type(given) is list else elements(what, given, "Tensor")
+    for tensor in found:
         if not isinstance(tensor, Tensor):
-            raise TritonModelException(f"{what} must be of Tensor, got {type(tensor).__name__}")
+            if tensor is None:
+                raise TritonModelException(f"{what} must be of Tensor, got None")
+            raise wrong(what, "of Tensor", tensor)
+    return found
 
 
-def checked(parameters: Mapping[Any, Any] | None, whose: str) -> dict[str, Any]:
-    """Parameters as a dictionary; raises `TritonModelException` for what cannot be one."""
-    result = dict(parameters or {})
-    for name, value in result.items():
-        if not isinstance(name, str) or not isinstance(value, (bool, int, float, str)):
+def checked(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters as a dictionary; raises `TritonModelException` for what cannot be one.
+
+    Triton refuses floating-point numbers, which its own protocol could carry.
+    """
+    if not isinstance(parameters, dict):
+        raise TritonModelException(f"Expect a dict of parameters, got {type(parameters)}")
+    for name, value in parameters.items():
+        if not isinstance(name, str):
             raise TritonModelException(
-                f"{whose} parameters are str, int, float or bool by name, got"
-                f" {type(value).__name__} for {name!r}"
+                f"Expect parameters keys to have type str, found type {type(name)} for {name!r}"
             )
-    return result
+        if not isinstance(value, (bool, int, str)):
+            raise TritonModelException(
+                "Expect parameters values to have type bool/int/str, found type"
+                f" {type(value)} for {name!r}"
+            )
+    return dict(parameters)

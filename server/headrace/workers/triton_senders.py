@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol
 
+from headrace.workers.triton_arguments import UINT32, whole, wrong
 from headrace.workers.triton_responses import InferenceResponse, TritonError
 from headrace.workers.triton_tensors import TritonModelException
 
@@ -71,7 +72,7 @@ class InferenceResponseSender:
         """Send a response, the end of the request, or both.
 
         Waits while the client does not read, unless it is called on an event loop. Raises
-        `TritonModelException` for what cannot be sent.
+        `TypeError`, and `TritonModelException` for what cannot be sent.
         """
         answering = self._answering
         self._check(response, flags)
@@ -104,11 +105,10 @@ class InferenceResponseSender:
     def _check(self, response: InferenceResponse | None, flags: int) -> None:
         answering = self._answering
         if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
+            whole("flags", flags, UINT32)
             raise TritonModelException("Unable to send response. Unsupported flag provided.")
         if response is not None and not isinstance(response, InferenceResponse):
-            raise TritonModelException(
-                f"send() needs an InferenceResponse or None, got {type(response).__name__}"
-            )
+            raise wrong("response", "an InferenceResponse or None", response)
         if response is None and not flags:
             raise TritonModelException(
                 "Inference Response object must be provided when the response flags is set to zero."

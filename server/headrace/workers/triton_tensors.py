@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from headrace.workers.elements import DTYPES, Array, datatype_of, decode_bytes, encode_bytes
+from headrace.workers.triton_arguments import text, wrong
 
 _CONFIG_NAMES = ("INVALID", *DTYPES, "BF16")  # in the order of the configuration's enum
 
@@ -21,9 +22,11 @@ class Tensor:
     def __init__(self, name: str, array: Array) -> None:
         """Raises `TritonModelException` for an array whose type is none of the protocol's."""
         if not isinstance(array, np.ndarray):
-            raise TritonModelException(
-                f"a tensor needs a numpy array, got {type(array).__name__} for '{name}'"
-            )
+            raise wrong(f"the array of tensor '{name}'", "a numpy array", array)
+        if type(name) is not str:
+            name = text("name", name)
+        if not name:
+            raise TritonModelException("Tensor name cannot be an empty string.")
         datatype = datatype_of(array.dtype)
         if datatype is None:
             raise TritonModelException(
@@ -76,8 +79,16 @@ class Tensor:
 
     @staticmethod
     def from_dlpack(name: str, tensor: Any) -> "Tensor":
-        """A tensor of what another library has made, on the CPU."""
+        """A tensor of what another library has made, on the CPU.
+
+        Raises `TritonModelException` for what is neither a DLPack capsule nor makes one.
+        """
         if not hasattr(tensor, "__dlpack__"):
+            if type(tensor).__name__ != "PyCapsule":
+                raise TritonModelException(
+                    f"from_dlpack() needs a DLPack capsule, or what has __dlpack__, for '{name}';"
+                    f" got {type(tensor).__name__}"
+                )
             tensor = _Capsule(tensor)
         return Tensor(name, np.from_dlpack(tensor))
 
