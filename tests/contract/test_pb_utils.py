@@ -345,7 +345,9 @@ def test_metrics_of_models(grpc_client: GrpcClient, server: ServerProcess) -> No
     assert metrics.value("calls", who="caller") == 2
     assert metrics.value("level") == 3.5
     assert metrics.value("sizes_count", who="caller") == 2
-    assert metrics.value("sizes_bucket", who="caller", le="10.0") == 1
+    assert metrics.value("sizes_bucket", who="caller", le="10") == 1
+    assert metrics.value("sizes_bucket", who="caller", le="2.5") == 1
+    assert metrics.value("sizes_bucket", who="caller", le="1") == 1
     assert "# TYPE sizes histogram" in metrics.text
 
 
@@ -354,10 +356,23 @@ def test_what_metrics_refuse(client: Client) -> None:
     for text, expected in zip(
         said,
         ["cannot be lowered", "set is not for", "observe is not for", "value is not for",
-         "'nv_x' cannot be the name", "COUNTER, GAUGE or HISTOGRAM"],
+         "'nv_x' cannot be the name", "COUNTER, GAUGE or HISTOGRAM",
+         "metric calls is a counter already, and cannot be a GAUGE",
+         "a histogram needs buckets", "buckets must be a list", "finite, ascending",
+         "finite, ascending", "finite, ascending", "buckets must be a number, got str",
+         "nothing else has any", "labels must be a dict"],
         strict=True,
     ):  # fmt: skip
         assert expected in text
+
+
+def test_metrics_of_a_family_that_is_deleted(client: Client, server: ServerProcess) -> None:
+    *said, kept, last = ask(client, "caller", "delete_a_family")
+    for text in (*said, last):
+        assert "as the corresponding 'MetricFamily' has been deleted" in text
+    assert kept == 7
+    with Scraper(server.metrics) as scraper:
+        assert "brief" not in scraper.now().text
 
 
 def test_a_model_says_whether_it_is_ready(client: Client, root: Path) -> None:

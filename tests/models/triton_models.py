@@ -238,15 +238,16 @@ CALLER = (
     class TritonPythonModel:
         def initialize(self, args):
             self.refused = refused(ask("add_sub").exec)
-            family = pb_utils.MetricFamily(
-                name="calls", description="Calls", kind=pb_utils.MetricFamily.COUNTER)
-            self.calls = family.Metric(labels={"who": "caller"})
-            family = pb_utils.MetricFamily(
-                name="level", description="Level", kind=pb_utils.MetricFamily.GAUGE)
-            self.level = family.Metric(labels={})
-            family = pb_utils.MetricFamily(
-                name="sizes", description="Sizes", kind=pb_utils.MetricFamily.HISTOGRAM)
-            self.sizes = family.Metric(labels={"who": "caller"}, buckets=[1.0, 10.0])
+            self.families = calls, level, sizes = [
+                pb_utils.MetricFamily(name=name, description=name.title(), kind=kind)
+                for name, kind in (
+                    ("calls", pb_utils.MetricFamily.COUNTER), ("level", pb_utils.GAUGE),
+                    ("sizes", pb_utils.MetricFamily.HISTOGRAM))
+            ]
+            self.calls = calls.Metric(labels={"who": "caller"})
+            self.level = level.Metric(labels={})
+            buckets = [1.0, 2.5, 10.0, float("inf")]
+            self.sizes = sizes.Metric(labels={"who": "caller"}, buckets=buckets)
 
         def execute(self, requests):
             return [told(getattr(self, command_of(r)["do"])(command_of(r))) for r in requests]
@@ -334,12 +335,33 @@ CALLER = (
             self.sizes.observe(20)
             return [self.calls.value(), self.level.value()]
 
+        def delete_a_family(self, command):
+            family = pb_utils.MetricFamily(name="brief", description="Brief", kind=pb_utils.GAUGE)
+            again = pb_utils.MetricFamily(name="brief", description="Brief", kind=pb_utils.GAUGE)
+            metric, other = family.Metric(), again.Metric(labels={"other": "yes"})
+            other.set(7)
+            del family
+            said = [refused(metric.set, 1), refused(metric.increment, 1), refused(metric.value)]
+            kept = other.value()  # the family is still another object's
+            del again
+            return [*said, kept, refused(other.value)]
+
         def metric_misuse(self, command):
+            histogram = pb_utils.MetricFamily("spread", "Spread", pb_utils.HISTOGRAM)
+            histogram.Metric(labels={}, buckets=[])
             return [
                 refused(self.calls.increment, -1), refused(self.calls.set, 1),
                 refused(self.level.observe, 1), refused(self.sizes.value),
                 refused(pb_utils.MetricFamily, name="nv_x", description="", kind="COUNTER"),
                 refused(pb_utils.MetricFamily, name="x", description="", kind="SUMMARY"),
+                refused(pb_utils.MetricFamily, name="calls", description="", kind=pb_utils.GAUGE),
+                refused(histogram.Metric, labels={}), refused(histogram.Metric, buckets=(1.0,)),
+                refused(histogram.Metric, buckets=[2.5, 0.1]),
+                refused(histogram.Metric, buckets=[1, 1]),
+                refused(histogram.Metric, buckets=[float("nan")]),
+                refused(histogram.Metric, buckets=["1"]),
+                refused(self.families[0].Metric, buckets=[]),
+                refused(self.families[0].Metric, labels=["a"]),
             ]
 
         def misuse(self, command):

@@ -50,13 +50,39 @@ def test_values() -> None:
 def test_a_histogram() -> None:
     metrics = ModelMetrics()
     family(metrics, "m", "sizes", "HISTOGRAM")
-    change(metrics, "m", "sizes", "create", buckets=[1.0, 2.0])
+    change(metrics, "m", "sizes", "create", buckets=[1.0, 2.5])
     for value in (0.5, 1.0, 1.5, 9.0):
         change(metrics, "m", "sizes", "observe", value)
     assert samples(metrics) == {
-        "sizes_bucket b 1.0": 2, "sizes_bucket b 2.0": 3, "sizes_bucket b +Inf": 4,
+        "sizes_bucket b 1": 2, "sizes_bucket b 2.5": 3, "sizes_bucket b +Inf": 4,
         "sizes_count b": 4, "sizes_sum b": 12,
     }  # fmt: skip
+
+
+def test_a_histogram_without_buckets_counts_all() -> None:
+    metrics = ModelMetrics()
+    family(metrics, "m", "sizes", "HISTOGRAM")
+    change(metrics, "m", "sizes", "create", buckets=[])
+    change(metrics, "m", "sizes", "observe", 3)
+    assert samples(metrics) == {"sizes_bucket b +Inf": 1, "sizes_count b": 1, "sizes_sum b": 3}
+
+
+def test_a_family_is_deleted_as_often_as_it_was_made() -> None:
+    metrics = ModelMetrics()
+    for owner in ("m", "m", "n"):
+        family(metrics, owner, "calls", "COUNTER")
+    for owner in ("m", "n"):
+        change(metrics, owner, "calls", "increment", 1)
+        change(metrics, owner, "calls", "increment", 1, label=owner)
+    delete: dict[str, object] = {"do": "delete", "family": "calls"}
+    metrics.change("m", delete)
+    assert samples(metrics) == {"calls b": 2, "calls m": 1, "calls n": 1}
+    metrics.change("m", delete)
+    assert samples(metrics) == {"calls b": 2, "calls n": 1}
+    metrics.change("m", delete)  # no family of its own is left
+    metrics.change("n", delete)
+    assert samples(metrics) == {}
+    family(metrics, "m", "calls", "GAUGE")
 
 
 def test_models_share_a_metric_until_the_last_has_gone() -> None:

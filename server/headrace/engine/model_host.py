@@ -143,6 +143,9 @@ class ModelHost:
         operation = document["op"]
         if operation == "ready":
             return self._models.model_ready(str(document["model"]), str(document["version"]))
+        if operation == "family":
+            self._metrics.add_family(self, document)
+            return True
         if operation == "metric":
             value = self._metrics.value(document)
             if value is None:

@@ -1,16 +1,19 @@
 """Metrics that models make themselves, shown at scrapes beside the server's own.
 
 A family has a name and a kind; its metrics differ in their labels. Several models, and instances of
-one, may change the same metric. It goes when none of them is loaded any more. Owned by the
-event-loop thread.
+one, may change the same metric. It goes when none of them is loaded any more, or each has deleted
+the family as often as it has made it. Owned by the event-loop thread.
 """
 
 import logging
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client.core import Metric
+
+from headrace.core.errors import AlreadyExists, InvalidRequest, ServerError
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +45,7 @@ class _Family:
     def __init__(self, kind: str, description: str) -> None:
         self.kind = kind
         self.description = description
-        self.owners: set[object] = set()
+        self.owners: Counter[object] = Counter()  # how often each has made it
         self.metrics: dict[Labels, _Values] = {}
 
 
@@ -60,10 +63,18 @@ class ModelMetrics:
         name, what = str(document["family"]), str(document["do"])
         family = self._families.get(name)
         if what == "family":
-            self._add_family(owner, name, str(document["kind"]), str(document["description"]))
+            try:
+                self.add_family(owner, document)
+            except ServerError as error:
+                log.error("%s", error)
             return
         if family is None or owner not in family.owners:
             return  # it was refused, or the model's version has gone
+        if what == "delete":
+            family.owners[owner] -= 1
+            if not family.owners[owner]:
+                self._leave(owner, name, family)
+            return
         labels = _labels(document)
         metric = family.metrics.get(labels)
         if metric is None:
@@ -76,17 +87,17 @@ class ModelMetrics:
         if what != "create":
             metric.change(what, float(document["value"]))
 
-    def _add_family(self, owner: object, name: str, kind: str, description: str) -> None:
+    def add_family(self, owner: object, document: Mapping[str, Any]) -> None:
+        """Make a family, or add an owner to it; raises `ServerError` if it is of another kind."""
+        name, kind = str(document["family"]), str(document["kind"])
         family = self._families.get(name)
         if family is None:
             if len(self._families) >= _MOST_FAMILIES or kind not in _KINDS:
-                log.error("metric %s of kind %s is not kept", name, kind)
-                return
-            family = self._families[name] = _Family(_KINDS[kind], description)
+                raise InvalidRequest(f"metric {name} of kind {kind} is not kept")
+            family = self._families[name] = _Family(_KINDS[kind], str(document["description"]))
         if family.kind != _KINDS.get(kind):
-            log.error("metric %s is a %s already, and cannot be a %s", name, family.kind, kind)
-            return
-        family.owners.add(owner)
+            raise AlreadyExists(f"metric {name} is a {family.kind} already, and cannot be a {kind}")
+        family.owners[owner] += 1
 
     def value(self, document: Mapping[str, Any]) -> float | None:
         """The value of a metric, None if there is none; raises what nonsense raises."""
@@ -97,13 +108,16 @@ class ModelMetrics:
     def forget(self, owner: object) -> None:
         """A model's version has gone, and what only it had made."""
         for name, family in list(self._families.items()):
-            for labels, metric in list(family.metrics.items()):
-                metric.owners.discard(owner)
-                if not metric.owners:
-                    del family.metrics[labels]
-            family.owners.discard(owner)
-            if not family.owners:
-                del self._families[name]
+            self._leave(owner, name, family)
+
+    def _leave(self, owner: object, name: str, family: _Family) -> None:
+        for labels, metric in list(family.metrics.items()):
+            metric.owners.discard(owner)
+            if not metric.owners:
+                del family.metrics[labels]
+        del family.owners[owner]
+        if not family.owners:
+            del self._families[name]
 
     @property
     def plain_counters(self) -> frozenset[str]:
@@ -130,7 +144,9 @@ class ModelMetrics:
 
 def _add_histogram(result: Metric, name: str, labels: dict[str, str], metric: _Values) -> None:
     running = 0
-    for bound, count in zip([*map(str, metric.bounds), "+Inf"], metric.counts, strict=True):
+    # As Prometheus' own libraries write them, but Python's: le="1", not "1.0".
+    bounds = [repr(bound).removesuffix(".0") for bound in metric.bounds]
+    for bound, count in zip([*bounds, "+Inf"], metric.counts, strict=True):
         running += count
         result.add_sample(f"{name}_bucket", {**labels, "le": bound}, running)
     result.add_sample(f"{name}_count", labels, running)

@@ -146,6 +146,13 @@ class Worker:
         """Have something else done, and wait for what comes of it."""
         return self._session().control(document)
 
+    def register(self, document: Mapping[str, Any]) -> None:
+        """Make a family of metrics, and wait for what comes of it where the model may."""
+        if self._executor is not None and self._executor.session.open:
+            self.control({"op": "family", **document})
+        else:
+            self.tell({"do": "family", **document})
+
     def tell(self, document: Mapping[str, Any]) -> None:
         """Tell of a change of a metric."""
         self._link.send(frame(Kind.METRIC, json.dumps(document).encode()))

@@ -42,6 +42,7 @@ from headrace.workers.triton_tensors import (
 )
 
 __all__ = [
+    "COUNTER", "GAUGE", "HISTOGRAM",
     "TRITONSERVER_MEMORY_CPU", "TRITONSERVER_MEMORY_GPU", "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END",
     "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START", "TRITONSERVER_REQUEST_RELEASE_ALL",
     "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE", "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
@@ -54,6 +55,7 @@ __all__ = [
     "using_decoupled_model_transaction_policy",
 ]  # fmt: skip
 
+COUNTER, GAUGE, HISTOGRAM = MetricFamily.COUNTER, MetricFamily.GAUGE, MetricFamily.HISTOGRAM
 ModelConfig = triton_config.ModelConfig
 get_input_config_by_name = triton_config.get_input_config_by_name
 get_output_config_by_name = triton_config.get_output_config_by_name

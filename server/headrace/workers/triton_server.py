@@ -22,6 +22,9 @@ class Server(Protocol):
     def control(self, document: Mapping[str, Any]) -> Any:
         """Have something else done, and wait for what comes of it."""
 
+    def register(self, document: Mapping[str, Any]) -> None:
+        """Make a family of metrics; raises `TritonModelException` if it contradicts another."""
+
     def tell(self, document: Mapping[str, Any]) -> None:
         """Tell of a change of a metric, without waiting."""
 
