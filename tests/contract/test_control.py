@@ -292,9 +292,16 @@ def test_a_configuration_and_back(world: World) -> None:
     told = told.replace('"preferred_batch_size": [2]', '"preferred_batch_size": [3]')
     world.client.load(name, config=told)
     assert world.client.model_config(name).max_batch_size == 3
+    world.client.load(name)  # what is in the directory has not changed
+    assert world.client.model_config(name).max_batch_size == 3
+    world.client.unload(name)
     world.client.load(name)
     assert world.client.model_config(name).max_batch_size == 4
     assert world.index(name) == SERVED
+    world.client.load(name, config='{"max_batch_size": 2}')
+    world.write(name, 8)
+    world.client.load(name)
+    assert (world.client.model_config(name).max_batch_size, world.ask(name)) == (4, 8)
     world.client.unload(name)
 
 

@@ -1,6 +1,7 @@
 """Loads and unloads by request: their order, and what becomes of them when nobody waits."""
 
 import asyncio
+import json
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.opening import LoadOptions
 from headrace.engine.sources import LoadOverrides
 from headrace.repository.catalogue import Catalogue
+from headrace.wire.documents import to_json
 from tests.engine.test_engine_loading import CONFIG, Constants, ask, until
 
 
@@ -115,6 +117,77 @@ def test_many_who_ask_for_the_same_share_a_load(tmp_path: Path) -> None:
         assert world.backend.begun == ["1"]
         await world.control.load("m")
         assert world.backend.begun == ["1"]
+
+    run(tmp_path, test)
+
+
+def test_a_configuration_of_a_request_stays_until_the_directory_changes(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        def size() -> int:
+            return world.engine.model_config("m").max_batch_size
+
+        world.write("m", "1")
+        await world.control.load("m", LoadParameters('{"max_batch_size": 2}'))
+        await world.control.load("m")
+        assert (size(), world.backend.begun) == (2, ["1"])
+        with pytest.raises(ModelLoadFailed, match="must not be negative"):
+            await world.control.load("m", LoadParameters('{"max_batch_size": -1}'))
+        (tmp_path / "m" / "1" / "model.constant").write_text("nonsense")
+        with pytest.raises(ModelLoadFailed, match="'nonsense' is no"):
+            await world.control.load("m", LoadParameters('{"max_batch_size": 3}'))
+        with pytest.raises(ModelLoadFailed, match="'nonsense' is no"):
+            await world.control.load("m")
+        assert (size(), await world.ask("m")) == (2, 1)
+        world.write("m", "20")
+        await world.control.load("m")
+        assert (size(), await world.ask("m")) == (4, 20)
+        await world.control.load("m", LoadParameters('{"max_batch_size": 2}'))
+        await world.control.unload("m")
+        await world.control.load("m")
+        assert size() == 4
+        await world.control.load("m", LoadParameters('{"max_batch_size": 2}'))
+        files = {"1/model.constant": b"5"}
+        await world.control.load("m", LoadParameters('{"max_batch_size": 3}', files))
+        assert (size(), await world.ask("m")) == (3, 5)
+        await world.control.load("m")
+        assert (size(), await world.ask("m")) == (4, 20)
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_configuration_of_a_request_changes_instances_in_place(
+    tmp_path: Path, whole: bool
+) -> None:
+    """Clients send the file's own configuration, or what they were told it was completed to."""
+
+    async def test(world: World) -> None:
+        world.write("m", "1")
+        text = CONFIG.format("thread")
+        if not whole:
+            text += ' input { name: "X" data_type: TYPE_FP32 dims: 1 }'
+            text += ' output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ]'
+        (tmp_path / "m" / "config.pbtxt").write_text(text)
+        await world.control.load("m")
+        version = world.engine.find("m")
+        told: dict[str, Any] = {
+            "name": "m", "max_batch_size": 4,
+            "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [1]}],
+            "output": [{"name": "Y", "data_type": "TYPE_FP32", "dims": [1]}],
+        }  # fmt: skip
+        if whole:
+            told = to_json(world.engine.model_config("m"))
+        for count, loads in ((3, 3), (1, 3), (2, 4)):
+            told["instance_group"] = [{"name": "m", "count": count}]
+            await world.control.load("m", LoadParameters(json.dumps(told)))
+            assert world.engine.model_config("m").instance_group[0].count == count
+            assert len(world.backend.loaded) == loads
+            assert world.engine.find("m") is version
+        told["max_batch_size"] = 2
+        told.pop("dynamic_batching", None)
+        await world.control.load("m", LoadParameters(json.dumps(told)))
+        assert len(world.backend.loaded) == 6
+        assert world.engine.find("m") is not version
 
     run(tmp_path, test)
 

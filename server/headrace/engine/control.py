@@ -32,6 +32,7 @@ from headrace.engine.sources import LoadOverrides, Sources
 from headrace.engine.threads import Stopped, Threads
 from headrace.engine.version import State
 from headrace.repository.catalogue import NO_SUCH, Catalogue
+from headrace.repository.config import ConfigFile
 from headrace.repository.fingerprint import Fingerprint, fingerprint
 from headrace.repository.layout import ModelSource
 from headrace.repository.uploads import Uploads
@@ -110,6 +111,8 @@ class Control:
         self._turns: dict[str, tuple[asyncio.Lock, int]] = {}  # and how many want it
         self._tasks: set[asyncio.Task[Any]] = set()  # which nobody may wait for any more
         self._handed: dict[str, _State] = {}  # of what is being loaded
+        # Configurations of requests, and the states of the directories that they were given for.
+        self._kept: dict[str, tuple[Fingerprint, ConfigFile]] = {}
         self._waits: dict[str, list[str]] = {}  # what models have loaded while they are loaded
 
     async def index(self, ready_only: bool = False) -> pb.RepositoryIndexResponse:
@@ -131,8 +134,9 @@ class Control:
     ) -> None:
         """Load a model, or load it again if its files have changed; it serves then.
 
-        With parameters it is loaded with them, until it is loaded without. `waiter` is the model,
-        if any, that asks for it while it is loaded itself, and is not ready before.
+        Without parameters, the configuration that it was loaded with stays, as in Triton, until its
+        directory changes or it is unloaded. Files that came along do not. `waiter` is the model, if
+        any, that asks for it while it is loaded itself, and is not ready before.
 
         Raises `ModelLoadFailed` with the reason, `NotFound` if there is none of this name,
         `InvalidRequest` for what can be no name, and `Unavailable` unless clients decide.
@@ -207,6 +211,9 @@ class Control:
                 self._handed[name] = state
                 loading = self._lifecycle.load(source)
             upload = source.upload
+            before, kept = self._kept.pop(name, None), None
+            if source.override is not None and upload is None:
+                self._kept[name] = kept = state[0], source.override
             del source, state  # which keep its files
         model = self._models[name]
         try:
@@ -215,6 +222,10 @@ class Control:
             if model.loading is None:
                 self._handed.pop(name, None)
         if problem:
+            if self._kept.get(name) is kept and not model.unloaded:  # what serves goes on
+                self._kept.pop(name, None)
+                if before is not None:
+                    self._kept[name] = before
             if upload is not None and all(v.upload is not upload for v in model.versions.values()):
                 upload.remove()  # whatever of the load may still be held by its error
                 if model.source.upload is upload:
@@ -223,6 +234,7 @@ class Control:
 
     async def _unload(self, name: str) -> None:
         async with self._turn(name):
+            self._kept.pop(name, None)
             self._lifecycle.unload(name)
             if (model := self._models.get(name)) is not None:
                 log.info("unloading %s: a client asks for it", name, extra={"model": name})
@@ -230,14 +242,18 @@ class Control:
 
     async def _read(self, name: str, parameters: LoadParameters) -> tuple[ModelSource, _State]:
         """What a request means, and its state, by which to know it again."""
+        kept = None if parameters.files else self._kept.get(name)
 
         def read() -> tuple[ModelSource, _State] | None:
             source = self._sources.read(name, parameters)
             if source is None:
                 return None
+            state = fingerprint(replace(source, override=None))
+            if parameters.config is None and kept is not None and kept[0] == state:
+                source = replace(source, override=kept[1])
             override = source.override
             config = override.config.SerializeToString(deterministic=True) if override else None
-            return source, (fingerprint(replace(source, override=None)), config)
+            return source, (state, config)
 
         try:
             found = await self._aside(read)

@@ -6,7 +6,7 @@ loaded beside those that serve, or some of them go. Anything else makes it anoth
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from headrace.engine.fail_over_loading import load
@@ -14,7 +14,7 @@ from headrace.engine.loading import LoadedInstance, LoadedVersion, load_instance
 from headrace.engine.opening import LoadOptions, Opened
 from headrace.repository import reading
 from headrace.repository.completion import normalise
-from headrace.repository.origin import Origin
+from headrace.repository.origin import Origin, content_of
 from headrace.repository.reading import Placement
 from headrace.repository.traffic import PARAMETER as TRAFFIC
 from headrace.wire.pb.model_config_pb2 import ModelConfig
@@ -74,7 +74,10 @@ def update(
     It may take seconds, and is for a loading thread. `serving` is None if nothing serves well.
     """
     origin = opened.origins[version]
-    kind = step(serving.origin if serving is not None else None, origin)
+    before = serving.origin if serving is not None else None
+    if serving is not None and _completes(serving, opened, origin):
+        before = replace(serving.origin, content=origin.content)
+    kind = step(before, origin)
     if kind is Step.RESIZE and serving is not None and not serving.resizable:
         kind = Step.LOAD
     if serving is None or kind is Step.LOAD:
@@ -87,6 +90,19 @@ def update(
     removed, missing = resize(serving.names, reading.placements(config))
     added = load_instances(opened, version, config, missing, serving.inline, options)
     return Change(origin, config, added, removed)
+
+
+def _completes(serving: Serving, opened: Opened, origin: Origin) -> bool:
+    """Whether a configuration is what the one of a version that serves was completed to.
+
+    Clients get it like that and send it back with other instance groups.
+    """
+    there, wanted = serving.origin.content, origin.content
+    return (
+        (there.directory, there.files) == (wanted.directory, wanted.files)
+        and not opened.fail_over
+        and content_of(serving.config) == content_of(normalise(opened.config))
+    )
 
 
 def resize(

@@ -18,8 +18,8 @@ from headrace.repository.stamps import Stamp
 from headrace.repository.traffic import PARAMETER as TRAFFIC
 from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
-# What is changed in place, and parameters, of which the configuration itself says which are set.
-_NO_FIELDS = ("version_policy", "instance_group", "parameters")
+# Fields that a file may name with their default, which is then another than if it did not.
+_SET_FIELDS = ("max_batch_size", "input")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class Content:
     """What cannot change while a version serves.
 
     `files` are stamps or, where a manifest gives them, digests. `config` is the configuration
-    without what can, as bytes; `set_fields` are the fields that its file names, since one that is
-    set to its default may mean something else than one that is not.
+    without what can, as bytes; `set_fields` are those of the fields that its file names which mean
+    something else if they are not named than if they are set to their default.
     """
 
     directory: Path
@@ -63,17 +63,24 @@ def origins(
     whole = normalise(config)
     groups = ModelConfig(instance_group=whole.instance_group).SerializeToString(deterministic=True)
     on_cpu = all(g.kind != ModelInstanceGroup.KIND_GPU for g in whole.instance_group)
-    whole.ClearField("version_policy")
-    whole.ClearField("instance_group")
-    whole.parameters.pop(TRAFFIC, None)
-    text = whole.SerializeToString(deterministic=True)
-    fields = frozenset(path for path in file.lines if not path.startswith(_NO_FIELDS))
+    text = content_of(whole)
+    fields = frozenset(path for path in _SET_FIELDS if file.sets(path))
     found = {}
     for number in versions:
         stamps = {**state.shared, **state.versions[number]}
         files = {n: digests.get(n, stamp) for n, stamp in stamps.items() if not _is_manifest(n)}
         found[number] = Origin(Content(state.source.path, files, text, fields), groups, on_cpu)
     return found
+
+
+def content_of(config: ModelConfig) -> bytes:
+    """A normalised configuration without what can change while a version serves."""
+    fixed = ModelConfig()
+    fixed.CopyFrom(config)
+    fixed.ClearField("version_policy")
+    fixed.ClearField("instance_group")
+    fixed.parameters.pop(TRAFFIC, None)
+    return fixed.SerializeToString(deterministic=True)
 
 
 def _is_manifest(name: str) -> bool:
