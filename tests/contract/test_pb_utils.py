@@ -305,6 +305,12 @@ def test_a_model_calls_a_decoupled_one(client: Client, tmp_path: Path) -> None:
     until(file.exists, "the other model to see that nobody reads")
 
 
+def test_a_model_calls_another_off(client: Client, tmp_path: Path) -> None:
+    file = tmp_path / "cancelled"
+    assert ask(client, "caller", "cancel_stream", file=str(file)) is True
+    until(file.exists, "the other model to see that nobody reads")
+
+
 def test_large_tensors_between_models(client: Client) -> None:
     assert ask(client, "caller", "large", size=500_000) is True
 

@@ -8,6 +8,7 @@ from headrace.core.requests import InferRequest, Sink
 from headrace.execution.model_calls import ModelCalls
 from headrace.execution.worker import WorkerProcess
 from headrace.scheduling.batch import Batch
+from headrace.workers.triton_responses import TritonError
 
 
 class FakeLink:
@@ -133,7 +134,8 @@ def test_a_call_that_is_dropped_is_cancelled_and_still_replied_to() -> None:
     ticket = bench.begin(1)
     bench.calls.drop(1)
     assert ticket.cancelled
-    assert bench.link.sent == [{"call": 1, "final": True, "response": None}]
+    gone = TritonError.CANCELLED, "the model that has asked for this has called it off"
+    assert bench.link.sent == [{"call": 1, "final": True, "response": {"error": gone}}]
 
 
 def test_calls_end_with_the_batch_that_nobody_waits_for() -> None:

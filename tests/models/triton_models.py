@@ -289,6 +289,23 @@ CALLER = (
             responses.cancel()
             return "left"
 
+        def cancel_stream(self, command):
+            # As Triton's own test does: it goes on to read what it has called off.
+            request = pb_utils.InferenceRequest(
+                model_name="many", requested_output_names=["TOLD"],
+                inputs=[text({"do": "until cancelled", "file": command["file"], "thread": True})],
+            )
+            responses = request.exec(decoupled=True)
+            seen = 0
+            for response in responses:
+                if response.has_error():
+                    again = [each.has_error() for each in responses]
+                    assert len(again) == seen + 1 and again.index(True) == seen
+                    return response.error().code() == pb_utils.TritonError.CANCELLED
+                seen += 1
+                if seen == 3:
+                    responses.cancel()
+
         def itself(self, command):
             request = pb_utils.InferenceRequest(
                 model_name="caller", requested_output_names=["TOLD"],

@@ -23,7 +23,7 @@ from headrace.workers.frames import (
 from headrace.workers.link import Link
 from headrace.workers.session import Session
 from headrace.workers.triton_requests import InferenceRequest
-from headrace.workers.triton_responses import InferenceResponse
+from headrace.workers.triton_responses import InferenceResponse, TritonError
 from headrace.workers.triton_senders import Answering, InferenceResponseSender
 from headrace.workers.triton_tensors import Tensor, TritonModelException
 
@@ -132,9 +132,46 @@ def test_responses_that_nobody_iterates_are_called_off() -> None:
     with connected() as (session, server):
         responses = session.exec(request(), True)
         _, told = server.receive()
+        del responses
+        assert server.receive() == (Kind.DROP_CALL, {"call": told["call"]})
+
+
+def test_a_call_that_is_cancelled_ends_with_an_error() -> None:
+    with connected() as (session, server):
+        responses = session.exec(request(), True)
+        _, told = server.receive()
+        server.reply(told["call"], final=False, **empty(n=1))
         responses.cancel()
         assert server.receive() == (Kind.DROP_CALL, {"call": told["call"]})
-        assert list(responses) == []
+        server.reply(told["call"], response={"error": [TritonError.CANCELLED, "called off"]})
+        first, last = responses
+        assert json.loads(first.parameters()) == {"n": 1}
+        error = last.error()
+        assert error is not None
+        assert (error.code(), error.message()) == (TritonError.CANCELLED, "called off")
+        responses.cancel()  # it has ended
+        assert list(responses) == [first, last]
+
+
+def test_responses_can_be_iterated_again() -> None:
+    with connected() as (session, server):
+        responses = session.exec(request(), True)
+        _, told = server.receive()
+        for number in range(3):
+            server.reply(told["call"], final=number == 2, **empty(n=number))
+        first = next(responses)
+        second = next(iter(responses))  # not finished: it goes on
+        third = next(responses)
+        assert next(responses, None) is None
+        assert [json.loads(each.parameters())["n"] for each in (first, second, third)] == [0, 1, 2]
+        for _ in range(2):
+            assert list(responses) == [first, second, third]
+        assert next(responses, None) is None
+
+        async def again() -> list[InferenceResponse]:
+            return [response async for response in responses]
+
+        assert asyncio.run(again()) == [first, second, third]
 
 
 def test_nothing_is_asked_for_before_the_model_runs() -> None:

@@ -113,9 +113,10 @@ class ModelCalls:
             self._tell_all()
 
     def drop(self, number: int) -> None:
-        """Nobody waits for replies any more."""
+        """The model calls it off, and may wait for the reply that says so."""
         self._cancel(number)
-        self.reply(number, True, {"response": None})  # it wakes whoever still waits there
+        gone = Cancelled("the model that has asked for this has called it off")
+        self.reply(number, True, {"response": {"error": _told(gone)}})
 
     def hold(self, number: int, held: bool) -> None:
         """Have a model pause that answers faster than its answers are taken, or go on."""

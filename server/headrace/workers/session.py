@@ -319,10 +319,15 @@ class Session:
         told = {"call": number, "held": held}
         self._link.send_soon(frame(Kind.HOLD_CALL, json.dumps(told).encode()))
 
+    def cancel_call(self, number: int) -> None:
+        """Call off what a call asks for."""
+        if number in self._calls:
+            self._link.send_soon(frame(Kind.DROP_CALL, json.dumps({"call": number}).encode()))
+
     def drop_call(self, number: int) -> None:
         """Want no more replies."""
-        if self._calls.pop(number, None) is not None:
-            self._link.send_soon(frame(Kind.DROP_CALL, json.dumps({"call": number}).encode()))
+        self.cancel_call(number)
+        self._calls.pop(number, None)
 
 
 def _remember(requests: dict[int, None], number: int) -> None:

@@ -24,6 +24,9 @@ class Caller(Protocol):
     def wait(self, there: Callable[[], object]) -> None:
         """Wait until `there` is true, or the server has gone."""
 
+    def cancel_call(self, number: int) -> None:
+        """Call off what a call asks for; an error that says so is its last reply."""
+
     def drop_call(self, number: int) -> None:
         """Want no more replies to a call."""
 
@@ -91,6 +94,11 @@ class Call:
             with suppress(RuntimeError):  # that loop is closed: nobody waits
                 wake()
 
+    def cancel(self) -> None:
+        """Call off what was asked for, unless it has ended."""
+        if not self._ended:
+            self._caller.cancel_call(self._number)
+
     def drop(self) -> None:
         """Want no more replies."""
         if not self._ended:
@@ -103,34 +111,47 @@ class Call:
 
 
 class ResponseIterator:
-    """The responses of another model, as they come; for `for` and, in coroutines, `async for`."""
+    """The responses of another model, as they come; for `for` and, in coroutines, `async for`.
+
+    It keeps them, and begins again with the first when it is iterated after the last, as in Triton.
+    """
 
     def __init__(self, call: Call) -> None:
         self._call = call
         self._over = False
+        self._kept: list[InferenceResponse] = []
+        self._given = 0  # of the kept ones
 
     def __iter__(self) -> Iterator[InferenceResponse]:
+        self._begin()
         return self
 
     def __next__(self) -> InferenceResponse:
-        response = None if self._over else self._response(self._call.next())
+        response = self._again()
+        if response is None and not self._over:
+            response = self._response(self._call.next())
         if response is None:
             raise StopIteration
         return response
 
     def __aiter__(self) -> AsyncIterator[InferenceResponse]:
+        self._begin()
         return self
 
     async def __anext__(self) -> InferenceResponse:
-        response = None if self._over else self._response(await self._call.next_async())
+        response = self._again()
+        if response is None and not self._over:
+            response = self._response(await self._call.next_async())
         if response is None:
             raise StopAsyncIteration
         return response
 
     def cancel(self) -> None:
-        """Want no more of them."""
-        self._over = True
-        self._call.drop()
+        """Call the other model off; the last response is an error then, `TritonError.CANCELLED`.
+
+        Those that have come already are before it.
+        """
+        self._call.cancel()
 
     def __del__(self) -> None:
         self._call.drop()
@@ -143,15 +164,31 @@ class ResponseIterator:
         """The same for coroutines."""
         return await anext(self, _lost())
 
+    def _begin(self) -> None:
+        if self._over and self._given == len(self._kept):
+            self._given = 0
+
+    def _again(self) -> InferenceResponse | None:
+        """The next of those that have come before; None if there is none."""
+        if self._given == len(self._kept):
+            return None
+        self._given += 1
+        return self._kept[self._given - 1]
+
     def _response(self, reply: Reply | None) -> InferenceResponse | None:
         """A reply as a response; None if nothing more comes."""
         if reply is None:
+            self._over = True
             return None
         told, data, size = reply
         self._over = told["final"]
         if told["response"] is None:
-            return InferenceResponse([])  # as in Triton, the end may come with nothing
-        return read_response(told["response"], told["sizes"], data, size)
+            response = InferenceResponse([])  # as in Triton, the end may come with nothing
+        else:
+            response = read_response(told["response"], told["sizes"], data, size)
+        self._kept.append(response)
+        self._given = len(self._kept)
+        return response
 
 
 def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
