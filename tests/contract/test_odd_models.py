@@ -94,6 +94,23 @@ def test_processes_that_a_model_starts(client: GrpcClient, server: ServerProcess
     until(lambda: server.log.count("from the child") == 2, "what the children have logged")
 
 
+def test_processes_that_a_model_forks_ask_other_models(
+    client: GrpcClient, server: ServerProcess, tmp_path: Path
+) -> None:
+    before = ask(client, "odd", "pid")
+    values = [1, "x" * 300_000, *range(5)]
+    *found, [child, grandchild] = ask(client, "odd", "ask_in_children", values=values)
+    assert found == [[value, 3, 2, True] for value in values]
+    assert child == grandchild == [7, 3, 2, True]
+    file = tmp_path / "cancelled"
+    assert ask(client, "odd", "leave_in_a_child", file=str(file)) is True
+    until(file.exists, "the other model to see that the child has gone")
+    refused = ask(client, "odd", "ask_in_a_spawned_child")
+    assert "only possible inside a server's worker" in refused
+    assert ask(client, "odd", "pid") == before
+    assert "Exception ignored" not in server.log
+
+
 def test_a_coroutine_that_is_cancelled_from_within(client: GrpcClient) -> None:
     [error] = values(stream_of(client, "odd_coroutine", {"do": "cancel"}))
     assert "CancelledError" in str(error)

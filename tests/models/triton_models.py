@@ -435,6 +435,38 @@ ODD = (
         logging.getLogger("child").error("from the child")
 
 
+    def ask_another(model, document):
+        array = np.array([[json.dumps(document).encode()]], object)
+        return pb_utils.InferenceRequest(
+            model_name=model, requested_output_names=["TOLD"],
+            inputs=[pb_utils.Tensor("COMMAND", array)])
+
+
+    def child_asks(value):
+        answer = ask_another("ordinary", {"do": "give", "value": value}).exec()
+        [tensor] = answer.output_tensors()
+        stream = ask_another("many", {"count": 2, "thread": True}).exec(decoupled=True)
+        error = ask_another("nobody", {}).exec().error()
+        family = pb_utils.MetricFamily("children", "Children", pb_utils.COUNTER)
+        family.Metric().increment(1)
+        return [json.loads(tensor.as_numpy()[0, 0]), sum(1 for _ in stream), error.code(),
+                pb_utils.is_model_ready("ordinary")]
+
+
+    def child_of_a_child(value):
+        import concurrent.futures
+        context = multiprocessing.get_context("fork")
+        with concurrent.futures.ProcessPoolExecutor(1, context) as pool:
+            return [child_asks(value), pool.submit(child_asks, value).result()]
+
+
+    def child_calls_off(path):
+        stream = ask_another(
+            "many", {"do": "until cancelled", "thread": True, "file": path}).exec(decoupled=True)
+        next(stream)
+        return os.getpid()  # and ends without having read the rest
+
+
     def squares(n):
         import triton_python_backend_utils as again
         return n * n if again.Tensor else 0
@@ -497,15 +529,30 @@ ODD = (
                 child.join()
             return told(os.getpid())
 
+        def ask_in_children(self, command):
+            import concurrent.futures
+            context = multiprocessing.get_context("fork")
+            with concurrent.futures.ProcessPoolExecutor(3, context) as pool:
+                asked = [pool.submit(child_asks, value) for value in command["values"]]
+                asked.append(pool.submit(child_of_a_child, 7))
+                return told([each.result() for each in asked])
+
+        def leave_in_a_child(self, command):
+            with multiprocessing.get_context("fork").Pool(1) as pool:
+                return told(pool.apply(child_calls_off, [command["file"]]) != os.getpid())
+
+        def ask_in_a_spawned_child(self, command):
+            import concurrent.futures
+            context = multiprocessing.get_context("spawn")
+            with concurrent.futures.ProcessPoolExecutor(1, context) as pool:
+                return told(str(pool.submit(child_asks, 1).exception()))
+
         def spawn(self, command):
             with multiprocessing.get_context("spawn").Pool(1) as pool:
                 return told(pool.map(squares, [1, 2, 3]))
 
         def ask(self, model, document):
-            array = np.array([[json.dumps(document).encode()]], object)
-            return pb_utils.InferenceRequest(
-                model_name=model, requested_output_names=["TOLD"],
-                inputs=[pb_utils.Tensor("COMMAND", array)])
+            return ask_another(model, document)
 """
 )
 

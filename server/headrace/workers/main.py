@@ -12,7 +12,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Awaitable, Mapping
-from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -20,6 +19,7 @@ from headrace.workers import model_class
 from headrace.workers import triton_api as pb
 from headrace.workers.allocation import keep_memory
 from headrace.workers.execute import Executor
+from headrace.workers.forked import Forks
 from headrace.workers.frames import Kind, frame
 from headrace.workers.fresh_imports import import_freshly
 from headrace.workers.link import Link, end_with
@@ -48,19 +48,20 @@ def main(descriptor: int) -> None:
         os.path.join(os.path.dirname(__file__), "shared")
     )  # for processes that a model spawns
     link = Link(sock)
-    # A process that a model forks is none of the server's.
+    worker = Worker(link)
+    # Hooks run in the order in which they were registered, those before a fork the other way round.
+    Forks(link, worker.session, worker.tell).register()
     forking = _Forking()
     os.register_at_fork(
-        before=forking.begin, after_in_parent=forking.end, after_in_child=partial(_disown, link)
+        before=forking.begin, after_in_parent=forking.end, after_in_child=_end_by_signals
     )
-    # Hooks of a child run in the order in which they were registered.
     os.register_at_fork(after_in_child=forking.end)
     logging.basicConfig(level=logging.DEBUG, handlers=[_Handler(link)], force=True)
     for noisy in ("matplotlib", "PIL", "urllib3", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.INFO)
     status = 0
     try:
-        Worker(link).serve()
+        worker.serve()
     except SystemExit as error:  # of the model
         log.error("%s\n%s", model_class.one_line(error), model_class.its_traceback(error))
         status = 1
@@ -89,12 +90,10 @@ class _Forking(threading.local):
         signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
 
 
-def _disown(link: Link) -> None:
-    """In a forked process: leave the server alone, and end by signals again."""
+def _end_by_signals() -> None:
+    """In a forked process: do so again."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    link.disown()
-    connect(None)
 
 
 def _kind(model: Any) -> type[Executor]:
@@ -148,14 +147,19 @@ class Worker:
 
     def register(self, document: Mapping[str, Any]) -> None:
         """Make a family of metrics, and wait for what comes of it where the model may."""
-        if self._executor is not None and self._executor.session.open:
-            self.control({"op": "family", **document})
+        session = self.session()
+        if session is not None and session.open:
+            session.register(document)
         else:
             self.tell({"do": "family", **document})
 
     def tell(self, document: Mapping[str, Any]) -> None:
         """Tell of a change of a metric."""
         self._link.send(frame(Kind.METRIC, json.dumps(document).encode()))
+
+    def session(self) -> Session | None:
+        """The model's session, as soon as it has been started."""
+        return None if self._executor is None else self._executor.session
 
     def _session(self) -> Session:
         if self._executor is None:

@@ -284,12 +284,20 @@ class Session:
 
     def control(self, document: Mapping[str, Any]) -> Any:
         """Have something else done, and wait for what comes of it."""
-        call = self._begin({**document}, [])
+        call = self.begin({**document}, [])
         told = call.next()
         if told is None or "error" in told[0]:
             text = told[0]["error"][1] if told is not None else "the server has gone"
             raise TritonModelException(text)
         return told[0]["value"]
+
+    def register(self, document: Mapping[str, Any]) -> None:
+        """Make a family of metrics."""
+        self.control({"op": "family", **document})
+
+    def tell(self, document: Mapping[str, Any]) -> None:
+        """Tell of a change of a metric, without waiting."""
+        self._link.send(frame(Kind.METRIC, json.dumps(document).encode()))
 
     def _call(self, request: InferenceRequest, decoupled: bool) -> Call:
         blocks: list[list[Buffer]] = []
@@ -299,9 +307,10 @@ class Session:
             "id": request.request_id(), "outputs": request.requested_output_names(),
             "inputs": tell_tensors(request._inputs, blocks), **request._extras,
         }  # fmt: skip
-        return self._begin(document, blocks)
+        return self.begin(document, blocks)
 
-    def _begin(self, document: dict[str, Any], blocks: list[list[Buffer]]) -> Call:
+    def begin(self, document: dict[str, Any], blocks: list[list[Buffer]]) -> Call:
+        """Ask the server for something; raises `TritonModelException` where a model must not."""
         if not self.open:
             raise TritonModelException(NOT_NOW)
         inside = self._runner == threading.get_ident()

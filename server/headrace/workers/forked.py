@@ -1,0 +1,141 @@
+"""What processes that a model forks ask of the server: they ask their worker, which passes it on.
+
+The socket to the server is the worker's alone. Each fork makes a pair of sockets: the child has a
+session of its own on one end, and a thread of the worker serves the other until that is closed. A
+child that forks does for its children what the worker does for it.
+"""
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from headrace.workers.elements import Buffer
+from headrace.workers.frames import Kind, offsets
+from headrace.workers.link import Link
+from headrace.workers.session import NOT_NOW, Session
+from headrace.workers.triton_calls import Call
+from headrace.workers.triton_responses import TritonError
+from headrace.workers.triton_server import connect
+from headrace.workers.triton_tensors import TritonModelException
+
+
+class Forks:
+    """Gives every child that this process forks a session; see `register`."""
+
+    def __init__(
+        self,
+        link: Link,
+        session: Callable[[], Session | None],
+        tell: Callable[[Mapping[str, Any]], None],
+    ) -> None:
+        """`session` is that of this process, as soon as it has one; `tell` takes its metrics."""
+        self._link = link
+        self._session = session
+        self._tell = tell
+        self._children: set[socket.socket] = set()
+        self._pair = threading.local()  # of the fork that a thread is about
+
+    def register(self) -> None:
+        """From now on: in every process that is forked from this one."""
+        os.register_at_fork(
+            before=self._before, after_in_parent=self._in_parent, after_in_child=self._in_child
+        )
+
+    def _before(self) -> None:
+        self._pair.ends = None  # if there are no descriptors left, the child cannot ask
+        self._pair.ends = socket.socketpair()
+
+    def _in_parent(self) -> None:
+        if self._pair.ends is None:
+            return
+        ours, theirs = self._pair.ends
+        theirs.close()
+        self._children.add(ours)
+        child = _Child(ours, self._session, self._tell, self._children.discard)
+        threading.Thread(target=child.serve, name="forked", daemon=True).start()
+
+    def _in_child(self) -> None:
+        self._link.disown()
+        for sock in self._children:
+            sock.close()
+        self._children.clear()
+        connect(None)
+        if self._pair.ends is None:
+            return
+        theirs, ours = self._pair.ends
+        theirs.close()
+        self._link = Link(ours)
+        session = Session(self._link, lambda form: None)
+        session.open = True
+        self._session, self._tell = (lambda: session), session.tell
+        connect(session)
+
+
+class _Child:
+    """Passes on what one child asks, each call in a thread of its own."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        session: Callable[[], Session | None],
+        tell: Callable[[Mapping[str, Any]], None],
+        on_end: Callable[[socket.socket], None],
+    ) -> None:
+        self._sock = sock
+        self._link = Link(sock)
+        self._session = session
+        self._tell = tell
+        self._on_end = on_end
+        self._calls: dict[int, Call] = {}
+
+    def serve(self) -> None:
+        """Do what the child asks, until it has gone."""
+        with self._sock, suppress(OSError):
+            while (received := self._link.receive()) is not None:
+                for header, meta, data in received:
+                    self._take(header.kind, json.loads(meta), data, header.data)
+        self._on_end(self._sock)
+        for call in list(self._calls.values()):
+            call.cancel()
+
+    def _take(self, kind: Kind, document: dict[str, Any], data: Buffer, size: int) -> None:
+        if kind is Kind.CALL:
+            number = document.pop("call")
+            session = self._session()
+            try:
+                if session is None:
+                    raise TritonModelException(NOT_NOW)
+                call = session.begin(document, _blocks(document.pop("sizes"), data, size))
+            except TritonModelException as error:
+                told = TritonError.INTERNAL, str(error)
+                failed = {"error": told, "response": {"error": told}}
+                self._link.send_loose(Kind.REPLY, {"call": number, "final": True, **failed}, [])
+                return
+            self._calls[number] = call
+            threading.Thread(target=self._pass_on, args=(number, call), daemon=True).start()
+        elif kind is Kind.DROP_CALL:
+            dropped = self._calls.get(document["call"])
+            if dropped is not None:
+                dropped.cancel()
+        elif kind is Kind.METRIC:
+            self._tell(document)
+
+    def _pass_on(self, number: int, call: Call) -> None:
+        """Send the child all replies to a call; it waits while the child takes none."""
+        with suppress(OSError):  # the child has gone
+            while (reply := call.next()) is not None:
+                told, data, size = reply
+                blocks = _blocks(told["sizes"], data, size)
+                self._link.send_loose(Kind.REPLY, {**told, "call": number}, blocks)
+        call.cancel()
+        self._calls.pop(number, None)
+
+
+def _blocks(sizes: list[int], data: Buffer, size: int) -> list[list[Buffer]]:
+    view = memoryview(data)
+    starts = offsets(sizes, size)
+    return [[view[start : start + n]] for start, n in zip(starts, sizes, strict=True)]
