@@ -13,6 +13,7 @@ from headrace.transports.grpc.documents import document_handlers
 from headrace.transports.grpc.health import check_handlers
 from headrace.transports.grpc.traffic import traffic_handlers
 from headrace.transports.http import server
+from headrace.transports.http.access import CountedApp
 from headrace.transports.http.app import create_app
 
 
@@ -30,7 +31,9 @@ class FrontDoors:
         """Answer from now on, and say where; raises `OSError`."""
         settings, engine = self._settings, self._engine
         limits = settings.max_request_bytes, settings.http_body_timeout_secs
-        app = create_app(engine, *limits, False, settings.http_rules)
+        app = CountedApp(
+            create_app(engine, *limits, settings.http_rules), engine.admission.answers, False
+        )
         documents = document_handlers(engine, settings.max_request_bytes)
         unary = documents | traffic_handlers(engine) | check_handlers(engine)
         calls = EngineCalls(app, unary)

@@ -14,6 +14,7 @@ from headrace.observability.metrics import ServerCollector, process_registry, sc
 from headrace.settings import Settings
 from headrace.transports.grpc.call import Server as GrpcServer
 from headrace.transports.grpc.native.server import NativeServer
+from headrace.transports.http.access import CountedApp
 from headrace.transports.http.metrics import create_metrics_app
 from headrace.transports.http.server import FastPath, HttpServer
 from headrace.wire.link_frames import Flag
@@ -51,9 +52,9 @@ class ServerDoors:
                 engine,
                 settings.max_request_bytes,
                 settings.http_body_timeout_secs,
-                settings.access_log,
                 settings.http_rules,
             )
+            counted = CountedApp(app, engine.admission.answers, settings.access_log)
             listener = bind(
                 settings.http_address, settings.http_port, "HTTP", settings.reuse_http_port
             )
@@ -64,7 +65,7 @@ class ServerDoors:
                 settings.http_rules,
             )
             server = HttpServer(
-                app,
+                counted,
                 listener,
                 settings.http_keep_alive_secs,
                 settings.http_body_timeout_secs,

@@ -19,6 +19,8 @@ nv_inference_exec_count{model="m",version="1"} 10
 headrace_request_duration_seconds_bucket{model="m",version="1",le="0.001"} 10
 headrace_request_duration_seconds_bucket{model="m",version="1",le="0.01"} 10
 headrace_request_duration_seconds_bucket{model="m",version="1",le="+Inf"} 10
+headrace_requests_total{door="http",operation="infer",status="200"} 5
+headrace_requests_total{door="grpc",operation="infer",status="OK"} 7
 headrace_overloaded_total 0
 process_cpu_seconds_total 1
 """
@@ -35,6 +37,10 @@ headrace_request_duration_seconds_bucket{model="m",version="1",le="0.01"} 30
 headrace_request_duration_seconds_bucket{model="m",version="1",le="+Inf"} 30
 headrace_model_memory_bytes{model="m",version="1"} 1048576
 headrace_model_instances{model="m",version="1",kind="thread"} 2
+headrace_requests_total{door="http",operation="infer",status="200"} 9
+headrace_requests_total{door="http",operation="infer",status="400"} 6
+headrace_requests_total{door="grpc",operation="infer",status="OK"} 7
+headrace_requests_total{door="grpc",operation="infer",status="NOT_FOUND"} 2
 headrace_overloaded_total 6
 headrace_ready 1
 headrace_admitted_requests 3
@@ -57,6 +63,12 @@ def test_from_one_scrape_to_the_next() -> None:
     assert first.queue == {"p50": None, "p90": None, "p99": None}
     assert (second.requests, second.batch_rows, second.memory) == (2, None, None)
     assert (now.seconds, now.requests, now.failures, now.refused) == (2, 12, 1, 3)
+    assert [(e.door, e.status, e.rate) for e in now.answers] == [
+        ("http", "400", 3), ("http", "200", 2), ("grpc", "NOT_FOUND", 1),
+    ]  # fmt: skip
+    assert [e.status for e in now.errors] == ["400", "NOT_FOUND"]
+    assert first.reasons == {"OTHER": 0.5, "BACKEND": 0.5}
+    assert second.reason == ""
     assert (now.ready, now.admitted, now.admitted_limit) == (True, 3, 100)
     assert (now.cpu, now.resident) == (0.5, 2 << 20)
 

@@ -20,7 +20,8 @@ from typing import IO
 import pytest
 from rich.console import Console
 
-from headrace.commands.activity import ServerActivity, VersionActivity
+from headrace.commands import top_table
+from headrace.commands.activity import AnswerRate, ServerActivity, VersionActivity
 from headrace.commands.top_table import View, ordered, plain_lines, rich_lines
 from tests.commands.conftest import Headrace
 from tests.support.server_process import ServerProcess
@@ -77,6 +78,23 @@ def test_where_models_run_elsewhere() -> None:
     shown = console.file.getvalue()
     assert shown.count("\x1b[1;31m") == 2
     assert "\x1b[1;31m    1/2\x1b[0m" in shown
+
+
+def test_what_was_answered_with_errors() -> None:
+    """Also what no model has seen; why most requests of a model have failed stands beside it."""
+    kinds = [("http", "infer", "400"), ("grpc", "infer", "NOT_FOUND"), ("http", "infer", "200")]
+    answers = [AnswerRate(*kind, 3.0) for kind in kinds]
+    failing = replace(VERSIONS[0], failures=2.0, reasons={"OTHER": 0.5, "BACKEND": 1.5})
+    view = replace(VIEW, activity=replace(ACTIVITY, answers=answers, versions=[failing]))
+    lines = plain_lines(view, 99)
+    assert lines[2] == "answered with errors: 3/s http infer 400, 3/s grpc infer NOT_FOUND"
+    assert lines[4].split()[:5] == ["MODEL", "VER", "REQ/S", "ERR/S", "REASON"]
+    assert lines[5].split()[:5] == ["idle", "1", "0", "2", "BACKEND"]
+    document = top_table.document(view, 1.0)
+    assert document["server"]["answers"][0] == {
+        "door": "http", "operation": "infer", "status": "400", "per_second": 3.0,
+    }  # fmt: skip
+    assert document["models"][0]["failures_per_second_by_reason"] == failing.reasons
 
 
 def test_by_rich() -> None:

@@ -1,13 +1,18 @@
 """The metrics port."""
 
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 
-from tests.support.grpc_client import GrpcClient
-from tests.support.http_socket import ask
-from tests.support.scrape import Scraper
+from headrace.wire.pb import grpc_service_pb2 as pb
+from tests.support.client import Client, Input
+from tests.support.grpc_client import GrpcClient, infer_message, procedure
+from tests.support.http_socket import HttpSocket, ask
+from tests.support.scrape import Scraper, until
 from tests.support.server_process import ServerProcess
 
 _OF_A_MODEL = (
@@ -88,6 +93,114 @@ def test_counters_follow_the_requests(metrics: Scraper, grpc_client: GrpcClient)
     assert grown("headrace_request_duration_seconds_count") == 1
     assert grown("headrace_batch_rows_count") == 1
     assert grown("headrace_batch_rows_sum") == 3
+
+
+_INFER = "/v2/models/simple/infer"
+_UNARY = "/inference.GRPCInferenceService/ModelInfer"
+
+
+def _ask(
+    method: str, path: str, body: bytes = b""
+) -> Callable[[ServerProcess, GrpcClient], object]:
+    return lambda server, _: ask(server.http, method, path, body)
+
+
+def _chunked(server: ServerProcess, _: GrpcClient) -> None:
+    with HttpSocket(server.http) as client:
+        client.send(b"POST %b HTTP/1.1\r\nHost: x\r\n" % _INFER.encode())
+        client.send(b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n")
+        assert client.receive().status == 400
+
+
+def _no_request(server: ServerProcess, _: GrpcClient) -> None:
+    with HttpSocket(server.http) as client:
+        client.send(b"nonsense\r\n\r\n")
+        assert client.receive().status == 400
+
+
+def _call(path: str, message: bytes) -> Callable[[ServerProcess, GrpcClient], object]:
+    def call(server: ServerProcess, client: GrpcClient) -> None:
+        with pytest.raises(grpc.RpcError):
+            procedure(client.channel, path, pb.ServerMetadataResponse)(message)
+
+    return call
+
+
+def _stream(server: ServerProcess, client: GrpcClient) -> None:
+    rows = infer_message("row_sum", [Input("INPUT0", np.zeros((1, 2), np.float32))])
+    answers = list(client.stream([rows, infer_message("no_such_model")]))
+    assert [bool(answer.error_message) for answer in answers] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("send", "counted"),
+    [
+        (_ask("POST", _INFER, b"{"), [("http", "infer", "400")]),
+        (_ask("POST", "/v2/models/no_such_model/infer", b'{"inputs": []}'), [("http", "infer", "404")]),
+        (_ask("GET", _INFER), [("http", "infer", "405")]),
+        (_chunked, [("http", "infer", "400")]),
+        (_ask("POST", "/v2/models/simple/generate", b"["), [("http", "generate", "400")]),
+        (
+            _ask("POST", "/v2/models/simple/generate_stream", b"["),
+            [("http", "generate_stream", "400")],
+        ),
+        (_ask("GET", "/v2/health/live"), [("http", "health", "200")]),
+        (_ask("GET", "/v2/models/no_such_model/config"), [("http", "model-config", "404")]),
+        (_ask("GET", "/no/such/path"), [("http", "other", "404")]),
+        (_no_request, [("http", "other", "400")]),
+        (_call(_UNARY, b""), [("grpc", "infer", "NOT_FOUND")]),
+        (_call(_UNARY, b"\xff"), [("grpc", "infer", "INVALID_ARGUMENT")]),
+        (
+            _call("/inference.GRPCInferenceService/ModelMetadata", b""),
+            [("grpc", "metadata", "NOT_FOUND")],
+        ),
+        (
+            _stream,
+            [
+                ("grpc", "infer", "OK"), ("grpc", "infer", "NOT_FOUND"),
+                ("grpc", "stream_infer", "OK"),
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_requests_are_counted_by_door_operation_and_status(
+    server: ServerProcess,
+    metrics: Scraper,
+    grpc_client: GrpcClient,
+    send: Callable[[ServerProcess, GrpcClient], object],
+    counted: list[tuple[str, str, str]],
+) -> None:
+    """Also those that nothing of the engine has seen, and without one that clients can invent."""
+    before = _counts(metrics)
+    for _ in range(3):
+        send(server, grpc_client)
+
+    def all_counted() -> bool:
+        now = _counts(metrics)
+        return all(now[key] - before[key] >= 3 for key in counted)
+
+    until(all_counted, f"{counted} counted")  # front ends tell every second
+    assert {status for _, _, status in _counts(metrics) - before} <= {
+        status for _, _, status in counted
+    }
+
+
+def test_good_answers_are_counted(server: ServerProcess, metrics: Scraper, client: Client) -> None:
+    door = "grpc" if isinstance(client, GrpcClient) else "http"
+    key = door, "infer", "OK" if door == "grpc" else "200"
+    before = _counts(metrics)[key]
+    for _ in range(3):
+        client.infer("row_sum", {"INPUT0": np.zeros((1, 2), np.float32)})
+    until(lambda: _counts(metrics)[key] >= before + 3, "three good answers counted")
+
+
+def _counts(metrics: Scraper) -> Counter[tuple[str, str, str]]:
+    return Counter(
+        {
+            (labels["door"], labels["operation"], labels["status"]): int(value)
+            for labels, value in metrics.now().samples("headrace_requests_total")
+        }
+    )
 
 
 def test_histograms_are_cumulative(metrics: Scraper) -> None:

@@ -40,6 +40,12 @@ class VersionActivity:
     instances: Mapping[str, int] = field(default_factory=dict)  # how many by their kind
     backends: Mapping[str, bool] = field(default_factory=dict)  # of several, which gets requests
     servers: Mapping[str, bool] = field(default_factory=dict)  # that run it, which are sent calls
+    reasons: Mapping[str, float] = field(default_factory=dict)  # failures a second by reason
+
+    @property
+    def reason(self) -> str:
+        """The reason of most failures; "" where nothing fails."""
+        return max(self.reasons, key=self.reasons.__getitem__, default="")
 
     @property
     def backend(self) -> str:
@@ -63,6 +69,21 @@ class VersionActivity:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerRate:
+    """Requests a second that a door has answered with a status."""
+
+    door: str
+    operation: str
+    status: str
+    rate: float
+
+    @property
+    def error(self) -> bool:
+        """Whether they were answered with an error, or their clients have gone."""
+        return self.status >= "4" if self.status.isdigit() else self.status != "OK"
+
+
+@dataclass(frozen=True, slots=True)
 class ServerActivity:
     """The server as a whole; `cpu` is 1 for a whole core in use by its own process."""
 
@@ -74,6 +95,12 @@ class ServerActivity:
     resident: float | None
     cpu: float | None
     versions: Sequence[VersionActivity]
+    answers: Sequence[AnswerRate] = ()  # of the interval, most first
+
+    @property
+    def errors(self) -> list[AnswerRate]:
+        """Those that were not answered well, also since the request was wrong."""
+        return [answer for answer in self.answers if answer.error]
 
     @property
     def requests(self) -> float:
@@ -93,6 +120,14 @@ def activity(before: Scrape, after: Scrape) -> ServerActivity:
 
     def rate(name: str, key: Key | None = None) -> float:
         return _grown(old.sum(name, key), new.sum(name, key)) / seconds
+
+    def rates(name: str, label: str, key: Key) -> dict[str, float]:
+        before = old.by_label(name, label, key)
+        grown = {
+            one: _grown(before.get(one, 0), count) / seconds
+            for one, count in new.by_label(name, label, key).items()
+        }
+        return {one: value for one, value in grown.items() if value}
 
     def quantiles(kind: str, key: Key) -> dict[str, float | None]:
         name = f"headrace_{kind}_duration_seconds_bucket"
@@ -114,6 +149,7 @@ def activity(before: Scrape, after: Scrape) -> ServerActivity:
             new.by_label("headrace_model_instances", "kind", key),
             new.flags("headrace_backend_active", "backend", key),
             new.flags("headrace_endpoint_healthy", "endpoint", key),
+            rates("nv_inference_request_failure", "reason", key),
         )
         for key in new.keys("nv_inference_request_success")
     ]
@@ -127,7 +163,18 @@ def activity(before: Scrape, after: Scrape) -> ServerActivity:
         new.sum("process_resident_memory_bytes") or None,
         rate("process_cpu_seconds_total") if has_cpu else None,
         versions,
+        _answers(old, new, seconds),
     )
+
+
+def _answers(old: "_Values", new: "_Values", seconds: float) -> list[AnswerRate]:
+    labels = ("door", "operation", "status")
+    before = old.by_labels("headrace_requests_total", labels)
+    found = [
+        AnswerRate(*key, _grown(before.get(key, 0), count) / seconds)
+        for key, count in new.by_labels("headrace_requests_total", labels).items()
+    ]
+    return sorted((one for one in found if one.rate), key=lambda one: -one.rate)
 
 
 def grown_counts(before: Counts, after: Counts) -> Counts:
@@ -172,6 +219,15 @@ class _Values:
     def by_label(self, name: str, label: str, key: Key) -> dict[str, int]:
         samples = self._of(name).get(key, ())
         return {sample.labels.get(label, ""): int(sample.value) for sample in samples}
+
+    def by_labels(
+        self, name: str, labels: tuple[str, str, str]
+    ) -> dict[tuple[str, str, str], float]:
+        first, second, third = labels
+        return {
+            (s.labels.get(first, ""), s.labels.get(second, ""), s.labels.get(third, "")): s.value
+            for s in self._samples.get(name, ())
+        }
 
     def flags(self, name: str, label: str, key: Key) -> dict[str, bool]:
         return {one: value > 0 for one, value in self.by_label(name, label, key).items()}

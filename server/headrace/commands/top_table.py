@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from headrace.client.server import Document
 
+_ERRORS = 4  # kinds of wrong answers that are named above the table
 _LEAST_NAME = 8  # columns that a model's name gets at least
 
 
@@ -43,6 +44,7 @@ _COLUMNS = (
     _Column("REQ/S", lambda v: _rate(v.requests)),
     _Column("ROWS/S", lambda v: _rate(v.rows), 100),
     _Column("ERR/S", lambda v: _rate(v.failures), alarms=lambda v: v.failures > 0),
+    _Column("REASON", lambda v: v.reason or "-", told=lambda v: v.reason),
     _Column("WAIT", lambda v: str(v.waiting)),
     _Column("P50", lambda v: duration(v.latency["p50"])),
     _Column("P90", lambda v: duration(v.latency["p90"]), 100),
@@ -94,6 +96,10 @@ def summary(view: View) -> list[str]:
     if now.cpu is not None:
         rest.append(f"{now.cpu:.0%} CPU")
     lines = [f"{view.title}  {state}", "  ".join([*parts, *rest])]
+    if errors := now.errors:
+        named = [f"{_rate(e.rate)}/s {e.door} {e.operation} {e.status}" for e in errors[:_ERRORS]]
+        more = ["..."] if len(errors) > _ERRORS else []
+        lines.append("answered with errors: " + ", ".join(named + more))
     return [*lines, view.notice] if view.notice else lines
 
 
@@ -152,6 +158,15 @@ def document(view: View, time: float) -> "Document":
             "admitted_requests_limit": now.admitted_limit,
             "resident_bytes": now.resident,
             "cpu": now.cpu,
+            "answers": [
+                {
+                    "door": answer.door,
+                    "operation": answer.operation,
+                    "status": answer.status,
+                    "per_second": answer.rate,
+                }
+                for answer in now.answers
+            ],
         },
         "models": [_version_document(version) for version in ordered(now.versions, view.order)],
     }
@@ -163,6 +178,7 @@ def _version_document(version: VersionActivity) -> "Document":
         "version": version.version,
         "requests_per_second": version.requests,
         "failures_per_second": version.failures,
+        "failures_per_second_by_reason": dict(version.reasons),
         "rows_per_second": version.rows,
         "batches_per_second": version.batches,
         "rows_per_batch": version.batch_rows,

@@ -18,6 +18,7 @@ from headrace.core.blocks import BLOCKS
 from headrace.core.errors import Overloaded, ServerExiting
 from headrace.core.shares import Shares
 from headrace.engine.workbench import Workbench
+from headrace.observability.answers import Answers
 
 _PRESSED = 0.8  # of a limit, from which on clients that make no progress have less time
 # What a client may have in any case, so that shares of low limits do not get in the way.
@@ -59,6 +60,7 @@ class Admission:
         self.connections: Counter[str] = Counter()  # open ones by door
         self.refused_connections = 0
         self.aborted: Counter[str] = Counter()  # connections and calls given up, by reason
+        self.answers = Answers()  # what the doors have answered
         self.exiting = False
         self.workbench = Workbench()
         self.most_requests = max_requests or maxsize

@@ -298,7 +298,7 @@ class Engine:
             self.ready, a.requests, a.bytes, a.max_requests, a.max_bytes, a.refused, loads,
             self.on_request.counts() if self.on_request is not None else None,
             a.messages, a.unread, a.connections, a.shares.connections, a.refused_connections,
-            a.aborted, self.logs.dropped, a.peak_bytes,
+            a.aborted, self.logs.dropped, a.peak_bytes, a.answers.samples(),
         )  # fmt: skip
 
     def version_series(self) -> list[VersionSeries]:

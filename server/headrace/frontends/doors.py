@@ -19,7 +19,7 @@ from headrace.transports.grpc.procedures import (
 from headrace.transports.grpc.reflection import reflection_handlers, reflection_services
 from headrace.transports.grpc.service import infer_handlers
 from headrace.transports.grpc.stream import stream_handlers
-from headrace.transports.http.access import AccessLog
+from headrace.transports.http.access import CountedApp
 from headrace.transports.http.categories import inference_routes
 from headrace.transports.http.server import FastPath, HttpServer, bind
 from headrace.wire.header_rules import GRPC_PREFIX, HeaderRules
@@ -64,7 +64,7 @@ class Doors:
         app = forwarding_app(self._link, routes)
         fast_path = FastPath.by_rules(entrance, limit, config.access_log, rules)
         self._http = HttpServer(
-            AccessLog(app) if config.access_log else app,
+            CountedApp(app, self._admission.answers, config.access_log),
             bind(http.address, http.port, shared=True),
             http.keep_alive_secs,
             http.body_timeout_secs,

@@ -15,6 +15,7 @@ from headrace.core.errors import ServerError
 from headrace.core.tensors import Buffer
 from headrace.frontends.remote import EngineLink, Pieces
 from headrace.transports.grpc.call import Call, Unary
+from headrace.transports.http.access import OPERATION
 from headrace.wire.http_infer import error_body
 from headrace.wire.status import STATUS
 
@@ -31,6 +32,7 @@ def forwarding_app(link: EngineLink, routes: Sequence[BaseRoute]) -> ASGIApp:
             if route.matches(scope)[0] is Match.FULL:
                 await route.handle(scope, receive, send)
                 return
+        scope[OPERATION] = ""  # the engine's process counts it
         try:
             document, content = await link.call(_head(scope), pieces=_pieces(receive))
         except ClientDisconnect:

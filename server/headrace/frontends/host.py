@@ -330,6 +330,11 @@ class Host:
             self._admission.refused += frame.number
         elif kind is Kind.UNLOGGED:
             self.unlogged += frame.number
+        elif kind is Kind.ANSWERS:
+            try:
+                self._admission.answers.add(orjson.loads(frame.meta))
+            except (ValueError, TypeError, IndexError) as error:
+                raise BrokenLink(f"counts that make no sense: {error}") from None
         elif kind is Kind.READY:
             self._ready()
         else:

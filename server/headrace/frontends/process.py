@@ -28,7 +28,7 @@ from headrace.workers.allocation import keep_memory
 log = logging.getLogger(__name__)
 
 _COLLECT_AFTER = 20_000  # objects made and not freed since the last collection, as in the engine
-_COUNT_SECS = 1.0  # between looks at how many lines of the log are missing
+_COUNT_SECS = 1.0  # between reports of what was answered, and of lines that the log is missing
 _UNFINISHED_SECS = 2  # how long the rest of requests that are half there is waited for
 
 
@@ -68,6 +68,7 @@ async def _serve(sock: socket.socket) -> int:
         if logs.dropped > told:
             link.unlogged(logs.dropped - told)
             told = logs.dropped
+        link.answered(admission.answers.take())
     seconds = drain.result()
     return await _shut_down(doors, admission, seconds)
 

@@ -28,6 +28,7 @@ from headrace.engine.doors import DoorSink, RoutedSink
 from headrace.engine.readiness import Readiness
 from headrace.frontends.channel import Channel
 from headrace.frontends.wanted_headers import WantedHeaders
+from headrace.observability.answers import Grown
 from headrace.observability.logs import LogSettings
 from headrace.wire.link_frames import BrokenLink, Flag, Frame, Kind, frame
 from headrace.wire.link_infer import RequestWriter, ResponseReader, held_rest, read_error
@@ -215,6 +216,11 @@ class EngineLink:
     def unlogged(self, count: int) -> None:
         """Tell that so many more lines could not be written into the log."""
         self._channel.send(frame(Kind.UNLOGGED, count))
+
+    def answered(self, grown: Sequence[Grown]) -> None:
+        """Tell what was answered here since the last time."""
+        if grown:
+            self._channel.send(frame(Kind.ANSWERS, 0, orjson.dumps(grown)))
 
     def submit(self, target: RemoteTarget, request: InferRequest, flags: int) -> None:
         """Send a request; its target gets what comes back."""

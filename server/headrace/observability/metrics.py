@@ -20,6 +20,7 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from headrace.observability.answers import Sample, answer_family
 from headrace.observability.backends import BackendSeries, backend_families
 from headrace.observability.endpoints import EndpointSeries, endpoint_families
 from headrace.observability.gpus import GpuSeries, gpu_families
@@ -85,7 +86,7 @@ class ServerSeries:
     """The server as a scrape sees it: what is admitted, what may be, and what was refused.
 
     `memory` is None if all models are always loaded. `connections` are by door, `given_up` those
-    whose clients made no progress, by what they did not do.
+    whose clients made no progress, by what they did not do. `answers` are those of all requests.
     """
 
     ready: bool
@@ -104,6 +105,7 @@ class ServerSeries:
     given_up: Mapping[str, int] = field(default_factory=dict)
     dropped_lines: int = 0  # of the log
     peak_bytes: int = 0
+    answers: Iterable[Sample] = ()
 
 
 class ServerCollector(Collector):
@@ -361,6 +363,7 @@ def _server(server: ServerSeries) -> Iterator[Metric]:
         "Bytes of answers that wait for clients to read them; admitted bytes, too",
         server.unread_bytes,
     )
+    yield answer_family(server.answers)
     yield from _connections(server)
     dropped = Metric(
         "headrace_log_lines_dropped", "Lines of the log that could not be written", "counter"

@@ -35,6 +35,7 @@ class Kind(IntEnum):
     GO_ON = 8  # ... or are read again
     UNLOGGED = 9  # so many lines of the front end's log could not be written: the number
     BODY = 10  # the next piece of a call's body, flagged if it is the last
+    ANSWERS = 11  # what the front end has answered since the last time
     # To the front end.
     SETUP = 16  # what to be: the first frame
     RESPONSE = 17

@@ -21,8 +21,7 @@ SAFE = {"GET", "HEAD", "OPTIONS"}
 
 def application(*origins: str) -> FastAPI:
     engine = Engine("server", "0", {}, LOAD_OPTIONS, Admission(0, 0))
-    app = create_app(engine, 1 << 20, 60, False, HeaderRules(origins=origins))
-    assert isinstance(app, FastAPI)
+    app = create_app(engine, 1 << 20, 60, HeaderRules(origins=origins))
     return app
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from headrace.core.errors import Restricted
+from headrace.observability.answers import INFER, OTHER
 from headrace.transports.grpc.call import Handlers
 from headrace.wire.header_rules import Category, Key, named
 
@@ -46,6 +47,17 @@ CATEGORIES: dict[str, Category | None] = {
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": None,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": None,
 }
+
+
+_OPERATIONS = {
+    "/inference.GRPCInferenceService/ModelInfer": INFER,
+    "/inference.GRPCInferenceService/ModelStreamInfer": "stream_infer",
+}
+
+
+def operation_of(path: str) -> str:
+    """What calls of a procedure are counted as."""
+    return _OPERATIONS.get(path) or CATEGORIES.get(path) or OTHER
 
 
 def restricted(handlers: Handlers, keys: Mapping[Category, Key]) -> Handlers:

@@ -17,7 +17,7 @@ from headrace.core.tensors import Buffer
 from headrace.engine.admission import Account, Admission, ConnectionAccount
 from headrace.transports.grpc.access import CANCELLED, error_text, log_access
 from headrace.transports.grpc.call import Direct, Handlers, Message, Open, Session
-from headrace.transports.grpc.categories import without_key
+from headrace.transports.grpc.categories import operation_of, without_key
 from headrace.transports.grpc.options import LEVELS, GrpcOptions
 from headrace.transports.grpc.tls import TlsFiles
 from headrace.wire.header_rules import Key
@@ -224,6 +224,7 @@ class GrpcioServer:
                 *_channel_arguments(options),
             ]
         )
+        self._answers = admission.answers
         self._keys = handlers.keys
         unaries: dict[str, _Unary] = dict(handlers.unary)
         unaries |= {path: _awaited(direct) for path, direct in handlers.direct.items()}
@@ -277,6 +278,8 @@ class GrpcioServer:
         if (key := self._keys.get(path)) is not None:
             handler = _restricted_unary(handler, key)
 
+        answers = self._answers.of("grpc", operation_of(path))
+
         async def answer(data: bytes, context: Any) -> bytes:
             begun = perf_counter()
             status = 0
@@ -303,6 +306,7 @@ class GrpcioServer:
                 await context.abort(_CODES[status], text)
                 raise AssertionError("abort raises")
             finally:
+                answers[status] += 1
                 if self._access_log:
                     log_access(_address(context.peer()), path, status, begun, notes)
 
@@ -311,6 +315,8 @@ class GrpcioServer:
     def _stream(self, path: str, handler: _Stream, single: bool) -> Any:
         if (key := self._keys.get(path)) is not None:
             handler = _restricted_stream(handler, key)
+
+        answers = self._answers.of("grpc", operation_of(path))
 
         async def answer(request: Any, context: Any) -> AsyncIterator[bytes]:
             begun = perf_counter()
@@ -335,6 +341,7 @@ class GrpcioServer:
                     status, text = INTERNAL.grpc, INTERNAL_TEXT
                 await context.abort(_CODES[status], text)
             finally:
+                answers[status] += 1
                 if self._access_log:
                     log_access(_address(context.peer()), path, status, begun, notes)
 

@@ -22,6 +22,8 @@ from headrace.core.tensors import Buffer
 from headrace.engine.deferred import Deferred
 from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES, Entrance, not_read
 from headrace.engine.forwarding import forwarding
+from headrace.observability.answers import INFER
+from headrace.transports.grpc.access import CANCELLED
 from headrace.transports.grpc.call import Message, Open, Peer, Session
 from headrace.transports.grpc.procedures import INFERENCE
 from headrace.transports.grpc.slot import Slot
@@ -32,7 +34,7 @@ from headrace.wire.grpc_messages import (
     InferWriter,
 )
 from headrace.wire.header_rules import HeaderPattern
-from headrace.wire.status import INTERNAL_TEXT
+from headrace.wire.status import INTERNAL_TEXT, STATUS
 from headrace.wire.timing import wants_timing
 
 log = logging.getLogger(__name__)
@@ -65,6 +67,7 @@ class StreamInfer:
         self._reader = reader
         self._peer = peer
         self._account = peer.account
+        self._answers = engine.admission.answers.of("grpc", INFER)
         self._give_up_bytes = give_up_bytes
         self.metadata = peer.metadata
         self.remaining = peer.remaining
@@ -121,6 +124,8 @@ class StreamInfer:
         self._ready.clear()
         self._behind.clear()
         for slot in slots:
+            if not slot.ended:
+                self._answers[CANCELLED] += 1
             if slot.executing:
                 account.leave(slot.nbytes)
                 if slot.ticket is not None and not slot.ended:
@@ -141,6 +146,7 @@ class StreamInfer:
     def end(self, slot: Slot) -> None:
         """Nothing more comes for a request than what waits, and perhaps one message."""
         slot.ended = True
+        self._answers[0 if slot.error is None else STATUS[type(slot.error)].grpc] += 1
         if not slot.ordered:
             self._waiting -= slot.waiting
 

@@ -1,4 +1,4 @@
-"""One line for each HTTP request, once it is answered."""
+"""Each HTTP request is counted, and has its line in the log, once it is answered."""
 
 import logging
 from collections.abc import Mapping
@@ -6,8 +6,11 @@ from time import perf_counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from headrace.observability.answers import OTHER, Answers
+
 access = logging.getLogger("headrace.access")
 
+OPERATION = "headrace.operation"  # in a scope: what the request is counted as
 GONE = 499  # in place of a status: the client went away before its answer
 
 
@@ -29,11 +32,17 @@ def log_access(
     )
 
 
-class AccessLog:
-    """An application whose requests are logged."""
+class CountedApp:
+    """An application whose answers are counted by operation and status, and logged if asked for.
 
-    def __init__(self, app: ASGIApp) -> None:
+    Whatever answers a request says in its scope, as `OPERATION`, what it is counted as; "" for what
+    another process counts.
+    """
+
+    def __init__(self, app: ASGIApp, answers: Answers, logged: bool) -> None:
         self._app = app
+        self._answers = answers
+        self._logged = logged
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -51,8 +60,11 @@ class AccessLog:
         try:
             await self._app(scope, receive, watched)
         finally:
-            client = scope.get("client")
-            log_access(
-                client[0] if client else "", scope["method"], scope["path"], status or GONE, begun,
-                scope.get("inference", {}),
-            )  # fmt: skip
+            if operation := scope.get(OPERATION, OTHER):
+                self._answers.of("http", operation)[status or GONE] += 1
+            if self._logged:
+                client = scope.get("client")
+                log_access(
+                    client[0] if client else "", scope["method"], scope["path"], status or GONE,
+                    begun, scope.get("inference", {}),
+                )  # fmt: skip

@@ -6,13 +6,11 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Path, Request, Response
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp
 
 from headrace import __version__
 from headrace.core.errors import ServerError
 from headrace.engine.engine import Engine
 from headrace.transports.http import openapi
-from headrace.transports.http.access import AccessLog
 from headrace.transports.http.categories import inference_routes
 from headrace.transports.http.described import (
     LIVE,
@@ -50,9 +48,8 @@ def create_app(
     engine: Engine,
     max_request_bytes: int,
     body_timeout_secs: int,
-    access_log: bool,
     rules: HeaderRules = NO_RULES,
-) -> ASGIApp:
+) -> FastAPI:
     """The application that answers for `engine`, by these rules for headers."""
     keys = rules.keys()
     app = FastAPI(
@@ -86,7 +83,7 @@ def create_app(
     async def docs() -> Response:
         return Response(render_docs(app.openapi()), media_type="text/html; charset=utf-8")
 
-    return AccessLog(app) if access_log else app
+    return app
 
 
 def _health(app: FastAPI, engine: Engine) -> None:

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.core.errors import Restricted
 from headrace.engine.doors import Entrance
+from headrace.transports.http.access import OPERATION
 from headrace.transports.http.exchange import JSON, Answer
 from headrace.transports.http.generate import GenerateRoute
 from headrace.transports.http.head import opens
@@ -90,6 +91,7 @@ class RestrictedInference(BaseRoute):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Starlette's routing interface. Never raises."""
+        scope[OPERATION] = self._route.operation(scope["path"])
         if opens(self._key, scope["headers"]):
             await self._route.handle(scope, receive, send)
             return

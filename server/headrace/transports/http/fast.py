@@ -22,6 +22,7 @@ from headrace.core.tensors import Buffer
 from headrace.engine.deferred import Deferred
 from headrace.engine.doors import Entrance
 from headrace.engine.workbench import LARGE
+from headrace.observability.answers import INFER
 from headrace.transports.http.access import GONE, log_access
 from headrace.transports.http.body import BodyReader
 from headrace.transports.http.exchange import (
@@ -106,6 +107,7 @@ class FastProtocol(BoundedProtocol):
     ) -> None:
         super().__init__(**given)
         self.access_log = access_log
+        self._answers = self._admission.answers.of("http", INFER)
         self._engine = engine
         self._heads = heads
         self._limit = max_request_bytes
@@ -374,6 +376,7 @@ class FastProtocol(BoundedProtocol):
 
     def _count_out(self, request: _Request, status: int) -> None:
         request.close()
+        self._answers[status] += 1
         if self.access_log:
             client = self.client[0] if self.client else ""
             log_access(client, "POST", request.head.path, status, request.begun, request.fields())

@@ -122,6 +122,10 @@ class GenerateRoute(PostRoute):
         """Whether a path is for this route."""
         return generate_target(path) is not None
 
+    def operation(self, path: str) -> str:
+        """`PostRoute.operation`."""
+        return path.rpartition("/")[2]
+
     async def post(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Never raises."""
         found = generate_target(scope["path"])

@@ -18,6 +18,8 @@ from headrace.engine.admission import Account
 from headrace.engine.doors import Entrance, Target
 from headrace.engine.future_sink import FutureSink
 from headrace.engine.workbench import LARGE
+from headrace.observability.answers import INFER
+from headrace.transports.http.access import OPERATION
 from headrace.transports.http.exchange import (
     CLOSE,
     JSON,
@@ -85,6 +87,7 @@ class PostRoute(BaseRoute):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Starlette's routing interface. Never raises."""
+        scope[OPERATION] = self.operation(scope["path"])
         if scope["method"] != "POST":
             await send_answer(
                 send, Answer(405, JSON, [error_body("Method Not Allowed: this path takes POST")])
@@ -107,6 +110,10 @@ class PostRoute(BaseRoute):
         """Whether a path is for this route."""
         raise NotImplementedError
 
+    def operation(self, path: str) -> str:
+        """What a request for a path that it claims is counted as."""
+        raise NotImplementedError
+
     async def post(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Never raises."""
         raise NotImplementedError
@@ -118,6 +125,10 @@ class InferRoute(PostRoute):
     def claims(self, path: str) -> bool:
         """Whether a path is for this route."""
         return infer_target(path) is not None
+
+    def operation(self, path: str) -> str:
+        """`PostRoute.operation`."""
+        return INFER
 
     async def post(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Never raises."""

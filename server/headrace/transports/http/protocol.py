@@ -12,6 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from headrace.core.patience import PRESSED_SECS, SLOWEST, Patience, undelivered
 from headrace.engine.admission import Admission, ConnectionAccount
+from headrace.observability.answers import OTHER
 from headrace.wire.http_infer import error_body
 
 # A server may pass over the wish to change the protocol, which clients such as Java's send with
@@ -304,6 +305,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def refuse(self, status: int, text: str) -> None:
         """Answer what is no request, and end the connection."""
+        self._admission.answers.of("http", OTHER)[status] += 1
         body = error_body(text)
         self.transport.write(
             b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"

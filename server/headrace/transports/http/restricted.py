@@ -13,6 +13,8 @@ from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from headrace.observability.answers import OTHER
+from headrace.transports.http.access import OPERATION
 from headrace.transports.http.categories import category_of, changes, key_error
 from headrace.transports.http.head import opens
 from headrace.wire.header_rules import Category, Key
@@ -31,10 +33,12 @@ def restricted_routes(keys: Mapping[Category, Key], origins: AllowedOrigins) -> 
             super().__init__(path, *args, **options)
             category = category_of(path)
             self._key = None if category is None else keys.get(category)
+            self._operation = category or OTHER
             self._changes = changes(path, self.methods or ())
 
         async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
             """Starlette's routing interface; raises `Restricted`."""
+            scope[OPERATION] = self._operation
             if self._key is not None and not opens(self._key, scope["headers"]):
                 raise key_error(self._key)
             if self._changes:

@@ -34,12 +34,13 @@ class CallHead:
     """What a call's HEADERS say. `kind` is how it is run; `refusal` answers it at once instead."""
 
     __slots__ = (
-        "accepts", "content_length", "encoding", "handler", "kind", "link", "metadata", "packing",
-        "path", "refusal", "timeout",
+        "accepts", "answers", "content_length", "encoding", "handler", "kind", "link", "metadata",
+        "packing", "path", "refusal", "timeout",
     )  # fmt: skip
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.answers: list[int] = []  # counts by status of calls with this head
         self.link: Link | None = None
         self.kind: type[Rpc] | None = None
         self.handler: object = None

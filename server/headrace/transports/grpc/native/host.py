@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from headrace.engine.admission import Admission, ConnectionAccount
 from headrace.transports.grpc.access import UNAVAILABLE, UNIMPLEMENTED
 from headrace.transports.grpc.call import Handlers
-from headrace.transports.grpc.categories import without_key
+from headrace.transports.grpc.categories import operation_of, without_key
 from headrace.transports.grpc.native.direct import DirectRpc, RefusedRpc
 from headrace.transports.grpc.native.head import CallHead, preferred, read_head, refusal
 from headrace.transports.grpc.native.rpc import Rpc
@@ -73,6 +73,7 @@ class Host:
     def interpret(self, link: "Link", headers: Headers) -> CallHead:
         """The head of a call, with who handles it; raises `StreamFailure`."""
         head = read_head(headers)
+        head.answers = self.admission.answers.of("grpc", operation_of(head.path))
         head.link = link
         head.kind, head.handler = self._procedures.get(head.path, (RefusedRpc, None))
         if self._level and head.path in INFERENCE:
@@ -91,6 +92,7 @@ class Host:
     def overflown(self, link: "Link", number: int, path: str) -> Rpc:
         """A call on a connection that has too much waiting for its client already."""
         head = CallHead(path)
+        head.answers = self.admission.answers.of("grpc", operation_of(path))
         head.refusal = refusal(UNAVAILABLE, "too many responses wait for the client to read them")
         return RefusedRpc(link, number, head)
 

@@ -196,6 +196,7 @@ class Rpc(Stream):
     def _settle(self, status: int) -> None:
         """What every end has in common."""
         self.finished = True
+        self.head.answers[status] += 1
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
