@@ -106,6 +106,7 @@ class ServerDoors:
             )
             self._http.append(server)
             server.start()
+            engine.metrics_at = settings.metrics_address, server.port
             print(f"metrics  http://{url_host(settings.metrics_address)}:{server.port}/metrics")
         sys.stdout.flush()
 

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import IO
 
 import pytest
@@ -23,8 +24,11 @@ from rich.console import Console
 from headrace.commands import top_table
 from headrace.commands.activity import AnswerRate, ServerActivity, VersionActivity
 from headrace.commands.top_table import View, ordered, plain_lines, rich_lines
+from headrace.core.datatypes import Datatype
 from tests.commands.conftest import Headrace
-from tests.support.server_process import ServerProcess
+from tests.models.onnx_graphs import identity, write_model
+from tests.support.http_socket import ask
+from tests.support.server_process import ServerProcess, clean_server
 
 _NONE = {"p50": None, "p90": None, "p99": None}
 _BUSY = {"p50": 0.0008, "p90": 0.0041, "p99": 0.0123}
@@ -237,6 +241,101 @@ def test_tables_behind_one_another(server: ServerProcess) -> None:
             heads += line.startswith("MODEL")
 
 
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server with one model, and metrics on a port of its own."""
+    folder = tmp_path_factory.mktemp("other")
+    write_model(folder, "alone", identity(Datatype.FP32, ["rows", "length"]))
+    with clean_server(folder) as process:
+        yield process
+
+
+def test_the_server_says_where_its_metrics_are(
+    headrace: Headrace, server: ServerProcess, other: ServerProcess
+) -> None:
+    for process, model in ((server, "digits"), (other, "alone")):
+        words = ("top", "--once", "--interval=0.05", "--json", "--sort=name")
+        ended = headrace(*words, f"--url={process.url}")
+        assert ended.err == ""
+        assert ended.document["models"][0]["model"] == model
+        told = json.loads(ask(process.http, "GET", "/v2").body)["headrace"]["metrics"]
+        assert f"{told['address']}:{told['port']}" == process.metrics
+
+
+def test_metrics_of_another_server(headrace: Headrace, other: ServerProcess) -> None:
+    """What listens where the server's metrics were is asked who it is."""
+    address, _, port = other.metrics.rpartition(":")
+    document = {"name": "n", "version": "0", "extensions": []}
+    member = {"id": "not that one", "metrics": {"address": address, "port": int(port)}}
+    with answering(json.dumps(document | {"headrace": member}).encode(), 1) as url:
+        ended = headrace("top", "--once", "--interval=0.05", f"--url={url}")
+    assert (ended.status, ended.out) == (1, "")
+    assert ended.err == (
+        f"headrace top: the metrics at http://{other.metrics} are not those of the server at"
+        f" {url}; --metrics-url says where metrics are\n"
+    )
+
+
+def test_a_server_that_was_started_anew(headrace: Headrace) -> None:
+    """It has another identity then, and its metrics may be elsewhere."""
+    starts = 0
+
+    class Restarting(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            nonlocal starts
+            text = f'headrace_server_info{{id="{starts}"}} 1\nheadrace_ready 1\n'
+            if self.path == "/v2":
+                starts += self.server is first
+                port = (first if starts == 1 else second).server_port
+                metrics = {"address": "127.0.0.1", "port": port}
+                text = json.dumps({"headrace": {"id": str(starts), "metrics": metrics}})
+            elif starts == 1 and self.seen:
+                text = text.replace('"1"', '"another"')
+            else:
+                type(self).seen = True
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        seen = False
+
+        def log_message(self, *_: object) -> None:
+            """Nobody wants to know."""
+
+    with (
+        HTTPServer(("127.0.0.1", 0), Restarting) as first,
+        HTTPServer(("127.0.0.1", 0), Restarting) as second,
+    ):
+        threads = [threading.Thread(target=s.serve_forever, args=(0.01,)) for s in (first, second)]
+        for thread in threads:
+            thread.start()
+        url = f"--url=http://127.0.0.1:{first.server_port}"
+        ended = headrace("top", "--once", "--interval=0.01", "--json", url)
+        for one in (first, second):
+            one.shutdown()
+        for thread in threads:
+            thread.join()
+    assert (ended.status, ended.err, starts) == (0, "", 2)
+
+
+@pytest.mark.parametrize(
+    ("member", "text"),
+    [
+        ({"id": "i", "metrics": None}, "has no metrics: --allow-metrics"),
+        ({"id": "i"}, "does not say where metrics are"),
+        ({"id": "i", "metrics": {"address": "x y", "port": 1}}, "does not say where metrics are"),
+    ],
+)
+def test_a_server_that_does_not_say_where_metrics_are(
+    headrace: Headrace, member: object, text: str
+) -> None:
+    with answering(json.dumps({"headrace": member}).encode(), 1) as url:
+        ended = headrace("top", "--once", f"--url={url}")
+    assert (ended.status, ended.out) == (1, "")
+    assert text in ended.err
+
+
 def test_no_metrics(headrace: Headrace, server: ServerProcess) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -252,21 +351,30 @@ def test_no_metrics(headrace: Headrace, server: ServerProcess) -> None:
 
 
 def test_metrics_of_something_else(headrace: Headrace) -> None:
-    def answer(listener: socket.socket, body: bytes) -> None:
-        connection, _ = listener.accept()
-        with connection:
-            connection.recv(4096)
-            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-
     for body, text in ((b"up 1\n", "are not metrics of headrace"), (b"<html>", "not a line of")):
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            thread = threading.Thread(target=answer, args=(listener, body))
-            thread.start()
-            url = f"--metrics-url=127.0.0.1:{listener.getsockname()[1]}"
-            ended = headrace("top", "--once", url)
-            thread.join()
+        with answering(body, 1) as url:
+            ended = headrace("top", "--once", f"--metrics-url={url}")
         assert (ended.status, ended.out) == (1, "")
         assert text in ended.err
+
+
+@contextmanager
+def answering(body: bytes, times: int) -> Iterator[str]:
+    """The URL of what answers so many connections with one body, whatever they ask for."""
+
+    def answer(listener: socket.socket) -> None:
+        for _ in range(times):
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+                connection.sendall(head % len(body) + body)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer, args=(listener,))
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        thread.join()
 
 
 def test_wrong_usage(command: Headrace) -> None:

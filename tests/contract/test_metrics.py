@@ -96,6 +96,7 @@ def test_counters_follow_the_requests(metrics: Scraper, grpc_client: GrpcClient)
 
 
 _INFER = "/v2/models/simple/infer"
+_NO_MODEL = "/v2/models/no_such_model/infer"
 _UNARY = "/inference.GRPCInferenceService/ModelInfer"
 
 
@@ -136,7 +137,7 @@ def _stream(server: ServerProcess, client: GrpcClient) -> None:
     ("send", "counted"),
     [
         (_ask("POST", _INFER, b"{"), [("http", "infer", "400")]),
-        (_ask("POST", "/v2/models/no_such_model/infer", b'{"inputs": []}'), [("http", "infer", "404")]),
+        (_ask("POST", _NO_MODEL, b'{"inputs": []}'), [("http", "infer", "404")]),
         (_ask("GET", _INFER), [("http", "infer", "405")]),
         (_chunked, [("http", "infer", "400")]),
         (_ask("POST", "/v2/models/simple/generate", b"["), [("http", "generate", "400")]),

@@ -137,6 +137,7 @@ def test_every_family_is_announced_once_with_its_type(versions: tuple[VersionSer
         **dict.fromkeys(GAUGES, "gauge"),
         **dict.fromkeys(HISTOGRAMS, "histogram"),
         "headrace_overloaded_total": "counter",
+        "headrace_server_info": "gauge",
         "headrace_requests_total": "counter",
         "headrace_refused_connections_total": "counter",
         "headrace_given_up_total": "counter",

@@ -56,7 +56,9 @@ class HttpClient(Client):
         return _is_ready(self._http.get(f"{_path(name, version)}/ready"))
 
     def server_metadata(self) -> pb.ServerMetadataResponse:
-        return self._document("/v2", pb.ServerMetadataResponse())
+        document = _json(self._http.get("/v2"))
+        del document["headrace"]  # which has no place in the message
+        return ParseDict(document, pb.ServerMetadataResponse())
 
     def model_metadata(self, name: str, version: str = "") -> pb.ModelMetadataResponse:
         return self._document(_path(name, version), pb.ModelMetadataResponse())

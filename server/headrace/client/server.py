@@ -35,6 +35,10 @@ class Server:
             return False
         return True
 
+    def server_metadata(self) -> Document:
+        """Who answers."""
+        return self._document("/v2")
+
     def index(self, ready: bool = False) -> list[Document]:
         """All versions of all models with their states; with `ready` those that serve."""
         return self._listed("/v2/repository/index", {"ready": True} if ready else {})

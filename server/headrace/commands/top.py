@@ -1,6 +1,7 @@
 """`headrace top`: what a running server is doing, from its metrics."""
 
 import argparse
+import ipaddress
 import json
 import sys
 import time
@@ -17,13 +18,14 @@ from headrace.commands.screen import choose_screen
 from headrace.commands.top_table import KEYS, View, document
 
 METRICS_PORT = 8002
+_SAY_WHERE = "--metrics-url says where metrics are"
 _QUIT = ("q", "\x1b")
 
 
 def top(options: argparse.Namespace, server: Server) -> int:
     """Show a table for every interval, until it is enough."""
-    metrics = Connection(_metrics_address(options), dict(options.header), options.timeout)
     live = sys.stdout.isatty() and not (options.once or options.json)
+    metrics = _Metrics(options, server)
     watch = _Watch(options, server.address, metrics, live)
     try:
         if options.json:
@@ -35,11 +37,71 @@ def top(options: argparse.Namespace, server: Server) -> int:
         metrics.close()
 
 
+class _Metrics:
+    """The metrics of a server, wherever it says that they are.
+
+    What listens there may be another server: whose metrics they are is compared with what the
+    server says of itself, unless the user has said where they are.
+    """
+
+    def __init__(self, options: argparse.Namespace, server: Server) -> None:
+        self._options = options
+        self._server = server
+        self._found: tuple[Connection, str] | None = None  # and the server's id; "" for any
+
+    def scrape(self) -> Scrape:
+        """The values now; raises `ClientError` and `CommandFailed`."""
+        known = self._found is not None
+        scrape = self._scrape()
+        if scrape is None and known:  # it may have been started anew
+            self.close()
+            scrape = self._scrape()
+        if scrape is None:
+            raise CommandFailed(
+                f"the metrics at {self._connection().address} are not those of the server at"
+                f" {self._server.address}; {_SAY_WHERE}"
+            )
+        return scrape
+
+    def close(self) -> None:
+        """Close the connection; the next scrape looks anew where metrics are."""
+        if self._found is not None:
+            self._found[0].close()
+            self._found = None
+
+    def _connection(self) -> Connection:
+        return self._locate()[0]
+
+    def _locate(self) -> tuple[Connection, str]:
+        if self._found is None:
+            at, identity = _where(self._options, self._server)
+            headers = dict(self._options.header)
+            self._found = Connection(at, headers, self._options.timeout), identity
+        return self._found
+
+    def _scrape(self) -> Scrape | None:
+        """The values now, None if they are another server's."""
+        connection, identity = self._locate()
+        at = connection.address
+        try:
+            text = connection.get("/metrics").body.decode("utf-8", "replace")
+            samples = parse(text)
+        except NotReached as error:
+            self.close()
+            raise CommandFailed(f"{error}; {_SAY_WHERE}") from None
+        except ValueError as error:
+            raise BadAnswer(f"{at}/metrics: {error}") from None
+        if "nv_inference_request_success" not in samples and "headrace_ready" not in samples:
+            raise BadAnswer(f"{at}/metrics are not metrics of headrace")
+        ids = [sample.labels.get("id") for sample in samples.get("headrace_server_info", ())]
+        return Scrape(time.monotonic(), samples) if identity in ("", *ids) else None
+
+
 class _Watch:
     """Asks again and again, and shows what has changed."""
 
     def __init__(
-        self, options: argparse.Namespace, title: str, metrics: Connection, live: bool
+        self, options: argparse.Namespace, title: str, metrics: _Metrics, live: bool
     ) -> None:
         self._title = title
         self._metrics = metrics
@@ -50,10 +112,10 @@ class _Watch:
 
     def lines(self) -> int:
         """A line of JSON for every interval."""
-        before = self._scrape()
+        before = self._metrics.scrape()
         while True:
             time.sleep(self._interval)
-            after = self._scrape()
+            after = self._metrics.scrape()
             print(json.dumps(document(self._view(before, after), time.time())), flush=True)
             if self._once:
                 return 0
@@ -61,7 +123,7 @@ class _Watch:
 
     def tables(self) -> int:
         """A table for every interval; in a terminal in place of the last one."""
-        before: Scrape | None = self._scrape()
+        before: Scrape | None = self._metrics.scrape()
         view = View(self._title, None, self._order, "looking ...")
         with choose_screen(self._live) as screen:
             if self._live:
@@ -86,7 +148,7 @@ class _Watch:
     def _next(self, before: Scrape | None, view: View) -> tuple[Scrape | None, View]:
         """Scrape again. In a terminal a server that is away is waited for."""
         try:
-            after = self._scrape()
+            after = self._metrics.scrape()
         except (ClientError, CommandFailed) as error:
             if not self._live:
                 raise
@@ -95,26 +157,27 @@ class _Watch:
             return after, replace(view, notice="back again")
         return after, self._view(before, after)
 
-    def _scrape(self) -> Scrape:
-        try:
-            text = self._metrics.get("/metrics").body.decode("utf-8", "replace")
-            scrape = Scrape(time.monotonic(), parse(text))
-        except NotReached as error:
-            raise CommandFailed(f"{error}; --metrics-url says where metrics are") from None
-        except ValueError as error:
-            raise BadAnswer(f"{self._metrics.address}/metrics: {error}") from None
-        if "nv_inference_request_success" not in scrape.samples and (
-            "headrace_ready" not in scrape.samples
-        ):
-            raise BadAnswer(f"{self._metrics.address}/metrics are not metrics of headrace")
-        return scrape
-
     def _view(self, before: Scrape, after: Scrape) -> View:
         return View(self._title, activity(before, after), self._order)
 
 
-def _metrics_address(options: argparse.Namespace) -> Address:
+def _where(options: argparse.Namespace, server: Server) -> tuple[Address, str]:
+    """Where metrics are, and the id of the server whose they must be; "" for any."""
     given: Address | None = options.metrics_url
-    if given is None:
-        return replace(address(options), port=METRICS_PORT, prefix="")
-    return replace(given, prefix=given.prefix.removesuffix("/metrics"))
+    if given is not None:
+        return replace(given, prefix=given.prefix.removesuffix("/metrics")), ""
+    own = address(options)
+    told = server.server_metadata().get("headrace")
+    if told is None:  # Triton says nothing
+        return replace(own, port=METRICS_PORT, prefix=""), ""
+    try:
+        if told["metrics"] is None:
+            raise CommandFailed(f"the server at {server.address} has no metrics: --allow-metrics")
+        host, port, identity = told["metrics"]["address"], int(told["metrics"]["port"]), told["id"]
+        listens = ipaddress.ip_address(host)
+    except (TypeError, KeyError, ValueError):
+        raise BadAnswer(f"{server.address}/v2 does not say where metrics are: {told}") from None
+    # Where they are for everyone, or for its own machine alone, they are where the server is.
+    if listens.is_unspecified or listens.is_loopback:
+        host = own.host
+    return Address("http", host, port), str(identity)

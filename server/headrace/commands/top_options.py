@@ -42,7 +42,7 @@ def add_top(commands: Commands) -> None:
     add_json(parser, "print a JSON document on a line for each interval")
     parser.add_argument(
         "--metrics-url", type=parse_address, metavar="URL",
-        help="where metrics are (default: port 8002 of the server's host)",
+        help="where metrics are (default: where the server says)",
     )  # fmt: skip
     add_remote(parser, _run)
 

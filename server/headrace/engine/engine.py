@@ -6,6 +6,7 @@ event-loop thread; how models are loaded and replaced is in `headrace.engine.lif
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -72,6 +73,8 @@ class Engine:
         """
         self.name = name
         self.version = version
+        self.instance_id = secrets.token_hex(16)  # of this process alone
+        self.metrics_at: tuple[str, int] | None = None  # address and port, once they are open
         self.admission = admission
         self.logs = logs or LogControl(LogSettings())
         self.tracing = tracing or Tracing(TraceConfig())
@@ -236,6 +239,12 @@ class Engine:
         """Who answers, and which extensions it offers."""
         return documents.server_metadata(self.name, self.version)
 
+    def identity(self) -> dict[str, object]:
+        """Which process answers, and where its metrics are; None where there are none."""
+        at = self.metrics_at
+        metrics = None if at is None else {"address": at[0], "port": at[1]}
+        return {"id": self.instance_id, "metrics": metrics}
+
     def model_metadata(self, name: str, version: str = "") -> pb.ModelMetadataResponse:
         """The inputs and outputs of a model; raises as `find` does."""
         found = self.find_version(name, version)
@@ -298,7 +307,7 @@ class Engine:
             self.ready, a.requests, a.bytes, a.max_requests, a.max_bytes, a.refused, loads,
             self.on_request.counts() if self.on_request is not None else None,
             a.messages, a.unread, a.connections, a.shares.connections, a.refused_connections,
-            a.aborted, self.logs.dropped, a.peak_bytes, a.answers.samples(),
+            a.aborted, self.logs.dropped, a.peak_bytes, a.answers.samples(), self.instance_id,
         )  # fmt: skip
 
     def version_series(self) -> list[VersionSeries]:

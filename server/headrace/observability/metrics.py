@@ -106,6 +106,7 @@ class ServerSeries:
     dropped_lines: int = 0  # of the log
     peak_bytes: int = 0
     answers: Iterable[Sample] = ()
+    instance_id: str = ""  # of the process
 
 
 class ServerCollector(Collector):
@@ -340,6 +341,11 @@ def _add(
 
 
 def _server(server: ServerSeries) -> Iterator[Metric]:
+    identity = GaugeMetricFamily(
+        "headrace_server_info", "Which process this is, as /v2 says it", labels=["id"]
+    )
+    identity.add_metric([server.instance_id], 1)
+    yield identity
     yield _gauge("headrace_ready", "Whether the server is ready, 1 or 0", server.ready)
     yield _gauge("headrace_admitted_requests", "Requests under way", server.admitted_requests)
     yield _gauge(

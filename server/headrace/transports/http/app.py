@@ -130,7 +130,9 @@ def _metadata(app: FastAPI, engine: Engine) -> None:
     )  # fmt: skip
     @app.get("/v2/", include_in_schema=False)
     async def server_metadata() -> Response:
-        return json_answer(to_json(engine.server_metadata()))
+        # Clients pass over members that they do not know.
+        document = to_json(engine.server_metadata()) | {"headrace": engine.identity()}
+        return json_answer(document)
 
     # Before the routes with a model name: a model cannot be called "stats".
     @app.get(

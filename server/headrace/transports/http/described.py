@@ -23,7 +23,6 @@ _STATUSES = {
     501: "Not offered, or not allowed by the server's settings",
     503: "Not now, or not allowed by the server's settings",
 }
-SERVER_METADATA = reference(pb.ServerMetadataResponse.DESCRIPTOR)
 MODEL_METADATA = reference(pb.ModelMetadataResponse.DESCRIPTOR)
 MODEL_CONFIG = reference(ModelConfig.DESCRIPTOR)
 STATISTICS = reference(pb.ModelStatisticsResponse.DESCRIPTOR)
@@ -36,10 +35,11 @@ CUDA_REGIONS = {
     "type": "array",
     "items": reference(pb.CudaSharedMemoryStatusResponse.RegionStatus.DESCRIPTOR),
 }
-LIVE, READY, MODEL_READY, MODEL_INDEX, LOG_SETTINGS, TRACE_SETTINGS = (
+SERVER_METADATA, LIVE, READY, MODEL_READY, MODEL_INDEX, LOG_SETTINGS, TRACE_SETTINGS = (
     {"$ref": f"#/components/schemas/{name}"}
     for name in (
-        "ServerLive", "ServerReady", "ModelReady", "RepositoryIndex", "LogSettings", "TraceSettings"
+        "ServerMetadata", "ServerLive", "ServerReady", "ModelReady", "RepositoryIndex",
+        "LogSettings", "TraceSettings",
     )
 )  # fmt: skip
 _TEXT = {"type": "string"}
@@ -53,7 +53,6 @@ def document_schemas() -> dict[str, Schema]:
     """Schemas of what routes answer, by the names that `described` refers to them by."""
     return _own_schemas() | message_schemas(
         (
-            pb.ServerMetadataResponse.DESCRIPTOR,
             pb.ModelMetadataResponse.DESCRIPTOR,
             ModelConfig.DESCRIPTOR,
             pb.ModelStatisticsResponse.DESCRIPTOR,
@@ -77,7 +76,23 @@ def _own_schemas() -> dict[str, Schema]:
     }  # fmt: skip
     # A model that was never loaded has a name and nothing else.
     model = {"name": _TEXT, "version": _TEXT, "state": _TEXT | {"enum": _STATES}, "reason": _TEXT}
+    # Where metrics are; null where there are none.
+    metrics = record({"address": _TEXT, "port": {"type": "integer"}}, "address", "port") | {
+        "type": ["object", "null"]
+    }
     return {
+        "ServerMetadata": record(
+            {
+                "name": _TEXT,
+                "version": _TEXT,
+                "extensions": {"type": "array", "items": _TEXT},
+                "headrace": record({"id": _TEXT, "metrics": metrics}, "id", "metrics"),
+            },
+            "name",
+            "version",
+            "extensions",
+            "headrace",
+        ),
         "ServerLive": record({"live": _FLAG}, "live"),
         "ServerReady": record({"ready": _FLAG}, "ready"),
         "ModelReady": record({"name": _TEXT, "ready": _FLAG, "error": _TEXT}, "name", "ready"),
