@@ -20,6 +20,8 @@ def write_repository(root: Path) -> None:
     write_model(root, "simple", add_sub(Datatype.INT32, 16), _SIMPLE)
     write_model(root, "bare", add_sub(width=3))
     write_model(root, "unbatched", add_sub(width=3), _UNBATCHED)
+    one = identity(Datatype.BYTES, ["rows", 1])
+    write_model(root, "one_string", one, "max_batch_size: 8")
     write_model(root, "scalar", identity(Datatype.FP64, []))
     write_model(
         root,

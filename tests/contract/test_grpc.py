@@ -149,7 +149,11 @@ def _raw(*entries: bytes) -> Change:
             _raw(bytes(64)),
             "unable to find data for input tensor 'INPUT1' for model 'simple' in request",
         ),
-        (_raw(bytes(64), bytes(60)), "input byte size mismatch for input 'INPUT1'"),
+        (
+            _raw(bytes(64), bytes(60)),
+            r"\[request id: <id_unknown>\] input byte size mismatch for input 'INPUT1'"
+            r" for model 'simple'\. Expected 64, got 60",
+        ),
         (_raw(bytes(64), bytes(68)), "input byte size mismatch for input 'INPUT1'"),
         (_raw(), "input 'INPUT0'"),
         (

@@ -223,7 +223,7 @@ def test_a_large_generate_request(heavy: ServerProcess, datatype: str) -> None:
 def test_a_large_raw_request(heavy: ServerProcess) -> None:
     """The whole body is the one element of one row."""
     headers = {"inference-header-content-length": "0"}
-    answer = ask(heavy.http, "POST", _INFER.format("identity_BYTES"), b"a" * 1_000_000, **headers)
+    answer = ask(heavy.http, "POST", _INFER.format("one_string"), b"a" * 1_000_000, **headers)
     assert answer.status == 200
     assert answer.body.endswith(struct.pack("<I", 1_000_000) + b"a" * 1_000_000)
 

@@ -224,7 +224,7 @@ def test_raw_body_of_a_variable_size(server: ServerProcess, length: int) -> None
 
 def test_raw_body_of_a_string(server: ServerProcess) -> None:
     """The body is the element; the server adds its length."""
-    head, tail = _parts(_post(server, "identity_BYTES", b"one string", **{_SIZE: "0"}))
+    head, tail = _parts(_post(server, "one_string", b"one string", **{_SIZE: "0"}))
     assert head["outputs"][0]["shape"] == [1, 1]
     assert tail == b"\x0a\x00\x00\x00one string"
 
@@ -237,8 +237,11 @@ def test_raw_body_of_a_string(server: ServerProcess) -> None:
          " model configuration"),
         ("two_unknown", b"x" * 16,
          "can not be deduced because there are more than one variable-sized dimension"),
-        ("convert", b"x" * 15, "input byte size mismatch for input 'INPUT0'"),
-        ("convert", b"", "input byte size mismatch for input 'INPUT0'"),
+        ("identity_BYTES", b"any",
+         "For BYTE datatype raw input 'INPUT0', the model must have input shape [1], not [-1]"),
+        ("convert", b"x" * 15, "[request id: <id_unknown>] input byte size mismatch for input"
+         " 'INPUT0' for model 'convert'. Expected 16, got 15"),
+        ("convert", b"", "input byte size mismatch for input 'INPUT0' for model 'convert'"),
         ("identity_FP32", b"x" * 7, "input byte size mismatch for input 'INPUT0'"),
     ],
 )  # fmt: skip

@@ -100,7 +100,7 @@ def contents(field: int, packed: bytes) -> bytes:
 
 
 def read(datatype: Datatype, shape: list[int], data: bytes, charge: Any = uncharged) -> Tensor:
-    return tensor_from_contents("x", datatype, shape, data, [(0, len(data))], "m", charge)
+    return tensor_from_contents("x", datatype, shape, data, [(0, len(data))], "m", "", charge)
 
 
 @pytest.mark.parametrize(

@@ -273,7 +273,10 @@ def test_inputs_and_outputs_in_shared_memory() -> None:
         (in_region(2**63), "Invalid offset for shared memory region: 'r'."),
         (in_region(size=-8), "Invalid offset + byte size for shared memory region: 'r'."),
         (in_region(2**63 - 8, 8), "Invalid offset + byte size for shared memory region: 'r'."),
-        (in_region(size=12), "input byte size mismatch for input 'x', FP32 of shape [2]. Expected"),
+        (
+            in_region(size=12),
+            "input byte size mismatch for input 'x' for model 'm'. Expected 8, got",
+        ),
         (in_region(binary_data_size=8), "Input must set only one of the following fields"),
     ],
 )
@@ -442,7 +445,12 @@ def test_binary_tensors_are_views_into_the_body() -> None:
         (document(binary(8)), bytes(9), "unexpected additional input data for model 'm'"),
         (document(), bytes(1), "unexpected additional input data for model 'm'"),
         (document(binary(7)), bytes(7), "Expected 8, got 7"),
-        (document(binary(8, shape=[3])), bytes(8), "input byte size mismatch for input 'x'"),
+        (
+            document(binary(8, shape=[3]), id="seven"),
+            bytes(8),
+            "[request id: seven] input byte size mismatch for input 'x' for model 'm'. Expected 12,"
+            " got 8",
+        ),
         (document(binary(8, shape=[2**40])), bytes(8), "Expected 4398046511104, got 8"),
         (document(binary(8, shape=[2**32, 2**32])), bytes(8), "exceed maximum size of"),
         (document(binary(2**70)), bytes(8), "'binary_data_size' of input 'x' must be a non-neg"),
@@ -531,7 +539,7 @@ def spec(*dims: int, datatype: Datatype = Datatype.FP32) -> TensorSpec:
         (model(spec(2, -1, 3), rows=8), bytes(48), (1, 2, 2, 3)),
         (model(spec(-1, datatype=Datatype.BF16)), bytes(6), (3,)),
         (model(spec(1, datatype=Datatype.BYTES)), b"\0any", (1,)),
-        (model(spec(-1, datatype=Datatype.BYTES), rows=8), b"", (1, 1)),
+        (model(spec(1, datatype=Datatype.BYTES), rows=8), b"", (1, 1)),
         (model(spec(datatype=Datatype.BYTES)), b"any", ()),
     ],
 )
@@ -564,6 +572,11 @@ def test_raw(signature: Signature, body: bytes, shape: tuple[int, ...]) -> None:
             model(spec(-1, -1)),
             bytes(8),
             "can not be deduced because there are more than one variable-sized dimension",
+        ),
+        (
+            model(spec(-1, datatype=Datatype.BYTES)),
+            b"any",
+            "For BYTE datatype raw input 'x', the model must have input shape [1], not [-1]",
         ),
         (
             model(spec(2, datatype=Datatype.BYTES)),

@@ -31,18 +31,22 @@ class Tensor:
 
     @classmethod
     def from_bytes(
-        cls, name: str, datatype: Datatype, shape: Sequence[int], raw: bytes | memoryview
+        cls,
+        name: str,
+        datatype: Datatype,
+        shape: Sequence[int],
+        raw: bytes | memoryview,
+        model: str = "",
+        request_id: str = "",
     ) -> "Tensor":
         """View `raw` (row-major, little-endian, fixed-size datatype) without copying it.
 
-        Raises `InvalidRequest` if `shape` and the number of bytes do not agree.
+        `model` and `request_id` are for the error, "" for what is no input of a request. Raises
+        `InvalidRequest` if `shape` and the number of bytes do not agree.
         """
         size = element_count(name, shape) * ITEM_SIZES[datatype]
         if len(raw) != size:
-            raise InvalidRequest(
-                f"input byte size mismatch for input '{name}', {datatype} of shape"
-                f" {brackets(shape)}. Expected {size}, got {len(raw)}"
-            )
+            raise byte_size_mismatch(name, datatype, shape, len(raw), model, request_id)
         return cls(name, datatype, np.frombuffer(raw, NUMPY[datatype]).reshape(shape))
 
 
@@ -75,6 +79,19 @@ def element_count(name: str, shape: Sequence[int]) -> int:
             f" {_MAX_ELEMENTS} elements"
         )
     return count
+
+
+def byte_size_mismatch(
+    name: str, datatype: Datatype, shape: Sequence[int], got: int, model: str, request_id: str
+) -> InvalidRequest:
+    """The error of an input whose shape asks for another number of bytes, in Triton's words."""
+    prefix = f"[request id: {request_id or '<id_unknown>'}] " if model else ""
+    of_model = f" for model '{model}'" if model else ""
+    expected = math.prod(shape) * ITEM_SIZES[datatype]
+    return InvalidRequest(
+        f"{prefix}input byte size mismatch for input '{name}'{of_model}."
+        f" Expected {expected}, got {got} ({datatype} of shape {brackets(shape)})"
+    )
 
 
 def too_many_dimensions(name: str, shape: Sequence[object]) -> InvalidRequest:

@@ -15,7 +15,7 @@ from headrace.core.bytes_array import BytesArray
 from headrace.core.datatypes import ITEM_SIZES, NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.requests import MAX_TENSORS
-from headrace.core.tensors import Array, Buffer, Tensor, element_count
+from headrace.core.tensors import Array, Buffer, Tensor, byte_size_mismatch, element_count
 from headrace.wire.elements import LENGTH_BYTES, Charge, decoded_size
 from headrace.workers.bytes_elements import join
 
@@ -116,6 +116,7 @@ def tensor_from_contents(
     data: Buffer,
     spans: list[Span],
     model: str,
+    request_id: str,
     charge: Charge,
 ) -> Tensor:
     """The tensor of an input with so many stretches of contents, which protobuf would put together.
@@ -147,11 +148,8 @@ def tensor_from_contents(
             for at, to in _pieces(start, stop)
         )
     if got != count:
-        unit = ITEM_SIZES[datatype]
-        raise InvalidRequest(
-            f"input byte size mismatch for input '{name}' for model '{model}'."
-            f" Expected {count * unit}, got {got * unit}"
-        )
+        got *= ITEM_SIZES[datatype]
+        raise byte_size_mismatch(name, datatype, shape, got, model, request_id)
     charge(decoded_size(name, datatype, count))
     array: Array = np.empty(count, NUMPY[datatype])
     filled = 0

@@ -18,7 +18,7 @@ from headrace.core.requests import (
     Stretch,
 )
 from headrace.core.signature import Signature, quoted
-from headrace.core.tensors import Buffer, Tensor, element_count, raw_bytes
+from headrace.core.tensors import Buffer, Tensor, byte_size_mismatch, element_count, raw_bytes
 from headrace.wire.bytes_tensor import decode_bytes_tensor
 from headrace.wire.classification import check_class_count
 from headrace.wire.elements import tensor_from_values
@@ -87,17 +87,20 @@ def decode_infer(
                     "unexpected 'content' provided when using shared memory for input tensor"
                     f" '{name}' for model '{message.model_name}'"
                 )
-            shared[name] = shared_input(name, datatype, item.shape, _values(item.parameters))
+            shared[name] = shared_input(
+                name, datatype, item.shape, _values(item.parameters), message.model_name,
+                message.id,
+            )  # fmt: skip
             continue
         if not raw:
             if contents is None:
-                tensors[name] = _from_contents(item, datatype, message.model_name)
+                tensors[name] = _from_contents(item, datatype, message.model_name, message.id)
                 continue
             if signature is not None:
                 signature.check_tensor(name, datatype, item.shape)
             tensors[name] = tensor_from_contents(
                 name, datatype, list(item.shape), contents.data, contents.spans[number],
-                message.model_name, contents.charge,
+                message.model_name, message.id, contents.charge,
             )  # fmt: skip
             continue
         if filled:
@@ -117,7 +120,9 @@ def decode_infer(
                 signature.check_tensor(name, datatype, item.shape)
             tensors[name] = decode_bytes_tensor(name, list(item.shape), raw[index])
         else:
-            tensors[name] = Tensor.from_bytes(name, datatype, list(item.shape), raw[index])
+            tensors[name] = Tensor.from_bytes(
+                name, datatype, list(item.shape), raw[index], message.model_name, message.id
+            )
     outputs, classes, places = _outputs(message)
     names = message.model_name, message.model_version, message.id
     if shared or places:
@@ -190,7 +195,7 @@ def _value(name: str, parameter: pb.InferParameter) -> Any:
 
 
 def _from_contents(
-    item: pb.ModelInferRequest.InferInputTensor, datatype: Datatype, model: str
+    item: pb.ModelInferRequest.InferInputTensor, datatype: Datatype, model: str, request_id: str
 ) -> Tensor:
     name = item.name
     expected = CONTENTS.get(datatype)
@@ -213,11 +218,8 @@ def _from_contents(
                 f"expected {count} string elements for inference input '{name}'"
                 f" for model '{model}', got {len(values)}"
             )
-        unit = ITEM_SIZES[datatype]
-        raise InvalidRequest(
-            f"input byte size mismatch for input '{name}' for model '{model}'."
-            f" Expected {count * unit}, got {len(values) * unit}"
-        )
+        got = len(values) * ITEM_SIZES[datatype]
+        raise byte_size_mismatch(name, datatype, shape, got, model, request_id)
     return tensor_from_values(name, datatype, shape, values)
 
 

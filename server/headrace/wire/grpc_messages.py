@@ -201,9 +201,8 @@ class InferMessage:
             return decode_infer(self._message, nbytes, raw, signature, contents)
         assert self._fields is not None
         raw = [view[start:stop] for start, stop in self._fields.raw]
-        request = decode_infer(self._message, nbytes, raw, signature)
-        request.id = self.id
-        return request
+        self._message.id = self.id  # the fields that repeat are without it
+        return decode_infer(self._message, nbytes, raw, signature)
 
     def request(self, nbytes: int) -> InferRequest:
         """The request; raises `InvalidRequest`."""
@@ -224,7 +223,8 @@ class InferMessage:
                 array: Array = np.ndarray(shape, dtype, data, start)
                 inputs[name] = Tensor(name, datatype, array)
             else:  # for its message
-                Tensor.from_bytes(name, datatype, shape, memoryview(data)[start:stop])
+                raw = memoryview(data)[start:stop]
+                Tensor.from_bytes(name, datatype, shape, raw, template.request.model_name, self.id)
         known = template.request
         return InferRequest(
             known.model_name, known.model_version, self.id, inputs, known.outputs,
@@ -269,8 +269,8 @@ class InferReader:
         assert message is not None
         view = memoryview(data)
         raw = [view[start:stop] for start, stop in fields.raw]
+        message.id = id  # the fields that repeat are without it
         request = decode_infer(message, nbytes, raw)
-        request.id = id
         plain = type(request) is InferRequest and len(raw) == len(message.inputs)
         if plain and len(fields.head) <= _REMEMBERED_SIZE:
             if len(self._templates) >= _REMEMBERED:

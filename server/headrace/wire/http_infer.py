@@ -102,7 +102,9 @@ def decode_infer(
     for item in inputs:
         flat = tensor_from_flat(item) if quick and type(item) is dict else None
         if flat is None:
-            tensor, position = _input(item, tail, position, signature, reserved, charge)
+            tensor, position = _input(
+                item, tail, position, signature, reserved, charge, model, request_id
+            )
         else:
             tensor = flat
         if tensor.name in tensors:
@@ -156,7 +158,7 @@ def decode_raw(
     spec = signature.inputs[0]
     lead = [1] if signature.batches else []
     if spec.datatype is Datatype.BYTES:
-        if any(d not in (1, -1) for d in spec.dims):
+        if any(d != 1 for d in spec.dims):
             raise InvalidRequest(
                 f"For BYTE datatype raw input '{spec.name}', the model must have input shape [1],"
                 f" not {brackets(spec.dims)}"
@@ -176,7 +178,7 @@ def decode_raw(
             for d in shape:
                 unit *= 1 if d == -1 else d
             shape[shape.index(-1)] = len(body) // unit if unit else 0
-        tensor = Tensor.from_bytes(spec.name, spec.datatype, shape, body)
+        tensor = Tensor.from_bytes(spec.name, spec.datatype, shape, body, model)
     request = InferRequest(model, version, "", {spec.name: tensor}, nbytes=len(body))
     return request, ResponseForm(binary=True)
 
@@ -253,6 +255,8 @@ def _input(
     signature: Signature | None,
     reserved: dict[str, Any],
     charge: Charge,
+    model: str,
+    request_id: str,
 ) -> tuple[Tensor, int]:
     """One tensor, and where the binary data of the next one begins.
 
@@ -294,7 +298,7 @@ def _input(
     if region is not None:
         shared = reserved.setdefault(_SHARED_INPUTS, {})
         if name not in shared:  # the caller complains of a second one
-            shared[name] = shared_input(name, datatype, shape, parameters)
+            shared[name] = shared_input(name, datatype, shape, parameters, model, request_id)
         return elsewhere(name, datatype, shape), position
     if binary_size is None:
         data = item["data"]
@@ -318,7 +322,7 @@ def _input(
         if binary_size > LONG and signature is not None:
             signature.check_tensor(name, datatype, shape)
         return decode_bytes_tensor(name, shape, raw), end
-    return Tensor.from_bytes(name, datatype, shape, raw), end
+    return Tensor.from_bytes(name, datatype, shape, raw, model, request_id), end
 
 
 def _outputs(items: list[Any], form: ResponseForm, reserved: dict[str, Any]) -> dict[str, int]:

@@ -9,8 +9,7 @@ from typing import Any
 from headrace.core.datatypes import ITEM_SIZES, Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.requests import SharedInput, Stretch
-from headrace.core.shapes import brackets
-from headrace.core.tensors import element_count
+from headrace.core.tensors import byte_size_mismatch, element_count
 
 REGION = "shared_memory_region"
 _OFFSET, _SIZE = "shared_memory_offset", "shared_memory_byte_size"
@@ -48,7 +47,12 @@ def read_stretch(what: str, parameters: Mapping[str, Any]) -> Stretch:
 
 
 def shared_input(
-    name: str, datatype: Datatype, shape: Sequence[int], parameters: Mapping[str, Any]
+    name: str,
+    datatype: Datatype,
+    shape: Sequence[int],
+    parameters: Mapping[str, Any],
+    model: str,
+    request_id: str,
 ) -> SharedInput:
     """An input in shared memory, whose size must be what its shape needs.
 
@@ -63,10 +67,7 @@ def shared_input(
                 f" {place.byte_size} bytes cannot hold {count} length indicators"
             )
     elif place.byte_size != count * ITEM_SIZES[datatype]:
-        raise InvalidRequest(
-            f"input byte size mismatch for input '{name}', {datatype} of shape {brackets(shape)}."
-            f" Expected {count * ITEM_SIZES[datatype]}, got {place.byte_size}"
-        )
+        raise byte_size_mismatch(name, datatype, shape, place.byte_size, model, request_id)
     return SharedInput(datatype, tuple(shape), place)
 
 
