@@ -37,6 +37,7 @@ from tests.support.memory_client import (
     StreamMemory,
     memory_message,
 )
+from tests.support.scrape import until
 from tests.support.server_process import ServerProcess
 from tests.support.shared_memory import SharedFile
 
@@ -195,14 +196,12 @@ def test_bodies_that_are_no_cuda_registration(server: ServerProcess, body: objec
 
 
 def attempts(client: MemoryClient, key: str) -> list[Callable[[], object]]:
-    """All that needs shared memory."""
+    """All that changes which regions there are."""
     return [
         lambda: client.register("r", key, 0, SIZE),
         lambda: client.register_cuda("r", bytes(64), 0, 8),
         lambda: client.unregister(),
         lambda: client.unregister("r", kind="cuda"),
-        lambda: client.infer("identity", {"INPUT0": Place("r")}),
-        lambda: client.infer("identity", ones(16), {"OUTPUT0": Place("r")}),
     ]
 
 
@@ -214,6 +213,10 @@ def test_it_is_off_by_default(narrow: ServerProcess, shared: SharedFile) -> None
                 with pytest.raises(Unsupported) as raised:
                     attempt()
                 assert str(raised.value) == OFF
+            for outputs, inputs in (({}, {"INPUT0": Place("r")}), ({"OUTPUT0": Place("r")}, None)):
+                with pytest.raises(NotFound) as missing:  # a region that is not there
+                    off.infer("identity", inputs or ones(16), outputs)
+                assert str(missing.value) == f"Unable to find shared memory region: 'r'. {OFF}"
 
 
 # --- inference
@@ -448,11 +451,18 @@ def test_unregistered_while_requests_use_it(
                 found.append(str(error))
         return found
 
+    def registered() -> bool:
+        try:
+            memory.register("r", shared.key, 0, SIZE)
+        except ServerError:  # the name is taken as long as a request uses the region
+            return False
+        return True
+
     def register_again() -> None:
         for _ in range(20):
-            memory.register("r", shared.key, 0, SIZE)
+            until(registered, "a name that is free")
             memory.unregister("r")
-        memory.register("r", shared.key, 0, SIZE)
+        until(registered, "a name that is free")
 
     registering = pool.submit(register_again)
     answers = {text for texts in pool.map(ask_some, range(4)) for text in texts}

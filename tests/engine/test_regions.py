@@ -243,16 +243,25 @@ def test_unregister(shared: SharedFile) -> None:
 
 
 def test_a_region_in_use_stays_until_it_is_not(shared: SharedFile) -> None:
+    """As in Triton: its status is told, its name is taken, and requests may name it."""
     regions = regions_of()
     register(regions, "r", shared.key)
     shared.put(b"still here")
     region = regions.take(Stretch("r", 0, SIZE))
     regions.unregister("r", cuda=False)
-    register(regions, "r", shared.key)  # the name is free
+    regions.unregister("", cuda=False)
+    assert set(regions.system_status().regions) == {"r"}
+    with pytest.raises(AlreadyExists):
+        register(regions, "r", shared.key)
+    assert regions.take(Stretch("r", 0, 1)) is region
     data = bytearray(10)
     region.read(memoryview(data), 0)
     assert data == b"still here"
     regions.release(region)
+    assert set(regions.system_status().regions) == {"r"}
+    regions.release(region)
+    assert not regions.system_status().regions
+    register(regions, "r", shared.key)  # the name is free
     closed(regions)
     assert open_files(shared.path) == 2  # our own, and that of the second
 
@@ -277,14 +286,16 @@ def test_it_is_off_by_default(shared: SharedFile) -> None:
     assert not regions.cuda_status().regions
     with pytest.raises(NotFound):
         regions.system_status("r")
-    for attempt in (
+    attempts: list[Callable[[], object]] = [
         lambda: register(regions, "r", shared.key),
         lambda: asyncio.run(regions.register_cuda("r", bytes(64), 0, 8)),
         lambda: regions.unregister("", cuda=False),
-        lambda: regions.take(Stretch("r", 0, 1)),
-    ):
+    ]
+    for attempt in attempts:
         with pytest.raises(Unsupported, match="Start the server with '--allow-client-shm=true'"):
             attempt()
+    with pytest.raises(NotFound, match=r"Unable to find shared memory region: 'r'\. .*=true'"):
+        regions.take(Stretch("r", 0, 1))
 
 
 # --- any registration

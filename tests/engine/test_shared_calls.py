@@ -315,9 +315,11 @@ def test_a_region_that_is_unregistered_meanwhile() -> None:
             s.room(8)
             call = s.begin()
             s.regions.unregister("r", cuda=False)
-            await s.regions.register_system("r", s.file.key, 0, SIZE)
+            assert set(s.regions.system_status().regions) == {"r"}
             call.respond(response(output(8, 5)), True)
             assert s.file.get(8) == output(8, 5).array.tobytes()
+            assert not s.regions.system_status().regions
+            await s.regions.register_system("r", s.file.key, 0, SIZE)  # the name is free
 
     asyncio.run(scenario())
 

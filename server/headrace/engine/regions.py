@@ -6,8 +6,11 @@ never through a mapping: a client that makes its file shorter can kill a process
 others afterwards. What is read here is a copy, and what is not there any more is an error
 (docs/adr/0019-shared-memory.md).
 
+A region that is unregistered while requests use it stays until they have ended, as in Triton: its
+status is told, its name is taken, and requests may still name it.
+
 Owned by the event-loop thread, but for `Region.read` and `Region.write`, which may be called on any
-other. Invariant: a region is closed once, when it is neither registered nor in use.
+other. Invariant: a region is closed once, when it was unregistered and is not in use.
 """
 
 import asyncio
@@ -51,7 +54,7 @@ _THREADS = 4
 class Region:
     """A registered region. `key` and `offset` are those of system memory, `device_id` of a GPU."""
 
-    __slots__ = ("byte_size", "device_id", "key", "memory", "name", "offset", "registered", "users")
+    __slots__ = ("byte_size", "device_id", "key", "leaving", "memory", "name", "offset", "users")
 
     def __init__(
         self,
@@ -68,7 +71,7 @@ class Region:
         self.key = key
         self.offset = offset
         self.device_id = device_id
-        self.registered = True
+        self.leaving = False  # unregistered while it is in use
         self.users = 0
 
     def read(self, into: memoryview, offset: int) -> None:
@@ -142,12 +145,12 @@ class Regions:
     def take(self, place: Stretch) -> Region:
         """The region of a stretch, in use until it is given back with `release`.
 
-        Raises `Unsupported`, `NotFound`, and `InvalidRequest` for a stretch that is not within it.
+        Raises `NotFound`, and `InvalidRequest` for a stretch that is not within it.
         """
-        self._check_allowed()
         region = self._regions.get(place.region)
         if region is None:
-            raise NotFound(f"Unable to find shared memory region: '{place.region}'")
+            why = "" if self._allowed else f". {DISABLED}"
+            raise NotFound(f"Unable to find shared memory region: '{place.region}'{why}")
         if place.offset >= region.byte_size:
             raise InvalidRequest(f"Invalid offset for shared memory region: '{place.region}'")
         if place.offset + place.byte_size > region.byte_size:
@@ -160,7 +163,8 @@ class Regions:
     def release(self, region: Region) -> None:
         """Give a region back."""
         region.users -= 1
-        self._close_unused(region)
+        if region.leaving and not region.users:
+            self._close(region)
 
     # --- control
 
@@ -210,15 +214,14 @@ class Regions:
     def unregister(self, name: str, cuda: bool) -> None:
         """Forget a region, or all of the kind for "".
 
-        One that requests use is closed after them. There need not be one. Raises `Unsupported`.
+        One that requests use goes after them. There need not be one. Raises `Unsupported`.
         """
         self._check_allowed()
         for region in self._of_kind(cuda):
             if name in ("", region.name):
-                del self._regions[region.name]
-                region.registered = False
-                log.info("unregistered shared memory region %r", region.name)
-                self._close_unused(region)
+                region.leaving = True
+                if not region.users:
+                    self._close(region)
 
     def system_status(self, name: str = "") -> pb.SystemSharedMemoryStatusResponse:
         """The regions of system memory, or one; raises `NotFound`."""
@@ -298,10 +301,11 @@ class Regions:
                 f"GPU {region.device_id}" if region.device_id is not None else repr(region.key),
             )  # fmt: skip
 
-    def _close_unused(self, region: Region) -> None:
-        if not (region.registered or region.users):
-            # On a thread: the last one to close a large file frees it.
-            self.threads.submit(region.close)
+    def _close(self, region: Region) -> None:
+        del self._regions[region.name]
+        log.info("unregistered shared memory region %r", region.name)
+        # On a thread: the last one to close a large file frees it.
+        self.threads.submit(region.close)
 
 
 def _most_regions() -> int:
