@@ -394,3 +394,26 @@ def test_a_model_says_whether_it_is_ready(client: Client, root: Path) -> None:
     until(ready(False), "an answer that is none to count as no")
     (root / "it_is_ready.odd").unlink()
     until(ready(True), "the model to be ready again")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["default"], indirect=True)
+def test_an_answer_that_comes_too_late_counts_as_no(grpc_client: GrpcClient, root: Path) -> None:
+    """Also once it has come: such a model is not ready now and then."""
+    answers = root / "it_is_ready.answers"
+    late = root / "it_is_ready.late"
+    late.touch()
+    try:
+        until(lambda: not grpc_client.model_ready("fickle"), "silence to count as no")
+        seen: list[bool] = []
+
+        def twice() -> bool:
+            seen.append(grpc_client.model_ready("fickle"))
+            return answers.exists() and len(answers.read_bytes()) > 1
+
+        until(twice, "two answers")
+        assert not any(seen)
+    finally:
+        late.unlink()
+        answers.unlink(missing_ok=True)
+    until(lambda: grpc_client.model_ready("fickle"), "the model to be ready again")

@@ -406,7 +406,7 @@ CALLER = (
 FICKLE = (
     _HEAD
     + """
-    import os
+    import os, time
 
 
     class TritonPythonModel:
@@ -415,6 +415,10 @@ FICKLE = (
             self.file = config["parameters"]["file"]["string_value"]
 
         def is_ready(self):
+            if os.path.exists(self.file + ".late"):
+                time.sleep(5.5)
+                with open(self.file + ".answers", "a") as answers:
+                    answers.write(".")
             if os.path.exists(self.file + ".odd"):
                 return "perhaps"
             return os.path.exists(self.file)

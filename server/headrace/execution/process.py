@@ -104,6 +104,7 @@ class WorkerInstance:
         self._willing = True  # as far as the model has said
         self._question: asyncio.TimerHandle | None = None
         self._asked = 0
+        self._late = False  # the answer to the last question, so far
         self._mean_ns = 2.0 * _SHORT_NS  # of a batch's time; not short before it is known to be
         self._prefetches = True
         self._calls_out = False  # the model has had others run
@@ -288,6 +289,7 @@ class WorkerInstance:
     def _ask(self) -> None:
         """Ask the model; until it has answered, nothing changes, unless that takes too long."""
         self._asked = monotonic_ns()
+        self._late = False
         self._process.send(Kind.ASK)
         self._question = self._loop.call_later(_ANSWER_SECS, self._on_silence)
 
@@ -296,13 +298,15 @@ class WorkerInstance:
         if any(slot.sent < self._asked for slot in self._talk.under_way.values()):
             self._question = self._loop.call_later(_ANSWER_SECS, self._on_silence)
         else:
+            self._late = True
             self._set_willing(False)
 
     def _on_answer(self, ready: bool) -> None:
+        """Take an answer; one that took too long counts as no, as in Triton."""
         if self._question is not None:
             self._question.cancel()
         self._question = self._loop.call_later(_ASK_SECS, self._ask)
-        self._set_willing(ready)
+        self._set_willing(ready and not self._late)
 
     def _set_willing(self, willing: bool) -> None:
         if willing != self._willing:
