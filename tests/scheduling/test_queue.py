@@ -48,6 +48,25 @@ def names(queue: RequestQueue) -> list[str]:
     return [pending.request.id for pending in queue]
 
 
+def test_levels_without_end() -> None:
+    """A level takes nothing before it is named, and nothing for long after that."""
+    queue = RequestQueue(policy_of(levels=2**64 - 1))
+    for name, level in (("last", 0), ("c", 10**9), ("a", 1), ("b", 2000), ("c2", 10**9)):
+        put(queue, name, priority=level)
+    assert names(queue) == ["a", "b", "c", "c2", "last"]
+    assert [pending.request.id for pending in queue.popleft(9)] == ["a", "b", "c", "c2", "last"]
+    gc.collect()
+    before = len(gc.get_objects())
+    for level in range(1, 2_000):
+        put(queue, "x", priority=level)
+        assert len(queue.popleft(1)) == 1
+    gc.collect()
+    assert len(gc.get_objects()) < before + 1_000
+    late = put(queue, "late", priority=7)
+    early = put(queue, "early", priority=6)
+    assert queue.popleft(2) == [early, late]
+
+
 def test_first_come_first_served() -> None:
     queue = RequestQueue(policy_of())
     first, second = put(queue, "a"), put(queue, "b")

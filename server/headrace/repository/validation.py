@@ -198,8 +198,6 @@ def _dynamic_batching(config: ModelConfig) -> Iterator[Problem]:
                 f"must be between 1 and max_batch_size ({config.max_batch_size}), got {size}",
             )
     levels = batching.priority_levels
-    if levels > 1_000:
-        yield Problem(f"{path}.priority_levels", f"at most 1000 are possible, got {levels}")
     if levels and not 1 <= batching.default_priority_level <= levels:
         yield Problem(
             f"{path}.default_priority_level",

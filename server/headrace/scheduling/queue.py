@@ -7,6 +7,7 @@ they are more than those that wait, all of them are swept out.
 """
 
 import heapq
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
 
@@ -27,10 +28,11 @@ class RequestQueue:
         self._policy = policy
         # Most models have one level and no limits: their requests need not ask for them.
         self._plain = not policy.levels and policy.queue_policy(1) == QueuePolicy()
-        levels = range(1, max(policy.levels, 1) + 1)
-        # Two deques a level: in time, and timed out with the action DELAY.
-        self._deques: list[deque[Pending]] = [deque() for _ in levels for _ in (0, 1)]
-        self._sizes = dict.fromkeys(levels, 0)
+        # The levels that requests have named, in order: there may be as many as numbers.
+        self._levels = [1]
+        # Two deques for each of them: in time, and timed out with the action DELAY.
+        self._deques: list[deque[Pending]] = [deque(), deque()]
+        self._sizes = {1: 0}
         self._deadlines: list[tuple[int, int, Pending]] = []
         self._count = 0
         self._dead = 0  # ended, but still in a deque
@@ -45,6 +47,7 @@ class RequestQueue:
             return
         level = self._policy.level(pending.request.priority)
         policy = self._policy.queue_policy(level)
+        place = self._place(level)
         if policy.max_size and self._sizes[level] >= policy.max_size:
             raise QueueFull(
                 f"[request id: {pending.request.id or '<id_unknown>'}] Exceeds maximum queue size"
@@ -57,9 +60,22 @@ class RequestQueue:
             heapq.heappush(self._deadlines, (pending.deadline, self._count, pending))
             if len(self._deadlines) > 2 * self.waiting + _SWEEP:
                 self._sweep_deadlines()
-        self._deques[2 * level - 2].append(pending)
+        self._deques[place].append(pending)
         self._sizes[level] += 1
         self.waiting += 1
+
+    def _place(self, level: int) -> int:
+        """Where the first deque of a level is, which may be new."""
+        at = bisect_left(self._levels, level)
+        if at < len(self._levels) and self._levels[at] == level:
+            return 2 * at
+        if len(self._levels) > 2 * (self.waiting + self._dead) + _SWEEP:
+            self._sweep_levels()
+            at = bisect_left(self._levels, level)
+        self._levels.insert(at, level)
+        self._deques[2 * at : 2 * at] = [deque(), deque()]
+        self._sizes[level] = 0
+        return 2 * at
 
     def __iter__(self) -> Iterator[Pending]:
         for queue in self._deques:
@@ -103,8 +119,9 @@ class RequestQueue:
                 self.discard(pending)
                 rejected.append(pending)
             else:
-                self._deques[2 * pending.level - 2].remove(pending)
-                self._deques[2 * pending.level - 1].append(pending)
+                place = self._place(pending.level)
+                self._deques[place].remove(pending)
+                self._deques[place + 1].append(pending)
         return rejected
 
     def next_deadline(self) -> int | None:
@@ -118,6 +135,14 @@ class RequestQueue:
             self._deques[index] = deque(pending for pending in queue if not pending.ended)
         self._dead = 0
         self._sweep_deadlines()
+
+    def _sweep_levels(self) -> None:
+        """Forget levels without requests: clients choose which ones there are."""
+        pairs = zip(self._levels, self._deques[::2], self._deques[1::2], strict=True)
+        kept = [pair for pair in pairs if pair[1] or pair[2]]
+        self._levels = [level for level, _, _ in kept]
+        self._deques = [queue for _, *queues in kept for queue in queues]
+        self._sizes = {level: self._sizes[level] for level in self._levels}
 
     def _sweep_deadlines(self) -> None:
         alive = [entry for entry in self._deadlines if not (entry[2].started or entry[2].ended)]
