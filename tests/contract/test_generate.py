@@ -5,18 +5,23 @@ Models of many answers are in `test_decoupled.py`.
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from headrace.core.datatypes import Datatype
 from headrace.wire.bytes_tensor import object_array
+from tests.contract import graphs
+from tests.contract.conftest import CARRIERS, FIRST_CARRIER
 from tests.contract.test_grpc_stream import Stream
+from tests.models.onnx_graphs import write_model
+from tests.models.python_models import tensors, write_python_model
 from tests.support.client import Input
 from tests.support.grpc_client import GrpcClient, infer_message
 from tests.support.http_socket import HttpSocket, RawAnswer, ask
 from tests.support.scrape import Scraper
-from tests.support.server_process import ServerProcess
+from tests.support.server_process import EXAMPLES, ServerProcess, clean_server
 
 VERBS = ["generate", "generate_stream"]
 _EVENTS = "text/event-stream; charset=utf-8"
@@ -50,8 +55,58 @@ def error_of(answer: RawAnswer) -> str:
     return text
 
 
+# A model of each kind that says what it reads, or may read anything.
+_BOX = """
+    from headrace import model
+
+
+    @model
+    def box(width: float, height: float = 1.0) -> float:
+        return width * height
+"""
+_GREETER = """
+    from headrace import Context, model
+
+
+    @model
+    def greeter(name: str, context: Context) -> str:
+        return context.parameters.get("word", "Hello") + " " + name
+"""
+_TELLER = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [
+                pb_utils.InferenceResponse(
+                    [pb_utils.Tensor("OUT", np.array([request.parameters()], object))]
+                )
+                for request in requests
+            ]
+"""
+
+
+@pytest.fixture(scope="module", params=FIRST_CARRIER)
+def readers(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """A server of models that differ in what they read."""
+    root = tmp_path_factory.mktemp("readers")
+    bias = 'input [ { name: "INPUT0" }, { name: "BIAS" optional: true } ]'
+    write_model(root, "graph", graphs.optional_bias(), f"max_batch_size: 0\n{bias}")
+    (root / "iris").symlink_to(EXAMPLES / "iris")
+    write_python_model(root, "box", _BOX)
+    write_python_model(root, "greeter", _GREETER)
+    told = tensors("input", ("IN", "INT32", "1")) + tensors("output", ("OUT", "STRING", "1"))
+    write_python_model(root, "teller", _TELLER, told)
+    with clean_server(root, options=CARRIERS[request.param]) as process:
+        yield process
+
+
 def test_an_answer_to_the_letter(server: ServerProcess) -> None:
-    answer = generate(server, "row_sum", {"INPUT0": [1, 2, 3.5], "id": "seven", "own": 1})
+    answer = generate(server, "row_sum", {"INPUT0": [1, 2, 3.5], "id": "seven"})
     assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
     assert answer.body == (
         b'{"OUTPUT0":6.5,"id":"seven","model_name":"row_sum","model_version":"1"}'
@@ -139,7 +194,7 @@ def test_timings(server: ServerProcess) -> None:
         ("row_sum", {}, 400, "expected 1 inputs but got 0 inputs for model 'row_sum'"),
         ("row_sum", {"INPUT0": "x"}, 400, "input 'INPUT0' of datatype FP32 takes numbers"),
         ("simple", {"INPUT0": [1, 2]}, 400, "The schema can not convert input 'INPUT0'"),
-        ("row_sum", {"INPUT0": 1, "a": {}}, 400, "parameter 'a' has invalid type"),
+        ("row_sum", {"INPUT0": 1, "priority": {}}, 400, "invalid value type for 'priority'"),
         (
             "identity_BYTES",
             {"INPUT0": 1},
@@ -153,7 +208,12 @@ def test_timings(server: ServerProcess) -> None:
             "attempt to access JSON non-boolean as boolean",
         ),
         ("row_sum", {"parameters": 1}, 400, "Expected JSON object for keyword: 'parameters'"),
-        ("row_sum", {"parameters": {"a": []}}, 400, "Converting keyword: 'parameters': parameter"),
+        (
+            "row_sum",
+            {"parameters": {"timeout": []}},
+            400,
+            "Converting keyword: 'parameters': invalid value type for 'timeout'",
+        ),
         ("row_sum", {"triton_x": 1}, 400, "parameter keys starting with 'triton_' are reserved"),
         ("identity_FP16", {"INPUT0": 1}, 400, "receiving FP16 data via JSON is not supported"),
     ],
@@ -164,6 +224,34 @@ def test_errors_before_inference(
     answer = generate(server, model, document, verb)
     assert answer.status == status
     assert text in answer.error  # which is plain JSON
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(
+    ("model", "document", "text"),
+    [
+        ("box", {"width": 2, "hieght": 3}, "'box', which has the inputs ['width','height']; did you"
+         " mean 'height'?"),
+        ("box", {"width": 2, "parameters": {"hieght": 3}}, "did you mean 'height'?"),
+        ("graph", {"INPUT0": 1, "BAIS": 3}, "did you mean 'BIAS'?"),
+        ("iris", {"flower": [5.1, 3.5, 1.4, 0.2], "threshold": 3}, "unknown member 'threshold'"),
+    ],
+)  # fmt: skip
+def test_misspelt_members_are_refused(
+    readers: ServerProcess, verb: str, model: str, document: object, text: str
+) -> None:
+    answer = generate(readers, model, document, verb)
+    assert answer.status == 400
+    assert "unknown member " in answer.error
+    assert text in answer.error
+
+
+def test_models_that_read_parameters_get_all(readers: ServerProcess) -> None:
+    assert generate(readers, "box", {"width": 2, "height": 3}).document["output"] == 6
+    answer = generate(readers, "greeter", {"name": "Ada", "word": "Salut", "other": 1})
+    assert answer.document["output"] == "Salut Ada"
+    answer = generate(readers, "teller", {"IN": 1, "word": "Salut", "id": "seven"})
+    assert json.loads(answer.document["OUT"]) == {"word": "Salut", "id": "seven"}
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -246,6 +246,19 @@ def test_a_parameter_decides(over: Client, traffic: TrafficClient) -> None:
     assert len({version for counts in chosen.values() for version in counts}) == 2
 
 
+def test_a_parameter_decides_on_flat_json(divided: ServerProcess, traffic: TrafficClient) -> None:
+    """A member that no version reads, but the rules."""
+    traffic.set("sticky", SPLIT | {"sticky": {"parameter": "user"}})
+    chosen = {
+        user: {http_version(divided, "generate", {"INPUT0": 0, "user": user}) for _ in range(3)}
+        for user in USERS
+    }
+    assert all(len(versions) == 1 for versions in chosen.values()), chosen
+    assert {version for [version] in chosen.values()} == {"1", "2"}
+    path, body = "/v2/models/sticky/generate", b'{"INPUT0": 0, "usr": "ada"}'
+    assert "did you mean 'user'?" in ask(divided.http, "POST", path, body).error
+
+
 def test_a_raw_body_goes_to_a_version(divided: ServerProcess, traffic: TrafficClient) -> None:
     traffic.set("sticky", {"split": {"2": 1, "3": 0}, "sticky": {"header": "x-user"}})
     headers = {"Inference-Header-Content-Length": "0", "X-User": "a"}

@@ -37,6 +37,7 @@ class Constant:
     inputs: Sequence[TensorInfo] = (TensorInfo("X", FP32, (-1, 1)),)
     outputs: Sequence[TensorInfo] = (TensorInfo("Y", FP32, (-1, 1)),)
     file_bytes = 0
+    reads_parameters = False
 
     def __init__(self, number: float, go: Event) -> None:
         self.number = number

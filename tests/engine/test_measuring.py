@@ -29,6 +29,7 @@ class Recorder:
     inputs: Sequence[TensorInfo] = ()
     outputs: Sequence[TensorInfo] = ()
     file_bytes = 0
+    reads_parameters = False
 
     def __init__(self, limit: float = float("inf"), first: float = 0) -> None:
         self.shapes: list[tuple[int, ...]] = []

@@ -31,6 +31,7 @@ class Doubling:
     inputs: Sequence[TensorInfo] = [TensorInfo("x", Datatype.INT64, (-1, -1))]
     outputs: Sequence[TensorInfo] = [TensorInfo("y", Datatype.INT64, (-1, -1))]
     file_bytes = 0
+    reads_parameters = False
 
     def __init__(self, before: Callable[[], None] = lambda: None) -> None:
         self._before = before
@@ -297,6 +298,7 @@ class Counting:
     inputs: Sequence[TensorInfo] = [TensorInfo("x", Datatype.BYTES, (-1, -1))]
     outputs: Sequence[TensorInfo] = [TensorInfo("y", Datatype.INT64, (-1,))]
     file_bytes = 0
+    reads_parameters = False
 
     def __init__(self) -> None:
         self.threads: list[int] = []

@@ -92,6 +92,49 @@ def test_the_size_as_received() -> None:
     assert decode_generate(TEXT, "llm", "", memoryview(body)).nbytes == len(body)
 
 
+BOX = Signature(
+    "box",
+    0,
+    (
+        TensorSpec("width", Datatype.FP64, (1,)),
+        TensorSpec("height", Datatype.FP64, (1,), optional=True),
+    ),
+    (),
+    parameters=frozenset({"user"}),
+)
+
+
+@pytest.mark.parametrize(
+    ("member", "text"),
+    [
+        ({"hieght": 3}, "unknown member 'hieght' for model 'box', which has the inputs"
+         " ['width','height']; did you mean 'height'?"),
+        ({"HEIGHT": 3}, "unknown member 'HEIGHT' for model 'box', which has the inputs"
+         " ['width','height']; did you mean 'height'?"),
+        ({"hieght": [[3]]}, "unknown member 'hieght'"),
+        ({"colour": 3}, "unknown member 'colour' for model 'box', which has the inputs"
+         " ['width','height']"),
+        ({"usr": 3}, "which has the inputs ['width','height']; did you mean 'user'?"),
+        ({"parameters": {"hieght": 3}}, "keyword: 'parameters': unknown member 'hieght'"),
+        ({"x" * 100_000: 1}, "unknown member 'xxx"),
+    ],
+)  # fmt: skip
+def test_members_that_a_model_does_not_read_are_refused(
+    member: dict[str, object], text: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        decode({"width": 2, **member}, BOX)
+    assert text in str(caught.value)
+    assert len(str(caught.value)) < 250
+
+
+def test_members_for_the_server_and_those_that_are_read() -> None:
+    document = {"id": "seven", "priority": 1, "headrace_timing": True, "user": "ada"}
+    request = decode({"width": 2, **document}, BOX)
+    assert (request.id, request.priority) == ("seven", 1)
+    assert request.parameters == {"headrace_timing": True, "user": "ada"}
+
+
 @pytest.mark.parametrize(
     ("dims", "batch", "value", "shape"),
     [

@@ -65,6 +65,8 @@ Bind = Callable[[ort.InferenceSession, Mapping[str, Datatype]], BoundRun]
 class OnnxModel:
     """One ONNX Runtime session. Used by one thread at a time."""
 
+    reads_parameters = False
+
     def __init__(
         self,
         session: ort.InferenceSession,

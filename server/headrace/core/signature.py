@@ -38,7 +38,8 @@ class Signature:
     """The inputs and outputs of a model.
 
     `max_batch_size` 0 means that the model does not batch: axis 0 has no meaning of its own.
-    A `decoupled` model answers a request as often as it likes.
+    A `decoupled` model answers a request as often as it likes. `parameters` are the names of the
+    request parameters that it reads, None if it may read any.
     """
 
     model: str
@@ -46,6 +47,7 @@ class Signature:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     decoupled: bool = False
+    parameters: frozenset[str] | None = field(default=None, compare=False)
     texts: tuple[str, ...] = field(init=False, repr=False, compare=False)  # inputs of BYTES
     _inputs: dict[str, TensorSpec] = field(init=False, repr=False, compare=False)
     _outputs: dict[str, TensorSpec] = field(init=False, repr=False, compare=False)

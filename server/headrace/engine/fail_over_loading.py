@@ -70,6 +70,8 @@ class _Loading:
         ]
         return replace(
             first,
+            # Any of them may answer, and what others run may read any.
+            signature=replace(first.signature, parameters=None),
             config=fail_over.with_own_fields(first.config, normalise(own.config)),
             instances=self._instances,
             warnings=tuple(dict.fromkeys(warnings)),

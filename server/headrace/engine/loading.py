@@ -183,6 +183,8 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
             loaded.append(LoadedInstance(placements[0].name, model, InstanceKind.INLINE))
             config = complete(opened, model, options)
             signature = reading.signature(config)
+            if not model.reads_parameters:
+                signature = replace(signature, parameters=frozenset())
             scheduling = reading.scheduling_policy(config)
             labels, problems = read_labels(opened.source.path, config)
             refuse(opened.file, problems)

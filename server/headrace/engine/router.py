@@ -9,7 +9,8 @@ any more, which is looked at for each request, and when others may be found, whi
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from headrace.core.errors import ServerError
@@ -98,8 +99,8 @@ class Router:
 
     @property
     def signature(self) -> Signature:
-        """The inputs and outputs that requests have; raises `ModelNotReady`."""
-        return self._reference.signature
+        """The inputs and outputs that requests have, and the parameters that any version reads."""
+        return self._signature
 
     def waits_for(self, version: object) -> bool:
         """Whether a request may have to wait until this version has done what it does."""
@@ -121,6 +122,10 @@ class Router:
             number: (self._versions[number], self._ledgers.version(number))
             for number in arrangement.weights
         }
+        self._signature = replace(
+            ready[arrangement.reference],
+            parameters=self._read([ready[number] for number in self._ways]),
+        )
         self._copy_for(arrangement.shadow)
         self._watched = [version for version, _ in self._ways.values()]
         if self._shadow is not None:
@@ -153,6 +158,15 @@ class Router:
     def close(self) -> None:
         """Copy nothing any more."""
         self._copy_for(0)
+
+    def _read(self, signatures: Sequence[Signature]) -> frozenset[str] | None:
+        """The names of parameters that a version reads or that decide on one; None if any may."""
+        names = {self._sticky.parameter} if self._sticky is not None else set()
+        for signature in signatures:
+            if signature.parameters is None:
+                return None
+            names |= signature.parameters
+        return frozenset(names - {""})
 
     def _tell(self, before: Arrangement | None, now: Arrangement | None) -> None:
         """Log what does not go as the rules say, when it begins."""

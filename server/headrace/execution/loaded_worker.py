@@ -128,6 +128,7 @@ class LoadedWorker(InWorker):
             **self._told,
         }
         answer = process.ask(Kind.LOAD, document, _START_SECS)
+        self.reads_parameters = bool(answer["reads_parameters"])
         return process, answer.get("config")
 
     def _start(self, process: WorkerProcess) -> dict[str, Any]:

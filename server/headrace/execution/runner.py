@@ -24,6 +24,10 @@ class LoadedModel(Protocol):
     def file_bytes(self) -> int:
         """Size of the files whose content is in this process now; 0 if that is not known."""
 
+    @property
+    def reads_parameters(self) -> bool:
+        """Whether it may read parameters of requests, and not only their inputs."""
+
     def infer(self, inputs: Mapping[str, Any], outputs: Sequence[str]) -> Sequence[TensorArray]:
         """Run the model once; arrays in the order of `outputs`. May raise anything.
 

@@ -1,10 +1,13 @@
 """The flat JSON of generate requests to an `InferRequest`, and an `InferResponse` to flat JSON.
 
 A request says neither shapes nor datatypes: members that are named as inputs of the model become
-these, by what its signature declares, and all others become parameters. A response has its id,
-model, parameters and outputs side by side, in alphabetical order.
+these, by what its signature declares. All others become parameters where the model may read any,
+and are refused where it reads its inputs alone: they are misspelt inputs, and an answer without an
+optional one would be wrong without a word. A response has its id, model, parameters and outputs
+side by side, in alphabetical order.
 """
 
+import difflib
 from math import prod
 from typing import Any
 
@@ -13,8 +16,9 @@ import orjson
 from headrace.core.errors import InvalidRequest
 from headrace.core.requests import MAX_TENSORS, InferRequest, InferResponse, Parameter
 from headrace.core.shapes import brackets
-from headrace.core.signature import Signature, TensorSpec
+from headrace.core.signature import Signature, TensorSpec, quoted
 from headrace.core.tensors import Buffer, Tensor
+from headrace.core.texts import shown
 from headrace.wire.elements import (
     Charge,
     json_elements,
@@ -25,11 +29,13 @@ from headrace.wire.elements import (
 )
 from headrace.wire.json_text import parse_json, parse_piece
 from headrace.wire.long_json import LongArray
-from headrace.wire.parameters import json_parameter, split_parameters
+from headrace.wire.parameters import is_reserved, json_parameter, split_parameters
+from headrace.wire.timing import TIMING_PARAMETER
 
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 _PARAMETERS = "parameters"
 _NOTHING: frozenset[str] = frozenset()
+_COMPARED = 64  # characters of an unknown name that are compared with those of inputs
 
 
 class _Members:
@@ -47,6 +53,7 @@ class _Members:
         """Take one member; raises `InvalidRequest`."""
         spec = self._specs.get(name)
         if spec is None:
+            self._check_parameter(name)
             reserved, custom = split_parameters({name: value}, _NOTHING)
             self.reserved |= reserved
             self.custom |= custom
@@ -67,6 +74,20 @@ class _Members:
             )
         except InvalidRequest as error:
             raise InvalidRequest(self._worded(str(error), spec, data)) from None
+
+    def _check_parameter(self, name: str) -> None:
+        """Refuse a member that nobody reads; raises `InvalidRequest`."""
+        read = self._signature.parameters
+        if read is None or name in read or name == TIMING_PARAMETER or is_reserved(name):
+            return
+        known = [*self._specs, *read]
+        folded = {one.casefold(): one for one in known}
+        near = difflib.get_close_matches(name.casefold()[:_COMPARED], folded, 1)
+        raise InvalidRequest(
+            f"unknown member {shown(name)} for model '{self._signature.model}', which has the"
+            f" inputs {quoted(self._specs)}"
+            + (f"; did you mean '{folded[near[0]]}'?" if near else "")
+        )
 
     def _worded(self, text: str, spec: TensorSpec, data: list[Any]) -> str:
         """What is wrong with the value of an input, in words that hold for flat JSON, too."""
@@ -111,6 +132,8 @@ def decode_generate(
             continue
         if is_id:
             request_id = _text(value)
+            if signature.parameters is not None:
+                continue  # nobody reads it as a parameter
         members.add(name, value)
     return InferRequest(
         model, version, request_id, members.inputs, (), members.custom, nbytes=len(body),

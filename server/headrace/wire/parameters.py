@@ -23,6 +23,7 @@ _RESERVED: dict[str, tuple[tuple[type, ...], str]] = {
 # By these the server tells itself of a request.
 _OURS = frozenset({TRACE_PARAMETER, DEADLINE_PARAMETER})
 _PREFIXES = (HEADER_PARAMETER, FORWARD_PARAMETER)
+_TRITONS = "triton_"
 _MIN_SIGNED = -(2**63)
 _MAX_UNSIGNED = 2**64 - 1
 
@@ -54,9 +55,9 @@ def split_parameters(
             reserved[name] = value
         elif name in also_reserved or name in _OURS or name.startswith(_PREFIXES):
             continue
-        elif name.startswith("triton_"):
+        elif name.startswith(_TRITONS):
             raise InvalidRequest(
-                f"parameter keys starting with 'triton_' are reserved, got '{name}'"
+                f"parameter keys starting with '{_TRITONS}' are reserved, got '{name}'"
             )
         elif type(value) is int and not _MIN_SIGNED <= value <= _MAX_UNSIGNED:
             raise InvalidRequest(f"parameter '{name}' does not fit into 64 bits")
@@ -68,6 +69,11 @@ def split_parameters(
                 " It should be either 'int', 'double', 'bool', or 'string'."
             )
     return reserved, custom
+
+
+def is_reserved(name: str) -> bool:
+    """Whether a parameter of this name is not for the model to read."""
+    return name in _RESERVED or name in _OURS or name.startswith((*_PREFIXES, _TRITONS))
 
 
 def too_many_parameters(what: str, count: int) -> InvalidRequest:

@@ -182,7 +182,9 @@ class Worker:
             self._link.send(frame(kind, json.dumps(told).encode()))
 
     def _load(self, document: dict[str, Any]) -> dict[str, Any]:
-        """Import the model; the configuration as it completes it, None if it does not."""
+        """Import the model; the configuration as it completes it, None if it does not, and
+        whether it may read parameters of requests.
+        """
         import_freshly(document["paths"])
         sys.path[:0] = document["paths"]
         loader = importlib.import_module(f"headrace.workers.loaders.{document['loader']}")
@@ -190,7 +192,7 @@ class Worker:
         completed = (
             model_class.complete(found, document["config"]) if document["auto_complete"] else None
         )
-        return {"config": completed}
+        return {"config": completed, "reads_parameters": model_class.reads_parameters(found)}
 
     def _start(self, document: dict[str, Any]) -> dict[str, Any]:
         """Start the model; how it runs its batches."""

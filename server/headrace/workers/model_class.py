@@ -25,6 +25,11 @@ def complete(found: Any, config: dict[str, Any]) -> dict[str, Any] | None:
     return result.as_dict()
 
 
+def reads_parameters(found: Any) -> bool:
+    """Whether a model may read parameters of requests: any but those that say that they do not."""
+    return getattr(found, "reads_parameters", True) is not False
+
+
 def start(found: Any, args: dict[str, str]) -> Any:
     """A model that can run; raises what it raises, and `AttributeError` if it has no `execute`."""
     model = found()

@@ -115,6 +115,7 @@ class RemoteModel(Elsewhere):
     """A model elsewhere, as one of its servers has described it."""
 
     file_bytes = 0
+    reads_parameters = True  # for all that is known here
 
     def __init__(
         self,

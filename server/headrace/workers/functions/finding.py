@@ -43,5 +43,6 @@ def adapted(declaration: Declaration) -> type[FunctionModel]:
     base: Any = AsyncModel if signature.asynchronous else PlainModel
     if signature.mode is Mode.STREAM:
         base = AsyncStreamModel if signature.asynchronous else StreamModel
-    made: type[FunctionModel] = type(declaration.name, (base,), {"declaration": declaration})
+    namespace = {"declaration": declaration, "reads_parameters": bool(signature.context)}
+    made: type[FunctionModel] = type(declaration.name, (base,), namespace)
     return made

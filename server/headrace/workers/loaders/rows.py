@@ -71,6 +71,8 @@ def model_class(artefact: Artefact, document: Mapping[str, Any], least_rows: int
     class Model:
         """What the worker runs."""
 
+        reads_parameters = False
+
         @staticmethod
         def auto_complete_config(config: pb.ModelConfig) -> pb.ModelConfig:
             """Fill in what the artefact knows."""
