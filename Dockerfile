@@ -4,8 +4,10 @@
 #   docker run --rm --read-only -p 8000-8002:8000-8002 -v "$PWD/model_repository:/models:ro" headrace:0.1.0 \
 #     serve --model-repository /models --exit-on-error=false
 #
-# Without --exit-on-error=false, which the example models in reviews/, iris/ and text_embedding/ need
-# because what they import is not in the image, a model that cannot be loaded ends the server.
+# Without --exit-on-error=false a model that cannot be loaded ends the server. So it is with the
+# example models in reviews/, iris/ and text_embedding/: a read-only root has no place for the
+# environments that the server builds for them. docs/environments.md says how to give it one, or to
+# build them ahead, into an image.
 
 FROM python:3.13-slim AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore

@@ -29,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
 
-serve: $(VENV)/.examples ## run the server on ./model_repository
+serve: $(VENV)/.cli ## run the server on ./model_repository
 	$(BIN)/headrace serve --model-repository model_repository $(ARGS)
 
 test: $(VENV)/.dev ## run the tests, without the slow ones
@@ -73,7 +73,7 @@ clean: ## remove the environment and everything built
 	rm -rf $(VENV) build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -path ./.git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamps record which level of the environment is installed: made, serve, examples, dev.
+# The stamps record which level of the environment is installed: made, serve, cli, dev.
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "headrace needs Python 3.11 or newer; $(PYTHON) is" \
@@ -87,10 +87,10 @@ $(VENV)/.serve: $(VENV)/.made pyproject.toml requirements/serve.txt requirements
 	$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# What the example models need in their workers, and the command line for images, colours and
-# completion; the server itself needs none of it.
-$(VENV)/.examples: $(VENV)/.serve requirements/examples.txt
-	$(LOCKED) -r requirements/examples.txt
+# What the command line needs for images, colours and completion. Packages for workers of the example
+# models are not here: the server builds their environments.
+$(VENV)/.cli: $(VENV)/.serve requirements/cli.txt
+	$(LOCKED) -r requirements/cli.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.serve requirements/dev.txt

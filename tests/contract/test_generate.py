@@ -21,7 +21,7 @@ from tests.support.client import Input
 from tests.support.grpc_client import GrpcClient, infer_message
 from tests.support.http_socket import HttpSocket, RawAnswer, ask
 from tests.support.scrape import Scraper
-from tests.support.server_process import EXAMPLES, ServerProcess, clean_server
+from tests.support.server_process import ServerProcess, clean_server, examples
 
 VERBS = ["generate", "generate_stream"]
 _EVENTS = "text/event-stream; charset=utf-8"
@@ -96,7 +96,7 @@ def readers(
     root = tmp_path_factory.mktemp("readers")
     bias = 'input [ { name: "INPUT0" }, { name: "BIAS" optional: true } ]'
     write_model(root, "graph", graphs.optional_bias(), f"max_batch_size: 0\n{bias}")
-    (root / "iris").symlink_to(EXAMPLES / "iris")
+    examples(root, "iris")
     write_python_model(root, "box", _BOX)
     write_python_model(root, "greeter", _GREETER)
     told = tensors("input", ("IN", "INT32", "1")) + tensors("output", ("OUT", "STRING", "1"))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.docs.test_readme import ROOT, blocks
 from tests.support.http_socket import ask
-from tests.support.server_process import EXAMPLES, ServerProcess
+from tests.support.server_process import ServerProcess, examples
 
 PAGE = (ROOT / "docs" / "from-triton.md").read_text(encoding="utf-8")
 
@@ -17,7 +17,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     options = [
         word for word in words[2:] if "-address" not in word and "model-repository=" not in word
     ]
-    with ServerProcess(EXAMPLES, options=options) as server:
+    with ServerProcess(examples(tmp_path / "examples"), options=options) as server:
         assert ask(server.http, "GET", "/v2/models/simple/ready").status == 200
         assert ask(server.http, "POST", "/v2/repository/index", b"").status == 403
         lines = [line for line in server.log.splitlines() if line.startswith("headrace serve: ")]

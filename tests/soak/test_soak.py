@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.soak.caller import Plan, Report
-from tests.support.server_process import ServerProcess
+from tests.support.server_process import ServerProcess, examples
 from tests.support.watching import Resources, admitted, failures, statistics, until
 
 REQUESTS = int(os.environ.get("HEADRACE_SOAK_REQUESTS", "100000"))
@@ -51,9 +51,9 @@ def drive(server: ServerProcess, first: int, count: int) -> dict[str, Report]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(2 * _TIME_SECS)
-def test_every_answer_is_its_own_and_none_is_lost() -> None:
+def test_every_answer_is_its_own_and_none_is_lost(tmp_path: Path) -> None:
     warm = min(5_000, REQUESTS) // 2 * 2
-    with ServerProcess() as server:
+    with ServerProcess(examples(tmp_path)) as server:
         before = drive(server, 0, warm)
         quiet = asyncio.run(at_rest(server))
         begun = monotonic()

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,15 @@ _ADDRESS = re.compile(r"^(HTTP|gRPC|metrics) +(?:http://)?(127\.0\.0\.1:\d+)")
 _START_SECS = 120
 # Some tests look at what files a server has open, which only root may unless this is set.
 _DEBUGGING = {} if os.geteuid() == 0 else {"HEADRACE_ALLOW_DEBUGGING": "true"}
+
+
+def examples(folder: Path, name: str = "") -> Path:
+    """Copies of the examples, or of one of them, in `folder`: without requirements of their own,
+    for which environments would be built, since what they need is among the tests' packages.
+    """
+    ignored = shutil.ignore_patterns("requirements.txt")
+    shutil.copytree(EXAMPLES / name, folder / name, ignore=ignored, dirs_exist_ok=True)
+    return folder
 
 
 def onnx_examples(folder: Path) -> Path:
@@ -52,7 +62,7 @@ class ServerProcess:
         """
         self._command = [
             *prefix, sys.executable, *program, "serve",
-            "--model-repository", *map(str, repositories or (EXAMPLES,)),
+            "--model-repository", *map(str, repositories),
             "--http-port=0", "--grpc-port=0", "--metrics-port=0", *options,
         ]  # fmt: skip
         self._environment = dict(environment or {})
