@@ -20,7 +20,11 @@ from tests.support.remote import free_ports
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 KUBERNETES_VERSIONS = ("1.31", "1.34")
+KSERVE_GRACE_SECS = 30  # Kubernetes' default, which a runtime cannot change
+EXIT_SECS = 5  # for the process to end once requests have
 DEFAULT_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
+
+DEFAULTS = {option.name: str(option.default) for option in OPTIONS}
 
 Manifest = dict[str, Any]
 
@@ -74,7 +78,7 @@ def test_kubernetes_accepts_the_runtime_container(version: str) -> None:
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": "headrace"},
-        "spec": {"containers": containers},
+        "spec": {"containers": containers, "volumes": RUNTIME["spec"]["volumes"]},
     }
     kubernetes_validate.validate(pod, version, strict=True)
 
@@ -135,7 +139,8 @@ def test_runtime_has_what_kserve_requires() -> None:
     assert KSERVE_CONTAINER["name"] == "kserve-container"
     assert RUNTIME["spec"]["protocolVersions"] == ["v2", "grpc-v2"]
     (model_format,) = RUNTIME["spec"]["supportedModelFormats"]
-    assert model_format == {"name": "onnx", "version": "1", "autoSelect": True, "priority": 2}
+    # It is chosen by name alone: other ONNX models of a cluster are none of its business.
+    assert model_format == {"name": "onnx", "version": "1", "autoSelect": False}
     assert options(KSERVE_CONTAINER)["model-repository"] == "/mnt/models"
 
 
@@ -178,17 +183,36 @@ def test_selectors_find_the_pods() -> None:
 
 
 def test_models_are_mounted_read_only_where_the_server_looks() -> None:
-    (mount,) = CONTAINER["volumeMounts"]
-    (volume,) = POD["volumes"]
+    mount, _ = CONTAINER["volumeMounts"]
+    volume, _ = POD["volumes"]
     assert mount["name"] == volume["name"]
     assert mount["mountPath"] == options(CONTAINER)["model-repository"]
     assert mount["readOnly"] is volume["persistentVolumeClaim"]["readOnly"] is True
 
 
-def test_pod_outlives_the_servers_own_shutdown() -> None:
-    given = options(CONTAINER)
+@pytest.mark.parametrize(
+    ("container", "grace"),
+    [(CONTAINER, POD["terminationGracePeriodSeconds"]), (KSERVE_CONTAINER, KSERVE_GRACE_SECS)],
+    ids=["kubernetes", "kserve"],
+)
+def test_pod_outlives_the_servers_own_shutdown(container: Manifest, grace: int) -> None:
+    given = DEFAULTS | options(container)
     shutdown = int(given["shutdown-delay-secs"]) + int(given["exit-timeout-secs"])
-    assert shutdown < POD["terminationGracePeriodSeconds"]
+    assert shutdown + EXIT_SECS <= grace
+
+
+@pytest.mark.parametrize(
+    ("container", "volumes"),
+    [(CONTAINER, POD["volumes"]), (KSERVE_CONTAINER, RUNTIME["spec"]["volumes"])],
+    ids=["kubernetes", "kserve"],
+)
+def test_environments_have_a_place(container: Manifest, volumes: list[Manifest]) -> None:
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    cache = options(container)["environment-cache"]
+    (mount,) = [m for m in container["volumeMounts"] if m["mountPath"] == cache]
+    assert not mount.get("readOnly", False)
+    (volume,) = [v for v in volumes if v["name"] == mount["name"]]
+    assert "emptyDir" in volume
 
 
 @CONTAINERS
