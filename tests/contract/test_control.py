@@ -1,6 +1,7 @@
 """Models that are loaded and unloaded by request (`--model-control-mode explicit`)."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic
@@ -154,6 +155,11 @@ def test_a_model_that_cannot_be_loaded(world: World) -> None:
         ("nowhere", NotFound, "failed to load 'nowhere', failed to poll from model repository"),
         ("twice", InvalidRequest, "model appears in two or more repositories"),
         (" ", InvalidRequest, "Model name cannot be empty. Please enter a valid name to deploy."),
+        (
+            "model..1",
+            InvalidRequest,
+            r"failed to load 'model\.\.1', model name must not contain path",
+        ),
         ("..", InvalidRequest, "model name must not contain path traversal characters"),
         ("../one/first", InvalidRequest, "must not contain path traversal characters"),
         ("/etc/passwd", InvalidRequest, "must not contain path traversal characters"),
@@ -165,6 +171,12 @@ def test_names_that_cannot_be_loaded(
 ) -> None:
     with pytest.raises(error, match=text):
         world.client.load(name)
+
+
+@pytest.mark.parametrize("name", ["../etc", "model..1", "a/b"])
+def test_names_that_cannot_be_unloaded(world: World, name: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"failed to load '{re.escape(name)}', model name"):
+        world.client.unload(name)
 
 
 def test_an_empty_name(world: World) -> None:

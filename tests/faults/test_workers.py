@@ -256,6 +256,8 @@ def test_an_idle_worker_is_killed(server: ServerProcess) -> None:
     pid = int(answer(server, "pid"))
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: f"worker {pid} of one_0 was ended by SIGKILL" in server.log)
+    # Nobody has asked for it.
+    eventually(lambda: "one_0 runs again" in server.log.partition(f"worker {pid} of one_0 was")[2])
     assert answer(server, "pid") != str(pid)
 
 
