@@ -93,9 +93,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ([], "the following arguments are required: COMMAND"),
         (["sevre"], "invalid choice: 'sevre'"),
-        (["models"], "the following arguments are required: ACTION"),
         (["models", "check"], "the following arguments are required: PATH"),
         (["serve"], "give --model-repository DIR, or a model file"),
         (["serve", "--model-repository"], "--model-store: expected at least one argument"),
@@ -110,6 +108,23 @@ def test_incomplete_commands(
 
 
 @pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        ([], ["usage: headrace [-h]", "serve model repositories", "ask a model of a running"]),
+        (["models"], ["usage: headrace models", "validate repositories"]),
+        (["models", "traffic"], ["usage: headrace models traffic", "give a version all requests"]),
+    ],
+)
+def test_without_a_command_there_is_help(
+    capsys: pytest.CaptureFixture[str], words: Sequence[str], lines: Sequence[str]
+) -> None:
+    text = _refused(capsys, *words)
+    assert "error" not in text
+    for line in lines:
+        assert line in text
+
+
+@pytest.mark.parametrize(
     ("words", "text"),
     [
         (["serve", "--htp-port", "1"], "unknown option '--htp-port'; did you mean '--http-port'?"),
@@ -121,6 +136,11 @@ def test_incomplete_commands(
         (["serve", "--zzzzzzzzzz"], "unknown option '--zzzzzzzzzz'\n"),
         (["models", "check", "--jsn", "x"], "unknown option '--jsn'; did you mean '--json'?"),
         (["models", "check", "x", "--http-port=1"], "unknown option '--http-port'\n"),
+        (
+            ["models", "traffic", "promote", "m", "--version", "2"],
+            "unknown option '--version'; VERSION is given without it: headrace models traffic"
+            " promote MODEL VERSION\n",
+        ),
     ],
 )
 def test_unknown_options(

@@ -24,6 +24,7 @@ from headrace.trace_options import old_options, read_trace_config
 from headrace.transports.grpc.options import GrpcOptions
 from headrace.wire.http2.keep_alive import KeepAlive
 
+_ALIKE = 0.7  # from which on a name is taken for another one that was spelt wrongly
 _MANY_CORES = 4  # from which on front ends can leave the models enough
 
 
@@ -295,5 +296,5 @@ def from_file(path: Path) -> dict[str, Value]:
 
 def unknown(what: str, name: str, known: list[str] | Mapping[str, object]) -> str:
     """The message for a name that does not exist, with the nearest one that does."""
-    near = difflib.get_close_matches(name, known, 1)
+    near = difflib.get_close_matches(name, known, 1, _ALIKE)
     return f"unknown {what} {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")

@@ -84,6 +84,11 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
             2,
             "has no value named TYPE_FP23.; did you mean 'TYPE_FP32'?",
         ),
+        ("input { data_type: TYPE_FLOAT }", 1, "TYPE_FLOAT.; did you mean 'TYPE_FP32'?"),
+        ("input { data_type: TYPE_DOUBLE }", 1, "TYPE_DOUBLE.; did you mean 'TYPE_FP64'?"),
+        ("input { data_type: TYPE_BYTES }", 1, "TYPE_BYTES.; did you mean 'TYPE_STRING'?"),
+        ("input { data_type: int64 }", 1, "int64.; did you mean 'TYPE_INT64'?"),
+        ("input { data_type: TYPE_COMPLEX }", 1, "TYPE_COMPLEX.; expected one of TYPE_INVALID, "),
         (
             "instance_group [ {\n\n  kind: GPU } ]",
             3,

@@ -5,6 +5,7 @@ A command's parser is in its namespace as `parser`, and what runs the command as
 
 import argparse
 import re
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeAlias
 
@@ -12,6 +13,7 @@ from headrace.settings import unknown
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
+_NOTHING = "the following arguments are required"
 EXIT_INTERRUPTED = 130  # as of a process that SIGINT has ended
 
 Run = Callable[[argparse.Namespace], int]
@@ -58,15 +60,27 @@ class CommandParser(argparse.ArgumentParser):
         return found, rest
 
     def error(self, message: str) -> NoReturn:
-        """End because of the command line."""
+        """End because of the command line; where it names no command, with the help."""
+        if self._subparsers is not None and message.startswith(_NOTHING):
+            self.print_help(sys.stderr)
+            self.exit(EXIT_USAGE)
         if found := re.match(r"argument (--[\w-]+).*: expected one argument$", message):
             message += f"; write {found[1]}=VALUE if it begins with -"
         self.exit(EXIT_USAGE, f"{self.prog}: {message}\nSee '{self.prog} --help'.\n")
+
+    def _line(self) -> str:
+        """The command with all that is an argument and no option."""
+        arguments = [a for a in self._actions if not a.option_strings]
+        return " ".join([self.prog, *(str(a.metavar or a.dest) for a in arguments)])
 
     def refuse_rest(self, rest: Sequence[str]) -> NoReturn:
         """End because of what no option and no argument has taken."""
         name = rest[0].partition("=")[0]
         if not name.startswith("-"):
             self.error(f"unexpected argument {rest[0]!r}")
+        for action in self._actions:
+            if not action.option_strings and action.dest == name.lstrip("-"):
+                told = str(action.metavar or action.dest)
+                self.error(f"unknown option {name!r}; {told} is given without it: {self._line()}")
         known = [text for action in self._actions for text in action.option_strings]
         self.error(unknown("option", name, known))

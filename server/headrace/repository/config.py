@@ -15,6 +15,15 @@ from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 _UNKNOWN_FIELD = re.compile(r'Message type "(?P<type>[\w.]+)" has no field named "(?P<name>[^"]+)"')
 _UNKNOWN_VALUE = re.compile(r'Enum type "(?P<type>[\w.]+)" has no value named (?P<name>\S+?)\.?$')
+_DATATYPES = "inference.DataType"
+_ALIKE = 0.8  # from which on a value is taken for another one: TYPE_FLOAT is no TYPE_INT8
+# What other libraries call datatypes.
+_ELSEWHERE = {
+    "FLOAT": "FP32", "FLOAT16": "FP16", "FLOAT32": "FP32", "FLOAT64": "FP64", "DOUBLE": "FP64",
+    "HALF": "FP16", "BFLOAT16": "BF16", "BYTE": "INT8", "SHORT": "INT16", "INT": "INT32",
+    "LONG": "INT64", "BOOLEAN": "BOOL", "BYTES": "STRING", "STR": "STRING", "TEXT": "STRING",
+    "OBJECT": "STRING",
+}  # fmt: skip
 _LONGEST_JSON = 1 << 20  # characters of a configuration
 
 
@@ -119,12 +128,20 @@ def parse_json_config(text: str, name: str) -> ConfigFile:
 def _suggestion(message: str) -> str:
     """The known names nearest to an unknown one in a parser's message, as an appendix to it."""
     candidates: list[str] = []
+    near: list[str] = []
     pool = ModelConfig.DESCRIPTOR.file.pool
     if match := _UNKNOWN_FIELD.search(message):
         candidates = [f.name for f in pool.FindMessageTypeByName(match["type"]).fields]
+        near = difflib.get_close_matches(match["name"].strip("\"'"), candidates, 1)
     elif match := _UNKNOWN_VALUE.search(message):
         candidates = [v.name for v in pool.FindEnumTypeByName(match["type"]).values]
+        name = match["name"].strip("\"'")
+        bare = name.upper().removeprefix("TYPE_")
+        if match["type"] == _DATATYPES and bare in _ELSEWHERE:
+            near = [f"TYPE_{_ELSEWHERE[bare]}"]
+        else:
+            near = [c for c in candidates if c == f"TYPE_{bare}"]
+            near = near or difflib.get_close_matches(name, candidates, 1, _ALIKE)
     if match is None:
         return ""
-    near = difflib.get_close_matches(match["name"].strip("\"'"), candidates, 1)
     return f"; did you mean {near[0]!r}?" if near else f"; expected one of {', '.join(candidates)}"
