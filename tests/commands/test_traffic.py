@@ -57,6 +57,20 @@ def test_weights(traffic: Headrace, command: Headrace) -> None:
     assert after[0] - before[0] > after[1] - before[1] > 0
 
 
+@pytest.mark.parametrize("rules", [(), ("1=1", "2=1")])
+def test_failures_and_latency_without_rules_for_rolling_back(
+    traffic: Headrace, command: Headrace, rules: tuple[str, ...]
+) -> None:
+    if rules:
+        traffic("set", *rules)
+    for version in ("1", "2"):
+        assert command("infer", "digits", "--random", f"--version={version}").status == 0
+    for row in rows(traffic("show").out):
+        failed, latency, unit = row[6:9]
+        assert (failed, unit) == ("0.0%", "ms")
+        assert float(latency) > 0
+
+
 def test_rules_in_json(traffic: Headrace, tmp_path: Path) -> None:
     rules = '{"split": {"1": 1, "2": 1}, "sticky": {"header": "x-user"}}'
     file = tmp_path / "rules.json"

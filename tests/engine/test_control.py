@@ -74,12 +74,18 @@ def run(tmp_path: Path, test: Test, mode: ControlMode = ControlMode.EXPLICIT) ->
     asyncio.run(whole())
 
 
-@pytest.mark.parametrize("mode", [ControlMode.NONE, ControlMode.POLL])
-def test_only_in_explicit_mode(tmp_path: Path, mode: ControlMode) -> None:
+@pytest.mark.parametrize(
+    ("mode", "why"),
+    [
+        (ControlMode.NONE, "in the model control mode 'none'; --model-control-mode=explicit"),
+        (ControlMode.POLL, "if polling is enabled; --model-control-mode=explicit allows it"),
+    ],
+)
+def test_only_in_explicit_mode(tmp_path: Path, mode: ControlMode, why: str) -> None:
     async def test(world: World) -> None:
         world.write("m", "1")
         for action in (world.control.load, world.control.unload):
-            with pytest.raises(Unavailable, match="explicit model load / unload is not allowed"):
+            with pytest.raises(Unavailable, match=f"load / unload is not allowed {why}"):
                 await action("m")
         assert await world.index() == []
 

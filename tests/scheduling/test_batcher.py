@@ -155,10 +155,13 @@ def test_a_request_times_out_while_the_instance_is_busy() -> None:
     bench.clock.advance(4 * MS)
     (error,) = fast.errors
     assert isinstance(error, QueueTimeout)
-    assert str(error) == "Request timeout expired"
+    assert str(error) == (
+        "Request timeout expired: it has waited in the queue of model 'double' for 4 ms, its own timeout"
+    )
     assert (slow.calls, bench.batcher.waiting) == (0, 1)
     bench.clock.advance(6 * MS)
     assert isinstance(slow.errors[0], QueueTimeout)
+    assert str(slow.errors[0]).endswith(" for 10 ms, the timeout of the model's queue policy")
     assert bench.batcher.waiting == 0
     bench.finish_all()
     assert bench.log == ["fast", "slow", "running"]

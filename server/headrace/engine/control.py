@@ -43,9 +43,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 _State: TypeAlias = tuple[Fingerprint, bytes | None]
 
-DISABLED = (
-    "explicit model load / unload is not allowed if polling is enabled;"
-    " --model-control-mode=explicit allows it"
+_DISABLED = (
+    "explicit model load / unload is not allowed {}; --model-control-mode=explicit allows it"
 )
 _READERS = 4  # threads that read repositories for requests
 
@@ -181,7 +180,9 @@ class Control:
     def check(self, name: str) -> None:
         """Raise what a load or unload of this name is refused with at once."""
         if self._options.mode is not ControlMode.EXPLICIT:
-            raise Unavailable(DISABLED)
+            polls = self._options.mode is ControlMode.POLL
+            why = "if polling is enabled" if polls else "in the model control mode 'none'"
+            raise Unavailable(_DISABLED.format(why))
         if not name.strip():
             raise InvalidRequest("Model name cannot be empty. Please enter a valid name to deploy.")
         if ".." in name or "/" in name or "\0" in name:

@@ -1,12 +1,14 @@
 """What is told of the traffic between a model's versions; gRPC sends the message, HTTP its JSON."""
 
 from headrace.engine.traffic import ModelTraffic, Traffic
+from headrace.engine.traffic_watch import counts_of
 from headrace.observability.statistics import LATENCY_BOUNDS
 from headrace.observability.traffic import VersionLedger
-from headrace.scheduling.rollback import quantile_ms
+from headrace.scheduling.rollback import Counts, quantile_ms
 from headrace.scheduling.traffic_rules import RollbackRule, TrafficRules
 from headrace.wire.pb import traffic_pb2 as pb
 
+_QUANTILE = 0.95  # which latency is told where no rule says which is judged
 _LONGEST_MS = LATENCY_BOUNDS[-1] / 1e6  # stands for all that is longer
 
 
@@ -48,12 +50,17 @@ def _version(traffic: ModelTraffic, number: int, shadow: int) -> pb.ModelTraffic
         routed=ledger.routed,
         rollbacks=ledger.rollbacks,
     )
-    if traffic.watch is not None and rules.rollback is not None and number in rules.split:
+    quantile = _QUANTILE if rules.rollback is None else rules.rollback.latency_quantile
+    recent: Counts | None = None
+    if traffic.watch is not None and number in rules.split:
         recent = traffic.watch.recent(number)
+    elif found is not None and found.ready:  # nobody keeps samples: all since it began to serve
+        recent = counts_of(found, ledger)
+    if recent is not None:
         version.recent.requests = recent.requests
         version.recent.failures = recent.failures
         version.recent.error_rate = recent.error_rate
-        latency = recent.latency_ms(rules.rollback.latency_quantile)
+        latency = recent.latency_ms(quantile)
         version.recent.latency_ms = min(latency, _LONGEST_MS)
     return version
 

@@ -377,9 +377,20 @@ class Batcher:
     def _expire(self, now: int) -> None:
         expired = self._queue.expire(now)
         for pending in expired:
-            pending.outcome = QueueTimeout("Request timeout expired")
+            pending.outcome = self._late(pending)
             self._recorder.request_failed("REJECTED", now - pending.arrived)
         self._delivery.release(expired)
+
+    def _late(self, pending: Pending) -> QueueTimeout:
+        """The error of a request that has waited for as long as it may."""
+        assert pending.deadline is not None
+        limit = pending.deadline - pending.arrived
+        own = pending.request.timeout * 1_000 == limit
+        whose = "its own timeout" if own else "the timeout of the model's queue policy"
+        return QueueTimeout(
+            f"Request timeout expired: it has waited in the queue of model"
+            f" '{self._signature.model}' for {limit / 1e6:g} ms, {whose}"
+        )
 
     def _arm(self, when: int) -> None:
         if self._timer is not None:

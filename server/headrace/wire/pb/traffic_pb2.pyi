@@ -327,7 +327,7 @@ class ModelTrafficResponse(_message.Message):
         """How often it has lost its traffic for being bad."""
         @_builtins.property
         def recent(self) -> Global___ModelTrafficResponse.Recent:
-            """What is judged, if the rules say when to roll back."""
+            """What is judged, if the rules say when to roll back; else all since it began to serve."""
 
         def __init__(
             self,
