@@ -181,6 +181,20 @@ def test_many_requests(headrace: Headrace) -> None:
     ] == 3  # fmt: skip
 
 
+def test_more_rows_than_a_batch(headrace: Headrace, lone_file: Write) -> None:
+    """Asked for in parts, of which the last is not full."""
+    rows = np.arange(19 * 16, dtype=np.int32).reshape(19, 16)
+    path = lone_file("left.npy", npy(rows))
+    words = ("infer", "simple", f"--input=INPUT0={path}", f"--input=INPUT1={path}", "--json")
+    ended = headrace(*words)
+    assert (ended.status, ended.err) == (0, "asked in 3 requests: simple takes 8 rows at a time\n")
+    [total, difference] = ended.document["outputs"]
+    assert total["shape"] == difference["shape"] == [19, 16]
+    assert total["data"] == (2 * rows).ravel().tolist()
+    ended = headrace("infer", "digits", "--random", "--rows=70", "--classes=1", "--json")
+    assert [output["shape"] for output in ended.document["outputs"]] == [[70, 1], [70, 1]]
+
+
 def test_saving(headrace: Headrace, tmp_path: Path) -> None:
     folder = tmp_path / "new" / "folder"
     ended = headrace("infer", "digits", FLAT, f"--save={folder}")

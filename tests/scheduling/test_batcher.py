@@ -156,7 +156,8 @@ def test_a_request_times_out_while_the_instance_is_busy() -> None:
     (error,) = fast.errors
     assert isinstance(error, QueueTimeout)
     assert str(error) == (
-        "Request timeout expired: it has waited in the queue of model 'double' for 4 ms, its own timeout"
+        "Request timeout expired: it has waited in the queue of model 'double' for 4 ms,"
+        " its own timeout"
     )
     assert (slow.calls, bench.batcher.waiting) == (0, 1)
     bench.clock.advance(6 * MS)

@@ -6,7 +6,7 @@ each binary tensor behind it.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,39 @@ class Reply:
     request_id: str
     parameters: Mapping[str, Parameter]
     outputs: Sequence[Tensor]
+
+
+def divided(question: Question, most_rows: int) -> list[Question]:
+    """Questions of at most so many rows each that are this one together; 0 is for any number."""
+    counts = {tensor.array.shape[:1] for tensor in question.inputs}
+    if not most_rows or len(counts) != 1 or counts == {()}:
+        return [question]
+    [(rows,)] = counts
+    return [
+        replace(
+            question,
+            inputs=[
+                Tensor(tensor.name, tensor.datatype, tensor.array[start : start + most_rows])
+                for tensor in question.inputs
+            ],
+        )
+        for start in range(0, max(rows, 1), most_rows)
+    ]
+
+
+def joined(replies: Sequence[Reply]) -> Reply:
+    """One reply with the rows of all; raises `BadAnswer` if they do not fit together."""
+    first, *others = replies
+    if not others:
+        return first
+    outputs = []
+    try:
+        for place, tensor in enumerate(first.outputs):
+            arrays = [reply.outputs[place].array for reply in replies]
+            outputs.append(Tensor(tensor.name, tensor.datatype, np.concatenate(arrays)))
+    except (IndexError, ValueError) as error:
+        raise BadAnswer(f"answers to parts of a request do not fit together: {error}") from error
+    return replace(first, outputs=outputs)
 
 
 def encode(question: Question) -> tuple[list[Buffer], dict[str, str]]:

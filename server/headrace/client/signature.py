@@ -34,11 +34,15 @@ class Declared:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A model's inputs and outputs by name, and whether it may answer more than once."""
+    """A model's inputs and outputs by name, and whether it may answer more than once.
+
+    A request may have `most_rows`; 0 if that is not known, or if it has no rows.
+    """
 
     inputs: Mapping[str, Declared]
     outputs: Mapping[str, Declared]
     decoupled: bool = False
+    most_rows: int = 0
 
 
 def taken(metadata: Mapping[str, Any], config: Mapping[str, Any]) -> Taken:
@@ -70,6 +74,7 @@ def taken(metadata: Mapping[str, Any], config: Mapping[str, Any]) -> Taken:
             declared(metadata["inputs"]),
             declared(metadata["outputs"]),
             bool(policy.get("decoupled", False)),
+            int(config.get("max_batch_size", 0)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise BadAnswer(f"the model's metadata make no sense: {error!r}") from error

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.client.errors import Refused
-from headrace.client.inference import Question, Reply
+from headrace.client.inference import Question, Reply, divided, joined
 from headrace.client.server import Document, Server
 from headrace.client.signature import Taken, taken
 from headrace.commands.images import ImageOptions
@@ -42,12 +42,21 @@ def infer(options: argparse.Namespace, server: Server) -> int:
     if options.stream or known.decoupled:
         return _stream(options, server, given, known)
     question = _question(options, given, known)
+    parts = divided(question, known.most_rows)
+    if len(parts) > 1:
+        print(
+            f"asked in {len(parts)} requests: {model} takes {known.most_rows} rows at a time",
+            file=sys.stderr,
+        )
     seconds = []
     reply: Reply
     for _ in range(options.repeat):
         started = time.perf_counter()
-        reply = server.infer(model, version, question)
+        replies = [server.infer(model, version, parts[0])]
+        # Of the same version, whatever share of the requests each version gets.
+        replies += [server.infer(model, replies[0].version, part) for part in parts[1:]]
         seconds.append(time.perf_counter() - started)
+        reply = joined(replies)
     written = save(reply, Path(options.save)) if options.save is not None else []
     if options.json:
         print_json(reply_document(reply, seconds))

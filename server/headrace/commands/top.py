@@ -122,7 +122,7 @@ class _Watch:
             before = after
 
     def tables(self) -> int:
-        """A table for every interval; in a terminal in place of the last one."""
+        """In a terminal a table for every interval, in place of the last one; elsewhere one."""
         before: Scrape | None = self._metrics.scrape()
         view = View(self._title, None, self._order, "looking ...")
         with choose_screen(self._live) as screen:
@@ -142,7 +142,7 @@ class _Watch:
                 until = time.monotonic() + self._interval
                 before, view = self._next(before, view)
                 screen.show(view)
-                if self._once:
+                if not self._live:
                     return 0
 
     def _next(self, before: Scrape | None, view: View) -> tuple[Scrape | None, View]:

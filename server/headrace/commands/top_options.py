@@ -27,7 +27,7 @@ def add_top(commands: Commands) -> None:
     parser = commands.add_parser(
         "top", help="what a running server is doing",
         description="Show rates, queues, latencies, batch sizes, instances and memory of the models"
-        " of a running server, and go on until q or Ctrl-C.",
+        " of a running server, and go on until q or Ctrl-C; one table if this is no terminal.",
         epilog=_EPILOG,
     )  # fmt: skip
     parser.add_argument(
