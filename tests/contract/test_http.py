@@ -1,11 +1,13 @@
 """HTTP alone: paths and methods, how messages are framed, what a connection survives."""
 
 import json
+import re
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
+from headrace import __version__
 from tests.support.http_socket import HttpSocket, RawAnswer, ask, request
 from tests.support.server_process import ServerProcess
 
@@ -81,7 +83,6 @@ def test_wrong_method(server: ServerProcess, method: str, path: str) -> None:
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("GET", "/"),
         ("GET", "/v3"),
         ("GET", "/V2"),
         ("GET", "/v2/nothing"),
@@ -103,7 +104,34 @@ def test_wrong_method(server: ServerProcess, method: str, path: str) -> None:
 )
 def test_no_such_route(server: ServerProcess, method: str, path: str) -> None:
     answer = ask(server.http, method, path)
-    assert (answer.status, answer.error) == (404, "Not Found: /docs describes all paths")
+    assert answer.status == 404
+    assert answer.error.startswith("Not Found: /docs describes all paths")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "near"),
+    [
+        ("POST", "/v1/models/simple:predict", "/v2/models/simple/infer"),
+        ("POST", "/v2/models/simple/infer/", "/v2/models/simple/infer"),
+        ("GET", "/healthz", "/v2/health/live"),
+    ],
+)
+def test_the_nearest_route_is_told(
+    server: ServerProcess, method: str, path: str, near: str
+) -> None:
+    answer = ask(server.http, method, path)
+    text = f"Not Found: /docs describes all paths; did you mean {near}?"
+    assert (answer.status, answer.error) == (404, text)
+
+
+def test_the_page_at_the_root_says_where_one_is(server: ServerProcess) -> None:
+    answer = ask(server.http, "GET", "/")
+    assert (answer.status, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    text = answer.body.decode()
+    assert f"headrace <small>{__version__}</small>" in text
+    links = re.findall(r"href=(\S+?)>", text)
+    assert "/docs" in links
+    assert {ask(server.http, "GET", link).status for link in links} == {200}
 
 
 @pytest.mark.parametrize(

@@ -223,7 +223,7 @@ def test_schemas_are_schemas_that_fit(
         validator.check_schema(schema)
     good = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}
     answer = ask(server.http, "POST", "/v2/models/row_sum/infer", json.dumps(good).encode())
-    flat = {"INPUT0": [1, 2], "id": "a", "parameters": {"own": 0.5}, "other": True}
+    flat = {"INPUT0": [1, 2], "id": "a", "parameters": {"timeout": 9000000}, "priority": 1}
     generated = ask(
         server.http, "POST", "/v2/models/row_sum/generate", json.dumps(flat).encode()
     )  # fmt: skip

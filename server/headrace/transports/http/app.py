@@ -23,9 +23,10 @@ from headrace.transports.http.described import (
     Schema,
     answers,
 )
-from headrace.transports.http.docs_page import render_docs
+from headrace.transports.http.docs_page import render_docs, render_root
 from headrace.transports.http.json_bodies import json_answer
 from headrace.transports.http.log_routes import add_log_routes
+from headrace.transports.http.near import hint
 from headrace.transports.http.repository_routes import add_repository_routes
 from headrace.transports.http.restricted import restricted_routes
 from headrace.transports.http.shared_memory_routes import add_shared_memory_routes
@@ -78,6 +79,11 @@ def create_app(
     add_traffic_routes(app, engine)
     _errors(app)
     openapi.describe_inference(app)
+
+    @app.get("/", include_in_schema=False)
+    @app.head("/", include_in_schema=False)
+    async def root() -> Response:
+        return Response(render_root(__version__), media_type="text/html; charset=utf-8")
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
@@ -200,8 +206,10 @@ def _errors(app: FastAPI) -> None:
         return Response(error_body(str(error)), status.http, retry, _JSON)
 
     @app.exception_handler(HTTPException)
-    async def http_error(_: Request, error: HTTPException) -> Response:
-        text = NO_ROUTE if error.status_code == 404 else error.detail
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        text = error.detail
+        if error.status_code == 404:
+            text = NO_ROUTE + hint(request.url.path)
         if allowed := (error.headers or {}).get("Allow"):
             text += f": this path takes {allowed}"
         return Response(error_body(text), error.status_code, error.headers, _JSON)

@@ -34,6 +34,7 @@ _OF_MODEL = {
 }
 # None is open to all: what describes the protocol, and says nothing of models.
 CATEGORIES: dict[str, Category | None] = {
+    "/": None,
     "/docs": None,
     "/v2": _C.METADATA,
     "/v2/": _C.METADATA,

@@ -1,4 +1,5 @@
-"""The page at `/docs`: the OpenAPI description as HTML that needs nothing from elsewhere.
+"""The pages at `/`, which says where one is, and at `/docs`: the OpenAPI description as HTML that
+needs nothing from elsewhere.
 
 The usual viewers are loaded from a public network, which a cluster often cannot reach.
 """
@@ -22,6 +23,29 @@ summary { cursor: pointer } summary span { color: #666; margin-left: .7rem }
 .delete { color: #b40 }
 table { border-collapse: collapse } td { padding: .15rem 1.2rem .15rem 0; vertical-align: top }
 """
+
+
+_PLACES = (
+    ("<a href=/docs>/docs</a>", "every path, with what it takes and answers"),
+    ("<a href=/openapi.json>/openapi.json</a>", "the same for tools"),
+    ("<a href=/v2>/v2</a>", "the server's name and what it offers"),
+    ("<a href=/v2/health/ready>/v2/health/ready</a>", "whether it takes requests"),
+    ("<a href=/v2/models/stats>/v2/models/stats</a>", "its models, and what they have done"),
+    ("<code>/v2/models/NAME/infer</code>", "where models are asked, with POST"),
+)
+
+
+def render_root(version: str) -> str:
+    """The page for those who look what answers here. It tells nothing of models."""
+    rows = "\n".join(f"<tr><td>{place}<td>{what}" for place, what in _PLACES)
+    return (
+        "<!doctype html><html lang=en><meta charset=utf-8>\n"
+        f"<title>headrace</title><style>{_STYLE}</style>\n"
+        f"<h1>headrace <small>{escape(version)}</small></h1>\n"
+        "<p>An inference server that speaks the KServe V2 (Open Inference) protocol: here over"
+        " HTTP, over gRPC on port 8001 and with metrics on port 8002 unless it was started with"
+        f" others.\n<table>\n{rows}\n</table>\n"
+    )
 
 
 def render_docs(document: dict[str, Any]) -> str:
