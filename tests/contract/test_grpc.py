@@ -184,7 +184,7 @@ def test_surplus_raw_contents_are_ignored(grpc_client: GrpcClient) -> None:
     [
         ("priority", "uint64_param", 1),
         ("priority", "int64_param", 1),
-        ("timeout", "int64_param", 1),
+        ("timeout", "int64_param", 60_000_000),
         ("sequence_id", "int64_param", 0),
         ("sequence_id", "string_param", ""),
         ("triton_enable_empty_final_response", "bool_param", True),

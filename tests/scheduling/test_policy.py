@@ -5,7 +5,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from headrace.scheduling.policy import BatchPolicy, QueuePolicy, SchedulingPolicy, TimeoutAction
+from headrace.scheduling.policy import (
+    NO_POLICY,
+    BatchPolicy,
+    QueuePolicy,
+    SchedulingPolicy,
+    TimeoutAction,
+)
 
 
 @dataclass(frozen=True)
@@ -135,6 +141,20 @@ def test_taking_looks_no_further_than_the_batch_can_grow() -> None:
 def test_deadline(default_us: int, override: bool, asked_us: int, deadline_ns: int | None) -> None:
     policy = QueuePolicy(0, default_us * 1_000, TimeoutAction.REJECT, override)
     assert policy.deadline(5, asked_us) == deadline_ns
+
+
+@pytest.mark.parametrize(
+    ("asked_us", "deadline_ns"),
+    [
+        (0, None),
+        (7_000, 7_000_005),
+        (1, 1_000_005),  # a free instance comes first, at the end of the tick
+    ],
+)
+def test_without_a_policy_a_request_has_its_own_deadline(
+    asked_us: int, deadline_ns: int | None
+) -> None:
+    assert NO_POLICY.deadline(5, asked_us) == deadline_ns
 
 
 @pytest.mark.parametrize(

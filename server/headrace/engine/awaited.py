@@ -235,6 +235,8 @@ def submit_raw(
 
     def submit(decoded: InferRequest) -> Ticket:
         decoded.nbytes = request.nbytes
+        if request.timeout and not 0 < decoded.timeout < request.timeout:  # from headers, too
+            decoded.timeout = request.timeout
         if request.parameters:  # from headers
             decoded.parameters.update(request.parameters)
         timed = generates and wants_timing(decoded)

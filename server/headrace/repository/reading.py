@@ -53,10 +53,10 @@ def scheduling_policy(config: ModelConfig) -> SchedulingPolicy:
         )
     return SchedulingPolicy(
         policy,
-        _queue_policy(batching.default_queue_policy),
+        _queue_policy(batching.default_queue_policy, batching.HasField("default_queue_policy")),
         batching.priority_levels,
         batching.default_priority_level,
-        {n: _queue_policy(policy) for n, policy in batching.priority_queue_policy.items()},
+        {n: _queue_policy(policy, True) for n, policy in batching.priority_queue_policy.items()},
         batching.preserve_ordering,
     )
 
@@ -163,10 +163,11 @@ def _spec(tensor: pb.ModelInput | pb.ModelOutput, optional: bool) -> TensorSpec:
     )
 
 
-def _queue_policy(policy: pb.ModelQueuePolicy) -> QueuePolicy:
+def _queue_policy(policy: pb.ModelQueuePolicy, configured: bool) -> QueuePolicy:
     return QueuePolicy(
         policy.max_queue_size,
         policy.default_timeout_microseconds * 1_000,
         TimeoutAction(policy.timeout_action),
         policy.allow_timeout_override,
+        configured,
     )

@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+# Nanoseconds that a request may wait whatever its own timeout: the event loop's tick, at whose end
+# free instances get their batches.
+_LEAST_WAIT = 1_000_000
+
 
 class Queued(Protocol):
     """What a batch decision needs to know of a waiting request."""
@@ -91,23 +95,33 @@ class TimeoutAction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """The limits of one priority level's queue; `default_timeout` in nanoseconds; 0 is no limit."""
+    """The limits of one priority level's queue; `default_timeout` in nanoseconds; 0 is no limit.
+
+    `configured` is whether the model's configuration has a policy for the level, be it an empty
+    one. Without a policy, a request's own timeout bounds its wait.
+    """
 
     max_size: int = 0
     default_timeout: int = 0
     action: TimeoutAction = TimeoutAction.REJECT
     allow_override: bool = False
+    configured: bool = True
 
     def deadline(self, arrived: int, timeout_us: int) -> int | None:
         """When a request that asked for `timeout_us` (0: did not ask) times out.
 
-        A request can only shorten the default, and with no default it has nothing to shorten: so it
-        is in Triton, and clients rely on it.
+        Under a configured policy a request can only shorten the default, and with no default it has
+        nothing to shorten: so it is in Triton, and clients rely on it.
         """
+        if not self.configured:
+            return arrived + max(timeout_us * 1000, _LEAST_WAIT) if timeout_us else None
         timeout = self.default_timeout
         if self.allow_override and timeout_us and timeout_us * 1000 < timeout:
             timeout = timeout_us * 1000
         return arrived + timeout if timeout else None
+
+
+NO_POLICY = QueuePolicy(configured=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +132,7 @@ class SchedulingPolicy:
     """
 
     batch: BatchPolicy
-    queue: QueuePolicy = QueuePolicy()
+    queue: QueuePolicy = NO_POLICY
     levels: int = 0
     default_level: int = 0
     by_level: Mapping[int, QueuePolicy] = field(default_factory=dict)

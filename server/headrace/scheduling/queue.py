@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from headrace.core.errors import QueueFull
 from headrace.scheduling.batch import Pending
-from headrace.scheduling.policy import QueuePolicy, SchedulingPolicy, TimeoutAction
+from headrace.scheduling.policy import NO_POLICY, SchedulingPolicy, TimeoutAction
 
 _SWEEP = 64  # so many dead entries are never worth a sweep
 
@@ -27,7 +27,7 @@ class RequestQueue:
     def __init__(self, policy: SchedulingPolicy) -> None:
         self._policy = policy
         # Most models have one level and no limits: their requests need not ask for them.
-        self._plain = not policy.levels and policy.queue_policy(1) == QueuePolicy()
+        self._plain = not policy.levels and policy.queue_policy(1) == NO_POLICY
         # The levels that requests have named, in order: there may be as many as numbers.
         self._levels = [1]
         # Two deques for each of them: in time, and timed out with the action DELAY.
@@ -40,7 +40,7 @@ class RequestQueue:
 
     def append(self, pending: Pending) -> None:
         """Add a request; raises `QueueFull`."""
-        if self._plain:
+        if self._plain and not pending.request.timeout:
             self._deques[0].append(pending)
             self._sizes[1] += 1
             self.waiting += 1

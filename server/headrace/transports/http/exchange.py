@@ -159,9 +159,17 @@ class Exchange:
         if len(body) > LARGE and self._takes_long(body, signature):
             return self._defer(body, signature, sink, after)
         request, self._form = decode_body(head, body, signature)
+        if head.timeout:
+            self.bound(request)
         self.request_id = request.id
         self._more = wants_timing(request)
         return found.submit(request, sink)
+
+    def bound(self, request: InferRequest) -> None:
+        """Have a request wait no longer than its head allows."""
+        timeout = self.head.timeout
+        if timeout and not 0 < request.timeout < timeout:
+            request.timeout = timeout
 
     def header(self, name: str) -> str:
         """What the client sent under a name in lower case, "" for nothing."""
@@ -304,6 +312,7 @@ class Exchange:
 
         def submit(request: InferRequest) -> Ticket:
             found = self._find()  # it may have been replaced meanwhile
+            self.bound(request)
             request.nbytes = self.nbytes
             self.request_id = request.id
             self._more = wants_timing(request)
@@ -328,6 +337,7 @@ class Exchange:
         request = opaque_request(
             head.model, head.version, self._passed, body, self.nbytes, head.headers
         )
+        self.bound(request)
         return found.submit(request, sink)
 
     def _encode(self, response: InferResponse) -> Answer:

@@ -95,6 +95,7 @@ class GenerateExchange(Exchange):
             request = decode_generate(found.signature, head.model, head.version, body)
             self.request_id = request.id
             self._more = wants_timing(request)
+        self.bound(request)
         return found.submit(request, sink)
 
     def _decode(self, body: Buffer, signature: Signature | None, charge: Charge) -> InferRequest:

@@ -8,6 +8,7 @@ from headrace.core.errors import InvalidRequest
 from headrace.engine.doors import Entrance
 from headrace.engine.forwarding import forwarding
 from headrace.wire.header_rules import HeaderPattern, Key
+from headrace.wire.timing import timeout_of
 
 
 @dataclass(slots=True)
@@ -15,7 +16,8 @@ class Head:
     """What the head of an infer request says; `length` is None for a chunked body.
 
     `version` is "" where the path names none. `json_size` and the encodings are the headers' text.
-    `entrance` is where the request goes, `headers` are all that came.
+    `entrance` is where the request goes, `headers` are all that came. `timeout` is as of
+    `InferRequest`: microseconds, 0 for none.
     """
 
     entrance: Entrance
@@ -27,6 +29,7 @@ class Head:
     content_encoding: str | None = None
     accept_encoding: str | None = None
     headers: Mapping[bytes, str] = field(default_factory=dict)
+    timeout: int = 0
 
 
 def header_entrance(
@@ -89,6 +92,7 @@ def head_of(
         values.get(b"content-encoding"),
         values.get(b"accept-encoding"),
         values,
+        timeout_of(values),
     )
 
 

@@ -14,6 +14,7 @@ from headrace.wire.compression import ENCODINGS
 from headrace.wire.http2.block_reader import Headers
 from headrace.wire.http2.protocol import ErrorCode, StreamFailure
 from headrace.wire.http2.stream import Fields
+from headrace.wire.timing import parse_grpc_timeout
 
 if TYPE_CHECKING:
     from headrace.transports.grpc.native.link import Link
@@ -25,8 +26,6 @@ RESPONSE_HEAD: Fields = [
     (b"grpc-accept-encoding", ACCEPTED),
 ]
 _NOT_SENT = (b"te", b"content-type")  # by clients' applications, but by what carries them
-_TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
-_SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _MAX_LENGTH_DIGITS = 18
 
 
@@ -89,11 +88,10 @@ def read_head(headers: Headers) -> CallHead:
         head.refusal = (415, [(b"accept-post", b"application/grpc")])
         return head
     if (timeout := fields.get(b"grpc-timeout")) is not None:
-        match = _TIMEOUT.fullmatch(timeout)
-        if match is None:
+        head.timeout = parse_grpc_timeout(timeout.decode("latin-1"))
+        if head.timeout is None:
             head.refusal = refusal(13, "bad grpc-timeout")
             return head
-        head.timeout = int(match[1]) * _SECONDS[match[2]]
     head.accepts = tuple(
         item
         for item in map(str.strip, _text(fields, b"grpc-accept-encoding").split(","))
