@@ -73,12 +73,13 @@ class Gates:
 
 
 def write_held_model(
-    root: Path, name: str, gates: Path, batching: str = "", rows: int = 8, instances: int = 1
-) -> None:
-    """A model whose gates are in a folder of their own."""
+    root: Path, name: str, gates: Path, batching: str = "", rows: int = 8, instances: int = 1,
+    dims: str = "1",
+) -> None:  # fmt: skip
+    """A model whose gates are in a folder of their own; `dims` are of a row."""
     write_python_model(
         root, name, _MODEL,
         f"max_batch_size: {rows}\ninstance_group {{ count: {instances} }}\n{batching}\n"
         f'parameters {{ key: "gates" value {{ string_value: "{gates}" }} }}\n'
-        + execution("thread") + _signature("1" if rows else "-1, 1"),
+        + execution("thread") + _signature(dims if rows else f"-1, {dims}"),
     )  # fmt: skip

@@ -63,6 +63,7 @@ def write_busy_repository(root: Path, gates: Path) -> None:
         _add_scheduled(root, name)
     for name, (rows, instances, batching) in _HELD.items():
         write_held_model(root, name, gates, batching, rows, instances)
+    write_held_model(root, "held_shapes", gates, dims="-1")
     write_model(root, "preferred", graphs.add_constant(1), f"max_batch_size: 8\n{_PREFERRED}")
     write_model(root, "patient", graphs.add_constant(1), f"max_batch_size: 8\n{_PATIENT}")
     write_model(root, "lookup_four", lookup(), f"max_batch_size: 8\n{_PREFERRED}")

@@ -6,7 +6,7 @@ wait.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import count
@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import ExecutionFailed, Unavailable
+from headrace.core.tensors import Array
+from headrace.observability.statistics import Closed
 from tests.contract.conftest import CLIENTS
 from tests.contract.held import Gates
 from tests.contract.proxied import behind
@@ -39,8 +41,10 @@ class Crowd:
 
     def send(self, *values: int, **parameters: Parameter) -> "Future[Answer]":
         """A request of so many rows that is under way when this returns, wherever it is then."""
+        return self._send(np.array(values).reshape(-1, 1), parameters)
+
+    def _send(self, rows: Array, parameters: Mapping[str, Parameter]) -> "Future[Answer]":
         given = {"headrace_timing": True, **parameters}
-        rows = np.array(values).reshape(-1, 1)
         return self._pool.submit(self.client.infer, self.model, {"VALUE": rows}, parameters=given)
 
     def run(self) -> "Future[Answer]":
@@ -57,8 +61,14 @@ class Crowd:
 
     def queue(self, *values: int, **parameters: Parameter) -> "Future[Answer]":
         """A request that waits behind the one that runs when this returns."""
+        return self._wait_for(self.send(*values, **parameters))
+
+    def queue_wide(self, value: int, width: int) -> "Future[Answer]":
+        """The same of one row with a value so many times."""
+        return self._wait_for(self._send(np.full((1, width), value), {}))
+
+    def _wait_for(self, sent: "Future[Answer]") -> "Future[Answer]":
         self._queued += 1
-        sent = self.send(*values, **parameters)
         self.metrics.until_queued(self.model, self._queued)
         return sent
 
@@ -139,6 +149,24 @@ def test_a_batch_holds_whole_requests_only(crowd: Crowds) -> None:
     answers = [sent.result() for sent in waiting]
     assert [answer.parameters["batch_rows"] for answer in answers] == [6, 6, 5, 5]
     assert [answer["OUTPUT0"].tolist() for answer in answers] == [[[n]] * n for n in sizes]
+
+
+def test_requests_of_other_shapes_do_not_close_a_batch(crowd: Crowds) -> None:
+    mixed = crowd("held_shapes")
+    name, labels = "headrace_batch_closed_total", {"model": "held_shapes"}
+    mixed.run()
+    before = {reason: mixed.metrics.now().value(name, **labels, reason=reason) for reason in Closed}
+    waiting = [mixed.queue_wide(n, 1 + n % 2) for n in range(20)]
+    mixed.go_on()
+    for n, sent in enumerate(waiting):
+        assert sent.result()["OUTPUT0"].tolist() == [[n] * (1 + n % 2)]  # its own row
+    rows = [sent.result().parameters["batch_rows"] for sent in waiting]
+    assert rows == [8] * 16 + [2] * 4
+    after = {reason: mixed.metrics.now().value(name, **labels, reason=reason) for reason in Closed}
+    # The last one but one closes with requests of another shape behind it, the last one with none.
+    assert {reason: after[reason] - before[reason] for reason in Closed} == {
+        Closed.FULL: 2, Closed.SHAPE: 1, Closed.IDLE: 1, Closed.DELAY: 0, Closed.DEADLINE: 0,
+    }  # fmt: skip
 
 
 def test_a_model_without_batches_runs_one_by_one(crowd: Crowds) -> None:

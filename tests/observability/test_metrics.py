@@ -19,7 +19,7 @@ from headrace.observability.metrics import (
 )
 from headrace.observability.metrics import scrape as scrape_in_turns
 from headrace.observability.model_metrics import ModelMetrics
-from headrace.observability.statistics import LATENCY_BOUNDS, VersionStatistics
+from headrace.observability.statistics import LATENCY_BOUNDS, Closed, VersionStatistics
 
 COUNTERS = {
     "nv_inference_request_success",
@@ -120,6 +120,18 @@ def test_counters_under_the_names_that_dashboards_read() -> None:
     assert found["nv_model_load_duration_secs"] == 0.25
 
 
+def test_why_batches_closed_is_told_once_any_has() -> None:
+    counted = VersionStatistics()
+    assert "headrace_batch_closed_total{" not in scrape(series(counted))
+    counted.batches_closed[Closed.SHAPE] += 2
+    text = scrape(series(counted))
+    found = {
+        reason: values(text, {**ONE, "reason": reason})["headrace_batch_closed_total"]
+        for reason in Closed
+    }
+    assert found == dict.fromkeys(Closed, 0) | {Closed.SHAPE: 2}
+
+
 def test_no_sample_or_header_of_these_names_ends_in_total() -> None:
     lines = scrape(series(worked())).splitlines()
     named = [line.split("{")[0].split() for line in lines if "nv_" in line]
@@ -136,6 +148,7 @@ def test_every_family_is_announced_once_with_its_type(versions: tuple[VersionSer
         **dict.fromkeys(COUNTERS, "counter"),
         **dict.fromkeys(GAUGES, "gauge"),
         **dict.fromkeys(HISTOGRAMS, "histogram"),
+        "headrace_batch_closed_total": "counter",
         "headrace_overloaded_total": "counter",
         "headrace_server_info": "gauge",
         "headrace_requests_total": "counter",

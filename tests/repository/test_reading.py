@@ -55,7 +55,7 @@ def test_every_datatype_has_its_number(datatype: Datatype) -> None:
 
 def test_a_model_that_batches_by_default() -> None:
     policy = reading.scheduling_policy(normalise(config_of("max_batch_size: 8")))
-    assert policy == SchedulingPolicy(BatchPolicy(8, 0, frozenset({8})))
+    assert policy == SchedulingPolicy(BatchPolicy(8, 0, frozenset({8}), keeps_deadlines=True))
 
 
 def test_everything_that_dynamic_batching_can_say() -> None:

@@ -6,6 +6,7 @@ from headrace.core.errors import (
     QueueFull,
     QueueTimeout,
 )
+from headrace.observability.statistics import Closed
 from headrace.scheduling.policy import BatchPolicy, QueuePolicy, SchedulingPolicy, TimeoutAction
 from tests.scheduling.fakes import GATHER_NS, POISON, Bench
 
@@ -73,7 +74,10 @@ def test_requests_of_different_shapes_do_not_share_a_batch() -> None:
     for name, width in (("a", 1), ("b", 1), ("c", 2), ("d", 1)):
         bench.submit(name, width=width)
     bench.finish_all()
-    assert bench.instances[0].runs == [["a", "b"], ["c"], ["d"]]
+    assert bench.instances[0].runs == [["a", "b", "d"], ["c"]]
+    assert bench.statistics.batches_closed == {
+        Closed.FULL: 0, Closed.SHAPE: 1, Closed.DELAY: 0, Closed.IDLE: 1, Closed.DEADLINE: 0,
+    }  # fmt: skip
 
 
 def test_instances_work_side_by_side() -> None:
@@ -325,3 +329,15 @@ def test_failures_are_counted_by_reason_with_their_time() -> None:
     assert bench.statistics.failures == {"REJECTED": 1, "CANCELED": 1, "BACKEND": 1, "OTHER": 0}
     assert bench.statistics.fail_count == 3
     assert bench.statistics.success_count == 0
+
+
+def test_a_request_runs_before_it_times_out_in_the_delay() -> None:
+    bench = Bench(SchedulingPolicy(BatchPolicy(4, 10 * MS, keeps_deadlines=True)))
+    for name, timeout in (("patient", 0), ("hurried", 4_000)):
+        bench.submit(name, timeout=timeout)
+    bench.clock.settle()
+    bench.clock.advance(2 * MS - 1)
+    assert bench.instances[0].runs == []
+    bench.clock.advance(1)
+    assert bench.instances[0].running == ["patient", "hurried"]
+    assert bench.statistics.batches_closed[Closed.DEADLINE] == 1

@@ -25,6 +25,7 @@ class Asked:
     name: str
     values: list[int]
     level: int
+    width: int
     arrived: int
     pending: Pending
     sink: FakeSink
@@ -101,7 +102,7 @@ class Scheduling(RuleBasedStateMachine):
             return
         assert not self.limit or waiting < self.limit
         arrived = self.bench.clock.time
-        self.asked.append(Asked(name, values * width, level, arrived, pending, sink))
+        self.asked.append(Asked(name, values * width, level, width, arrived, pending, sink))
         self.settled = False
 
     @precondition(lambda self: self.asked)
@@ -169,10 +170,11 @@ class Scheduling(RuleBasedStateMachine):
 
     @invariant()
     def each_level_is_served_in_order(self) -> None:
+        """Those of one shape are: others may be passed over."""
         if self.delays:
             return  # what timed out goes behind the others
-        for level in {asked.level for asked in self.asked}:
-            names = {asked.name for asked in self.asked if asked.level == level}
+        for line in {(asked.level, asked.width) for asked in self.asked}:
+            names = {asked.name for asked in self.asked if (asked.level, asked.width) == line}
             served = [int(name) for name in self.started() if name in names]
             assert served == sorted(served)
 

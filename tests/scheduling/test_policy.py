@@ -1,11 +1,15 @@
 """When a batch closes, when a request times out, and which level it goes to."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from headrace.observability.statistics import Closed
 from headrace.scheduling.policy import (
+    LOOK_AHEAD,
     NO_POLICY,
     BatchPolicy,
     QueuePolicy,
@@ -21,11 +25,19 @@ class Waiting:
     rows: int
     arrived: int = 0
     key: object = None
+    deadline: int | None = None
 
 
 def queue_of(rows: list[int]) -> list[Waiting]:
     """Requests that arrived one nanosecond after the other."""
     return [Waiting(n, arrived) for arrived, n in enumerate(rows)]
+
+
+def taken_of(policy: BatchPolicy, queue: Iterable[Waiting], now: int) -> tuple[int, int | None]:
+    """How many requests at the head of a queue run now, and when to ask again."""
+    taken, _, ask_at = policy.take(queue, now)
+    assert taken == range(len(taken))
+    return len(taken), ask_at
 
 
 @pytest.mark.parametrize(
@@ -44,7 +56,7 @@ def queue_of(rows: list[int]) -> list[Waiting]:
     ],
 )
 def test_without_delay_a_batch_is_what_waits(rows: list[int], taken: int) -> None:
-    assert BatchPolicy(max_rows=4).take(queue_of(rows), 0) == (taken, None)
+    assert taken_of(BatchPolicy(max_rows=4), queue_of(rows), 0) == (taken, None)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +76,7 @@ def test_without_delay_a_batch_is_what_waits(rows: list[int], taken: int) -> Non
 def test_with_delay_a_batch_waits_for_company(
     rows: list[int], now: int, answer: tuple[int, int | None]
 ) -> None:
-    assert BatchPolicy(max_rows=4, max_delay=100).take(queue_of(rows), now) == answer
+    assert taken_of(BatchPolicy(max_rows=4, max_delay=100), queue_of(rows), now) == answer
 
 
 @pytest.mark.parametrize(
@@ -83,7 +95,7 @@ def test_with_delay_a_batch_waits_for_company(
 )
 def test_preferred_sizes(rows: list[int], now: int, answer: tuple[int, int | None]) -> None:
     policy = BatchPolicy(max_rows=6, max_delay=100, preferred=frozenset({2, 4}))
-    assert policy.take(queue_of(rows), now) == answer
+    assert taken_of(policy, queue_of(rows), now) == answer
 
 
 @pytest.mark.parametrize(
@@ -92,26 +104,102 @@ def test_preferred_sizes(rows: list[int], now: int, answer: tuple[int, int | Non
 )
 def test_preferred_sizes_without_delay(rows: list[int], taken: int) -> None:
     policy = BatchPolicy(max_rows=6, preferred=frozenset({2, 4}))
-    assert policy.take(queue_of(rows), 0) == (taken, None)
+    assert taken_of(policy, queue_of(rows), 0) == (taken, None)
 
 
 @pytest.mark.parametrize("delay", [0, 100])
-def test_another_key_closes_the_batch(delay: int) -> None:
-    queue = [Waiting(1, key="a"), Waiting(1, key="a"), Waiting(1, key="b"), Waiting(1, key="a")]
-    assert BatchPolicy(4, delay).take(queue, 0) == (2, None)
+@pytest.mark.parametrize(
+    ("keys", "rows", "positions", "reason"),
+    [
+        ("aaba", [1, 1, 1, 1], [0, 1, 3], Closed.SHAPE),
+        ("ab", [1, 1], [0], Closed.SHAPE),  # nobody waits for company behind another shape
+        ("abab", [2, 2, 2, 2], [0, 2], Closed.FULL),
+        ("abcabca", [1, 4, 4, 2, 4, 4, 2], [0, 3], Closed.FULL),  # the last does not fit
+        ("abaa", [3, 1, 2, 1], [0], Closed.FULL),  # and nobody of its shape overtakes it
+        ("ba", [4, 1], [0], Closed.FULL),
+    ],
+)
+def test_requests_of_another_key_are_passed_over(
+    keys: str, rows: list[int], positions: list[int], reason: Closed, delay: int
+) -> None:
+    queue = [Waiting(n, key=key) for n, key in zip(rows, keys, strict=True)]
+    taken, why, ask_at = BatchPolicy(4, delay).take(queue, 0)
+    assert (list(taken), why, ask_at) == (positions, reason, None)
+
+
+def test_so_many_requests_are_passed_over() -> None:
+    others = [Waiting(1, key="b")] * LOOK_AHEAD
+    near = [Waiting(1, key="a"), *others, Waiting(1, key="a")]
+    far = [Waiting(1, key="a"), *others, Waiting(1, key="b"), Waiting(1, key="a")]
+    assert list(BatchPolicy(4).take(near, 0)[0]) == [0, LOOK_AHEAD + 1]
+    assert list(BatchPolicy(4).take(far, 0)[0]) == [0]
+
+
+QUEUES = st.lists(st.tuples(st.integers(0, 4), st.sampled_from("abc")), max_size=40)
+
+
+@given(QUEUES, st.sampled_from([frozenset[int](), frozenset({2}), frozenset({2, 4})]))
+def test_whatever_shapes_come_nobody_starves_and_nobody_is_overtaken_by_its_like(
+    asked: list[tuple[int, str]], preferred: frozenset[int]
+) -> None:
+    policy = BatchPolicy(4, preferred=preferred)
+    waiting = list(enumerate(Waiting(rows, key=key) for rows, key in asked))
+    order: dict[object, list[int]] = {}
+    turn = 0
+    while waiting:
+        taken = list(policy.take([request for _, request in waiting], 0)[0])
+        assert taken[0] == 0
+        batch = [waiting[position] for position in taken]
+        assert len({request.key for _, request in batch}) == 1
+        assert sum(request.rows for _, request in batch) <= 4
+        assert all(turn <= number for number, _ in batch)  # batches that it has waited for
+        order.setdefault(batch[0][1].key, []).extend(number for number, _ in batch)
+        waiting = [item for item in waiting if item not in batch]
+        turn += 1
+    assert all(numbers == sorted(numbers) for numbers in order.values())
+    assert sum(map(len, order.values())) == len(asked)
+
+
+@pytest.mark.parametrize(
+    ("rows", "now", "reason"),
+    [
+        ([4], 0, Closed.FULL),
+        ([3, 2], 0, Closed.FULL),
+        ([2], 0, Closed.FULL),  # a preferred size
+        ([1], 100, Closed.DELAY),
+    ],
+)
+def test_why_a_batch_closes(rows: list[int], now: int, reason: Closed) -> None:
+    policy = BatchPolicy(4, 100, frozenset({2}))
+    assert policy.take(queue_of(rows), now)[1] is reason
+
+
+def test_without_a_delay_a_batch_closes_since_an_instance_is_free() -> None:
+    assert BatchPolicy(4).take(queue_of([1]), 0)[1] is Closed.IDLE
+    assert BatchPolicy(0).take(queue_of([1]), 0)[1] is Closed.FULL
+
+
+def test_a_delay_ends_before_a_request_times_out() -> None:
+    queue = [Waiting(1, 10), Waiting(1, 20, deadline=80), Waiting(1, 30, deadline=400)]
+    policy = BatchPolicy(4, 100, keeps_deadlines=True)
+    assert policy.take(queue, 49) == (range(0), Closed.IDLE, 50)
+    assert policy.take(queue, 50) == (range(3), Closed.DEADLINE, None)
+    assert policy.take(queue[:1], 50) == (range(0), Closed.IDLE, 110)
+    queue_policy = BatchPolicy(4, 100)  # of Triton's rules: they time out
+    assert queue_policy.take(queue, 50) == (range(0), Closed.IDLE, 110)
 
 
 def test_a_model_that_does_not_batch_gets_one_request_at_a_time() -> None:
     policy = BatchPolicy(max_rows=0, max_delay=100)
-    assert policy.take(queue_of([1, 1]), 0) == (1, None)
-    assert policy.take(queue_of([]), 0) == (0, None)
+    assert taken_of(policy, queue_of([1, 1]), 0) == (1, None)
+    assert taken_of(policy, queue_of([]), 0) == (0, None)
 
 
 def test_the_delay_counts_from_the_oldest_also_behind_a_more_urgent_one() -> None:
     queue = [Waiting(1, arrived=50), Waiting(1, arrived=0)]
     policy = BatchPolicy(max_rows=4, max_delay=100)
-    assert policy.take(queue, 60) == (0, 100)
-    assert policy.take(queue, 100) == (2, None)
+    assert taken_of(policy, queue, 60) == (0, 100)
+    assert taken_of(policy, queue, 100) == (2, None)
 
 
 def test_taking_looks_no_further_than_the_batch_can_grow() -> None:
@@ -122,7 +210,7 @@ def test_taking_looks_no_further_than_the_batch_can_grow() -> None:
             seen.append(n)
             yield Waiting(1)
 
-    assert BatchPolicy(max_rows=4).take(waiting(), 0) == (4, None)
+    assert taken_of(BatchPolicy(max_rows=4), waiting(), 0) == (4, None)
     assert len(seen) == 4
 
 

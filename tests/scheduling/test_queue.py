@@ -211,3 +211,16 @@ def test_requests_that_were_cancelled_are_not_kept_until_they_come_to_the_head()
         del pending
     assert queue.waiting == 1
     assert alive(sinks) < 100
+
+
+def test_picking_leaves_the_others_in_their_places() -> None:
+    queue = RequestQueue(policy_of(levels=2))
+    first, gone, second, third = (put(queue, name, 1) for name in ("a", "gone", "b", "c"))
+    low = [put(queue, name, 2) for name in "de"]
+    end(queue, gone)
+    assert queue.pick([0, 2, 3]) == [first, third, low[0]]
+    assert (names(queue), queue.waiting) == (["b", "e"], 2)
+    assert [p.started for p in (first, second, third, *low)] == [True, False, True, True, False]
+    put(queue, "f", 1)
+    assert names(queue) == ["b", "f", "e"]
+    assert [p.request.id for p in queue.popleft(3)] == ["b", "f", "e"]

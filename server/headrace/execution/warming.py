@@ -18,6 +18,7 @@ from headrace.core.errors import LoadFailed, ServerError
 from headrace.core.requests import InferRequest, InferResponse
 from headrace.core.signature import Signature
 from headrace.core.tensors import Array, Tensor
+from headrace.observability.statistics import VersionStatistics
 from headrace.scheduling.batch import Batch, Instance, Outcome, Pending
 from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy
@@ -138,7 +139,7 @@ class Warming:
         self._raised: Exception | None = None  # by the backend, in words that clients do not get
         policy = SchedulingPolicy(BatchPolicy(signature.max_batch_size))
         clock = _Clock(asyncio.get_running_loop())
-        self.batcher = Batcher(signature, version, policy, clock, _Unrecorded(), self._report)
+        self.batcher = Batcher(signature, version, policy, clock, VersionStatistics(), self._report)
 
     async def work(self, instance: Instance, samples: Sequence[Sample]) -> None:
         """Run all samples; raises `LoadFailed` naming the one that fails, or takes too long."""
@@ -190,33 +191,6 @@ class _Sink:
     def fail(self, error: ServerError) -> None:
         if not self.ended.done():
             self.ended.set_exception(error)
-
-
-class _Unrecorded:
-    """Counts nothing; see `headrace.scheduling.recorder.Recorder`."""
-
-    def batch_succeeded(
-        self,
-        arrived: Sequence[int],
-        inferences: int,
-        batch_rows: int,
-        started: int,
-        gathered: int,
-        computed: int,
-        ended: int,
-    ) -> None:
-        pass
-
-    def batch_opened(self, batch_rows: int, started: int, gathered: int, computed: int) -> None:
-        pass
-
-    def request_completed(
-        self, arrived: int, rows: int, started: int, ended: int, paused: bool = False
-    ) -> None:
-        pass
-
-    def request_failed(self, reason: str, duration_ns: int, fault: bool = False) -> None:
-        pass
 
 
 class _Clock:

@@ -268,6 +268,14 @@ def _counters(versions: list[VersionSeries], latencies: bool) -> Iterator[Metric
         for reason, count in series.statistics.failures.items():
             family.add_sample(name, {**_labels(series), "reason": reason}, count)
     yield family
+    family = Metric("headrace_batch_closed", "Batches by why they closed", "counter")
+    for series in versions:
+        closed = series.statistics.batches_closed
+        if any(closed.values()):  # what nobody asks for takes no room
+            for reason, count in closed.items():
+                labels = {**_labels(series), "reason": reason.value}
+                family.add_sample("headrace_batch_closed_total", labels, count)
+    yield family
 
 
 def _gauges(versions: list[VersionSeries]) -> Iterator[Metric]:

@@ -8,6 +8,7 @@ meaning of each counter is Triton's: a batched request has the whole batch's com
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from enum import StrEnum
 from time import time_ns
 
 from headrace.observability.backends import BackendCounts
@@ -22,6 +23,16 @@ LATENCY_BOUNDS: tuple[int, ...] = tuple(
     )
 )  # fmt: skip
 FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+
+
+class Closed(StrEnum):
+    """Why a batch closed, of those that might have got more requests."""
+
+    FULL = "full"  # at a preferred or the greatest size, or the next request does not fit
+    SHAPE = "shape"  # only requests of other shapes wait, as far as is looked
+    DELAY = "delay"  # its oldest request has waited for as long as the configuration says
+    IDLE = "idle"  # nothing else waits, and an instance is free
+    DEADLINE = "deadline"  # one of its requests would have timed out in the delay
 
 
 class Histogram:
@@ -68,6 +79,7 @@ class VersionStatistics:
         self.execution_count = 0
         self.last_inference_ms = 0
         self.batches: dict[int, BatchCounters] = {}
+        self.batches_closed = dict.fromkeys(Closed, 0)
         self.queue_histogram = Histogram()
         self.compute_histogram = Histogram()
         self.request_histogram = Histogram()

@@ -50,6 +50,7 @@ def scheduling_policy(config: ModelConfig) -> SchedulingPolicy:
             config.max_batch_size,
             batching.max_queue_delay_microseconds * 1_000,
             frozenset(batching.preferred_batch_size),
+            not (batching.HasField("default_queue_policy") or batching.priority_queue_policy),
         )
     return SchedulingPolicy(
         policy,

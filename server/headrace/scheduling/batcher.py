@@ -70,6 +70,7 @@ class Batcher:
         self._policy = policy
         self._clock = clock
         self._recorder = recorder
+        self._closed = recorder.batches_closed
         self._report = report
         self._queue = RequestQueue(policy)
         self._retries: deque[Batch] = deque()
@@ -245,12 +246,16 @@ class Batcher:
                 batch = self._retries.popleft()
                 pendings = [pending for pending in batch.pendings if not pending.ended]
             elif self._queue.waiting:
-                count, ask_at = self._policy.batch.take(self._queue, now)
-                if not count:
+                positions, reason, ask_at = self._policy.batch.take(self._queue, now)
+                if not positions:
                     if ask_at is not None:
                         self._arm(ask_at)
                     return None
-                pendings = self._queue.popleft(count)
+                self._closed[reason] += 1
+                if type(positions) is range:  # as nearly always: from the head on
+                    pendings = self._queue.popleft(len(positions))
+                else:
+                    pendings = self._queue.pick(positions)
             else:
                 return None
             if self.quarantine.cases:

@@ -9,7 +9,7 @@ they are more than those that wait, all of them are swept out.
 import heapq
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from headrace.core.errors import QueueFull
 from headrace.scheduling.batch import Pending
@@ -95,6 +95,28 @@ class RequestQueue:
                 pending.started = True
                 taken.append(pending)
                 self._sizes[pending.level] -= 1
+        self.waiting -= len(taken)
+        return taken
+
+    def pick(self, positions: Sequence[int]) -> list[Pending]:
+        """Take the requests at these ascending positions; they count as started."""
+        taken: list[Pending] = []
+        position = 0
+        for queue in self._deques:
+            passed: list[Pending] = []
+            while queue and len(taken) < len(positions):
+                pending = queue.popleft()
+                if pending.ended:
+                    self._dead -= 1
+                    continue
+                if position == positions[len(taken)]:
+                    pending.started = True
+                    taken.append(pending)
+                    self._sizes[pending.level] -= 1
+                else:
+                    passed.append(pending)
+                position += 1
+            queue.extendleft(reversed(passed))
         self.waiting -= len(taken)
         return taken
 

@@ -3,9 +3,15 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from headrace.observability.statistics import Closed
+
 
 class Recorder(Protocol):
     """Where the scheduler counts what happened; see `headrace.observability.statistics`."""
+
+    @property
+    def batches_closed(self) -> dict[Closed, int]:
+        """How many batches closed why; the scheduler counts in it."""
 
     def batch_succeeded(
         self,

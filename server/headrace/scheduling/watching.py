@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from headrace.observability.statistics import Closed
 from headrace.scheduling.recorder import Recorder
 
 Computed = Callable[[int, int, int, int], None]  # started, gathered, computed, ended
@@ -17,6 +18,11 @@ class WatchingRecorder:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self._watched: dict[int, list[Computed]] = {}
+
+    @property
+    def batches_closed(self) -> dict[Closed, int]:
+        """`Recorder.batches_closed`."""
+        return self.recorder.batches_closed
 
     @property
     def idle(self) -> bool:
