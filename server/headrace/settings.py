@@ -68,6 +68,14 @@ class Settings(DoorSettings, ModelSettings):
         least=1,
         most=100,
     )
+    max_model_share: int = setting(
+        80,
+        "Percent of these two limits that the requests of one model may take while the server has"
+        " others, of which several busy ones leave room as well; a model may have 64 requests and"
+        " 8 MiB in any case; 100: no limit",
+        least=1,
+        most=100,
+    )
     max_connections: int = setting(
         10_000,
         "Connections of clients in each process that has them, at most three quarters of the files"
@@ -127,7 +135,9 @@ class Settings(DoorSettings, ModelSettings):
         """What one client may take, in a process that may open so many files."""
         most = files * 3 // 4
         connections = min(self.max_connections, most) if self.max_connections else most
-        return Shares(self.max_connection_share, self.max_address_share, connections)
+        return Shares(
+            self.max_connection_share, self.max_address_share, connections, self.max_model_share
+        )
 
     def frontend_count(self, cores: int) -> int:
         """How many front ends to start on so many cores.

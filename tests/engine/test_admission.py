@@ -4,7 +4,7 @@ import pytest
 
 from headrace.core.errors import Overloaded, ServerExiting
 from headrace.core.shares import Shares
-from headrace.engine.admission import Admission, Held
+from headrace.engine.admission import Admission, Held, ModelAccount
 
 
 def test_counts_go_up_and_down() -> None:
@@ -254,3 +254,97 @@ def test_the_most_that_was_held_is_kept() -> None:
     connection.owe(0)
     admission.leave(10)
     assert (admission.bytes, admission.peak_bytes) == (0, 130)
+
+
+# --- models
+
+
+def admit(admission: Admission, model: ModelAccount, nbytes: int = 0) -> str:
+    """Queue a request for a model; the text of the refusal, if it is refused."""
+    try:
+        admission.enter(nbytes)
+    except Overloaded as error:
+        return str(error)
+    try:
+        if model.requests >= model.free_requests or model.bytes >= model.free_bytes:
+            model.check()
+    except Overloaded as error:
+        admission.leave(nbytes)
+        return str(error)
+    model.requests += 1
+    model.bytes += nbytes
+    return ""
+
+
+def fill(admission: Admission, model: ModelAccount, nbytes: int = 0) -> int:
+    """Queue requests for a model until one is refused; how many were not."""
+    before = model.requests
+    while not admit(admission, model, nbytes):
+        pass
+    return model.requests - before
+
+
+def test_a_model_leaves_room_for_others() -> None:
+    admission = Admission(1000, 0)
+    first, second = admission.model("first"), admission.model("second")
+    assert fill(admission, first) == 800
+    assert admission.refused == 1
+    assert admit(admission, first) == (
+        "model 'first' is at its share of the server's limit of 1000 requests at once, with 800"
+        " under way (--max-model-share); try again later"
+    )
+    assert fill(admission, second) == 160  # of the 200 that are left
+
+
+def test_the_bytes_of_a_model_leave_room_for_others() -> None:
+    admission = Admission(0, 100 << 20)
+    first, second = admission.model("first"), admission.model("second")
+    assert fill(admission, first, 1 << 20) == 80
+    refusal = admit(admission, first, 1 << 20)
+    assert "limit of 104857600 bytes of requests at once, with 83886080 under way" in refusal
+    assert fill(admission, second, 1 << 20) == 16
+
+
+def test_a_model_may_have_some_requests_in_any_case() -> None:
+    admission = Admission(70, 1 << 20)
+    first = admission.model("first")
+    admission.model("second")
+    assert fill(admission, first) == 64
+    assert "(--max-model-share)" in admit(admission, first)
+
+
+@pytest.mark.parametrize("shares", [Shares(), Shares(model=100)])
+def test_a_model_alone_and_one_without_a_share_may_have_all(shares: Shares) -> None:
+    admission = Admission(1000, 0, shares)
+    first = admission.model("first")
+    other = admission.model("other" if shares.model == 100 else "first")  # another version
+    assert fill(admission, first) == 1000
+    assert "(--max-admitted-requests)" in admit(admission, first)
+    other.leave()
+
+
+def test_models_come_and_go() -> None:
+    admission = Admission(1000, 0)
+    first, second = admission.model("first"), admission.model("second")
+    assert admission.model("second") is second  # of another version
+    assert fill(admission, first) == 800
+    second.leave()
+    assert fill(admission, first) == 0
+    second.leave()
+    assert fill(admission, first) == 200
+    admission.model("third")
+    admission.leave(0)
+    assert "(--max-model-share)" in admit(admission, first)
+
+
+@pytest.mark.parametrize(("busy", "each"), [(1, 800), (2, 445), (3, 308), (4, 236)])
+def test_however_many_models_are_busy_there_is_room_for_the_next(busy: int, each: int) -> None:
+    admission = Admission(1000, 0)
+    models = [admission.model(str(n)) for n in range(5)]
+    for _ in range(1000):
+        for model in models[:busy]:
+            admit(admission, model)
+    counts = {model.requests for model in models[:busy]}
+    assert max(counts) == each
+    assert min(counts) >= each - 1
+    assert fill(admission, models[4]) >= 47

@@ -224,6 +224,34 @@ def test_a_body_that_unpacks_beyond_the_limit(small: Busy) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--frontends=1"]], ids=["alone", "front ends"])
+def test_one_model_leaves_room_for_others(repository: Path, options: list[str]) -> None:
+    async def scenario(busy: Busy) -> None:
+        server = busy.server
+        async with open_channel(server.grpc) as channel:
+            async with holding(busy, MODEL, 4):
+                waiting = [asyncio.ensure_future(infer(server, MODEL, n)) for n in range(79)]
+                await until(lambda: pending(server, MODEL), lambda n: n == 79)
+                answer = await post(server.http, INFER[MODEL], busy_json(9))
+                assert answer.status == 503
+                assert int(answer.headers["retry-after"]) > 0
+                assert b"share of the server's limit of 100 requests" in answer.body
+                text = await refused_grpc(call(channel, "ModelInfer", busy_message(MODEL, 9)))
+                assert f"model '{MODEL}' is at its share" in text
+                assert "80 under way (--max-model-share)" in text
+                assert await infer(server, "busy", 5) == 5
+                assert await infer_grpc(channel, "busy", 6) == 6
+                assert not any(task.done() for task in waiting)
+            assert await asyncio.gather(*waiting) == list(range(79))
+        await until(lambda: admitted(server), lambda found: found == (0, 0))
+        assert await infer(server, MODEL, 7) == 7
+
+    with ServerProcess(repository, options=["--max-admitted-requests=100", *options]) as server:
+        asyncio.run(scenario(Busy(server, cost_of_a_second(server.http))))
+        assert server.stop() == 0
+
+
+@pytest.mark.slow
 def test_a_full_queue_of_one_model(tmp_path: Path) -> None:
     write_busy_model(
         tmp_path, max_batch_size=1,

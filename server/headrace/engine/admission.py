@@ -6,7 +6,12 @@ whole, until it is answered; an answer that its client does not read takes its b
 read. At a limit the newcomer is refused at once: a longer queue would only make everyone late.
 
 Each connection has a `ConnectionAccount` below the server's `Admission`, with a share of its
-limits; so has each client's address if that is asked for. Owned by the event-loop thread.
+limits; so has each client's address if that is asked for. Each model has a `ModelAccount` for its
+requests from when they are queued to their end. A model is held to its share of what is free, not
+of the limits: with 80 % the requests of one model may be four times what is left. So one busy model
+gets 80 % of a limit, two get 44 % each, and however many there are, some of it is left for the
+next. (Known as dynamic thresholds, from buffers that ports of a switch share.) Owned by the
+event-loop thread.
 """
 
 from collections import Counter
@@ -19,11 +24,13 @@ from headrace.core.errors import Overloaded, ServerExiting
 from headrace.core.shares import Shares
 from headrace.engine.workbench import Workbench
 from headrace.observability.answers import Answers
+from headrace.scheduling.delivery import ModelLoad
 
 _PRESSED = 0.8  # of a limit, from which on clients that make no progress have less time
 # What a client may have in any case, so that shares of low limits do not get in the way.
 _LEAST_REQUESTS = 64
 _LEAST_BYTES = 64 << 20
+_LEAST_MODEL_BYTES = 8 << 20
 
 
 class Held(NamedTuple):
@@ -67,6 +74,7 @@ class Admission:
         self.most_bytes = max_bytes or maxsize
         self.watched = False  # whether `changed` is to be called after each change
         self._addresses: dict[str, _Address] = {}
+        self._models: dict[str, ModelAccount] = {}
         self._on_change: Callable[[], object] | None = None
         self._on_empty: Callable[[], None] | None = None
         self._on_close: set[Callable[[], None]] = set()
@@ -115,6 +123,29 @@ class Admission:
     def forget(self, address: "_Address") -> None:
         """An address without connections holds nothing."""
         self._addresses.pop(address.name, None)
+
+    # --- models
+
+    def model(self, name: str) -> "ModelAccount":
+        """The account of a model, for one version more of it until `ModelAccount.leave`."""
+        account = self._models.get(name)
+        if account is None:
+            account = self._models[name] = ModelAccount(self, name)
+            self._limit_models()
+        account.versions += 1
+        return account
+
+    def forget_model(self, name: str) -> None:
+        """A model has no version any more."""
+        del self._models[name]
+        self._limit_models()
+
+    def _limit_models(self) -> None:
+        """Hold models to their share; not one that is alone, which takes nothing from others."""
+        limited = len(self._models) > 1 and self.shares.model < 100
+        for account in self._models.values():
+            account.free_requests = _LEAST_REQUESTS if limited else maxsize
+            account.free_bytes = _LEAST_MODEL_BYTES if limited else maxsize
 
     # --- messages on their way
 
@@ -303,6 +334,43 @@ class _Address:
     def __init__(self, name: str) -> None:
         self.name = name
         self.connections = self.requests = self.bytes = 0
+
+
+class ModelAccount(ModelLoad):
+    """The account of a model."""
+
+    def __init__(self, server: Admission, name: str) -> None:
+        """`server.model` makes them."""
+        super().__init__()
+        self.versions = 0
+        self._server = server
+        self._name = name
+
+    def leave(self) -> None:
+        """A version of the model is no more."""
+        self.versions -= 1
+        if not self.versions:
+            self._server.forget_model(self._name)
+
+    def check(self) -> None:
+        """Raise `Overloaded` if a request more would take others' share.
+
+        The server has counted that request already.
+        """
+        server = self._server
+        if self.requests >= self.free_requests and server.max_requests:
+            self._hold_to(server.max_requests, self.requests, server.requests, "requests")
+        if self.bytes >= self.free_bytes and server.max_bytes:
+            self._hold_to(server.max_bytes, self.bytes, server.bytes, "bytes of requests")
+
+    def _hold_to(self, limit: int, own: int, held: int, what: str) -> None:
+        share = self._server.shares.model
+        if own * (100 - share) > (limit - held) * share:
+            self._server.refuse()
+            raise Overloaded(
+                f"model '{self._name}' is at its share of the server's limit of {limit} {what} at"
+                f" once, with {own} under way (--max-model-share); try again later"
+            )
 
 
 class ConnectionAccount:

@@ -13,6 +13,7 @@ from headrace.execution.model_kinds import in_worker, is_elsewhere
 from headrace.observability.statistics import VersionStatistics
 from headrace.scheduling.batch import Pending
 from headrace.scheduling.batcher import Batcher
+from headrace.scheduling.delivery import ModelLoad
 from headrace.scheduling.dividing import DividingBatcher
 from headrace.scheduling.policy import BatchPolicy
 from headrace.scheduling.quarantine import Quarantine
@@ -44,8 +45,12 @@ def make_batcher(
     loop: asyncio.AbstractEventLoop,
     statistics: VersionStatistics,
     report: Callable[[Sequence[Pending], Exception], None],
+    load: ModelLoad,
 ) -> Batcher:
-    """A scheduler without instances; `report` is told which requests a backend failed on."""
+    """A scheduler without instances; `report` is told which requests a backend failed on.
+
+    `load` counts the requests of all versions of the model.
+    """
     remote = remote_model(loaded)
     kind: Callable[..., Batcher] = Batcher
     policy = loaded.scheduling
@@ -55,7 +60,7 @@ def make_batcher(
             policy = replace(policy, batch=BatchPolicy(0))  # what is not read cannot be batched
     return kind(
         loaded.signature, version, policy, LoopClock(loop), statistics, report,
-        _quarantine(loaded),
+        _quarantine(loaded), load,
     )  # fmt: skip
 
 

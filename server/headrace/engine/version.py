@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from headrace.core.errors import InvalidRequest, ModelNotReady, ServerError
 from headrace.core.requests import InferRequest, InferResponse, Passes, Sink, Ticket
 from headrace.core.signature import Signature
+from headrace.engine.admission import ModelAccount
 from headrace.engine.fail_over import FailOver
 from headrace.engine.footprint import GpuMemory
 from headrace.engine.future_sink import FutureSink
@@ -84,6 +85,7 @@ class ModelVersion:
         self._signature: Signature | None = None
         self._host: ModelHost | None = None
         self._special: SpecialRequests
+        self._account: ModelAccount | None = None
         self.upload: Upload | None = None  # its files, where a request has brought them
         self._sets: list[InstanceSet] = []  # one for each backend
         self._fail_over: FailOver | None = None  # if it has several
@@ -242,7 +244,10 @@ class ModelVersion:
         self._announce: Callable[[], None] = announce
         self._host = host
         self.upload = loaded.upload
-        batcher = make_batcher(loaded, self.name, loop, self.statistics, self._report)
+        self._account = regions.admission.model(self.model)
+        batcher = make_batcher(
+            loaded, self.name, loop, self.statistics, self._report, self._account
+        )
         schedulers: Sequence[Batcher | Tier] = [batcher]
         self._submit = batcher.submit
         if loaded.backends is not None:
@@ -340,6 +345,9 @@ class ModelVersion:
         if self._fail_over is not None:
             self._fail_over.close()
         self._batcher.close()
+        if self._account is not None:
+            self._account.leave()
+            self._account = None
         await asyncio.gather(*(instances.closed() for instances in self._sets))
         self._sets = []
         self._memory.clear()

@@ -38,7 +38,7 @@ from headrace.scheduling.batch import (
     Unanswered,
 )
 from headrace.scheduling.clock import Clock, Timer
-from headrace.scheduling.delivery import Delivery, give
+from headrace.scheduling.delivery import Delivery, ModelLoad, give
 from headrace.scheduling.instances import Instances
 from headrace.scheduling.policy import SchedulingPolicy
 from headrace.scheduling.quarantine import Quarantine
@@ -62,8 +62,13 @@ class Batcher:
         recorder: Recorder,
         report: Callable[[Sequence[Pending], Exception], None],
         quarantine: Quarantine | None = None,
+        load: ModelLoad | None = None,
     ) -> None:
-        """`report` is told which requests a backend failed on, unless it has said so itself."""
+        """`report` is told which requests a backend failed on, unless it has said so itself.
+
+        `load` counts the model's requests that are under way, and may refuse more of them.
+        """
+        self._load = load or ModelLoad()
         self.quarantine = Quarantine(signature.model) if quarantine is None else quarantine
         self._signature = signature
         self._version = version
@@ -75,7 +80,7 @@ class Batcher:
         self._queue = RequestQueue(policy)
         self._retries: deque[Batch] = deque()
         self._open: set[Pending] = set()
-        self._delivery = Delivery(policy.preserve_ordering)
+        self._delivery = Delivery(policy.preserve_ordering, self._load)
         self._instances = Instances()
         self._idle = self._instances.idle
         self._flush_scheduled = False
@@ -127,7 +132,10 @@ class Batcher:
         return True
 
     def submit(self, request: InferRequest, sink: Sink, rows: int) -> Pending:
-        """Queue a request that has been checked; raises `QueueFull`."""
+        """Queue a request that has been checked; raises `QueueFull` or `Overloaded`."""
+        load = self._load
+        if load.requests >= load.free_requests or load.bytes >= load.free_bytes:
+            load.check()
         key = self._signature.batch_key(request)
         pending = Pending(request, sink, rows, key, self._clock.now(), self)
         self._queue.append(pending)

@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from sys import maxsize
 
 from headrace.core.errors import ExecutionFailed, ServerError
 from headrace.core.requests import InferResponse
@@ -15,24 +16,49 @@ from headrace.scheduling.batch import NoResponse, Pending
 log = logging.getLogger(__name__)
 
 
-class Delivery:
-    """Calls the sinks of requests that have ended; `ordered` ones wait for all before them."""
+class ModelLoad:
+    """Requests of one model that are under way, of all its versions, and their bytes.
 
-    def __init__(self, ordered: bool) -> None:
+    Without a limit; `headrace.engine.admission` has one that holds models to their share. Nobody
+    has to ask it below `free_requests` and `free_bytes`.
+    """
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.bytes = 0
+        self.free_requests = self.free_bytes = maxsize
+
+    def check(self) -> None:
+        """Raise `Overloaded` if there must be no request more."""
+
+
+class Delivery:
+    """Calls the sinks of requests that have ended; `ordered` ones wait for all before them.
+
+    `load` counts the requests from `expect` to their `release`.
+    """
+
+    def __init__(self, ordered: bool, load: ModelLoad) -> None:
+        self._load = load
         self._ordered = ordered
         self._order: deque[Pending] = deque()  # what has not been answered
 
     def expect(self, pending: Pending) -> None:
         """A request has been accepted."""
+        load = self._load
+        load.requests += 1
+        load.bytes += pending.request.nbytes
         if self._ordered:
             self._order.append(pending)
 
     def release(self, ended: Sequence[Pending]) -> None:
         """Answer ended requests, or let them wait for all that came earlier."""
-        if not self._ordered:
-            for pending in ended:
+        load = self._load
+        load.requests -= len(ended)
+        for pending in ended:
+            load.bytes -= pending.request.nbytes
+            if not self._ordered:
                 _deliver(pending)
-            return
         order = self._order
         while order and order[0].ended:
             _deliver(order.popleft())
