@@ -1,6 +1,7 @@
 """The check of a request against a model's declared inputs and outputs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -134,7 +135,10 @@ def test_rows_of_a_request_that_fits(signature: Signature, given: InferRequest, 
         (
             BATCHING,
             request(a=(9, 16), b=(9, 3)),
-            ["inference request batch-size must be <= 8 for 'm'", "got 9"],
+            [
+                "inference request batch-size must be <= 8 for 'm'",
+                "got 9 (its limit is the max_batch_size of its configuration)",
+            ],
         ),
         # 5. an input that the model has not
         (
@@ -274,3 +278,17 @@ def test_reshaped_both_ways(spec: TensorSpec, batches: bool, client: Shape, mode
 def test_quoted() -> None:
     assert quoted([]) == "[]"
     assert quoted(["a", "b"]) == "['a','b']"
+
+
+def test_a_request_may_have_the_rows_of_several_batches() -> None:
+    divided = replace(BATCHING, parts=3, limit="--an-option")
+    assert divided.check(request(a=(24, 16), b=(24, 3))) == 24
+    text = (
+        r"batch-size must be <= 24 for 'm', got 25"
+        r" \(a request may take 3 batches, whose size is --an-option\)"
+    )
+    with pytest.raises(InvalidRequest, match=text):
+        divided.check(request(a=(25, 16), b=(25, 3)))
+    divided.check_tensor("a", Datatype.FP32, (24, 16))
+    with pytest.raises(InvalidRequest, match=text):
+        divided.check_tensor("a", Datatype.FP32, (25, 16))

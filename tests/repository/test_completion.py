@@ -14,6 +14,7 @@ from headrace.repository.completion import (
     batches,
     complete_backend,
     complete_tensors,
+    divides,
     normalise,
 )
 from headrace.repository.config import ConfigFile, parse_config, read_config
@@ -313,3 +314,28 @@ def test_which_models_batch(text: str, answer: bool) -> None:
     config = config_of(text)
     assert batches(config) is answer
     assert len(config.parameters) == ("parameters" in text)  # asking adds nothing
+
+
+@pytest.mark.parametrize(
+    ("text", "of_this_server", "of_others"),
+    [
+        ("max_batch_size: 4", True, False),
+        ("", False, False),
+        ("max_batch_size: 4 dynamic_batching { preserve_ordering: true }", False, False),
+        (
+            'max_batch_size: 4 parameters { key: "split_requests" value { string_value: "on" } }',
+            True, True,
+        ),
+        (
+            'max_batch_size: 4 parameters { key: "split_requests" value { string_value: "off" } }',
+            False, False,
+        ),
+    ],
+)  # fmt: skip
+def test_which_models_have_large_requests_divided(
+    text: str, of_this_server: bool, of_others: bool
+) -> None:
+    config = config_of(text)
+    assert divides(config, completed=True) is of_this_server
+    assert divides(config, completed=False) is of_others
+    assert len(config.parameters) == ("parameters" in text)

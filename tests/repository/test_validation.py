@@ -128,6 +128,11 @@ def test_good_configurations(text: str) -> None:
             r"must be one of \['on','off'\], got ''",
         ),
         (
+            'parameters { key: "split_requests" value { string_value: "yes" } }',
+            "parameters['split_requests']",
+            r"must be one of \['on','off'\], got 'yes'",
+        ),
+        (
             'input { name: "x" data_type: 99 }',
             "input[0].data_type",
             "one of TYPE_INVALID, .*got 99",
@@ -185,6 +190,25 @@ def test_everything_wrong_is_told_at_once() -> None:
 )
 def test_complete_tensors(text: str, paths: list[str]) -> None:
     assert [problem.path for problem in tensor_problems(config_of(text))] == paths
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        ("max_batch_size: 4", False),
+        ("", True),
+        ("max_batch_size: 4 sequence_batching { }", True),
+        ("max_batch_size: 4 model_transaction_policy { decoupled: true }", True),
+        ("max_batch_size: 4 dynamic_batching { preserve_ordering: true }", True),
+        ('max_batch_size: 4 parameters { key: "batching" value { string_value: "off" } }', True),
+    ],
+)
+def test_requests_that_cannot_be_divided(text: str, refused: bool) -> None:
+    given = text + ' parameters { key: "split_requests" value { string_value: "%s" } }'
+    declared = 'input { name: "x" data_type: TYPE_FP32 } output { name: "y" data_type: TYPE_FP32 }'
+    for value, paths in (("on", ["parameters['split_requests']"] * refused), ("off", [])):
+        config = config_of(given % value + declared)
+        assert [problem.path for problem in tensor_problems(config)] == paths
 
 
 X = TensorInfo("x", FP32, (-1, 3))

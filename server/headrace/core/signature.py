@@ -39,7 +39,9 @@ class Signature:
 
     `max_batch_size` 0 means that the model does not batch: axis 0 has no meaning of its own.
     A `decoupled` model answers a request as often as it likes. `parameters` are the names of the
-    request parameters that it reads, None if it may read any.
+    request parameters that it reads, None if it may read any. A request may have the rows of so
+    many batches as `parts` says; more than one means that requests are divided. `limit` names what
+    sets the size of a batch.
     """
 
     model: str
@@ -48,6 +50,8 @@ class Signature:
     outputs: tuple[TensorSpec, ...]
     decoupled: bool = False
     parameters: frozenset[str] | None = field(default=None, compare=False)
+    parts: int = 1
+    limit: str = "the max_batch_size of its configuration"
     texts: tuple[str, ...] = field(init=False, repr=False, compare=False)  # inputs of BYTES
     _inputs: dict[str, TensorSpec] = field(init=False, repr=False, compare=False)
     _outputs: dict[str, TensorSpec] = field(init=False, repr=False, compare=False)
@@ -96,7 +100,7 @@ class Signature:
         row = shape[1:] if self.batches else shape
         if not fits(tuple(row), spec.dims) or (self.batches and not shape):
             raise InvalidRequest(self._wrong_shape(spec, shape))
-        if self.batches and shape[0] > self.max_batch_size:
+        if self.batches and shape[0] > self.max_batch_size * self.parts:
             raise InvalidRequest(self._too_many_rows(shape[0]))
 
     def check(self, request: InferRequest) -> int:
@@ -156,7 +160,7 @@ class Signature:
             return 1
         if rows == -1:
             return 1  # every input is optional and none was given
-        if rows > self.max_batch_size:
+        if rows > self.max_batch_size * self.parts:
             raise InvalidRequest(self._too_many_rows(rows))
         return rows
 
@@ -199,9 +203,12 @@ class Signature:
         )
 
     def _too_many_rows(self, rows: int) -> str:
+        why = f"its limit is {self.limit}"
+        if self.parts > 1:
+            why = f"a request may take {self.parts} batches, whose size is {self.limit}"
         return (
-            f"inference request batch-size must be <= {self.max_batch_size} for '{self.model}',"
-            f" got {rows} (its limit is the max_batch_size of its configuration)"
+            f"inference request batch-size must be <= {self.max_batch_size * self.parts}"
+            f" for '{self.model}', got {rows} ({why})"
         )
 
     def _wrong_shape(self, spec: TensorSpec, shape: Sequence[int]) -> str:

@@ -44,6 +44,7 @@ from headrace.wire.pb.model_config_pb2 import ModelConfig
 # inline.
 _SMALL_FILE = 16 << 20
 _GRACE_SECS = 0.5
+_MOST_PARTS = 1024  # batches of one request, each of some 50 us for a light model
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,22 @@ def complete(opened: Opened, model: LoadedModel, options: LoadOptions) -> ModelC
     return config
 
 
+def _divided(
+    signature: Signature, opened: Opened, model: LoadedModel, config: ModelConfig
+) -> Signature:
+    """A signature that knows how many rows a request may have, and what decides on that."""
+    limit, completed = signature.limit, False
+    if not (opened.file.sets("max_batch_size") or is_elsewhere(model)):
+        completed = config.backend != "python"
+        limit = (
+            "--default-max-batch-size, since its configuration sets no max_batch_size"
+            if completed
+            else "the max_batch_size that its code sets"
+        )
+    parts = _MOST_PARTS if completion.divides(config, completed) else 1
+    return replace(signature, parts=parts, limit=limit)
+
+
 def _undeclared(config: ModelConfig) -> Iterator[Problem]:
     """What a model that nobody can look into has to say of itself."""
     for kind, tensors in (("input", config.input), ("output", config.output)):
@@ -182,7 +199,7 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
             model = _load(opened, replace(first_spec, threads=first_threads))
             loaded.append(LoadedInstance(placements[0].name, model, InstanceKind.INLINE))
             config = complete(opened, model, options)
-            signature = reading.signature(config)
+            signature = _divided(reading.signature(config), opened, model, config)
             if not model.reads_parameters:
                 signature = replace(signature, parameters=frozenset())
             scheduling = reading.scheduling_policy(config)

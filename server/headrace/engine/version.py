@@ -4,12 +4,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from sys import maxsize
 from typing import TYPE_CHECKING
 
 from headrace.core.errors import InvalidRequest, ModelNotReady, ServerError
 from headrace.core.requests import InferRequest, InferResponse, Passes, Sink, Ticket
 from headrace.core.signature import Signature
 from headrace.engine.admission import ModelAccount
+from headrace.engine.divided_requests import DividedRequest
 from headrace.engine.fail_over import FailOver
 from headrace.engine.footprint import GpuMemory
 from headrace.engine.future_sink import FutureSink
@@ -21,6 +23,7 @@ from headrace.engine.response_counting import ResponseCounting
 from headrace.engine.scheduler import before, make_batcher, passes_on, remote_model
 from headrace.engine.special_requests import SpecialRequests, with_id
 from headrace.engine.updating import Change, Serving
+from headrace.engine.workbench import Workbench
 from headrace.execution.choice import InstanceKind
 from headrace.execution.local import LocalInstance
 from headrace.execution.model_kinds import is_elsewhere
@@ -85,7 +88,9 @@ class ModelVersion:
         self._signature: Signature | None = None
         self._host: ModelHost | None = None
         self._special: SpecialRequests
+        self._bench: Workbench
         self._account: ModelAccount | None = None
+        self._batch_rows = 0
         self.upload: Upload | None = None  # its files, where a request has brought them
         self._sets: list[InstanceSet] = []  # one for each backend
         self._fail_over: FailOver | None = None  # if it has several
@@ -210,6 +215,8 @@ class ModelVersion:
             rows = self._signature.check(request)
         except InvalidRequest as error:
             raise with_id(request, error) from None
+        if rows > self._batch_rows:
+            return self._divide(request, sink, rows)
         return self._submit(request, sink, rows)
 
     def _submit_checked(self, request: InferRequest, sink: Sink, rows: int) -> Ticket:
@@ -218,7 +225,17 @@ class ModelVersion:
             raise self.not_ready()
         if self._given_up:
             raise self._waiting_error()
+        if rows > self._batch_rows:
+            return self._divide(request, sink, rows)
         return self._submit(request, sink, rows)
+
+    def _divide(self, request: InferRequest, sink: Sink, rows: int) -> Ticket:
+        """Queue a request of more rows than a batch has."""
+        assert self._batcher is not None
+        assert self._submit is not None
+        return DividedRequest(
+            request, sink, rows, self._batch_rows, self._submit, self._batcher, self._bench
+        ).begin()
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """Submit a request and wait for its response; cancelling the wait cancels the request."""
@@ -264,6 +281,8 @@ class ModelVersion:
         self._batcher = batcher
         self._config = loaded.config
         self._signature = loaded.signature
+        self._batch_rows = loaded.signature.max_batch_size or maxsize
+        self._bench = regions.admission.workbench
         self.decoupled = loaded.config.model_transaction_policy.decoupled
         if self.decoupled:
             bounds = first_response_bounds(loaded.config)

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from headrace.execution.loaded_worker import LoadedWorker
 
 # All that have a meaning for the server; what others mean, a model knows.
-PARAMETERS = WORKER_PARAMETERS | {"batching", "execution", "function", "max_concurrency"}
+PARAMETERS = WORKER_PARAMETERS | {
+    "batching", "execution", "function", "max_concurrency", "split_requests"
+}  # fmt: skip
 
 
 class PythonBackend:

@@ -150,6 +150,22 @@ def batches(config: ModelConfig) -> bool:
     )
 
 
+def divides(config: ModelConfig, completed: bool) -> bool:
+    """Whether requests with more rows than a batch are divided.
+
+    `completed` is whether it was this server that chose the size of a batch.
+    """
+    if "split_requests" in config.parameters:
+        return config.parameters["split_requests"].string_value == "on"
+    return completed and can_divide(config)
+
+
+def can_divide(config: ModelConfig) -> bool:
+    """Whether requests may be divided: rows are each for themselves, and so are answers."""
+    ordered = config.dynamic_batching.preserve_ordering
+    return batches(config) and not (config.model_transaction_policy.decoupled or ordered)
+
+
 def model_dims(tensor: ModelTensor) -> Sequence[int]:
     """The dimensions that the model itself sees, without that of the batch."""
     return tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims

@@ -41,7 +41,7 @@ EFFECTIVE = frozenset(
 )  # fmt: skip
 
 # Own settings in the `parameters` map; a backend reads further ones.
-OWN_PARAMETERS = frozenset({"execution", "batching", "traffic"}) | FAIL_OVER
+OWN_PARAMETERS = frozenset({"execution", "batching", "split_requests", "traffic"}) | FAIL_OVER
 _ALIKE = 0.85  # from which on a name is taken for another one that was spelt wrongly
 
 

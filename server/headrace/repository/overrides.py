@@ -17,8 +17,8 @@ FREE_FIELDS = (
 )  # fmt: skip
 FREE_PARAMETERS = frozenset(
     {
-        "batching", "max_concurrency", "intra_op_thread_count", "inter_op_thread_count",
-        "execution_mode", "enable_mem_arena", "enable_mem_pattern",
+        "batching", "split_requests", "max_concurrency", "intra_op_thread_count",
+        "inter_op_thread_count", "execution_mode", "enable_mem_arena", "enable_mem_pattern",
         "memory.enable_memory_arena_shrinkage", "cudnn_conv_algo_search", "gpu_mem_limit",
         "arena_extend_strategy", "do_copy_in_default_stream",
     }

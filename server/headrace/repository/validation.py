@@ -12,7 +12,7 @@ from headrace.core.model_spec import TensorInfo
 from headrace.core.shapes import brackets
 from headrace.core.signature import quoted
 from headrace.repository import fail_over
-from headrace.repository.completion import ModelTensor, model_dims
+from headrace.repository.completion import ModelTensor, can_divide, divides, model_dims
 from headrace.repository.config import Problem
 from headrace.repository.traffic import PARAMETER as TRAFFIC
 from headrace.repository.traffic import InvalidRules, parse_rules
@@ -51,7 +51,7 @@ def problems(config: ModelConfig, directory: str) -> Iterator[Problem]:
 
 
 def tensor_problems(config: ModelConfig) -> Iterator[Problem]:
-    """What must hold of `input` and `output` once they are complete."""
+    """What must hold of `input` and `output`, and of requests, once they are complete."""
     declared: dict[str, Sequence[ModelTensor]] = {"input": config.input, "output": config.output}
     for path, tensors in declared.items():
         if not tensors:
@@ -59,6 +59,11 @@ def tensor_problems(config: ModelConfig) -> Iterator[Problem]:
         for index, tensor in enumerate(tensors):
             if not tensor.data_type:
                 yield Problem(f"{path}[{index}].data_type", f"is missing for '{tensor.name}'")
+    if divides(config, False) and not can_divide(config):
+        yield Problem(
+            "parameters['split_requests']",
+            "'on' needs a model that batches, is not decoupled and does not preserve ordering",
+        )
 
 
 def model_problems(
@@ -147,7 +152,10 @@ def _unknown_values(message: Message, prefix: str) -> Iterator[Problem]:
 
 
 def _parameters(config: ModelConfig) -> Iterator[Problem]:
-    for name, allowed in (("execution", EXECUTION), ("batching", ("on", "off"))):
+    on_off = ("on", "off")
+    for name, allowed in (
+        ("execution", EXECUTION), ("batching", on_off), ("split_requests", on_off)
+    ):  # fmt: skip
         if name in config.parameters:
             value = config.parameters[name].string_value
             if value not in allowed:

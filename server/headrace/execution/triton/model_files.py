@@ -20,7 +20,8 @@ _CONFIG = "config.pbtxt"
 _NOT_LINKED = frozenset({_CONFIG, "configs"})
 # What is read here: of any model, and of one that others run.
 _OWN_PARAMETERS = REMOTE_PARAMETERS | TRITON_PARAMETERS | {
-    "execution", "batching", "traffic", "fail_over", "fail_over_instances", "fail_over_queue_size"
+    "execution", "batching", "split_requests", "traffic", "fail_over", "fail_over_instances",
+    "fail_over_queue_size",
 }  # fmt: skip
 _ODD = re.compile(r"[^A-Za-z0-9._@+-]")
 
