@@ -31,6 +31,8 @@ from headrace.wire.status import STATUS
         (14, "the model has nothing to say today", Fate.LATE, RemoteUnavailable),
         (14, "Request for unknown model: 'a' is not at ready state", Fate.REFUSED, Unavailable),
         (14, "Exceeds maximum queue size", Fate.REFUSED, Unavailable),
+        (14, "this client's connection is at its limit of 64", Fate.REFUSED, Unavailable),
+        (14, "'m' is at its share of the server's limit of 100", Fate.REFUSED, Unavailable),
         (14, "Server exiting", Fate.REFUSED, Unavailable),
         (4, "Deadline Exceeded", Fate.LATE, RemoteTimeout),
         (3, "unexpected shape", Fate.ANSWERED, InvalidRequest),

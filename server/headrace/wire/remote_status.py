@@ -48,7 +48,8 @@ _REFUSALS = (
     "Request timeout expired",
     "Server is stopping",
     "Server exiting",
-    "server is at its limit of",
+    " is at its limit of",  # the server, or this client's connection or address
+    " is at its share of the server's limit of",  # the model
     "failed to connect to all addresses",  # gRPC's library, in a server that has others behind it
     # Knative and Envoy, which stand before KServe's models.
     "pending request queue full",
