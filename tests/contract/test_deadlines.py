@@ -110,3 +110,5 @@ def test_a_request_that_is_in_time(busy: ServerProcess) -> None:
         path, content, headers = _BODIES[body]
         answer = ask(busy.http, "POST", path, content, **headers, Grpc_Timeout="1M")
         assert answer.status == 200, answer.body
+    longest = json.dumps({"inputs": [_ROW], "parameters": {"timeout": 2**64 - 1}})
+    assert ask(busy.http, "POST", _INFER, longest.encode()).status == 200
