@@ -379,8 +379,7 @@ def test_exit_on_error(bad: Path) -> None:
 
 @pytest.mark.slow
 def test_serving_the_rest(bad: Path) -> None:
-    options = ["--exit-on-error=false", "--strict-readiness=false"]
-    with ServerProcess(bad, options=options) as server:
+    with ServerProcess(bad, options=["--exit-on-error=false"]) as server:
         assert ask(server.http, "GET", "/v2/health/ready").status == 200
         assert ask(server.http, "GET", "/v2/models/same/ready").status == 200
         assert ask(server.http, "GET", "/v2/models/no_model/ready").status == 503

@@ -239,7 +239,8 @@ class Application:
 
     async def _load(self, sources: Sequence[ModelSource]) -> bool:
         """Load every model; whether that came to its end before the order to stop."""
-        loading = asyncio.ensure_future(self._engine.load_all(sources))
+        everything = self._settings.exit_on_error
+        loading = asyncio.ensure_future(self._engine.load_all(sources, everything))
         stop = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait((loading, stop), return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()

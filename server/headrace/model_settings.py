@@ -118,7 +118,11 @@ class ModelSettings:
     exit_on_error: bool = setting(
         True, "Exit if a model cannot be loaded, instead of serving the rest"
     )
-    strict_readiness: bool = setting(True, "Be ready only if every model is")
+    strict_readiness: bool = setting(
+        False,
+        "Be not ready while any model that is to be served is not loaded; otherwise the server is"
+        " ready once every model was tried at start. What a loaded model does is its own readiness",
+    )
     allow_traffic_control: bool = setting(
         False,
         "Let clients change how requests are divided between the versions of a model; with explicit"

@@ -50,6 +50,7 @@ def test_model_that_is_not_ready(server: ServerProcess) -> None:
     assert answer.status == 503
     assert json.loads(answer.body) == {
         "name": "nope", "ready": False, "error": "Model version not ready",
+        "reason": "Request for unknown model: 'nope' is not found",
     }  # fmt: skip
 
 

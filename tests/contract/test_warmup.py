@@ -52,7 +52,7 @@ def _below(name: str) -> str:
 @pytest.fixture(scope="module")
 def warm(root: Path) -> Iterator[ServerProcess]:
     """A server of these models."""
-    options = ("--exit-on-error=false", "--strict-readiness=false", "--allow-in-process-python")
+    options = ("--exit-on-error=false", "--allow-in-process-python")
     with clean_server(root, options=options) as process:
         yield process
 

@@ -37,6 +37,7 @@ class World:
             {"constant": self.backend},
             LoadOptions(cores=1),
             Admission(0, 0),
+            strict_readiness=True,
             control=ControlOptions(mode, Catalogue((root,)), overrides, max_new_models=5),
         )
 

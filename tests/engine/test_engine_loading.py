@@ -98,7 +98,10 @@ class World:
     ) -> None:
         self.backend = Constants()
         self.root = root / "m"
-        self.engine = Engine("server", "0", {"constant": self.backend}, options, Admission(0, 0))
+        self.engine = Engine(
+            "server", "0", {"constant": self.backend}, options, Admission(0, 0),
+            strict_readiness=True,
+        )  # fmt: skip
         self.root.mkdir()
         self.configure(CONFIG.format(execution))
 

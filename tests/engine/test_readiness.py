@@ -19,12 +19,12 @@ _LATE = 3  # turns of the loop, after which a change must have been told
 class World:
     """An engine, and what was announced of it; `changes` is what it was, one after the other."""
 
-    def __init__(self, root: Path, on_request: bool) -> None:
+    def __init__(self, root: Path, on_request: bool, strict: bool) -> None:
         self.root = root
         self.backend = Constants()
         self.admission = Admission(0, 0)
         self.engine = Engine(
-            "server", "0", {"constant": self.backend}, LOAD_OPTIONS, self.admission,
+            "server", "0", {"constant": self.backend}, LOAD_OPTIONS, self.admission, strict,
             residency=ResidencyOptions(budget=0) if on_request else None,
         )  # fmt: skip
         self.changes = [self.engine.ready]
@@ -48,8 +48,10 @@ class World:
 
 
 @asynccontextmanager
-async def checked(root: Path, on_request: bool = False) -> AsyncIterator[World]:
-    world = World(root, on_request)
+async def checked(
+    root: Path, on_request: bool = False, strict: bool = False
+) -> AsyncIterator[World]:
+    world = World(root, on_request, strict)
     checking = asyncio.ensure_future(world.check())
     yield world
     for _ in range(2 * _LATE):
@@ -68,11 +70,12 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
 
 def test_models_that_come_fail_change_and_go(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with checked(tmp_path) as world:
+        async with checked(tmp_path, strict=True) as world:
             engine, backend = world.engine, world.backend
             backend.load_now.clear()
             loading = asyncio.ensure_future(engine.load_all([world.write("a", "1")]))
             await until(lambda: bool(backend.begun))
+            assert engine.readiness.reason == "models are being loaded: a"
             backend.load_now.set()
             await loading
             await until(lambda: world.changes == [False, True])
@@ -82,6 +85,7 @@ def test_models_that_come_fail_change_and_go(tmp_path: Path) -> None:
             assert world.changes == [False, True]
             await engine.load(world.write("c", "bad"))
             await until(lambda: world.changes == [False, True, False])
+            assert engine.readiness.reason == "models are not loaded (--strict-readiness): c"
             await engine.unload("c")
             await until(lambda: world.changes[-1])
             await engine.load(world.write("c", "3"))
@@ -93,10 +97,47 @@ def test_models_that_come_fail_change_and_go(tmp_path: Path) -> None:
     run(scenario)
 
 
+def test_not_ready_before_all_models_were_tried_whatever_becomes_of_them(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with checked(tmp_path) as world:
+            engine, backend = world.engine, world.backend
+            names = ["a", "b", "c", "d", "e", "f", "g"]
+            sources = [world.write(n, "1" if n == "a" else "no number") for n in names]
+            assert engine.readiness.reason == "it is starting"
+            backend.load_now.clear()
+            loading = asyncio.ensure_future(engine.load_all(sources))
+            await until(lambda: bool(backend.begun))
+            said = "models are being loaded: a, b, c, d, e and 2 more"
+            assert engine.readiness.reason == said
+            backend.load_now.set()
+            await loading
+            await until(lambda: world.changes == [False, True])
+            assert engine.readiness.reason == ""
+            assert engine.model_obstacle("a") == ""
+            assert engine.model_obstacle("b").endswith(
+                "'b' has no available versions (version 1 is UNAVAILABLE): 'no number' is no number"
+            )
+            await engine.load(world.write("h", "no number"))  # a client asks for it
+            assert world.changes == [False, True]
+
+    run(scenario)
+
+
+def test_a_server_that_ends_for_a_model_is_never_ready(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with checked(tmp_path) as world:
+            await world.engine.load_all([world.write("a", "no number")], all_or_none=True)
+            assert not world.engine.ready
+            assert world.changes == [False]
+
+    run(scenario)
+
+
 def test_doors_and_the_end(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with checked(tmp_path) as world:
             await world.engine.load_all([world.write("a", "1")])
+            await until(lambda: world.changes == [False, True])
             world.engine.readiness.set_reachable(False)
             await until(lambda: world.changes == [False, True, False])
             world.engine.readiness.set_reachable(True)

@@ -400,7 +400,7 @@ def test_a_model_that_would_wait_for_itself_is_known(tmp_path: Path) -> None:
         assert isinstance(found, Router)
         assert found.waits_for(world.engine.find_version("m", "2"))
         assert not found.waits_for(world.engine.find_version("m", "3"))
-        assert found.healthy
+        assert not found.obstacle
 
     run(tmp_path, test, SPLIT, execution="thread")
 

@@ -163,6 +163,10 @@ class Chaos:
         path = f"models/{model}" if model else "health"
         return self._client.get(f"{self.server.url}/v2/{path}/ready").status_code == 200
 
+    def reason(self, model: str) -> str:
+        """Why a model says that it is not ready."""
+        return str(self._client.get(f"{self.server.url}/v2/models/{model}/ready").json()["reason"])
+
     def others_are_served(self) -> bool:
         """Whether models that have nothing to do with it answer: in the server, and in a worker."""
         row = {"shape": [1, 16], "datatype": "INT32", "data": list(range(16))}

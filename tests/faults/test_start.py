@@ -45,15 +45,25 @@ def test_a_model_that_fails_ends_the_start(half_bad: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("strict", "ready"), [("true", 503), pytest.param("false", 200, marks=pytest.mark.slow)]
+    ("options", "ready"),
+    [
+        pytest.param([], {"ready": True}, marks=pytest.mark.slow),
+        (
+            ["--strict-readiness=true"],
+            {"ready": False, "reason": "models are not loaded (--strict-readiness): broken"},
+        ),
+    ],
 )
-def test_the_rest_is_served_if_asked_for(half_bad: Path, strict: str, ready: int) -> None:
+def test_the_rest_is_served_if_asked_for(
+    half_bad: Path, options: list[str], ready: dict[str, object]
+) -> None:
     async def scenario() -> None:
-        options = ["--exit-on-error=false", f"--strict-readiness={strict}"]
-        with ServerProcess(half_bad, options=options) as server:
+        with ServerProcess(half_bad, options=["--exit-on-error=false", *options]) as server:
             assert await infer(server, "busy", 3) == 3
             assert (await get(server.http, "/v2/health/live")).status == 200
-            assert (await get(server.http, "/v2/health/ready")).status == ready
+            answer = await get(server.http, "/v2/health/ready")
+            assert answer.status == (200 if ready["ready"] else 503)
+            assert orjson.loads(answer.body) == ready
             assert (await get(server.http, "/v2/models/busy/ready")).status == 200
             assert (await get(server.http, "/v2/models/broken/ready")).status == 503
             async with open_channel(server.grpc) as channel:

@@ -20,6 +20,8 @@ from tritonclient.utils import InferenceServerException
 from headrace.core.datatypes import Datatype
 from tests.models.onnx_graphs import add_sub, write_model
 from tests.models.python_models import tensors, write_python_model
+from tests.support.grpc_client import GrpcClient
+from tests.support.health_watch import SERVING, check_health
 from tests.support.server_process import ServerProcess
 from tests.support.watching import until
 
@@ -303,7 +305,14 @@ def test_a_worker_that_dies_again_and_again(own_server: ServerProcess) -> None:
     for status in range(5):  # with different inputs: the same one would be quarantined
         assert ask(own_server, f"exit {status}").status_code == 500
     eventually(lambda: not ready(own_server, "models/one"))
-    assert not ready(own_server)
+    said = _asked.client.get(f"{own_server.url}/v2/models/one/ready").json()
+    assert not said["ready"]
+    assert "its worker processes end again and again" in said["reason"]
+    assert ready(own_server)  # whatever becomes of a model, the others are served
+    with GrpcClient(own_server.grpc) as client:
+        assert client.ready()
+        assert not client.model_ready("one")
+        assert check_health(client) == SERVING
     response = ask(own_server, "anything")
     assert response.status_code == 503
     assert "end again and again" in response.json()["error"]

@@ -9,6 +9,14 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
+def check_health(client: GrpcClient) -> int:
+    """The status now, of no service in particular."""
+    path = "/grpc.health.v1.Health/Check"
+    check = procedure(client.channel, path, health_pb2.HealthCheckResponse)
+    status: int = check(b"", timeout=60).status
+    return status
+
+
 class HealthWatch:
     """One stream of statuses."""
 

@@ -57,7 +57,7 @@ class Engine:
         backends: Mapping[str, Backend],
         options: LoadOptions,
         admission: Admission,
-        strict_readiness: bool = True,
+        strict_readiness: bool = False,
         logs: LogControl | None = None,
         control: ControlOptions | None = None,
         statistics: Callable[[], VersionStatistics] = VersionStatistics,
@@ -82,9 +82,9 @@ class Engine:
         self.entrance = TracedEntrance(self, admission, self.tracing)
         self.regions = regions or Regions(admission, 0)
         self._models: dict[str, Model] = {}
-        self.readiness = ServerReadiness(
-            self._models, admission, strict_readiness, residency is not None
-        )
+        # What is loaded when it is asked for is missed by nobody before.
+        strict = strict_readiness and residency is None
+        self.readiness = ServerReadiness(self._models, admission, strict)
         # Answers of `find` that may stand.
         self._found: dict[tuple[str, str], ModelVersion | Router] = {}
         self.traffic = Traffic(self._models, admission, traffic_control, self._on_traffic)
@@ -209,22 +209,25 @@ class Engine:
 
     @property
     def ready(self) -> bool:
-        """Whether the server takes requests; if readiness is strict, for every model it knows."""
+        """Whether the server takes requests; see `headrace.engine.readiness`."""
         return self.readiness.ready
 
     def model_ready(self, name: str, version: str = "") -> bool:
-        """Whether requests for a model are taken; raises `InvalidRequest` for a bad version."""
+        """Whether requests for a model are executed; raises `InvalidRequest` for a bad version."""
+        return not self.model_obstacle(name, version)
+
+    def model_obstacle(self, name: str, version: str = "") -> str:
+        """Why requests for a model are not executed, "" if they are; raises as `model_ready`."""
         if version:
             parse_version(version)
         try:
-            return self.find(name, version).healthy
-        except (NotFound, Unavailable):
-            on_request = self.on_request
-            return (
-                on_request is not None
-                and on_request.offers(name, version)
-                and not on_request.failing(name)
-            )
+            return self.find(name, version).obstacle
+        except (NotFound, Unavailable) as error:
+            if self.on_request is not None and self.on_request.offers(name, version):
+                return self.on_request.failing(name)
+            model = self._models.get(name)
+            reason = "" if model is None else model.why(version)
+            return f"{error}: {reason}" if reason else str(error)
 
     def _is_known(self, name: str) -> bool:
         """Whether any version of a model takes requests, or could."""
@@ -316,10 +319,11 @@ class Engine:
 
     # --- loading
 
-    async def load_all(self, sources: Sequence[ModelSource]) -> None:
+    async def load_all(self, sources: Sequence[ModelSource], all_or_none: bool = False) -> None:
         """Load every model; what fails is UNAVAILABLE and keeps its reason.
 
-        If it is cancelled, what has not begun to load never does, and nothing waits for the rest.
+        The server is ready then, with `all_or_none` only if nothing has failed. If it is cancelled,
+        what has not begun to load never does, and nothing waits for the rest.
         """
         for source in sources:
             earlier = self._models.get(source.name)
@@ -342,6 +346,8 @@ class Engine:
         except asyncio.CancelledError:
             self.stop_loading()
             raise
+        if not (all_or_none and self.unavailable()):
+            self.readiness.start()
 
     def load(self, source: ModelSource, added: bool = False) -> "asyncio.Future[str]":
         """Load a model, beside what serves under its name, and have it take the place of that.

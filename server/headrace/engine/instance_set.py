@@ -97,6 +97,15 @@ class InstanceSet:
         return bool(self._local) or self.servers is not None
 
     @property
+    def obstacle(self) -> str:
+        """Why nothing executes what it is given, where `healthy` says so."""
+        if self.servers is not None:
+            return "none of its servers can be reached"
+        if any(worker.running for worker in self.workers or ()):
+            return "the model says that it is not ready"
+        return "none of its worker processes runs"
+
+    @property
     def given_up(self) -> bool:
         """Whether nothing waits for any of them to come back, be it that there is none."""
         if self.servers is not None:

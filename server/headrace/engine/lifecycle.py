@@ -48,7 +48,7 @@ class Lifecycle:
 
     `changed` is called with a model of which other versions may be found than before, `host` makes
     what a version reaches of the server, and `statistics` its counters; `regions` are the clients'
-    shared memory. `announce` is called when the health of a model may have changed.
+    shared memory. `announce` is called when a model may have been loaded, or not.
     """
 
     def __init__(
@@ -285,7 +285,7 @@ class Lifecycle:
         version = ModelVersion(model.name, number, old.statistics)
         try:
             loop = asyncio.get_running_loop()
-            version.serve(loaded, loop, self._host(version), self._regions, self._announce)
+            version.serve(loaded, loop, self._host(version), self._regions)
         except Exception as error:  # a bug, which must not keep others from loading
             return _reason(f"{model.name} version {number}", error)
         version.search(partial(self._load_again, model))

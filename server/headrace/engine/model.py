@@ -28,7 +28,7 @@ class Model:
         statistics: Callable[[], VersionStatistics] = VersionStatistics,
         announce: Callable[[], None] = lambda: None,
     ) -> None:
-        """`statistics` makes the counters of a version; `announce` is called when `healthy` may
+        """`statistics` makes the counters of a version; `announce` is called when `loaded` may
         have changed, as it may have now.
         """
         self.name = source.name
@@ -49,12 +49,14 @@ class Model:
         announce()
 
     @property
-    def healthy(self) -> bool:
-        """Whether it is as it should be: what was added to what serves, first has to serve."""
+    def loaded(self) -> bool:
+        """Whether all of it that is to serve was loaded: what was added to what serves, first has
+        to serve.
+        """
         if self.unloaded or (self.added and not self.loads):
             return True  # whatever what was unloaded has still to finish
         versions = [v for v in self.versions.values() if v.ready or not v.added]
-        return bool(versions) and all(version.healthy for version in versions)
+        return bool(versions) and all(version.ready for version in versions)
 
     def want(self, source: ModelSource) -> None:
         """Be loaded from `source` next."""
@@ -127,6 +129,13 @@ class Model:
     def ready_versions(self) -> list[ModelVersion]:
         """Those that take requests, ascending."""
         return [self.versions[n] for n in sorted(self.versions) if self.versions[n].ready]
+
+    def why(self, version: str) -> str:
+        """Why a version, or for "" any, is not loaded, as the index says it; "" if that is not
+        known.
+        """
+        reasons = {v.reason for v in self.versions.values() if v.name == version or not version}
+        return "; ".join(sorted(filter(None, reasons))) or self.reason
 
     @property
     def states(self) -> str:

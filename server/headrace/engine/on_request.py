@@ -83,9 +83,10 @@ class OnRequest:
         # There are none where the model is on another server.
         return not version or not source.versions or parse_version(version) in source.versions
 
-    def failing(self, name: str) -> bool:
-        """Whether it is known that a model cannot be loaded."""
-        return self._entry(name).failure is not None
+    def failing(self, name: str) -> str:
+        """Why a model cannot be loaded, as far as that is known; "" if it is not."""
+        failure = self._entry(name).failure
+        return "" if failure is None else f"it could not be loaded: {failure.reason}"
 
     def when_loaded(self, name: str, done: Done, patient: bool = False) -> Callable[[], None]:
         """Have `done` called when a model that is on offer is in memory, or with an error.

@@ -1,19 +1,24 @@
 """Whether the server takes requests, and who is told when that changes.
 
-It follows from much that changes in many places: models and versions, their workers and servers,
-doors, and shutdown. Each of these announces that it may have changed it; it is looked at once, at
-the end of that turn of the loop, and only if somebody watches. Nobody polls. Owned by the
-event-loop thread.
+The server is ready once every model that is to be there at start was tried, as long as a door is
+open and shutdown has not begun. What becomes of a model that was loaded (workers that end, servers
+that cannot be reached) is that model's readiness alone: else one model would take a pod out of
+service with all others.
+
+Whatever may have changed it announces that; it is looked at once, at the end of that turn of the
+loop, and only if somebody watches. Nobody polls. Owned by the event-loop thread.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from headrace.engine.admission import Admission
 
 if TYPE_CHECKING:  # a front end has readiness, and no models
     from headrace.engine.model import Model
+
+_NAMED = 5  # models that a reason names
 
 
 class Readiness:
@@ -56,28 +61,41 @@ class Readiness:
 
 
 class ServerReadiness(Readiness):
-    """That of an engine; if it is `strict`, of every model that it knows.
+    """That of an engine; if it is `strict`, of one whose models are all loaded."""
 
-    `on_request`: models are loaded when they are asked for, so that what is not in memory keeps
-    nobody from asking.
-    """
-
-    def __init__(
-        self, models: "Mapping[str, Model]", admission: Admission, strict: bool, on_request: bool
-    ) -> None:
-        super().__init__(self._is_ready)
+    def __init__(self, models: "Mapping[str, Model]", admission: Admission, strict: bool) -> None:
+        super().__init__(lambda: not self.reason)
         self.initialised = False  # all models are known
         self._models = models
         self._admission = admission
         self._strict = strict
-        self._on_request = on_request
+        self._started = False
         self._shutting_down = False
         self._reachable = True
         admission.watch_close(self.may_have_changed)
 
+    @property
+    def reason(self) -> str:
+        """Why the server is not ready, "" if it is."""
+        if self._shutting_down or self._admission.exiting:
+            return "the server is shutting down"
+        if not self._reachable:
+            return "no front end is open"
+        models = self._models.values()
+        if not self._started:
+            loading = [model.name for model in models if model.loading is not None]
+            return f"models are being loaded: {_list(loading)}" if loading else "it is starting"
+        if self._strict and (missing := [model.name for model in models if not model.loaded]):
+            return f"models are not loaded (--strict-readiness): {_list(missing)}"
+        return ""
+
     def initialise(self) -> None:
         """All models are known."""
         self.initialised = True
+
+    def start(self) -> None:
+        """Every model that is to be there at start was tried."""
+        self._started = True
         self.may_have_changed()
 
     def begin_shutdown(self) -> None:
@@ -90,13 +108,7 @@ class ServerReadiness(Readiness):
         self._reachable = reachable
         self.may_have_changed()
 
-    def _is_ready(self) -> bool:
-        begun = self.initialised and self._reachable
-        if not begun or self._shutting_down or self._admission.exiting:
-            return False
-        if not self._strict:
-            return True
-        if self._on_request:
-            versions = (v for model in self._models.values() for v in model.versions.values())
-            return all(version.healthy for version in versions if version.ready)
-        return all(model.healthy for model in self._models.values())
+
+def _list(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -83,9 +83,10 @@ class Router:
         return True
 
     @property
-    def healthy(self) -> bool:
-        """Whether any that requests are sent to executes them."""
-        return any(version.healthy for version, _ in self._ways.values())
+    def obstacle(self) -> str:
+        """Why none that requests are sent to executes them; "" if any does."""
+        found = [version.obstacle for version, _ in self._ways.values()]
+        return "; ".join(dict.fromkeys(found)) or "no version is ready" if all(found) else ""
 
     @property
     def decoupled(self) -> bool:

@@ -115,8 +115,12 @@ class ModelVersion:
 
     @property
     def obstacle(self) -> str:
-        """Why it refuses requests although it is READY; "" if it does not."""
-        return str(self._waiting_error()) if self.ready and self._given_up else ""
+        """Why requests are not executed although it is READY; "" if they are."""
+        if not self.ready or self.healthy:
+            return ""
+        if self._given_up:
+            return str(self._waiting_error())
+        return "; ".join(dict.fromkeys(instances.obstacle for instances in self._sets))
 
     @property
     def detour(self) -> str:
@@ -253,12 +257,10 @@ class ModelVersion:
         loop: asyncio.AbstractEventLoop,
         host: ModelHost,
         regions: Regions,
-        announce: Callable[[], None],
     ) -> None:
         """Take requests from now on. `host` is what the model reaches of the server, `regions` are
-        those of clients; `announce` is called when `healthy` may have changed.
+        those of clients.
         """
-        self._announce: Callable[[], None] = announce
         self._host = host
         self.upload = loaded.upload
         self._account = regions.admission.model(self.model)
@@ -389,7 +391,6 @@ class ModelVersion:
     def _on_instances(self) -> None:
         """Something that runs it has gone, or is back, or nothing waits for it any more."""
         self._given_up = all(instances.given_up for instances in self._sets)
-        self._announce()
 
     def _waiting_error(self) -> ServerError:
         """What a request is told that nothing can run."""

@@ -109,7 +109,9 @@ def _health(app: FastAPI, engine: Engine) -> None:
     )  # fmt: skip
     @app.head("/v2/health/ready", include_in_schema=False)
     async def ready() -> Response:
-        return json_answer({"ready": engine.ready}, 200 if engine.ready else 503)
+        if reason := engine.readiness.reason:
+            return json_answer({"ready": False, "reason": reason}, 503)
+        return json_answer({"ready": True})
 
     @app.get(
         "/v2/models/{name}/ready", tags=["health"], summary="Does the model take requests?",
@@ -228,8 +230,8 @@ def _errors(app: FastAPI) -> None:
 
 
 def _model_ready(engine: Engine, name: str, version: str) -> Response:
-    ready = engine.model_ready(name, version)
-    answer: dict[str, Any] = {"name": name, "ready": ready}
-    return json_answer(
-        answer if ready else answer | {"error": "Model version not ready"}, 200 if ready else 503
-    )
+    reason = engine.model_obstacle(name, version)
+    answer: dict[str, Any] = {"name": name, "ready": not reason}
+    if reason:
+        answer |= {"error": "Model version not ready", "reason": reason}
+    return json_answer(answer, 503 if reason else 200)

@@ -94,8 +94,10 @@ def _own_schemas() -> dict[str, Schema]:
             "headrace",
         ),
         "ServerLive": record({"live": _FLAG}, "live"),
-        "ServerReady": record({"ready": _FLAG}, "ready"),
-        "ModelReady": record({"name": _TEXT, "ready": _FLAG, "error": _TEXT}, "name", "ready"),
+        "ServerReady": record({"ready": _FLAG, "reason": _TEXT}, "ready"),
+        "ModelReady": record(
+            {"name": _TEXT, "ready": _FLAG, "error": _TEXT, "reason": _TEXT}, "name", "ready"
+        ),
         "RepositoryIndex": {"type": "array", "items": record(model, "name")},
         "LogSettings": record(log, *log),
         # Beside these, as texts, what there is to know of the mode.
