@@ -53,8 +53,9 @@ def test_one_too_many(
     refused = narrow_metrics.now().value("headrace_overloaded_total")
     running = pool.submit(limited.infer, "held", {"VALUE": np.array([[number]])})
     narrow_metrics.until_running("held")
-    with pytest.raises(Unavailable, match="the server is at its limit of 1 requests at once"):
+    with pytest.raises(Unavailable, match="the server is at its limit of 1 requests") as refusal:
         limited.infer("identity", _ONE)
+    assert refusal.value.retry_after == 1
     assert limited.live()
     assert limited.ready()
     gates.open()

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -49,16 +50,26 @@ def test_while_a_model_is_loading(starting: ServerProcess) -> None:
         assert client.live()
         assert not client.ready()
         assert not client.model_ready("late")
-        with pytest.raises(Unavailable, match="'late' version 1 is not at ready state"):
-            client.model_metadata("late", "1")
-        with pytest.raises(NotFound, match="'late' has no available versions"):
-            client.model_metadata("late")
         states = {model.name: model.state for model in client.index().models}
         assert states["late"] == "LOADING"
         assert "late" not in {model.name for model in client.index(ready=True).models}
         assert check_health(client) == NOT_SERVING
         with HealthWatch(client) as watch:
             assert watch.next() == NOT_SERVING
+    for make in CLIENTS.values():
+        with make(starting) as client:
+            for asks in (
+                partial(client.infer, "late", _ZERO),
+                partial(client.model_config, "late"),
+            ):
+                with pytest.raises(Unavailable, match="version 1 is not at ready state") as refusal:
+                    asks(version="1")
+                assert refusal.value.retry_after == 1
+                with pytest.raises(Unavailable, match="'late' is not ready: it is being loaded"):
+                    asks()
+                assert refusal.value.retry_after == 1
+            with pytest.raises(NotFound, match="'late' version 2 is not found"):
+                client.model_metadata("late", "2")
     assert ask(starting.http, "GET", "/v2/health/live").document == {"live": True}
     answer = ask(starting.http, "GET", "/v2/health/ready")
     said = json.loads(answer.body)

@@ -162,8 +162,9 @@ def test_a_stream_has_models_loaded(server: ServerProcess, fresh: Iterator[int])
 
 
 def test_a_model_that_cannot_be_loaded_says_why(client: Client) -> None:
-    with pytest.raises(Unavailable, match="model 'broken' could not be loaded"):
+    with pytest.raises(Unavailable, match="model 'broken' could not be loaded") as refusal:
         add(client, "broken")
+    assert refusal.value.retry_after >= 1
     assert not client.model_ready("broken")
     assert client.ready()
 

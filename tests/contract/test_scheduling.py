@@ -205,8 +205,10 @@ def test_full_queue(crowd: Crowds) -> None:
     limited.run()
     waiting = [limited.queue(n) for n in range(2)]
     [before] = limited.client.statistics("held_limited")
-    with pytest.raises(Unavailable, match=r"^\[request id: late\] Exceeds maximum queue size"):
+    full = r"^\[request id: late\] Exceeds maximum queue size"
+    with pytest.raises(Unavailable, match=full) as refusal:
         limited.client.infer("held_limited", {"VALUE": np.array([[1]])}, id="late")
+    assert refusal.value.retry_after == 1
     [after] = limited.client.statistics("held_limited")
     assert after.inference_stats.fail == before.inference_stats.fail
     limited.go_on()
@@ -221,8 +223,9 @@ def test_queue_timeout(crowd: Crowds) -> None:
     name, labels = "nv_inference_request_failure", {"model": "held_reject", "reason": "REJECTED"}
     rejected = limited.metrics.now().value(name, **labels)
     told = "queue of model 'held_reject' for 1500 ms, the timeout of the model's queue policy"
-    with pytest.raises(Unavailable, match=told):
+    with pytest.raises(Unavailable, match=told) as refusal:
         limited.send(1, timeout=60_000_000).result()
+    assert refusal.value.retry_after == 1
     assert not busy.done()  # it was told at once, not when its turn came
     [after] = limited.client.statistics("held_reject")
     assert after.inference_stats.fail.count - before.inference_stats.fail.count == 1

@@ -18,6 +18,7 @@ from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
 from headrace.core.datatypes import Datatype
+from headrace.core.errors import Unavailable
 from tests.models.onnx_graphs import add_sub, write_model
 from tests.models.python_models import tensors, write_python_model
 from tests.support.grpc_client import GrpcClient
@@ -316,6 +317,13 @@ def test_a_worker_that_dies_again_and_again(own_server: ServerProcess) -> None:
     response = ask(own_server, "anything")
     assert response.status_code == 503
     assert "end again and again" in response.json()["error"]
+    assert 1 <= int(response.headers["retry-after"]) <= 30  # until it is tried again
+    with (
+        GrpcClient(own_server.grpc) as client,
+        pytest.raises(Unavailable, match="end again and again") as refusal,
+    ):
+        client.infer("one", {"COMMAND": np.array([[b"anything"]], object)})
+    assert 1 <= refusal.value.retry_after <= 30
     assert neighbour(own_server) == 200
     assert ready(own_server, "models/neighbour")
 

@@ -5,8 +5,10 @@ from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
 
 from headrace.core.datatypes import Datatype
+from headrace.core.errors import ServerError
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 from tests.support.client import (
@@ -196,10 +198,26 @@ def parameter(value: pb.InferParameter) -> Parameter:
     return result
 
 
-def error_of(error: grpc.RpcError) -> Exception:
+def error_of(error: grpc.RpcError) -> ServerError:
     """The `ServerError` of a call's status."""
     call: Any = error  # which it is too, but no type says so
-    return error_by_grpc(call.code().value[0], call.details() or "")
+    found = error_by_grpc(call.code().value[0], call.details() or "")
+    found.retry_after = _retry_after(call)
+    return found
+
+
+def _retry_after(call: Any) -> int:
+    """What the status says of when to come again, in seconds; 0 for nothing."""
+    details = dict(call.trailing_metadata() or ()).get("grpc-status-details-bin")
+    if details is None:
+        return 0
+    status = status_pb2.Status.FromString(details)
+    assert (status.code, status.message) == (call.code().value[0], call.details())
+    [detail] = status.details
+    info = error_details_pb2.RetryInfo()
+    assert detail.Unpack(info)
+    seconds: int = info.retry_delay.seconds
+    return seconds
 
 
 _PARAMETER_FIELDS: dict[type, str] = {

@@ -12,6 +12,7 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.message import Message
 
 from headrace.core.datatypes import NUMPY, Datatype
+from headrace.core.errors import ServerError
 from headrace.core.tensors import Array
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig
@@ -151,7 +152,7 @@ class HttpClient(Client):
 def read_answer(response: httpx.Response) -> Answer:
     """An inference response in whatever form; raises the `ServerError` that came instead."""
     if response.status_code != 200:
-        raise error_by_http(response.status_code, response.json()["error"])
+        raise error_of(response)
     size = int(response.headers.get(JSON_SIZE, len(response.content)))
     document, tail = json.loads(response.content[:size]), response.content[size:]
     arrays: dict[str, Array] = {}
@@ -174,6 +175,13 @@ def read_answer(response: httpx.Response) -> Answer:
     )
 
 
+def error_of(response: httpx.Response) -> ServerError:
+    """The `ServerError` of an answer."""
+    found = error_by_http(response.status_code, response.json()["error"])
+    found.retry_after = int(response.headers.get("retry-after", 0))
+    return found
+
+
 def from_json(data: list[Any], datatype: str, shape: Sequence[int]) -> Array:
     """A tensor's `data` as an array."""
     if datatype == "BYTES":
@@ -187,7 +195,7 @@ def _path(model: str, version: str) -> str:
 
 def _json(response: httpx.Response) -> Any:
     if response.status_code != 200:
-        raise error_by_http(response.status_code, response.json()["error"])
+        raise error_of(response)
     return response.json() if response.content else None
 
 
@@ -196,5 +204,5 @@ def _is_ready(response: httpx.Response) -> bool:
     ready: bool = response.json().get("ready", False)
     assert ready == (response.status_code == 200)
     if response.status_code not in (200, 503):
-        raise error_by_http(response.status_code, response.json()["error"])
+        raise error_of(response)
     return ready

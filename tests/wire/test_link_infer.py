@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.datatypes import Datatype
-from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
+from headrace.core.errors import (
+    ExecutionFailed,
+    InvalidRequest,
+    ModelNotReady,
+    NotFound,
+    ServerError,
+)
 from headrace.core.requests import (
     InferRequest,
     InferResponse,
@@ -225,6 +231,13 @@ def test_errors_keep_their_class(kind: type[ServerError]) -> None:
     assert type(found) is kind
     assert str(found) == "what was wrong: é"
     assert version == "3"
+
+
+def test_errors_keep_when_to_come_again() -> None:
+    for error in (ModelNotReady("later", retry_after=27), NotFound("never")):
+        found, _ = read_error(*error_parts(error, "3"))
+        assert found is not None
+        assert found.retry_after == error.retry_after
 
 
 def test_what_is_no_server_error_has_no_class() -> None:

@@ -39,7 +39,13 @@ from collections.abc import Sequence
 
 
 class ServerError(Exception):
-    """Base of everything that a request can be answered with instead of a response."""
+    """Base of everything that a request can be answered with instead of a response.
+
+    `retry_after` is after how many seconds the same request may succeed, where that is known better
+    than by the class.
+    """
+
+    retry_after = 0
 
 
 class InvalidRequest(ServerError):
@@ -60,6 +66,10 @@ class NotFound(ServerError):
 
 class Unavailable(ServerError):
     """The request was refused for now; nothing of it was executed."""
+
+    def __init__(self, text: str = "", retry_after: int = 0) -> None:
+        super().__init__(text)
+        self.retry_after = retry_after
 
 
 class ModelNotReady(Unavailable):

@@ -182,7 +182,7 @@ class Engine:
         model = self._models.get(name)
         if model is None:
             if not self.readiness.initialised:
-                raise Unavailable("Server not ready")
+                raise Unavailable("Server not ready", retry_after=1)
             alike = namespaced(name, self._models)
             raise NotFound(
                 ambiguous(name, alike)

@@ -74,7 +74,8 @@ class FailOver:
         """What a request is told that no backend can run."""
         names = ", ".join(tier.name for tier in self.tiers)
         return ModelNotReady(
-            f"model '{self._model}' is not ready: none of its backends ({names}) can run it"
+            f"model '{self._model}' is not ready: none of its backends ({names}) can run it",
+            retry_after=1,
         )
 
     def series(self) -> Sequence[BackendSeries]:

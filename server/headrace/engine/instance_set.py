@@ -5,6 +5,7 @@ Owned by the event-loop thread.
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from math import ceil
 from typing import TYPE_CHECKING
 
 from headrace.core.errors import ModelNotReady, ServerError
@@ -122,9 +123,13 @@ class InstanceSet:
         remote = self.servers
         if remote is not None:
             return remote.waiting_error()
+        # As the breaker closes: at the start of the first one that is tried again.
+        tried = min((worker.tried_again for worker in self.workers or ()), default=0.0)
+        seconds = max(ceil(tried - self._loop.time()), 1)
         return ModelNotReady(
             f"model '{self._signature.model}' is not ready: its worker processes end again and"
-            " again; the server's log says how"
+            f" again; they are tried again in {seconds} s, and the server's log says how they end",
+            retry_after=seconds,
         )
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable
 
-from headrace.core.errors import InvalidRequest, NotFound
+from headrace.core.errors import InvalidRequest, ModelNotReady, NotFound
 from headrace.engine.router import Router
 from headrace.engine.version import ModelVersion
 from headrace.observability.statistics import VersionStatistics
@@ -100,11 +100,13 @@ class Model:
     def find(self, version: str) -> ModelVersion:
         """The version of that number, which takes requests; "" for the highest one that does.
 
-        Raises `NotFound`, `ModelNotReady`, or `InvalidRequest` for what is no number.
+        Raises `NotFound`, `ModelNotReady` while it is being loaded, or `InvalidRequest` for what is
+        no number.
         """
         if not version:
             newest = self.newest()
             if newest is None:
+                self._refuse_while_loading()
                 raise NotFound(
                     f"Request for unknown model: '{self.name}' has no available versions"
                     f"{self.states}"
@@ -112,12 +114,21 @@ class Model:
             return newest
         found = self.versions.get(parse_version(version))
         if found is None:
+            if not self.versions:  # which there are is not known yet
+                self._refuse_while_loading()
             raise NotFound(
                 f"Request for unknown model: '{self.name}' version {version} is not found"
             )
         if not found.ready:
             raise found.not_ready()
         return found
+
+    def _refuse_while_loading(self) -> None:
+        """Raise `ModelNotReady` while versions of it are on their way."""
+        if self.loading is not None and not self.unloaded:
+            raise ModelNotReady(
+                f"model '{self.name}' is not ready: it is being loaded{self.states}", retry_after=1
+            )
 
     def newest(self) -> ModelVersion | None:
         """The highest version that takes requests."""

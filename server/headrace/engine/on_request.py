@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
+from math import ceil
 from typing import Any, Protocol, TypeVar
 
 from headrace.core.errors import LoadFailed, ServerError, ServerExiting, Unavailable
@@ -98,7 +99,8 @@ class OnRequest:
         entry.asked = now
         refusal: ServerError | None = ServerExiting("Server exiting") if self._stopped else None
         if entry.failure is not None and now < entry.failure.until:
-            refusal = _refused(name, entry.failure.reason)
+            seconds = ceil(entry.failure.until - now)
+            refusal = _refused(name, entry.failure.reason, seconds)
         if refusal is not None:
             loop.call_soon(done, refusal)
             return _nothing
@@ -323,7 +325,8 @@ class OnRequest:
     def _give_up(self, name: str, entry: Entry, waiter: Waiter) -> None:
         self._forget(entry, waiter)
         seconds = self._options.wait_secs
-        waiter.done(Unavailable(f"model '{name}' was not loaded within {seconds:g} s; try again"))
+        text = f"model '{name}' was not loaded within {seconds:g} s; try again"
+        waiter.done(Unavailable(text, retry_after=1))
 
     def _forget(self, entry: Entry, waiter: Waiter) -> None:
         if entry.forget(waiter):
@@ -355,10 +358,10 @@ def _look_at(source: ModelSource) -> tuple[ModelSource, int, Fingerprint | None]
     return found, max(largest_version(found), _LEAST_BYTES), state
 
 
-def _refused(name: str, reason: str) -> ServerError:
+def _refused(name: str, reason: str, retry_after: int = 1) -> ServerError:
     if reason == EXITING:
         return ServerExiting("Server exiting")
-    return Unavailable(f"model '{name}' could not be loaded: {reason}")
+    return Unavailable(f"model '{name}' could not be loaded: {reason}", retry_after)
 
 
 def _nothing() -> None:

@@ -160,7 +160,8 @@ class SpecialRequests:
             if not self._passes:  # it was another one when the request was taken
                 raise ModelNotReady(
                     f"model '{request.model_name}' has been replaced meanwhile; send the request"
-                    " again"
+                    " again",
+                    retry_after=1,
                 )
             return self._submit(request, sink, 1)
         call: SharedCall | None = None

@@ -407,7 +407,8 @@ class ModelVersion:
         """The error for a request that names this version while it does not serve."""
         return ModelNotReady(
             f"Request for unknown model: '{self.model}' version {self.name} is not at ready state"
-            f" (it is {self.state})"
+            f" (it is {self.state})",
+            retry_after=int(self.state is State.LOADING),
         )
 
     def _report(self, pendings: Sequence[Pending], error: Exception) -> None:

@@ -90,7 +90,8 @@ class WorkerInstance:
         self._limit_timer: asyncio.TimerHandle | None = None
         self.slots = [Slot(self, number) for number in range(ways.concurrency or SLOTS)]
         self.running = True
-        self.given_up = False  # it has ended so often that it is left alone for now
+        self.given_up = False  # it has ended so often that it is left alone for now ...
+        self.tried_again = 0.0  # ... until then, by the loop's clock
         self._process = process
         self._start = start
         self._signature = signature
@@ -359,6 +360,7 @@ class WorkerInstance:
         if self._early_ends >= _LOOP:
             self.given_up = True
             delay = _PAUSE_SECS
+            self.tried_again = self._loop.time() + delay
             log.error(
                 "%s ends again and again: it is tried again in %d s", self.name, delay,
                 extra={"model": self._signature.model},

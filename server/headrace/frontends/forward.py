@@ -17,7 +17,7 @@ from headrace.frontends.remote import EngineLink, Pieces
 from headrace.transports.grpc.call import Call, Unary
 from headrace.transports.http.access import OPERATION
 from headrace.wire.http_infer import error_body
-from headrace.wire.status import STATUS
+from headrace.wire.status import STATUS, retry_after
 
 _NO_BODY = b"0"  # a length
 
@@ -40,6 +40,8 @@ def forwarding_app(link: EngineLink, routes: Sequence[BaseRoute]) -> ASGIApp:
         except ServerError as error:
             content = error_body(str(error))
             json = [("content-type", "application/json"), ("content-length", str(len(content)))]
+            if seconds := retry_after(error):
+                json.append(("retry-after", str(seconds)))
             document = {"status": STATUS[type(error)].http, "headers": json}
         headers = [(n.encode("latin-1"), v.encode("latin-1")) for n, v in document["headers"]]
         start: dict[str, Any] = {"type": "http.response.start", "status": document["status"]}

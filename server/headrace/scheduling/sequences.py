@@ -155,7 +155,8 @@ class SequenceQueue:
         if id not in self._table and len(self._table) >= self._rules.most:
             raise Unavailable(
                 f"this server is at its limit of {self._rules.most} sequences of model"
-                f" '{self._model}'"
+                f" '{self._model}'",
+                retry_after=1,
             )
         self._table.wake(id)
         self._lines[id] = OrderedDict([(turn, None)])

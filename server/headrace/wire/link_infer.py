@@ -111,7 +111,7 @@ class ResponseWriter:
 def error_parts(error: ServerError, version: str) -> tuple[bytes, bytes]:
     """`meta` and `rest` of an error; `version` is the one that was to answer, "" for none."""
     kind = type(error).__name__
-    meta = f"{kind if kind in _CLASSES else ''} {version}"
+    meta = f"{kind if kind in _CLASSES else ''} {version} {error.retry_after}"
     return meta.encode(), bounded(str(error)).encode()
 
 
@@ -231,9 +231,13 @@ class ResponseReader:
 
 def read_error(meta: bytes, text: bytes) -> tuple[ServerError | None, str]:
     """The error, None if it is no `ServerError`, and the version that was to answer."""
-    kind, _, version = meta.decode(errors="replace").partition(" ")
-    found = _CLASSES.get(kind)
-    return found(text.decode(errors="replace")) if found else None, version
+    kind, _, rest = meta.decode(errors="replace").partition(" ")
+    version, _, seconds = rest.partition(" ")
+    if kind not in _CLASSES:
+        return None, version
+    error = _CLASSES[kind](text.decode(errors="replace"))
+    error.retry_after = int(seconds) if seconds.isdecimal() else 0
+    return error, version
 
 
 def _read_meta(meta: bytes, read: Callable[[Any], _Template]) -> _Template:

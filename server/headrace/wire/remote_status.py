@@ -101,7 +101,7 @@ class Failure:
 
 def unsent(model: str) -> Failure:
     """There is no connection over which a call to serve `model` could be sent."""
-    return Failure(Fate.UNSENT, Unavailable(f"no server of model '{model}' can be reached"))
+    return Failure(Fate.UNSENT, Unavailable(f"no server of model '{model}' can be reached", 1))
 
 
 def lost(model: str) -> Failure:
@@ -139,14 +139,14 @@ def denied(model: str) -> Failure:
 
 def _not_loaded(model: str) -> Failure:
     """The server has been started again without `model`, or somebody has unloaded it."""
-    return Failure(Fate.REFUSED, Unavailable(f"model '{model}' is not loaded on its server"))
+    return Failure(Fate.REFUSED, Unavailable(f"model '{model}' is not loaded on its server", 1))
 
 
 def failure_of(model: str, status: int, text: str) -> Failure:
     """What a server has ended a call to serve `model` with, by the number of its gRPC status."""
     if status == _UNAVAILABLE:
         if any(known in text for known in _REFUSALS):
-            return Failure(Fate.REFUSED, Unavailable(text))
+            return Failure(Fate.REFUSED, Unavailable(text, 1))
         if not text or any(known in text for known in _LOSSES):
             return lost(model)
         return Failure(Fate.LATE, RemoteUnavailable(text))  # what the model says, most likely
@@ -167,7 +167,7 @@ def http_failure_of(model: str, status: int, said: str, text: str) -> Failure:
     """
     told = said or f"the server of model '{model}' has answered with status {status}"
     if status == 429 or (status == 503 and any(known in text for known in _REFUSALS)):
-        return Failure(Fate.REFUSED, Unavailable(told))
+        return Failure(Fate.REFUSED, Unavailable(told, 1))
     if status == 503:
         return Failure(Fate.LATE, RemoteUnavailable(told))
     if status == 502:
@@ -184,5 +184,5 @@ def http_failure_of(model: str, status: int, said: str, text: str) -> Failure:
 def failure_of_text(text: str) -> Failure:
     """What a request on a stream failed with, of which the server gives nothing but a text."""
     if any(known in text for known in _REFUSALS):
-        return Failure(Fate.REFUSED, Unavailable(text))
+        return Failure(Fate.REFUSED, Unavailable(text, 1))
     return Failure(Fate.ANSWERED, ExecutionFailed(text))

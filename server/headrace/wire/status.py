@@ -39,7 +39,10 @@ from headrace.core.errors import (
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """An HTTP status and the number of a gRPC status; `retry_after` is in seconds, 0 for none."""
+    """An HTTP status and the number of a gRPC status.
+
+    `retry_after` is in seconds, 0 for none; an error may know better, see `retry_after`.
+    """
 
     http: int
     grpc: int
@@ -74,3 +77,8 @@ STATUS: dict[type[ServerError], Status] = {
 }
 INTERNAL = Status(500, 13)
 INTERNAL_TEXT = "internal error"
+
+
+def retry_after(error: ServerError) -> int:
+    """After how many seconds a client should send the request again; 0 if that is not known."""
+    return error.retry_after or STATUS[type(error)].retry_after

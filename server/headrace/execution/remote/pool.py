@@ -118,7 +118,8 @@ class RemotePool:
     def waiting_error(self) -> ModelNotReady:
         """What a request is told that waits for servers which do not come back."""
         return ModelNotReady(
-            f"model '{self._signature.model}' is not ready: none of its servers can be reached"
+            f"model '{self._signature.model}' is not ready: none of its servers can be reached",
+            retry_after=1,
         )
 
     def series(self) -> Sequence[EndpointSeries]:

@@ -6,6 +6,8 @@ from time import perf_counter
 from headrace.core.errors import ServerError
 from headrace.core.texts import bounded
 from headrace.observability.answers import STATUS_NAMES
+from headrace.wire.grpc_contents import varint
+from headrace.wire.status import retry_after
 
 access = logging.getLogger("headrace.access")
 
@@ -15,6 +17,24 @@ OK, CANCELLED, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 0, 1, 4
 def error_text(error: ServerError) -> str:
     """The error's text, cut to what fits into trailers: a client refuses longer ones altogether."""
     return bounded(str(error))
+
+
+def retry_details(error: ServerError, status: int, text: str) -> bytes:
+    """`grpc-status-details-bin`: a `google.rpc.Status` with a `RetryInfo` in it.
+
+    Empty for an error that does not say when to come again.
+    """
+    seconds = retry_after(error)
+    if not seconds:
+        return b""
+    delay = _field(1, b"\x08" + varint(seconds))  # a google.protobuf.Duration
+    info = _field(1, b"type.googleapis.com/google.rpc.RetryInfo") + _field(2, delay)
+    return b"\x08" + varint(status) + _field(2, text.encode()) + _field(3, info)
+
+
+def _field(number: int, data: bytes) -> bytes:
+    """A field of a message, with a length."""
+    return bytes((number << 3 | 2,)) + varint(len(data)) + data
 
 
 def log_access(client: str, path: str, status: int, begun: float, notes: dict[str, str]) -> None:

@@ -15,7 +15,7 @@ import grpc.aio
 from headrace.core.errors import Overloaded, ServerError
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Account, Admission, ConnectionAccount
-from headrace.transports.grpc.access import CANCELLED, error_text, log_access
+from headrace.transports.grpc.access import CANCELLED, error_text, log_access, retry_details
 from headrace.transports.grpc.call import Direct, Handlers, Message, Open, Session
 from headrace.transports.grpc.categories import operation_of, without_key
 from headrace.transports.grpc.options import LEVELS, GrpcOptions
@@ -291,7 +291,7 @@ class GrpcioServer:
                         notes = call.notes
                         return await handler(data, call)
                 except ServerError as error:
-                    status, text = STATUS[type(error)].grpc, error_text(error)
+                    status, text = _told(context, error)
                 except _Relayed as relayed:
                     status, text = relayed.status, str(relayed)
                 except asyncio.CancelledError:
@@ -332,7 +332,7 @@ class GrpcioServer:
                             yield message
                     return
                 except ServerError as error:
-                    status, text = STATUS[type(error)].grpc, error_text(error)
+                    status, text = _told(context, error)
                 except (asyncio.CancelledError, GeneratorExit):
                     status = CANCELLED
                     raise
@@ -346,6 +346,15 @@ class GrpcioServer:
                     log_access(_address(context.peer()), path, status, begun, notes)
 
         return answer
+
+
+def _told(context: Any, error: ServerError) -> tuple[int, str]:
+    """The status and text of an error, whose details go along behind what was set before."""
+    status, text = STATUS[type(error)].grpc, error_text(error)
+    if details := retry_details(error, status, text):
+        before = context.trailing_metadata() or ()
+        context.set_trailing_metadata((*before, ("grpc-status-details-bin", details)))
+    return status, text
 
 
 def _channel_arguments(options: GrpcOptions) -> list[tuple[str, int]]:

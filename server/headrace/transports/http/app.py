@@ -36,7 +36,7 @@ from headrace.wire.documents import to_json
 from headrace.wire.header_rules import NO_RULES, HeaderRules
 from headrace.wire.http_infer import error_body
 from headrace.wire.link_frames import Flag
-from headrace.wire.status import INTERNAL, INTERNAL_TEXT, STATUS
+from headrace.wire.status import INTERNAL, INTERNAL_TEXT, STATUS, retry_after
 
 log = logging.getLogger(__name__)
 
@@ -204,7 +204,8 @@ def _errors(app: FastAPI) -> None:
     @app.exception_handler(ServerError)
     async def server_error(_: Request, error: ServerError) -> Response:
         status = STATUS[type(error)]
-        retry = {"retry-after": str(status.retry_after)} if status.retry_after else None
+        seconds = retry_after(error)
+        retry = {"retry-after": str(seconds)} if seconds else None
         return Response(error_body(str(error)), status.http, retry, _JSON)
 
     @app.exception_handler(HTTPException)

@@ -42,7 +42,7 @@ from headrace.wire.http_infer import (
     takes_long,
 )
 from headrace.wire.http_response import ResponseForm
-from headrace.wire.status import INTERNAL, INTERNAL_TEXT, STATUS
+from headrace.wire.status import INTERNAL, INTERNAL_TEXT, STATUS, retry_after
 from headrace.wire.timing import add_timing, server_timing, wants_timing
 
 log = logging.getLogger(__name__)
@@ -236,10 +236,9 @@ class Exchange:
             return Answer(INTERNAL.http, JSON, [error_body(INTERNAL_TEXT)])
         if isinstance(error, Relayed) and isinstance(error.answer, OpaqueResponse):
             return self.passed_answer(error.answer)
-        status = STATUS[type(error)]
         lines = JSON
-        if status.retry_after:
-            lines += b"retry-after: %d\r\n" % status.retry_after
+        if seconds := retry_after(error):
+            lines += b"retry-after: %d\r\n" % seconds
         if isinstance(error, UnsupportedEncoding):
             lines += b"accept-encoding: gzip, deflate\r\n"
         lines += self.backend_line
@@ -248,7 +247,7 @@ class Exchange:
         length = self.head.length
         if not self._consumed and (length is None or length > self._limit):
             lines += CLOSE
-        return Answer(status.http, lines, [error_body(str(error))])
+        return Answer(STATUS[type(error)].http, lines, [error_body(str(error))])
 
     def passed_answer(self, response: OpaqueResponse) -> Answer:
         """The answer of another server, as it came."""

@@ -30,7 +30,6 @@ from headrace.transports.http.head import Head, header_entrance, infer_target, r
 from headrace.transports.http.protocol import ACCOUNT, NAMES
 from headrace.wire.header_rules import HeaderPattern
 from headrace.wire.http_infer import error_body
-from headrace.wire.status import STATUS
 
 _WATCH_AFTER = 0.005  # seconds; most answers are there before anyone can have gone away
 
@@ -192,8 +191,9 @@ def answer_instead(exchange: Exchange, error: BaseException, patience_secs: int)
         return None
     if isinstance(error, asyncio.CancelledError):
         # Only the end of the process cancels a request, one that it has waited for long enough.
-        text = error_body("Server exiting")
-        return Answer(STATUS[ServerExiting].http, JSON + CLOSE, [text])
+        answer = exchange.failure(ServerExiting("Server exiting"))
+        answer.lines += b"" if answer.closes else CLOSE
+        return answer
     if isinstance(error, TimeoutError):
         text = error_body(f"no more of the request came for {patience_secs} s")
         return Answer(408, JSON + CLOSE, [text])

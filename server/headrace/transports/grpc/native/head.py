@@ -5,6 +5,7 @@ It belongs to one connection.
 """
 
 import re
+from binascii import b2a_base64
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
@@ -123,11 +124,13 @@ def refusal(status: int, text: str) -> tuple[int, Fields]:
     return 200, [*RESPONSE_HEAD, *status_fields(status, bounded(text))]
 
 
-def status_fields(status: int, text: str) -> Fields:
-    """`grpc-status` and `grpc-message`."""
+def status_fields(status: int, text: str, details: bytes = b"") -> Fields:
+    """`grpc-status`, `grpc-message` and `grpc-status-details-bin`."""
     fields: Fields = [(b"grpc-status", b"%d" % status)]
     if text:
         fields.append((b"grpc-message", percent_encoded(text)))
+    if details:
+        fields.append((b"grpc-status-details-bin", b2a_base64(details, newline=False).rstrip(b"=")))
     return fields
 
 

@@ -23,6 +23,7 @@ from headrace.transports.grpc.access import (
     DEADLINE_EXCEEDED,
     error_text,
     log_access,
+    retry_details,
 )
 from headrace.transports.grpc.call import Message
 from headrace.transports.grpc.native.head import RESPONSE_HEAD, CallHead, status_fields
@@ -165,12 +166,12 @@ class Rpc(Stream):
         bench = self._host.admission.workbench
         return bench.do(size, lambda charge: self._pack(message), done, uncharged)
 
-    def close(self, status: int = 0, text: str = "") -> None:
-        """End the call with a status."""
+    def close(self, status: int = 0, text: str = "", details: bytes = b"") -> None:
+        """End the call with a status, of which there may be `details`."""
         if self.finished:
             return
         self._settle(status)
-        fields = status_fields(status, text) if status else OK_FIELDS
+        fields = status_fields(status, text, details) if status else OK_FIELDS
         if self._trailing is not None:
             fields = fields + self._trailing
         sender = self._link.sender
@@ -183,7 +184,8 @@ class Rpc(Stream):
 
     def fail(self, error: ServerError) -> None:
         """End the call with an error's status."""
-        self.close(STATUS[type(error)].grpc, error_text(error))
+        status, text = STATUS[type(error)].grpc, error_text(error)
+        self.close(status, text, retry_details(error, status, text))
 
     def guard(self, error: Exception) -> None:
         """End the call with what a handler raised."""
