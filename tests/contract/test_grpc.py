@@ -306,15 +306,19 @@ def test_compressed_request(server: ServerProcess, algorithm: grpc.Compression) 
     assert answer["OUTPUT0"].shape == (8, 10_000)
 
 
-def test_timing_as_trailing_metadata(grpc_client: GrpcClient) -> None:
-    """Only for a call that asks for it by metadata."""
-    infer = grpc_client.procedure("ModelInfer", pb.ModelInferResponse)
-    _, call = infer.with_call(_simple(), timeout=60, metadata=[("headrace-timing", "")])
-    trailing = dict(call.trailing_metadata())
-    assert trailing["server-timing"].startswith("queue;dur=")
-    assert trailing["server-timing"].endswith('batch;desc="1"')
-    _, call = infer.with_call(_simple(), timeout=60)
-    assert "server-timing" not in dict(call.trailing_metadata())
+@pytest.mark.parametrize("compression", [None, grpc.Compression.Gzip])
+def test_timing_as_trailing_metadata(
+    server: ServerProcess, compression: grpc.Compression | None
+) -> None:
+    """The first answer of a connection, and those for which the fields are known."""
+    with grpc.insecure_channel(server.grpc, OPTIONS, compression=compression) as channel:
+        infer = procedure(channel, f"{SERVICE}/ModelInfer", pb.ModelInferResponse)
+        for _ in range(3):
+            _, call = infer.with_call(_simple(), timeout=60)
+            [(name, told)] = call.trailing_metadata()
+            assert name == "server-timing"
+            assert told.startswith("queue;dur=")
+            assert told.endswith('batch;desc="1"')
 
 
 def test_metadata_does_not_disturb(grpc_client: GrpcClient) -> None:

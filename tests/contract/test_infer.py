@@ -203,6 +203,12 @@ def test_timing_among_the_parameters(client: Client) -> None:
     assert client.infer("simple", _TWO_ROWS).parameters == {}
 
 
+def test_server_timing_of_what_was_never_queued(client: Client) -> None:
+    with pytest.raises(NotFound) as refusal:
+        client.infer("nope", _TWO_ROWS)
+    assert refusal.value.spent == (0, 0, 0)
+
+
 def test_server_timing(client: Client) -> None:
     answer = client.infer("simple", _TWO_ROWS)
     names = [entry.partition(";")[0].strip() for entry in answer.server_timing.split(",")]

@@ -226,6 +226,9 @@ def test_queue_timeout(crowd: Crowds) -> None:
     with pytest.raises(Unavailable, match=told) as refusal:
         limited.send(1, timeout=60_000_000).result()
     assert refusal.value.retry_after == 1
+    queued, computed, rows = refusal.value.spent or (0, 0, 0)
+    assert queued >= 1_500_000_000
+    assert (computed, rows) == (0, 0)
     assert not busy.done()  # it was told at once, not when its turn came
     [after] = limited.client.statistics("held_reject")
     assert after.inference_stats.fail.count - before.inference_stats.fail.count == 1
@@ -302,6 +305,9 @@ def test_a_failing_request(caller: Client) -> None:
         caller.infer("lookup", {"INPUT0": np.array([[99]])}, id="bad one")
     # What ONNX Runtime says would name nodes, tensors and source files.
     assert str(failed.value) == "model 'lookup' failed to execute the request"
+    _, computed, rows = failed.value.spent or (0, 0, 0)
+    assert computed > 0
+    assert rows == 1
     assert caller.infer("lookup", {"INPUT0": np.array([[2]])})["OUTPUT0"].tolist() == [[20]]
 
 

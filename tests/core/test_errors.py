@@ -5,7 +5,7 @@ import re
 import pytest
 
 from headrace.core import errors
-from headrace.core.errors import RepositoryError, ServerError
+from headrace.core.errors import Relayed, RepositoryError, ServerError
 
 
 def drawn() -> dict[str, str]:
@@ -32,6 +32,15 @@ def built(base: type[Exception]) -> dict[str, str]:
 
 def test_the_drawn_tree_is_the_built_one() -> None:
     assert drawn() == built(ServerError) | built(RepositoryError)
+
+
+def test_an_error_of_several_requests_has_the_time_of_each() -> None:
+    error = Relayed("why", answer=b"x")
+    first = error.of_request(1, 2, 3)
+    second = error.of_request(4, 5, 6)
+    assert first is error
+    assert (first.spent, second.spent) == ((1, 2, 3), (4, 5, 6))
+    assert (type(second), str(second), second.answer) == (Relayed, "why", b"x")
 
 
 @pytest.mark.parametrize("name", drawn())

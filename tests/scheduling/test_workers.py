@@ -56,6 +56,28 @@ def test_a_batch_that_a_worker_died_of_is_not_run_again() -> None:
     assert bench.reports == []
 
 
+def test_each_request_has_an_error_with_its_own_time() -> None:
+    bench = Bench()
+    bench.clock.advance(5)
+    sinks = [bench.submit("a")[1]]
+    bench.batcher.suspend(bench.instances[0])
+    bench.clock.advance(20)
+    sinks.append(bench.submit("b")[1])
+    bench.batcher.resume(bench.instances[0])
+    bench.clock.advance(10)
+    bench.clock.settle()
+    bench.clock.advance(300)
+    bench.instances[0].report(WorkerDied("it ended"))
+    bench.batcher.suspend(bench.instances[0])
+    sinks.append(bench.submit("c")[1])
+    bench.clock.advance(7)
+    bench.batcher.fail_waiting(ModelNotReady("none", retry_after=9))
+    spent = [sink.errors[0].spent for sink in sinks]
+    assert spent == [(30, 300, 2), (10, 300, 2), (7, 0, 0)]  # in the queue, in execution; rows
+    [later] = sinks[2].errors
+    assert (type(later), str(later), later.retry_after) == (ModelNotReady, "none", 9)
+
+
 def test_what_waits_can_be_ended() -> None:
     bench = Bench()
     [instance] = bench.instances

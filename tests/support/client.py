@@ -187,6 +187,14 @@ def error_by_grpc(code: int, text: str) -> ServerError:
     return next(cls for cls, row in STATUS.items() if row.grpc == code)(text)
 
 
+def spent_by(timing: str) -> tuple[int, int, int] | None:
+    """What a `Server-Timing` says, as an error has it."""
+    if not timing:
+        return None
+    queue, compute, rows = [item.rpartition("=")[2] for item in timing.split(", ")]
+    return round(float(queue) * 1e6), round(float(compute) * 1e6), int(rows.strip('"'))
+
+
 def to_raw(array: Array, datatype: str) -> bytes:
     """The elements of `array` as the protocol's binary form has them."""
     if datatype == "BYTES":

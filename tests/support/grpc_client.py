@@ -19,6 +19,7 @@ from tests.support.client import (
     Parameter,
     error_by_grpc,
     from_raw,
+    spent_by,
     to_raw,
 )
 
@@ -106,9 +107,7 @@ class GrpcClient(Client):
         message = infer_message(model, inputs, outputs, version, id, parameters)
         call = self.procedure("ModelInfer", pb.ModelInferResponse)
         try:
-            response, done = call.with_call(
-                message, timeout=_SECONDS, metadata=[("headrace-timing", "1")]
-            )
+            response, done = call.with_call(message, timeout=_SECONDS)
         except grpc.RpcError as error:
             raise error_of(error) from None
         trailing = dict(done.trailing_metadata())
@@ -203,6 +202,7 @@ def error_of(error: grpc.RpcError) -> ServerError:
     call: Any = error  # which it is too, but no type says so
     found = error_by_grpc(call.code().value[0], call.details() or "")
     found.retry_after = _retry_after(call)
+    found.spent = spent_by(dict(call.trailing_metadata() or ()).get("server-timing", ""))
     return found
 
 

@@ -24,6 +24,7 @@ from tests.support.client import (
     Parameter,
     error_by_http,
     from_raw,
+    spent_by,
     strings,
     to_raw,
 )
@@ -179,6 +180,7 @@ def error_of(response: httpx.Response) -> ServerError:
     """The `ServerError` of an answer."""
     found = error_by_http(response.status_code, response.json()["error"])
     found.retry_after = int(response.headers.get("retry-after", 0))
+    found.spent = spent_by(response.headers.get("server-timing", ""))
     return found
 
 

@@ -233,11 +233,18 @@ def test_errors_keep_their_class(kind: type[ServerError]) -> None:
     assert version == "3"
 
 
-def test_errors_keep_when_to_come_again() -> None:
-    for error in (ModelNotReady("later", retry_after=27), NotFound("never")):
+def test_errors_keep_when_to_come_again_and_what_they_took() -> None:
+    executed = NotFound("never").of_request(7, 8, 9)
+    for error in (ModelNotReady("later", retry_after=27), executed):
         found, _ = read_error(*error_parts(error, "3"))
         assert found is not None
-        assert found.retry_after == error.retry_after
+        assert (found.retry_after, found.spent) == (error.retry_after, error.spent)
+
+
+@pytest.mark.parametrize("meta", [b"NotFound", b"NotFound 3 x", b"NotFound 3 1 2"])
+def test_errors_that_make_no_sense(meta: bytes) -> None:
+    with pytest.raises(BrokenLink):
+        read_error(meta, b"what was wrong")
 
 
 def test_what_is_no_server_error_has_no_class() -> None:

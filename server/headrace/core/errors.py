@@ -36,16 +36,26 @@ of it may reach clients, by the repository index, is its `public` text.
 """
 
 from collections.abc import Sequence
+from copy import copy
+from typing import Self
 
 
 class ServerError(Exception):
     """Base of everything that a request can be answered with instead of a response.
 
     `retry_after` is after how many seconds the same request may succeed, where that is known better
-    than by the class.
+    than by the class. `spent` is where the time of a request went that was queued: nanoseconds in
+    the queue and in execution, and the rows of its batch.
     """
 
     retry_after = 0
+    spent: tuple[int, int, int] | None = None
+
+    def of_request(self, queue_ns: int, compute_ns: int, batch_rows: int) -> Self:
+        """This error with the time of one request: a copy if it has that of another already."""
+        error = self if self.spent is None else copy(self)
+        error.spent = queue_ns, compute_ns, batch_rows
+        return error
 
 
 class InvalidRequest(ServerError):

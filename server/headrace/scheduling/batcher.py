@@ -307,7 +307,7 @@ class Batcher:
             self._retries.append(batch)
         elif len(batch.pendings) == 1 or isinstance(error, WorkerDied):
             for pending in batch.pendings:
-                self._fail(pending, error, outcome)
+                self._fail(pending, error, outcome, batch.rows)
         else:
             if not isinstance(error, ServerError):
                 self._report(batch.pendings, error)
@@ -324,7 +324,7 @@ class Batcher:
             if isinstance(reason, ServerError):
                 if broken:
                     self._report([pending], reason)
-                self._end(pending, reason, "BACKEND", outcome.computed)
+                self._end(pending, reason, "BACKEND", outcome.computed, outcome.started, batch.rows)
             elif reason is Deferral.AGAIN:
                 self._run_again(pending)
             else:
@@ -345,7 +345,7 @@ class Batcher:
         """End a request that is answered by itself."""
         self._open.discard(pending)
         if isinstance(outcome, ServerError):
-            self._end(pending, outcome, "BACKEND", now)
+            self._end(pending, outcome, "BACKEND", now, pending.began, pending.rows)
         else:
             pending.ended = True
             pending.outcome = outcome
@@ -371,26 +371,36 @@ class Batcher:
             ended,
         )
 
-    def _fail(self, pending: Pending, error: Exception, outcome: Outcome) -> None:
+    def _fail(self, pending: Pending, error: Exception, outcome: Outcome, rows: int) -> None:
         if not isinstance(error, ServerError):
             self._report([pending], error)
             error = ExecutionFailed(
                 f"model '{self._signature.model}' failed to execute the request"
             )
-        self._end(pending, error, "BACKEND", outcome.computed)
+        self._end(pending, error, "BACKEND", outcome.computed, outcome.started, rows)
 
-    def _end(self, pending: Pending, error: ServerError, reason: str, now: int) -> None:
-        """End a request with an error, unless it has ended."""
+    def _end(
+        self,
+        pending: Pending,
+        error: ServerError,
+        reason: str,
+        now: int,
+        started: int = 0,
+        rows: int = 0,
+    ) -> None:
+        """End a request with an error, unless it has ended; `started` is 0 if it was never run."""
         if not pending.ended:
             pending.ended = True
-            pending.outcome = error
+            begun = started or now
+            pending.outcome = error.of_request(begun - pending.arrived, now - begun, rows)
             self._recorder.request_failed(reason, now - pending.arrived, is_fault(error))
             self._delivery.release([pending])
 
     def _expire(self, now: int) -> None:
         expired = self._queue.expire(now)
         for pending in expired:
-            pending.outcome = self._late(pending)
+            error = self._late(pending)
+            pending.outcome = error.of_request(now - pending.arrived, 0, 0)
             self._recorder.request_failed("REJECTED", now - pending.arrived)
         self._delivery.release(expired)
 

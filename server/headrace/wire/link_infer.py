@@ -111,7 +111,8 @@ class ResponseWriter:
 def error_parts(error: ServerError, version: str) -> tuple[bytes, bytes]:
     """`meta` and `rest` of an error; `version` is the one that was to answer, "" for none."""
     kind = type(error).__name__
-    meta = f"{kind if kind in _CLASSES else ''} {version} {error.retry_after}"
+    numbers = (error.retry_after, *(error.spent or ()))
+    meta = f"{kind if kind in _CLASSES else ''} {version} {' '.join(map(str, numbers))}"
     return meta.encode(), bounded(str(error)).encode()
 
 
@@ -232,12 +233,15 @@ class ResponseReader:
 def read_error(meta: bytes, text: bytes) -> tuple[ServerError | None, str]:
     """The error, None if it is no `ServerError`, and the version that was to answer."""
     kind, _, rest = meta.decode(errors="replace").partition(" ")
-    version, _, seconds = rest.partition(" ")
+    version, *numbers = rest.split(" ")
     if kind not in _CLASSES:
         return None, version
     error = _CLASSES[kind](text.decode(errors="replace"))
-    error.retry_after = int(seconds) if seconds.isdecimal() else 0
-    return error, version
+    try:
+        error.retry_after, *spent = map(int, numbers)
+        return error.of_request(*spent) if spent else error, version
+    except (ValueError, TypeError):
+        raise BrokenLink(f"an error with the numbers {numbers}") from None
 
 
 def _read_meta(meta: bytes, read: Callable[[Any], _Template]) -> _Template:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from headrace.core.errors import ServerError
-from headrace.core.requests import Ticket
+from headrace.core.requests import Ticket, Timing
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Account
 from headrace.wire.header_rules import Key
@@ -36,11 +36,11 @@ class Call(Protocol):
 class Reply(Call, Protocol):
     """A unary call that is answered by calling this, exactly once, on the event-loop thread."""
 
-    def respond(self, message: Message) -> None:
-        """Answer with a message and a good status."""
+    def respond(self, message: Message, timing: Timing) -> None:
+        """Answer with a message and a good status, and with `server-timing` beside it."""
 
     def fail(self, error: ServerError) -> None:
-        """Answer with an error."""
+        """Answer with an error, and with `server-timing` beside it."""
 
     def relay(self, status: int, text: str) -> None:
         """Answer with the status that another server has answered with."""

@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 
 from headrace.core.errors import Overloaded, ServerError
+from headrace.core.requests import Ticket, Timing
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Account, Admission, ConnectionAccount
 from headrace.transports.grpc.access import CANCELLED, error_text, log_access, retry_details
@@ -22,6 +23,7 @@ from headrace.transports.grpc.options import LEVELS, GrpcOptions
 from headrace.transports.grpc.tls import TlsFiles
 from headrace.wire.header_rules import Key
 from headrace.wire.status import INTERNAL, INTERNAL_TEXT, STATUS
+from headrace.wire.timing import TIMING, exact_timing, time_of
 
 log = logging.getLogger(__name__)
 
@@ -78,8 +80,9 @@ class _FutureReply(_AioCall):
         self.future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.answered = False  # the future may have been cancelled before
 
-    def respond(self, message: Message) -> None:
+    def respond(self, message: Message, timing: Timing) -> None:
         self.answered = True
+        self.set_trailing(TIMING, exact_timing(timing).decode())
         if not self.future.done():
             self.future.set_result(b"".join(message))
 
@@ -381,9 +384,13 @@ def _awaited(handler: Direct) -> _Unary:
     """A direct handler as a coroutine; cancelling that cancels the request."""
 
     async def unary(data: Buffer, call: _FutureReply) -> bytes:
-        ticket = handler(data, call)
+        ticket: Ticket | None = None
         try:
+            ticket = handler(data, call)
             return await call.future
+        except ServerError as error:
+            call.set_trailing(TIMING, exact_timing(time_of(error)).decode())
+            raise
         except asyncio.CancelledError:
             if ticket is not None and not call.answered:
                 ticket.cancel()

@@ -18,12 +18,11 @@ from headrace.transports.grpc.procedures import INFERENCE
 from headrace.transports.grpc.unary import check_size
 from headrace.wire.grpc_messages import InferMessage, InferReader, InferWriter
 from headrace.wire.header_rules import HeaderPattern
-from headrace.wire.timing import add_timing, server_timing, wants_timing
+from headrace.wire.timing import add_timing, wants_timing
 
 BACKEND_METADATA = "headrace-backend"  # which one has answered, of a model that has several
 _STATUSES = range(1, 17)
 _UNKNOWN = 2
-TIMING_METADATA = "headrace-timing"  # any value: answer with `server-timing` as trailing metadata
 
 
 class _Answer:
@@ -55,10 +54,7 @@ class _Answer:
             add_timing(response)
         if not self.named:
             reply.note(response.model_name, response.model_version, response.id)
-        metadata = reply.metadata()
-        if metadata and TIMING_METADATA in metadata:
-            reply.set_trailing("server-timing", server_timing(response.timing).decode())
-        reply.respond(service.writer.pieces(response))
+        reply.respond(service.writer.pieces(response), response.timing)
 
     def finish(self) -> None:
         """Send that there is no answer."""
@@ -110,10 +106,7 @@ class _OpaqueAnswer(_Answer):
             text = error_text(Relayed(bytes(response.body).decode(errors="replace")))
             self.reply.relay(response.status if response.status in _STATUSES else _UNKNOWN, text)
             return
-        metadata = self.reply.metadata()
-        if metadata and TIMING_METADATA in metadata:
-            self.reply.set_trailing("server-timing", server_timing(response.timing).decode())
-        self.reply.respond([response.body])
+        self.reply.respond([response.body], response.timing)
 
     def fail(self, error: ServerError) -> None:
         """Send the error."""

@@ -43,7 +43,7 @@ from headrace.wire.http_infer import (
 )
 from headrace.wire.http_response import ResponseForm
 from headrace.wire.status import INTERNAL, INTERNAL_TEXT, STATUS, retry_after
-from headrace.wire.timing import add_timing, server_timing, wants_timing
+from headrace.wire.timing import add_timing, server_timing, time_of, wants_timing
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +53,7 @@ CLOSE = b"connection: close\r\n"
 _BACKEND = b"headrace-backend: %b\r\n"  # which one has answered, of a model that has several
 _STATUSES = frozenset(HTTPStatus)  # those that can be told
 _BAD_GATEWAY = 502
+_TIMING = b"server-timing: %b\r\n"
 _BINARY = b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
 
 
@@ -233,10 +234,11 @@ class Exchange:
         """The answer to a request that failed with `error`."""
         if not isinstance(error, ServerError):
             log.error("bug while answering %s", self.head.path, exc_info=error)
-            return Answer(INTERNAL.http, JSON, [error_body(INTERNAL_TEXT)])
+            lines = JSON + _TIMING % server_timing(time_of(ServerError()))
+            return Answer(INTERNAL.http, lines, [error_body(INTERNAL_TEXT)])
         if isinstance(error, Relayed) and isinstance(error.answer, OpaqueResponse):
             return self.passed_answer(error.answer)
-        lines = JSON
+        lines = JSON + _TIMING % server_timing(time_of(error))
         if seconds := retry_after(error):
             lines += b"retry-after: %d\r\n" % seconds
         if isinstance(error, UnsupportedEncoding):
@@ -253,7 +255,7 @@ class Exchange:
         """The answer of another server, as it came."""
         lines = answer_lines(response)
         if response.status == 200:
-            lines += b"server-timing: %b\r\n" % server_timing(response.timing)
+            lines += _TIMING % server_timing(response.timing)
         status = response.status if response.status in _STATUSES else _BAD_GATEWAY
         return Answer(status, lines, [response.body])
 
@@ -346,7 +348,7 @@ class Exchange:
         assert form is not None, "an answer to what was not submitted. This is a bug."
         buffers, json_size = form.encode(response)
         lines = JSON if json_size is None else _BINARY % json_size
-        lines += b"server-timing: %b\r\n" % server_timing(response.timing)
+        lines += _TIMING % server_timing(response.timing)
         if accept is not None and (encoding := choose_encoding(accept)) != "identity":
             buffers = [compress(b"".join(buffers), encoding)]
             lines += b"content-encoding: %b\r\n" % encoding.encode()

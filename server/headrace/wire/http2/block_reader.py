@@ -44,8 +44,14 @@ class _WatchedTable(HeaderTable):
 class BlockReader(Generic[H]):
     """Turns the blocks of one connection, in order, into what `interpret` makes of them."""
 
-    def __init__(self, interpret: Callable[[Headers], H], max_list: int) -> None:
+    def __init__(
+        self, interpret: Callable[[Headers], H], max_list: int, passed_over: bytes = b""
+    ) -> None:
+        """`passed_over` is how a field begins, before its length, that `interpret` has no use for
+        and that differs from block to block: a literal that changes no table.
+        """
         self._interpret = interpret
+        self._passed_over = passed_over
         self._decoder = Decoder(max_list)
         self._table = _WatchedTable()
         self._decoder.header_table = self._table
@@ -58,6 +64,10 @@ class BlockReader(Generic[H]):
         Raises `ConnectionFailure` where the block cannot be decoded, since the tables of the two
         sides differ from then on; `StreamFailure` where `interpret` does.
         """
+        if self._passed_over and (cut := block.find(self._passed_over)) > 0:
+            start = cut + len(self._passed_over)
+            if start < len(block) == start + 1 + (block[start] & 0x7F):  # it is the last field
+                block = block[:cut]
         known = self._known.get(block)
         if known is not None:
             return known

@@ -12,6 +12,7 @@ from headrace.wire.http2.protocol import (
     END_STREAM,
     MAX_WINDOW,
     PREFACE,
+    TIMING_FIELD,
     ErrorCode,
     Setting,
     StreamFailure,
@@ -28,7 +29,7 @@ class ResponseHeads(BlockFrames):
         self, interpret: Callable[[Headers], object], streams: ClientStreams, limits: Limits
     ) -> None:
         super().__init__(limits)
-        self._blocks = BlockReader(interpret, limits.header_list)
+        self._blocks = BlockReader(interpret, limits.header_list, TIMING_FIELD)
         self._streams = streams
 
     def _complete(self, block: bytes, flags: int, number: int) -> None:

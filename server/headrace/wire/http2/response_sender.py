@@ -4,15 +4,25 @@ from collections.abc import Callable
 from struct import Struct
 
 from headrace.core.tensors import Buffer
-from headrace.wire.http2.protocol import END_HEADERS, END_STREAM, HEADERS, frame
+from headrace.wire.http2.protocol import END_HEADERS, END_STREAM, HEADERS, TIMING_FIELD, frame
 from headrace.wire.http2.response_headers import ResponseBlocks
 from headrace.wire.http2.sender import JOINED, Sender
 from headrace.wire.http2.stream import Fields, Stream
 
 # HEADERS of three bytes, the head of DATA, and the prefix of its gRPC message.
 _pack_start = Struct(">IBI3sIBIBI").pack
-_pack_end = Struct(">IBI1s").pack
 _PREFIX = 5
+# HEADERS up to the number of the stream; the block is one byte, a field's name, and its value.
+_pack_end = Struct(">5sI1s16s").pack
+# Of these, what depends on how many bytes the value has: a short integer in HPACK's form.
+_ENDS = [
+    (
+        Struct(">IB").pack((1 + len(TIMING_FIELD) + 1 + size) << 8 | HEADERS,
+                           END_HEADERS | END_STREAM),
+        TIMING_FIELD + bytes((size,)),
+    )
+    for size in range(127)
+]  # fmt: skip
 
 OK_FIELDS: Fields = [(b"grpc-status", b"0")]
 
@@ -25,10 +35,11 @@ class ResponseSender(Sender):
         self.blocks = ResponseBlocks(head, OK_FIELDS)
         super().__init__(self.blocks, wake)
 
-    def answer(self, stream: Stream, message: list[Buffer], size: int) -> bool:
+    def answer(self, stream: Stream, message: list[Buffer], size: int, timing: bytes) -> bool:
         """A whole good response of one uncompressed message, if it can go at once and as usual.
 
-        False if not: then nothing was done. It is for the caller to `rouse`, or to take `out`.
+        `timing`, of less than 127 bytes, is the trailer `server-timing`. False if not: then nothing
+        was done. It is for the caller to `rouse`, or to take `out`.
         """
         nbytes = size + _PREFIX
         blocks = self.blocks
@@ -45,7 +56,9 @@ class ResponseSender(Sender):
         out = self.out
         out.append(_pack_start(769, 4, number, blocks.head, nbytes << 8, 0, number, 0, size))
         out += message
-        out.append(_pack_end(257, 5, number, blocks.trailers))
+        begins, name = _ENDS[len(timing)]
+        out.append(_pack_end(begins, number, blocks.trailers, name))
+        out.append(timing)
         if size > JOINED:
             self.large = True
         stream.local_closed = True
@@ -76,7 +89,8 @@ class ResponseSender(Sender):
 
     def _trailers(self, stream: Stream, fields: Fields) -> None:
         blocks = self.blocks
-        block = blocks.good_trailers() if fields is OK_FIELDS else blocks.other(fields)
+        good = fields[0] is OK_FIELDS[0]  # of which there are more than others: they are known
+        block = blocks.good_trailers() + blocks.other(fields[1:]) if good else blocks.other(fields)
         stream.trailers = None
         self._last_headers(stream, block)
 

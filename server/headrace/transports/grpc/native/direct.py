@@ -4,10 +4,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
+from headrace.core.requests import Timing
 from headrace.core.tensors import Buffer
 from headrace.transports.grpc.call import Message
 from headrace.transports.grpc.native.head import CallHead
 from headrace.transports.grpc.native.rpc import Rpc
+from headrace.wire.timing import TIMING, exact_timing, time_of
 
 if TYPE_CHECKING:
     from headrace.transports.grpc.native.link import Link
@@ -60,15 +62,16 @@ class DirectRpc(Rpc):
         if not self.finished:
             self._ticket = ticket
 
-    def respond(self, message: Message) -> None:
+    def respond(self, message: Message, timing: Timing) -> None:
         """`Reply.respond`."""
         if self.finished:
             return
         self._ticket = None
+        told = exact_timing(timing)
         if (
             self._trailing is None
             and not self.head.packing
-            and self._link.sender.answer(self, message, sum(map(len, message)))
+            and self._link.sender.answer(self, message, sum(map(len, message)), told)
         ):
             self._settle(0)
             link = self._link
@@ -78,6 +81,7 @@ class DirectRpc(Rpc):
             else:
                 link.flush()
             return
+        self.set_trailing(TIMING, told.decode())
         self._ticket = self.pack_later(message, partial(self._packed, message))
         if self._ticket is None:
             self.write(message)
@@ -94,6 +98,7 @@ class DirectRpc(Rpc):
     def fail(self, error: ServerError) -> None:
         """`Reply.fail`."""
         self._ticket = None
+        self.set_trailing(TIMING, exact_timing(time_of(error)).decode())
         super().fail(error)
 
     def relay(self, status: int, text: str) -> None:
