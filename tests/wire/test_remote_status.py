@@ -9,6 +9,7 @@ from headrace.core.errors import (
     InvalidRequest,
     NotFound,
     PayloadTooLarge,
+    RemoteBroken,
     RemoteLost,
     RemoteTimeout,
     RemoteUnavailable,
@@ -64,6 +65,7 @@ def test_credentials_are_nothing_for_clients() -> None:
     [
         (400, "unexpected shape", "", Fate.ANSWERED, InvalidRequest),
         (404, "Request for unknown model: 'a' is not found", "", Fate.REFUSED, Unavailable),
+        (400, "", "<html>Bad Request</html>", Fate.ANSWERED, RemoteBroken),
         (401, "who are you", "", Fate.ANSWERED, ExecutionFailed),
         (404, "no such model", "", Fate.ANSWERED, NotFound),
         (413, "", "<html>too large</html>", Fate.ANSWERED, PayloadTooLarge),

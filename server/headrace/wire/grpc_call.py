@@ -39,6 +39,7 @@ class Reason(Enum):
     UNSENT = "the server has not seen it"
     REFUSED = "the server has not begun it"
     STATUS = "the server says so"
+    BROKEN = "its answer is none"
     LOST = "it was cut off"
     LATE = "its deadline has passed"
     TOO_LARGE = "its answer has more bytes than it may"
@@ -60,8 +61,14 @@ def unpacked(data: bytes, encoding: str, largest: int) -> Buffer:
 
 def unreadable(error: Exception) -> End:
     """The end of a call whose compressed answer cannot be unpacked."""
-    reason = Reason.GROWN if isinstance(error, PayloadTooLarge) else Reason.STATUS
+    reason = Reason.GROWN if isinstance(error, PayloadTooLarge) else Reason.BROKEN
     return End(reason, INTERNAL, str(error))
+
+
+def _problem(fields: ResponseBlock) -> End:
+    """The end by a head that is not gRPC's, of which the status of HTTP may say enough."""
+    reason = Reason.BROKEN if fields.status == UNKNOWN else Reason.STATUS
+    return End(reason, fields.status, fields.problem)
 
 
 class ClientCall(ClientStream):
@@ -141,13 +148,13 @@ class ClientCall(ClientStream):
             return False
         self._encoding = fields.encoding
         if fields.problem:
-            self.break_off(End(Reason.STATUS, fields.status, fields.problem))
+            self.break_off(_problem(fields))
         return True
 
     def on_data(self, view: memoryview, start: int, stop: int) -> None:
         """Take messages out of received bytes."""
         if self._encoding is None:
-            self.break_off(End(Reason.STATUS, INTERNAL, "there is data before any head"))
+            self.break_off(End(Reason.BROKEN, INTERNAL, "there is data before any head"))
             return
         if self._length < 0 and not self._prefix:
             while stop - start >= _PREFIX and not self.over:
@@ -171,11 +178,12 @@ class ClientCall(ClientStream):
             return
         last = self._last
         if last is None or last.status < 0:
-            self._close(End(Reason.STATUS, UNKNOWN, "the answer ends without a status"))
+            self._close(End(Reason.BROKEN, UNKNOWN, "the answer ends without a status"))
         elif last.status != OK:
-            self._close(End(Reason.STATUS, last.status, last.text or last.problem))
+            told = End(Reason.STATUS, last.status, last.text)
+            self._close(_problem(last) if last.problem and not last.text else told)
         elif self._length >= 0 or self._prefix:
-            self._close(End(Reason.STATUS, INTERNAL, "the answer ends within a message"))
+            self._close(End(Reason.BROKEN, INTERNAL, "the answer ends within a message"))
         else:
             self._close(None)
 

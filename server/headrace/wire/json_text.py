@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from headrace.core.errors import InvalidRequest
+from headrace.core.errors import InvalidRequest, Overloaded
 from headrace.core.tensors import Buffer
 from headrace.wire.long_json import WHOLE, containers, parse_long
 
@@ -43,11 +43,18 @@ def parse_json(text: Buffer, lifts: bool = False) -> Any:
             gc.enable()
 
 
+def refuse_without_memory(error: orjson.JSONDecodeError) -> None:
+    """Raise `Overloaded` where the parser has not got the memory that it asked for."""
+    if error.msg.startswith("Not enough memory"):
+        raise Overloaded("the server has not enough memory to parse the request; try again later")
+
+
 def parse_piece(text: Buffer) -> Any:
     """A JSON text that is not too long to be parsed at once, as `parse_json` parses it."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
+        refuse_without_memory(error)
         raw = bytes(text)
         if b"NaN" not in raw and b"Inf" not in raw:
             raise InvalidRequest(f"failed to parse the request JSON buffer: {error}") from None

@@ -178,6 +178,8 @@ def http_failure_of(model: str, status: int, said: str, text: str) -> Failure:
         return denied(model)
     if said.startswith(_NOT_LOADED):
         return _not_loaded(model)
+    if status == 400 and not said:  # of whatever has answered, it was not a server of the protocol
+        return Failure(Fate.ANSWERED, RemoteBroken(told))
     return Failure(Fate.ANSWERED, _HTTP_CLASSES.get(status, ExecutionFailed)(told))
 
 

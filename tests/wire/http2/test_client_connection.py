@@ -176,7 +176,7 @@ def test_a_message_that_cannot_be_unpacked(encoding: str) -> None:
     if encoding == "identity":  # it says that it is as it is
         assert call.messages == [b"nonsense"]
     else:
-        assert call.end.reason is Reason.STATUS
+        assert call.end.reason is Reason.BROKEN
         assert [f.kind for f in client.sent() if f.stream == 1][-1] == RST_STREAM
 
 
@@ -196,24 +196,31 @@ def test_a_bomb_is_not_unpacked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "status", "text"),
+    ("fields", "reason", "status", "text"),
     [
-        ([*GOOD, ("grpc-status", "14"), ("grpc-message", "a%25b")], 14, "a%b"),
-        ([*GOOD, ("grpc-status", "x")], 2, ""),
-        (GOOD, 2, "the answer ends without a status"),
-        ([(":status", "404")], 12, "the answer has the HTTP status 404"),
-        ([(":status", "503"), ("content-type", "text/html")], 14, "HTTP status 503"),
-        ([(":status", "503"), ("grpc-status", "5")], 5, ""),
-        ([(":status", "200"), ("content-type", "text/html")], 2, "not gRPC: its content-type"),
+        ([*GOOD, ("grpc-status", "14"), ("grpc-message", "a%25b")], Reason.STATUS, 14, "a%b"),
+        ([*GOOD, ("grpc-status", "x")], Reason.STATUS, 2, ""),
+        (GOOD, Reason.BROKEN, 2, "the answer ends without a status"),
+        ([(":status", "404")], Reason.STATUS, 12, "the answer has the HTTP status 404"),
+        ([(":status", "500")], Reason.BROKEN, 2, "the answer has the HTTP status 500"),
+        (
+            [(":status", "503"), ("content-type", "text/html")],
+            Reason.STATUS, 14, "HTTP status 503",
+        ),
+        ([(":status", "503"), ("grpc-status", "5")], Reason.STATUS, 5, ""),
+        (
+            [(":status", "200"), ("content-type", "text/html")],
+            Reason.BROKEN, 2, "not gRPC: its content-type",
+        ),
     ],
-)
+)  # fmt: skip
 def test_a_response_that_is_its_head_alone(
-    fields: list[tuple[str, str]], status: int, text: str
+    fields: list[tuple[str, str]], reason: Reason, status: int, text: str
 ) -> None:
     client = Client()
     call = client.call()
     client.feed(client.headers(1, fields, True))
-    assert call.end.reason is Reason.STATUS
+    assert call.end.reason is reason
     assert call.end.status == status
     assert text in call.end.text
 
@@ -239,7 +246,7 @@ def test_messages_that_are_none(data: bytes, text: str) -> None:
     client = Client()
     call = client.call()
     client.feed(client.headers(1, GOOD), build(DATA, 0, 1, data), client.headers(1, OK, True))
-    assert call.end.reason is Reason.STATUS
+    assert call.end.reason is Reason.BROKEN
     assert text in call.end.text
 
 

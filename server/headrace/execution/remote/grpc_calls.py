@@ -182,6 +182,8 @@ class GrpcDialect:
     def _failure(self, end: End) -> Failure:
         if end.reason is Reason.STATUS:
             return failure_of(self.model, end.status, end.text)
+        if end.reason is Reason.BROKEN:
+            return self.nonsense(Exception(end.text)).failure
         if end.reason in (Reason.TOO_LARGE, Reason.GROWN):
             log.error("model %s: a server's answer cannot be used: %s", self.model, end.text,
                       extra={"model": self.model})  # fmt: skip

@@ -91,7 +91,7 @@ class UnaryCall(ChannelCall):
     def received(self, data: Buffer) -> None:
         """Keep the one message until the status is here."""
         if self._data is not None:
-            self.break_off(End(Reason.STATUS, 13, "there is more than one answer"))
+            self.break_off(End(Reason.BROKEN, 13, "there is more than one answer"))
             return
         self._data = data
 
@@ -113,7 +113,7 @@ class UnaryCall(ChannelCall):
         if end is None:
             data = self._data
             if data is None:
-                end = End(Reason.STATUS, 13, "the answer has a good status and nothing else")
+                end = End(Reason.BROKEN, 13, "the answer has a good status and nothing else")
             elif self._encoding_left:
                 loop = asyncio.get_running_loop()
                 work = loop.run_in_executor(

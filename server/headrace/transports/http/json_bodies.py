@@ -11,6 +11,7 @@ from headrace.core.errors import InvalidRequest, PayloadTooLarge
 from headrace.engine.admission import Account, Admission
 from headrace.transports.http.protocol import ACCOUNT
 from headrace.wire.compression import too_large
+from headrace.wire.json_text import refuse_without_memory
 
 _CONTROL_LIMIT = 1 << 20  # bytes of a control request's body
 _ALWAYS = 64 << 10  # bytes of a body for which there is room on a server that is full
@@ -69,6 +70,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
+        refuse_without_memory(error)
         raise InvalidRequest(f"failed to parse the request JSON buffer: {error}") from None
     if type(document) is not dict:
         raise InvalidRequest("the request must be a JSON object")
