@@ -38,6 +38,7 @@ from headrace.engine.reloading import Reloader
 from headrace.engine.tracing import Tracing
 from headrace.execution.artefact_backend import artefact_backends
 from headrace.execution.cores import core_limit
+from headrace.execution.progress import ABANDONED_SECS
 from headrace.execution.python_backend import PythonBackend
 from headrace.execution.remote.backend import RemoteBackend, Tritons
 from headrace.execution.triton.late import LateTritons
@@ -134,6 +135,7 @@ class Application:
             settings.model_load_retry_count,
             settings.model_load_timeout_secs,
             gpus=gpus,
+            limits=settings.execution_limits,
         )
         self._control = control_options(settings)
         self._tritons = LateTritons(settings.tritons)
@@ -313,11 +315,13 @@ class Application:
     async def _unload(self, deadline: float) -> bool:
         """Free the models; whether all of them had come to rest by then.
 
-        Runs whose clients have gone are not admitted requests any more, but they go on.
+        Runs whose clients have gone are no admitted requests any more; they are ended, except for
+        what cannot be in this process.
         """
+        left = max(deadline - monotonic(), 0.1)
         try:
-            async with asyncio.timeout(max(deadline - monotonic(), 0.1)):
-                await self._engine.unload_all()
+            async with asyncio.timeout(left):
+                await self._engine.unload_all(min(ABANDONED_SECS, left / 2))
         except TimeoutError:
             hanging = self._engine.unloading()
             names = ", ".join(f"{v.model} version {v.name}" for v in hanging)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from headrace.core.environment_options import EnvironmentOptions
+from headrace.core.execution_limits import ExecutionLimits
 from headrace.engine.residency import ResidencyOptions
 from headrace.execution.triton.options import TritonOptions
 from headrace.options import setting
@@ -111,6 +112,18 @@ class ModelSettings:
         "Run Python models in the server's own process where their configuration says so, by the"
         " parameter `execution`; one that hangs or crashes takes the server with it",
     )
+    execution_limit_secs: int = setting(
+        600,
+        "How long a batch may take, a stream from one response to the next; then its worker is"
+        " killed and started again, and a run of an ONNX model is ended; a model's parameter of"
+        " this name overrides it; 0: no limit",
+    )
+    stall_secs: int = setting(
+        60,
+        "How long a batch may make no progress until its instance is stalled; a model is not ready"
+        " while all of its instances are; a worker that nobody waits for in so long is killed and"
+        " started again; a model's parameter of this name overrides it; 0: never",
+    )
     pinned_memory_pool_byte_size: int = setting(
         256 << 20,
         "Bytes of page-locked memory for copies to and from GPUs, where there are any; 0: none",
@@ -177,6 +190,11 @@ class ModelSettings:
             self.triton_environment, self.triton_start_timeout_secs, self.triton_exit_timeout_secs,
             self.triton_hang_secs,
         )  # fmt: skip
+
+    @property
+    def execution_limits(self) -> ExecutionLimits:
+        """How long executions may take, unless a model says otherwise."""
+        return ExecutionLimits(self.execution_limit_secs, self.stall_secs)
 
     @property
     def residency(self) -> ResidencyOptions | None:

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import ml_dtypes
 import numpy as np
@@ -26,6 +27,7 @@ from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidOption, InvalidRequest, LoadFailed
 from headrace.core.model_spec import LoadSpec, TensorInfo
 from headrace.core.tensors import Array
+from tests.contract.graphs import spin
 from tests.models import onnx_graphs
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -275,17 +277,16 @@ def test_memory_is_given_back_after_each_run_if_asked_for(
     tmp_path: Path, value: str, devices: str
 ) -> None:
     spec = spec_of(tmp_path, onnx_graphs.identity(), parameters={SHRINKAGE: value}, device=1)
-    options = run_options(spec)
-    assert options is not None
-    assert options.get_run_config_entry(SHRINKAGE) == devices
-    assert run_options(replace(spec, parameters={})) is None
+    assert run_options(spec).get_run_config_entry(SHRINKAGE) == devices
+    with pytest.raises(RuntimeError, match=SHRINKAGE):
+        run_options(replace(spec, parameters={})).get_run_config_entry(SHRINKAGE)
 
 
 @pytest.mark.parametrize("datatype", [Datatype.FP32, Datatype.BYTES, Datatype.BF16])
 def test_options_of_runs_reach_every_run(datatype: Datatype) -> None:
     options = ort.RunOptions()
     options.add_run_config_entry(SHRINKAGE, "gpu:7")
-    model = OnnxModel(ort.InferenceSession(onnx_graphs.identity(datatype)), options)
+    model = OnnxModel(ort.InferenceSession(onnx_graphs.identity(datatype)), lambda: options)
     array: Array = np.ones((1, 2)).astype(NUMPY[datatype])
     if datatype is Datatype.BYTES:
         array = text(b"a", b"b", shape=(1, 2))
@@ -481,3 +482,29 @@ def test_a_file_with_one_wrong_byte_loads_or_fails_to(
     (spec.path.parent / "w.bin").write_bytes(bytes(8))
     with contextlib.suppress(LoadFailed):
         OnnxBackend().load(spec).close()
+
+
+def test_a_run_under_way_can_be_ended_and_the_next_one_is_not() -> None:
+    model = OnnxModel(ort.InferenceSession(spin()))
+
+    def run(rounds: int) -> Array:
+        [array] = model.infer({"ROUNDS": np.array([[rounds]])}, ["OUTPUT0"])
+        return np.asarray(array)
+
+    raised: list[Exception] = []
+
+    def endless() -> None:
+        try:
+            run(1 << 40)
+        except Exception as error:
+            raised.append(error)
+
+    thread = Thread(target=endless)
+    thread.start()
+    while thread.is_alive():  # it may not have begun
+        assert model.terminate()
+        thread.join(0.01)
+    [error] = raised
+    assert "terminate flag" in str(error)
+    assert model.terminate()  # after its end
+    assert run(3).tolist() == [[3]]

@@ -52,6 +52,9 @@ class Constant:
     def rest(self) -> None:
         pass
 
+    def terminate(self) -> bool:
+        return False
+
     def close(self) -> None:
         self.closed = True
 

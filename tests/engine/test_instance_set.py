@@ -23,7 +23,7 @@ class Workers:
         """There is one."""
 
     def __iter__(self) -> Iterator[Any]:
-        yield SimpleNamespace(given_up=True)
+        yield SimpleNamespace(given_up=True, tried_again=0.0)
 
 
 class Model(InWorker):

@@ -47,6 +47,9 @@ class Recorder:
     def rest(self) -> None:
         pass
 
+    def terminate(self) -> bool:
+        return False
+
     def close(self) -> None:
         """Nothing to give back."""
 

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from threading import Event, get_ident
 
@@ -11,6 +12,8 @@ import pytest
 
 from headrace.core.bytes_array import BytesArray
 from headrace.core.datatypes import Datatype
+from headrace.core.errors import ExecutionTimeout
+from headrace.core.execution_limits import ExecutionLimits
 from headrace.core.model_spec import TensorInfo
 from headrace.core.requests import InferRequest
 from headrace.core.signature import Signature, TensorSpec
@@ -18,7 +21,7 @@ from headrace.core.tensors import Array, Tensor
 from headrace.execution.choice import AutoChoice, InstanceKind
 from headrace.execution.local import LocalInstance
 from headrace.execution.runner import LoadedModel, run
-from headrace.scheduling.batch import Batch, Instance, Outcome, Pending
+from headrace.scheduling.batch import Batch, Instance, NotStarted, Outcome, Pending
 from headrace.workers.bytes_elements import join
 from tests.scheduling.fakes import Bench, FakeSink, request, signature
 
@@ -46,6 +49,9 @@ class Doubling:
         self._before()
         assert outputs == ["y"]
         return [2 * inputs["x"]]
+
+    def terminate(self) -> bool:
+        return False
 
     def rest(self) -> None:
         self.rests.append(get_ident())
@@ -310,6 +316,9 @@ class Counting:
     def rest(self) -> None:
         """It keeps nothing."""
 
+    def terminate(self) -> bool:
+        return False
+
     def close(self) -> None:
         """Nothing is held."""
 
@@ -340,3 +349,93 @@ def test_many_texts_become_objects_on_a_thread(
 
     on_loop(model, INLINE, scenario)
     assert (model.threads == [get_ident()]) is inline
+
+
+class Endless(Doubling):
+    """y = 2x once it is let go on, or, if it can be ended, an error once it is ended."""
+
+    def __init__(self, can_be_ended: bool = True, heeds: bool = True) -> None:
+        super().__init__(lambda: None)
+        self.go = Event()
+        self.ended = False
+        self._can_be_ended = can_be_ended
+        self._heeds = heeds
+
+    def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Sequence[Array]:
+        assert self.go.wait(10)
+        if self.ended and self._heeds:
+            self.ended = False
+            raise RuntimeError("terminated")
+        return super().infer(inputs, outputs)
+
+    def terminate(self) -> bool:
+        if self._can_be_ended:
+            self.ended = True
+            self.go.set()
+        return self._can_be_ended
+
+
+SOON = 0.01
+
+
+def test_a_thread_that_has_its_batch_for_too_long_is_stalled_until_it_is_done() -> None:
+    model = Endless(can_be_ended=False)
+
+    async def body() -> None:
+        changes: asyncio.Queue[bool] = asyncio.Queue()
+        instance = LocalInstance(
+            "double_0", model, THREAD, asyncio.get_running_loop(),
+            limits=ExecutionLimits(stall_secs=SOON, execution_secs=SOON),
+            changed=lambda: changes.put_nowait(instance.stalled),
+        )  # fmt: skip
+        running = asyncio.ensure_future(execute(instance, batch_of(1)))
+        assert await asyncio.wait_for(changes.get(), 10)
+        model.go.set()
+        assert (await running).error is None
+        assert not await asyncio.wait_for(changes.get(), 10)
+        instance.close()
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("heeds", [True, False])
+def test_a_run_beyond_its_limit_is_ended(heeds: bool) -> None:
+    model, ended = Endless(heeds=heeds), Counter[str]()
+
+    async def body() -> None:
+        instance = LocalInstance(
+            "double_0", model, THREAD, asyncio.get_running_loop(),
+            limits=ExecutionLimits(execution_secs=SOON), ended=ended,
+        )  # fmt: skip
+        outcome = await execute(instance, batch_of(1))
+        assert ended == {"limit": 1}
+        if heeds:
+            assert isinstance(outcome.error, ExecutionTimeout)
+            assert str(outcome.error) == (
+                "model 'double' has taken longer than 0.01 s for a batch and was ended"
+            )
+        else:  # it was done before that
+            assert outcome.error is None
+        model.ended = False
+        assert (await execute(instance, batch_of(2))).error is None
+        instance.close()
+
+    asyncio.run(body())
+
+
+def test_a_run_that_nobody_waits_for_is_ended() -> None:
+    model, ended = Endless(), Counter[str]()
+
+    async def body() -> None:
+        loop = asyncio.get_running_loop()
+        instance = LocalInstance("double_0", model, THREAD, loop, ended=ended)
+        batch = batch_of(1)
+        running = asyncio.ensure_future(execute(instance, batch))
+        await asyncio.sleep(0)  # for it to begin
+        instance.leave(SOON)
+        batch.pendings[0].ended = True
+        assert isinstance((await running).error, NotStarted)
+        assert ended == {"abandoned": 1}
+        instance.close()
+
+    asyncio.run(body())

@@ -5,25 +5,31 @@ import resource
 import pytest
 
 from headrace.core.errors import InvalidOption
+from headrace.core.execution_limits import ExecutionLimits
 from headrace.execution.worker_options import WorkerOptions
 from headrace.workers.limits import Limits
 
 
 def test_without_parameters() -> None:
     options = WorkerOptions.of({"python": "/usr/bin/python3"})
-    assert options == WorkerOptions(0.0, 30.0, 0, 0, 2, Limits(0, 0, 0))
+    assert options == WorkerOptions(ExecutionLimits(), 30.0, 0, 0, 2, Limits(0, 0, 0))
 
 
 def test_all_of_them() -> None:
     options = WorkerOptions.of(
         {
-            "execution_limit_secs": "2.5", "heartbeat_secs": "0", "max_rss": "1.5GiB",
-            "max_requests": "1000", "quarantine_deaths": "3", "nice": "19",
+            "execution_limit_secs": "2.5", "stall_secs": "1.5", "heartbeat_secs": "0",
+            "max_rss": "1.5GiB", "max_requests": "1000", "quarantine_deaths": "3", "nice": "19",
             "memory_limit": "512MiB", "max_open_files": "64",
         }
     )  # fmt: skip
     limits = Limits(19, 512 << 20, 64)
-    assert options == WorkerOptions(2.5, 0.0, 3 << 29, 1000, 3, limits)
+    assert options == WorkerOptions(ExecutionLimits(2.5, 1.5), 0.0, 3 << 29, 1000, 3, limits)
+
+
+def test_the_servers_limits_are_defaults() -> None:
+    options = WorkerOptions.of({"stall_secs": "0"}, ExecutionLimits(600, 60))
+    assert options.execution == ExecutionLimits(600, 0)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +53,7 @@ def test_sizes(text: str, size: int | None) -> None:
     ("name", "text", "expected"),
     [
         ("execution_limit_secs", "fast", "a number of seconds, 0 for no limit"),
+        ("stall_secs", "-1", "a number of seconds, 0 for no limit"),
         ("heartbeat_secs", "-1", "a number of seconds"),
         ("heartbeat_secs", "nan", "a number of seconds"),
         ("heartbeat_secs", "0.5", "0 or a number of seconds from 1 on"),

@@ -16,6 +16,7 @@ from tests.contract.graphs import spin
 from tests.faults.conftest import Busy
 from tests.faults.requests import INFER, busy_message, infer, infer_grpc
 from tests.models.onnx_graphs import write_model
+from tests.models.python_models import execution, tensors, write_python_model
 from tests.support.busy_model import FOREVER, busy_json, cost_of_a_second, write_busy_model
 from tests.support.raw_clients import (
     HttpConnection,
@@ -227,17 +228,47 @@ def test_a_request_that_never_ends_is_given_up(repository: Path, over: str) -> N
     asyncio.run(scenario())
 
 
-def test_a_run_whose_client_has_gone_is_given_up(repository: Path) -> None:
+def test_a_run_whose_client_has_gone_is_ended(repository: Path) -> None:
     async def scenario() -> None:
-        with serving(repository, "--exit-timeout-secs=1") as busy:
+        with serving(repository, "--exit-timeout-secs=4") as busy:
             server = busy.server
             async with await HttpConnection.open(server.http) as connection:
                 await connection.send(post_bytes(INFER[MODEL], busy_json(1, FOREVER)))
                 await until(lambda: admitted(server), lambda found: found[0] == 1)
             await until(lambda: admitted(server), lambda found: found[0] == 0)
             server.send(signal.SIGTERM)
+            assert await ended(server, 15) == 0
+            assert f"the run of {MODEL}_0_0 is ended" in server.log
+            assert "Traceback" not in server.log, server.log
+
+    asyncio.run(scenario())
+
+
+SLEEPING = """
+    import time
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            time.sleep(600)
+"""
+
+
+def test_a_thread_that_cannot_be_ended_is_given_up(tmp_path: Path) -> None:
+    config = tensors("input", ("IN", "FP32", "1")) + tensors("output", ("OUT", "FP32", "1"))
+    write_python_model(tmp_path, "sleeping", SLEEPING, config + execution("thread"))
+    options = ["--allow-in-process-python", "--exit-timeout-secs=1"]
+
+    async def scenario() -> None:
+        with ServerProcess(tmp_path, options=options) as server:
+            async with await HttpConnection.open(server.http) as connection:
+                row = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}
+                body = orjson.dumps({"inputs": [row]})
+                await connection.send(post_bytes("/v2/models/sleeping/infer", body))
+                await until(lambda: admitted(server), lambda found: found[0] == 1)
+            await until(lambda: admitted(server), lambda found: found[0] == 0)
+            server.send(signal.SIGTERM)
             assert await ended(server, 15) == 1
-            assert f"still running after 1 s: {MODEL} version 1\n" in server.log
+            assert "still running after 1 s: sleeping version 1\n" in server.log
             assert "Traceback" not in server.log, server.log
 
     asyncio.run(scenario())

@@ -34,6 +34,7 @@ COUNTERS = {
 }
 GAUGES = {
     "headrace_model_instances",
+    "headrace_stalled_instances",
     "headrace_model_memory_bytes",
     "nv_inference_pending_request_count",
     "nv_model_load_duration_secs",
@@ -132,6 +133,14 @@ def test_why_batches_closed_is_told_once_any_has() -> None:
     assert found == dict.fromkeys(Closed, 0) | {Closed.SHAPE: 2}
 
 
+def test_what_hangs_is_told() -> None:
+    counted = worked()
+    counted.ended_runs["limit"] += 2
+    found = scrape(VersionSeries("m", "1", counted, 0, 0.0, stalled=3))
+    assert values(found, ONE)["headrace_stalled_instances"] == 3
+    assert values(found, {"reason": "limit", **ONE})["headrace_ended_runs_total"] == 2
+
+
 def test_no_sample_or_header_of_these_names_ends_in_total() -> None:
     lines = scrape(series(worked())).splitlines()
     named = [line.split("{")[0].split() for line in lines if "nv_" in line]
@@ -158,6 +167,7 @@ def test_every_family_is_announced_once_with_its_type(versions: tuple[VersionSer
         "headrace_model_loads_total": "counter",
         "headrace_worker_ends_total": "counter",
         "headrace_worker_recycles_total": "counter",
+        "headrace_ended_runs_total": "counter",
         "headrace_quarantined_requests_total": "counter",
         "headrace_endpoint_requests_total": "counter",
         "headrace_endpoint_failures_total": "counter",

@@ -34,7 +34,14 @@ def test_what_has_become_of_workers() -> None:
         "headrace_workers": {"": 3},
         "headrace_workers_running": {"": 2},
         "headrace_worker_resident_bytes": {"m_0": 1000, "m_2": 2000},
-        "headrace_worker_ends": {"exit": 0, "signal": 0, "hang": 2, "limit": 0, "nonsense": 0},
+        "headrace_worker_ends": {
+            "exit": 0,
+            "signal": 0,
+            "hang": 2,
+            "limit": 0,
+            "nonsense": 0,
+            "abandoned": 0,
+        },
         "headrace_worker_recycles": {"max_rss": 1, "max_requests": 0},
         "headrace_quarantined_requests": {"": 4},
     }

@@ -6,8 +6,15 @@ from math import log2
 import numpy as np
 import pytest
 
-from headrace.core.errors import ExecutionFailed, InvalidRequest, QueueFull, QueueTimeout
+from headrace.core.errors import (
+    ExecutionFailed,
+    ExecutionTimeout,
+    InvalidRequest,
+    QueueFull,
+    QueueTimeout,
+)
 from headrace.core.tensors import Array
+from headrace.scheduling.batch import NotStarted
 from headrace.scheduling.policy import BatchPolicy, QueuePolicy, SchedulingPolicy
 from tests.scheduling.fakes import POISON, Bench, FakeSink, signature
 
@@ -275,3 +282,29 @@ def test_the_response_shares_no_memory_with_another_callers_rows() -> None:
     bench.finish_all()
     first, second = (sink.responses[0].outputs[0].array for sink in sinks)
     assert not np.shares_memory(first, second)
+
+
+# --- executions that the server has ended
+
+
+def test_what_took_too_long_is_not_run_again_in_halves() -> None:
+    bench = Bench()
+    sinks = [bench.submit(name)[1] for name in "ab"]
+    bench.clock.settle()
+    bench.instances[0].report(ExecutionTimeout("too long"))
+    bench.finish_all()
+    assert [str(error) for sink in sinks for error in sink.errors] == ["too long"] * 2
+    assert bench.instances[0].runs == [["a", "b"]]
+
+
+def test_what_nobody_waits_for_is_not_run_again() -> None:
+    bench, drained = Bench(), list[bool]()
+    pending, sink = bench.submit("a")
+    bench.clock.settle()
+    pending.cancel()
+    bench.batcher.suspend(bench.instances[0])
+    bench.batcher.when_drained(lambda: drained.append(True))
+    assert not drained
+    bench.instances[0].report(NotStarted())
+    assert drained
+    assert sink.calls == 0

@@ -101,7 +101,7 @@ def test_what_was_added() -> None:
 
 FAULTS = {
     "ExecutionFailed", "WorkerDied", "Relayed", "RemoteUnavailable", "RemoteLost", "RemoteTimeout",
-    "RemoteBroken", "Unknown", "ModelNotReady",
+    "RemoteBroken", "Unknown", "ModelNotReady", "ExecutionTimeout",
 }  # fmt: skip
 KINDS = [
     kind

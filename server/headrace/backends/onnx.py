@@ -4,6 +4,7 @@ import ctypes
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from threading import Lock
 
@@ -70,13 +71,17 @@ class OnnxModel:
     def __init__(
         self,
         session: ort.InferenceSession,
-        options: ort.RunOptions | None = None,
+        make_options: Callable[[], ort.RunOptions] = ort.RunOptions,
         file_bytes: int = 0,
     ) -> None:
-        """Raises `LoadFailed` for a combination of datatypes that cannot be run."""
+        """`make_options` makes the options of runs.
+
+        Raises `LoadFailed` for a combination of datatypes that cannot be run.
+        """
         self._session: ort.InferenceSession | None = session
         self.file_bytes = file_bytes
-        self._options = options
+        self._make_options = make_options
+        self._options = make_options()  # of the run under way, or the next one
         self.inputs = [_info(node) for node in session.get_inputs()]
         self.inputs += [_info(node, True) for node in session.get_overridable_initializers()]
         self.outputs = [_info(node) for node in session.get_outputs()]
@@ -132,6 +137,12 @@ class OnnxModel:
         with suppress(Fail):  # "Exiting due to terminate flag"
             session.run(None, feeds, shrinking_options())
 
+    def terminate(self) -> bool:
+        """Have the run under way end after the node of the graph that it is at."""
+        options, self._options = self._options, self._make_options()
+        options.terminate = True
+        return True
+
     def close(self) -> None:
         """Free the session."""
         self._session = None
@@ -169,11 +180,11 @@ class BoundOnnxModel(OnnxModel):
         self,
         bind: Bind,
         session: ort.InferenceSession,
-        options: ort.RunOptions | None = None,
+        make_options: Callable[[], ort.RunOptions] = ort.RunOptions,
         file_bytes: int = 0,
     ) -> None:
         """Raises `LoadFailed` as `OnnxModel`."""
-        super().__init__(session, options, file_bytes)
+        super().__init__(session, make_options, file_bytes)
         datatypes = {info.name: info.datatype for info in self.outputs if info.datatype}
         tensors = all(info.datatype for info in (*self.inputs, *self.outputs))
         self._bound = bind(session, datatypes) if tensors and not self._strings else None
@@ -231,7 +242,7 @@ class OnnxBackend:
         except OSError as error:
             raise LoadFailed(f"{_shown(file, spec)} cannot be read: {error.strerror}") from error
         providers = execution_providers(spec)
-        options, each_run = session_options(spec), run_options(spec)
+        options, each_run = session_options(spec), partial(run_options, spec)
         if spec.device is not None:
             prepare_gpu()
         session = _session(file, options, providers, spec)

@@ -49,7 +49,7 @@ class BoundRun:
         self,
         inputs: Mapping[str, TensorArray],
         outputs: Sequence[str],
-        options: ort.RunOptions | None,
+        options: ort.RunOptions,
     ) -> list[Array]:
         """Run the graph; arrays in the order of `outputs`. Raises whatever the run raises."""
         # One for each run: it holds what is bound for as long as it is there.

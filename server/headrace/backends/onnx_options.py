@@ -33,7 +33,8 @@ _QUIET = 4
 PARAMETERS = frozenset(
     {
         "intra_op_thread_count", "inter_op_thread_count", "execution_mode", "enable_mem_arena",
-        "enable_mem_pattern", "memory.enable_memory_arena_shrinkage", *CUDA_PARAMETERS,
+        "enable_mem_pattern", "memory.enable_memory_arena_shrinkage", "execution_limit_secs",
+        "stall_secs", *CUDA_PARAMETERS,
     }
 )  # fmt: skip
 PREFIXES = ("session.", "optimization.", "ep.")
@@ -77,10 +78,11 @@ def session_options(spec: LoadSpec) -> ort.SessionOptions:
     return options
 
 
-def run_options(spec: LoadSpec) -> ort.RunOptions | None:
-    """The options of every run, None if they are the defaults; raises `InvalidOption`."""
+def run_options(spec: LoadSpec) -> ort.RunOptions:
+    """The options of a run; raises `InvalidOption`."""
+    options = ort.RunOptions()
     if not spec.parameters.get(_SHRINKAGE):
-        return None
+        return options
     value = _read(spec.parameters, _SHRINKAGE, _devices, "")
     has = {"cpu:0"} if _read(spec.parameters, "enable_mem_arena", _boolean, True) else set()
     if spec.device is not None:
@@ -96,10 +98,8 @@ def run_options(spec: LoadSpec) -> ort.RunOptions | None:
                 f"parameters['{_SHRINKAGE}']",
                 f"the model has no memory arena on {device}; its arenas: {known}",
             )
-    if not own:
-        return None
-    options = ort.RunOptions()
-    options.add_run_config_entry(_SHRINKAGE, ";".join(own))
+    if own:
+        options.add_run_config_entry(_SHRINKAGE, ";".join(own))
     return options
 
 

@@ -19,6 +19,7 @@ ServerError ─┬─ InvalidRequest       the client broke the protocol or the 
              ├─ Unknown              a model's own answer: an error of no known kind
              └─ ExecutionFailed      the backend raised, or gave something that breaks the signature
                  ├─ WorkerDied       the worker process that had begun it is no more
+                 ├─ ExecutionTimeout  it took longer than its model may, and was ended
                  ├─ Relayed          the server that had it has answered with an error of its own
                  ├─ RemoteUnavailable  the server that had it says so, of the model or of itself
                  ├─ RemoteLost       the connection to the server that had it is no more
@@ -128,6 +129,10 @@ class ExecutionFailed(ServerError):
 
 class WorkerDied(ExecutionFailed):
     """The worker process ended while the request was under way there."""
+
+
+class ExecutionTimeout(ExecutionFailed):
+    """The execution took longer than its model may take, and was ended for that."""
 
 
 class Relayed(ExecutionFailed):

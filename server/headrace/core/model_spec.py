@@ -7,6 +7,7 @@ from pathlib import Path
 
 from headrace.core.datatypes import Datatype
 from headrace.core.environment_options import EnvironmentOptions
+from headrace.core.execution_limits import ExecutionLimits
 from headrace.core.signature import Shape
 
 
@@ -24,7 +25,7 @@ class LoadSpec:
     far as it goes before the model is loaded, and `auto_complete` whether the model may complete
     it, with `default_max_batch_size` rows in a batch if the configuration leaves that open; 0 if it
     does not. What has to be loaded by the time `deadline`, of the monotonic clock, is of no use
-    later.
+    later. `limits` are the server's on executions, which `parameters` may override.
     """
 
     model: str
@@ -45,6 +46,7 @@ class LoadSpec:
     deadline: float = inf
     by_model: bool = False
     pinned_outputs: bool = True
+    limits: ExecutionLimits = field(default_factory=ExecutionLimits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from headrace.engine.traced_entrance import TracedEntrance
 from headrace.engine.tracing import Tracing
 from headrace.engine.traffic import Traffic
 from headrace.engine.version import ModelVersion, State
+from headrace.execution.progress import ABANDONED_SECS
 from headrace.observability.logs import LogSettings
 from headrace.observability.metrics import LoadCounts, ServerSeries, VersionSeries
 from headrace.observability.model_metrics import ModelMetrics
@@ -394,10 +395,10 @@ class Engine:
             self.on_request.stop()
         self._lifecycle.stop()
 
-    async def unload_all(self) -> None:
-        """Finish what was accepted and free every model."""
+    async def unload_all(self, grace: float = ABANDONED_SECS) -> None:
+        """Finish what was accepted and free every model; `grace` as of `ModelVersion.unload`."""
         self.traffic.close()
-        await self._lifecycle.unload_all()
+        await self._lifecycle.unload_all(grace)
 
     def unloading(self) -> list[ModelVersion]:
         """The versions that have still to finish something before they are freed."""

@@ -4,11 +4,13 @@ Owned by the event-loop thread.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from math import ceil
 from typing import TYPE_CHECKING
 
 from headrace.core.errors import ModelNotReady, ServerError
+from headrace.core.execution_limits import ExecutionLimits
 from headrace.core.signature import Signature
 from headrace.engine.loading import LoadedInstance
 from headrace.engine.model_host import ModelHost
@@ -35,10 +37,13 @@ class InstanceSet:
         loop: asyncio.AbstractEventLoop,
         changed: Callable[[], None],
         counts: dict[str, EndpointCounts],
+        limits: ExecutionLimits | None = None,
+        ended: Counter[str] | None = None,
     ) -> None:
         """`changed` is called when `healthy` may have changed, or `given_up`.
 
-        `counts` are those of the version's servers by their names, if others run it.
+        `counts` are those of the version's servers by their names, if others run it. `limits` are
+        those of executions in this process, none by default; `ended` counts runs that were ended.
         """
         self._signature = signature
         self._scheduler = scheduler
@@ -46,6 +51,8 @@ class InstanceSet:
         self._loop = loop
         self._changed = changed
         self._counts = counts
+        self._limits = limits
+        self._ended = ended
         self._local: list[LocalInstance] = []
         self._removed: list[LocalInstance] = []
         self.workers: WorkerSet | None = None  # those that run it, if it is in workers
@@ -71,7 +78,10 @@ class InstanceSet:
                 item.name, self._scheduler, self._loop, self._changed, self._counts
             )
         else:
-            instance = LocalInstance(item.name, item.model, item.kind, self._loop, item.place)
+            instance = LocalInstance(
+                item.name, item.model, item.kind, self._loop, item.place, limits=self._limits,
+                changed=self._changed, ended=self._ended,
+            )  # fmt: skip
             self._local.append(instance)
             self._scheduler.add_instance(instance)
 
@@ -87,21 +97,25 @@ class InstanceSet:
 
     @property
     def healthy(self) -> bool:
-        """Whether any executes what it is given: not while all workers are down, or none of the
-        servers can be reached.
+        """Whether any executes what it is given: not while all workers are down, all instances
+        are stalled, or none of the servers can be reached.
         """
         if self.servers is not None and not self.servers.healthy:
             return False
         workers = list(self.workers or ())
         if workers:
-            return any(worker.willing for worker in workers)
-        return bool(self._local) or self.servers is not None
+            return any(worker.willing and not worker.stalled for worker in workers)
+        local = any(not instance.stalled for instance in self._local)
+        return local or self.servers is not None
 
     @property
     def obstacle(self) -> str:
         """Why nothing executes what it is given, where `healthy` says so."""
         if self.servers is not None:
             return "none of its servers can be reached"
+        if self.stalled:
+            texts = [f"{i.name} has made no progress for {i.silent:.0f} s" for i in self.stalled]
+            return f"stalled: {', '.join(texts)}"
         if any(worker.running for worker in self.workers or ()):
             return "the model says that it is not ready"
         return "none of its worker processes runs"
@@ -112,6 +126,12 @@ class InstanceSet:
         if self.servers is not None:
             return self.servers.given_up
         return not self._local and all(worker.given_up for worker in self.workers or ())
+
+    @property
+    def stalled(self) -> "list[LocalInstance | WorkerInstance]":
+        """Instances whose batch has made no progress for too long."""
+        every = (*self._local, *(self.workers or ()))
+        return [instance for instance in every if instance.stalled]
 
     @property
     def endpoints(self) -> Sequence[EndpointSeries]:
@@ -131,6 +151,13 @@ class InstanceSet:
             f" again; they are tried again in {seconds} s, and the server's log says how they end",
             retry_after=seconds,
         )
+
+    def leave(self, grace: float) -> None:
+        """Finish what somebody waits for; what nobody does is ended after `grace` seconds."""
+        if self.workers is not None:
+            self.workers.leave(grace)
+        for instance in (*self._local, *self._removed):
+            instance.leave(grace)
 
     def close(self) -> None:
         """Look after workers no more; the scheduler closes the instances themselves."""

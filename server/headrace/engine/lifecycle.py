@@ -31,6 +31,7 @@ from headrace.engine.regions import Regions
 from headrace.engine.threads import Stopped, Threads, TookTooLong
 from headrace.engine.updating import Change, update
 from headrace.engine.version import ModelVersion, State
+from headrace.execution.progress import ABANDONED_SECS
 from headrace.observability.statistics import VersionStatistics
 from headrace.repository.layout import ModelSource
 from headrace.repository.manifest import Digests
@@ -136,11 +137,12 @@ class Lifecycle:
         self._stopped = True
         self._threads.stop()
 
-    async def unload_all(self) -> None:
-        """Finish what was accepted and free every model."""
+    async def unload_all(self, grace: float = ABANDONED_SECS) -> None:
+        """Finish what was accepted and free every model; `grace` as of `ModelVersion.unload`."""
         self.stop()
-        versions = [v for model in self._models.values() for v in model.versions.values()]
-        await asyncio.gather(*(v.unload() for v in versions), *self._leaving.values())
+        versions = {v for model in self._models.values() for v in model.versions.values()}
+        versions.update(self._leaving)
+        await asyncio.gather(*(v.unload(grace) for v in versions), *self._leaving.values())
 
     async def _work_off(self, model: Model) -> str:
         problem = EXITING

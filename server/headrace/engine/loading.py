@@ -7,7 +7,7 @@ other instances.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -15,6 +15,7 @@ from time import monotonic
 
 from headrace.backends.onnx import OnnxModel
 from headrace.core.errors import Contradiction, InvalidConfig, InvalidOption
+from headrace.core.execution_limits import ExecutionLimits
 from headrace.core.model_spec import LoadSpec
 from headrace.core.signature import Signature
 from headrace.core.tensors import Array
@@ -95,6 +96,7 @@ class LoadedVersion:
     seconds: float
     upload: Upload | None = None
     backends: Backends | None = None
+    limits: ExecutionLimits = field(default_factory=ExecutionLimits)
 
 
 def _model_warnings(opened: Opened, model: LoadedModel, config: ModelConfig) -> Iterator[str]:
@@ -190,6 +192,7 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
             environments=options.environments,
             default_max_batch_size=options.default_max_batch_size if open_rows else 0,
             deadline=_deadline(options),
+            limits=options.limits,
         )
         inline = wanted == InstanceKind.INLINE
         here = not (opened.backend.isolated or elsewhere) and first_spec.device is None
@@ -203,6 +206,7 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
             if not model.reads_parameters:
                 signature = replace(signature, parameters=frozenset())
             scheduling = reading.scheduling_policy(config)
+            limits = _limits(opened, config, options)
             labels, problems = read_labels(opened.source.path, config)
             refuse(opened.file, problems)
             samples = read_samples(opened.file, config, signature, opened.source.path)
@@ -232,8 +236,9 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
     origin = opened.origins[version]
     upload = opened.source.upload
     return LoadedVersion(
-        origin, config, signature, scheduling, labels, loaded, warnings, seconds, upload
-    )
+        origin, config, signature, scheduling, labels, loaded, warnings, seconds, upload,
+        limits=limits,
+    )  # fmt: skip
 
 
 def load_instances(
@@ -274,7 +279,8 @@ def _load_copy(
     environments, deadline = options.environments, _deadline(options)
     signature, wanted = reading.signature(config), reading.execution(config)
     with _footprint(opened, spec, wanted, options) as footprint:
-        copy = _load(opened, replace(spec, environments=environments, deadline=deadline))
+        spec = replace(spec, environments=environments, deadline=deadline, limits=options.limits)
+        copy = _load(opened, spec)
         try:
             _begin(opened, copy, config)
             kind = _choose(wanted, copy, signature, spec.device)
@@ -319,6 +325,15 @@ def _load(opened: Opened, spec: LoadSpec) -> LoadedModel:
         raise InvalidConfig(opened.file.explain(problem)) from error
     except Contradiction as error:
         raise _explained(opened, error) from error
+
+
+def _limits(opened: Opened, config: ModelConfig, options: LoadOptions) -> ExecutionLimits:
+    """How long the model's executions may take; raises `InvalidConfig`."""
+    try:
+        return options.limits.of(reading.parameters(config))
+    except InvalidOption as error:
+        problem = Problem(error.path, error.text)
+        raise InvalidConfig(opened.file.explain(problem)) from error
 
 
 def _begin(opened: Opened, model: LoadedModel, config: ModelConfig) -> None:

@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 from headrace.backends.gpus import Gpus
 from headrace.core.environment_options import EnvironmentOptions
 from headrace.core.errors import InvalidConfig, LoadFailed
+from headrace.core.execution_limits import ExecutionLimits
 from headrace.core.model_spec import LoadSpec
 from headrace.execution.choice import IN_PROCESS, InstanceKind
 from headrace.execution.host import Host
@@ -71,6 +72,7 @@ class LoadOptions:
     they are 0, has failed. `meter` measures those that are loaded into this process, `gpus` are
     what those on a GPU run on. `host` is whom a model may ask while it is warmed up, None for
     nobody. With `elsewhere`, models are read for another machine, whatever GPUs this one has.
+    `limits` are those on executions, unless a model's configuration has its own.
     """
 
     cores: int
@@ -86,6 +88,7 @@ class LoadOptions:
     host: Host | None = None
     elsewhere: bool = False
     gpus: Gpus = field(default_factory=Gpus)
+    limits: ExecutionLimits = field(default_factory=ExecutionLimits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,4 +21,5 @@ def series_of(version: ModelVersion) -> VersionSeries:
         version.endpoints,
         {on_gpu.uuid: on_gpu.nbytes for on_gpu in version.gpu_memory},
         version.backends,
+        len(version.stalled),
     )

@@ -27,6 +27,7 @@ from headrace.engine.workbench import Workbench
 from headrace.execution.choice import InstanceKind
 from headrace.execution.local import LocalInstance
 from headrace.execution.model_kinds import is_elsewhere
+from headrace.execution.progress import ABANDONED_SECS
 from headrace.observability.backends import BackendSeries
 from headrace.observability.endpoints import EndpointSeries
 from headrace.observability.statistics import VersionStatistics
@@ -108,8 +109,8 @@ class ModelVersion:
 
     @property
     def healthy(self) -> bool:
-        """Whether requests that it takes are executed: not while all its workers are down, or
-        none of its servers can be reached.
+        """Whether requests that it takes are executed: not while all its workers are down, all its
+        instances are stalled, or none of its servers can be reached.
         """
         return self.ready and any(instances.healthy for instances in self._sets)
 
@@ -146,6 +147,11 @@ class ModelVersion:
     def backends(self) -> Sequence[BackendSeries]:
         """Its backends as a scrape sees them, if it has several."""
         return () if self._fail_over is None else self._fail_over.series()
+
+    @property
+    def stalled(self) -> "list[LocalInstance | WorkerInstance]":
+        """Its instances whose batch has made no progress for too long."""
+        return [instance for instances in self._sets for instance in instances.stalled]
 
     @property
     def memory_bytes(self) -> int:
@@ -276,7 +282,16 @@ class ModelVersion:
             self._submit = self._fail_over.submit
         known = self.statistics.endpoints
         self._sets = [
-            InstanceSet(loaded.signature, one, host, loop, self._on_instances, known)
+            InstanceSet(
+                loaded.signature,
+                one,
+                host,
+                loop,
+                self._on_instances,
+                known,
+                loaded.limits,
+                self.statistics.ended_runs,
+            )
             for one in schedulers
         ]
         self._add(loaded.instances)
@@ -352,8 +367,13 @@ class ModelVersion:
         self.state = State.UNAVAILABLE
         self.reason = reason
 
-    async def unload(self) -> None:
-        """Be UNLOADING, finish the requests that were accepted, and free the model."""
+    async def unload(self, grace: float = ABANDONED_SECS) -> None:
+        """Be UNLOADING, finish the requests that were accepted, and free the model.
+
+        What nobody waits for any more is ended after `grace` seconds, where it can be.
+        """
+        for instances in self._sets:
+            instances.leave(grace)
         if self._batcher is None or self._leaves:
             return
         self._leaves = True

@@ -22,6 +22,7 @@ from headrace.execution.batch_frames import (
 )
 from headrace.execution.host import Host
 from headrace.execution.model_calls import ModelCalls
+from headrace.execution.progress import Pulse
 from headrace.execution.worker import WorkerProcess
 from headrace.scheduling.batch import (
     Answer,
@@ -63,6 +64,8 @@ class Slot:
         self.done: Done | None = None
         self.sent = 0
         self.first = 0  # number of the first request of the batch
+        self.responses = 0  # that have come within batches
+        self.pulse = Pulse()
 
     @property
     def load(self) -> int:
@@ -119,6 +122,37 @@ class Conversation:
     def idle(self) -> bool:
         """Whether nobody waits for anything from the model."""
         return not self.under_way and all(pending.ended for pending in self._open.values())
+
+    @property
+    def executing(self) -> list[Slot]:
+        """Those whose batches the model has begun, as far as that can be known."""
+        slots = list(self.under_way.values())
+        return slots if self._concurrent else slots[:1]
+
+    def sign(self, slot: Slot) -> object:
+        """What changes with each sign of progress with a slot's batch.
+
+        None while the model waits for a client that reads slowly.
+        """
+        assert slot.batch is not None
+        for pendings in (slot.batch.pendings, self._open.values()):
+            if any(pending.held and not pending.ended for pending in pendings):
+                return None
+        # Of coroutines it is not known which one asks another model.
+        return slot.sent, slot.responses, self._calls.moves
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the model executes something, and nobody waits for any of it.
+
+        What waits in the worker's hands behind that can go to another one.
+        """
+        executing = self.executing
+        return bool(executing) and all(
+            pending.ended
+            for pendings in (self._open.values(), *(s.batch.pendings for s in executing if s.batch))
+            for pending in pendings
+        )
 
     # --- to the worker
 
@@ -235,9 +269,10 @@ class Conversation:
             del self._open[number]
 
     def _find(self, number: int) -> Pending | None:
-        """A request by its number, in a batch or open."""
+        """The request, in a batch or open, that the model has answered by its number."""
         pending = self._open.get(number)
         if pending is None and (slot := self._slot_of(number)) is not None:
+            slot.responses += 1
             assert slot.batch is not None
             pending = slot.batch.pendings[number - slot.first]
         return pending
@@ -251,8 +286,11 @@ class Conversation:
 
     # --- its end
 
-    def end(self, how: str) -> None:
-        """The process has ended: what it had begun fails, what it had not is given back."""
+    def end(self, how: str, abandoned: bool = False) -> None:
+        """The process has ended: what it had begun fails, what it had not is given back.
+
+        If it was ended since its work was `abandoned`, nothing fails, and no input is to blame.
+        """
         now = monotonic_ns()
         self._calls.end()
         died = WorkerDied(
@@ -264,5 +302,6 @@ class Conversation:
         for pending in open_requests:
             self._give(pending, died, True)
         for index, slot in enumerate(under_way):
-            error = died if self._concurrent or not index else NotStarted()
+            begun = (self._concurrent or not index) and not abandoned
+            error = died if begun else NotStarted()
             slot.end(Outcome((), error, slot.sent, slot.sent, now))

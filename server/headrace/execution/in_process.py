@@ -68,7 +68,7 @@ class LoadedInProcess(InServer):
         self.file_bytes = 0
         self._spec = spec
         self._model: Any = None
-        for name in sorted(WORKER_PARAMETERS):
+        for name in sorted(WORKER_PARAMETERS - {"stall_secs"}):
             if name in spec.parameters:
                 raise InvalidOption(
                     f"parameters['{name}']",

@@ -44,7 +44,7 @@ class LoadedWorker(InWorker):
         self._loader = loader
         self._told = dict(told or {})
         self._spec = spec
-        self.options = WorkerOptions.of(spec.parameters)
+        self.options = WorkerOptions.of(spec.parameters, spec.limits)
         self._concurrency = _count(spec.parameters, "max_concurrency", _CONCURRENCY)
         self.ways = Ways()
         if not spec.path.is_file():
@@ -75,7 +75,7 @@ class LoadedWorker(InWorker):
         self._decoupled = config.model_transaction_policy.decoupled
         said = self._start(self.process)
         concurrency = self._concurrency if said["is_async"] else 0
-        self.ways = Ways(concurrency, bool(said["asks"]), self.options.execution_limit_secs)
+        self.ways = Ways(concurrency, bool(said["asks"]))
 
     def warm_up(
         self, signature: Signature, samples: Sequence[Sample], host: Host | None = None

@@ -3,10 +3,16 @@
 The scheduler's thread is the event-loop thread; an instance on a thread of its own takes batches
 from a queue and reports back through the loop, in one wake-up a batch. ONNX Runtime releases the
 GIL while it computes.
+
+Once a second, while it is in use, an instance is looked at: one whose thread has had a batch for
+too long is stalled, and a run that takes longer than its model may, or that nobody waits for any
+more, is ended. A thread cannot be: only what the model's backend can end is, so ONNX Runtime's
+runs between two nodes of the graph, and Python's not at all.
 """
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -14,15 +20,19 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Literal
 
+from headrace.core.errors import ExecutionTimeout
+from headrace.core.execution_limits import ExecutionLimits
 from headrace.core.tensors import Array
 from headrace.execution.choice import AutoChoice, InstanceKind
 from headrace.execution.model_kinds import in_server
+from headrace.execution.progress import ABANDONED_SECS, LOOK_SECS, Pulse
 from headrace.execution.runner import LoadedModel, run
-from headrace.scheduling.batch import Batch, Instance, Outcome, Room
+from headrace.scheduling.batch import Batch, Instance, NotStarted, Outcome, Room
 
 log = logging.getLogger(__name__)
 
 _REST_SECS = 10.0  # without a batch, after which memory that is kept for further ones is given back
+_LEAST_PACE_SECS = 0.05
 Done = Callable[[Instance, Batch, Outcome], None]
 # BYTES elements of a batch, and bytes of them, up to which they become objects on the event loop:
 # that takes about half a microsecond each, and the hop to a thread a hundred times that.
@@ -48,10 +58,15 @@ class LocalInstance:
         loop: asyncio.AbstractEventLoop,
         place: Callable[[int], Array | None] | None = None,
         rest_secs: float = _REST_SECS,
+        limits: ExecutionLimits | None = None,
+        changed: Callable[[], None] = lambda: None,
+        ended: Counter[str] | None = None,
     ) -> None:
         """`place` gives memory that large batches are best put together in, or None.
 
-        `rest_secs` without a batch, memory that is kept for further ones is given back.
+        `rest_secs` without a batch, memory that is kept for further ones is given back. By default
+        there are no `limits`. `changed` is called when it stalls, or does not any more; `ended`
+        counts runs that were ended, by why.
         """
         self.name = name
         self._model = model
@@ -65,8 +80,23 @@ class LocalInstance:
             self._run_batch = partial(run, model, room=self._room)
         self._work: SimpleQueue[tuple[Batch, Done] | Literal["rest"] | None] = SimpleQueue()
         self._rest_secs = rest_secs
-        self._ran = False  # since the last look whether it runs at all
+        self._ran = False  # since the last look
+        self._rested = 0.0  # seconds without a batch
         self._looking: asyncio.TimerHandle | None = None
+        self._limits = limits or ExecutionLimits()
+        self._changed = changed
+        self._ended = Counter() if ended is None else ended
+        self._pace = min(
+            LOOK_SECS, rest_secs,
+            *(s / 2 for s in (self._limits.execution_secs, self._limits.stall_secs) if s),
+        )  # fmt: skip
+        self._grace = ABANDONED_SECS
+        self._batch: Batch | None = None  # that the thread has
+        self._number = 0  # of it
+        self._pulse, self._abandoned = Pulse(), Pulse()
+        self._verdict: Exception | None = None  # what has ended its run, instead of what it says
+        self.silent = 0.0  # for how long the thread has had its batch, as of the last look
+        self.stalled = False
         self._thread: Thread | None = None
         self._closed = asyncio.Event()
 
@@ -79,7 +109,7 @@ class LocalInstance:
         """Run `batch`; see `headrace.scheduling.batch.Instance`."""
         self._ran = True
         if self._looking is None:
-            self._looking = self._loop.call_later(self._rest_secs, self._look)
+            self._looking = self._loop.call_later(self._pace, self._look)
         texts = batch.signature.texts
         if self._kind is InstanceKind.INLINE and not (texts and _is_heavy(texts, batch)):
             self._report(batch, done, self._run_batch(batch))
@@ -88,7 +118,17 @@ class LocalInstance:
             # A daemon: a model that hangs must not keep the process from exiting.
             self._thread = Thread(target=self._serve, name=self.name, daemon=True)
             self._thread.start()
+        self._batch = batch
+        self._number += 1
         self._work.put((batch, done))
+
+    def leave(self, grace: float) -> None:
+        """Have what nobody waits for end after `grace` seconds from now on."""
+        self._grace = min(self._grace, grace)
+        self._pace = min(self._pace, max(self._grace / 2, _LEAST_PACE_SECS))
+        if self._looking is not None:
+            self._looking.cancel()
+            self._look()
 
     def close(self) -> None:
         """Release the model; on its thread, if it has one, so that nothing waits here."""
@@ -111,13 +151,46 @@ class LocalInstance:
 
     def _look(self) -> None:
         self._looking = None
-        if self._ran:
+        self._feel()
+        if self._ran or self._batch is not None:
             self._ran = False
-            self._looking = self._loop.call_later(self._rest_secs, self._look)
+            self._rested = 0.0
+        else:
+            self._rested += self._pace
+        if self._rested < self._rest_secs:
+            self._looking = self._loop.call_later(self._pace, self._look)
         elif self._thread is not None:
             self._work.put("rest")
         else:
             self._rest()
+
+    def _feel(self) -> None:
+        """Find out whether the thread's batch takes too long, or nobody waits for it."""
+        batch, limits = self._batch, self._limits
+        number = self._number if batch is not None else None
+        self.silent = self._pulse.look(number, self._pace)
+        wanted = batch is None or not all(pending.ended for pending in batch.pendings)
+        abandoned = self._abandoned.look(None if wanted else number, self._pace)
+        stalled = 0 < limits.stall_secs <= self.silent
+        if stalled is not self.stalled:
+            self.stalled = stalled
+            if stalled:
+                log.warning("%s has had a batch for %.0f s", self.name, self.silent)
+            self._changed()
+        limit = limits.execution_secs
+        if batch is not None and 0 < limit <= self.silent:
+            text = f"has taken longer than {limit:g} s for a batch and was ended"
+            self._end(ExecutionTimeout(f"model '{batch.signature.model}' {text}"), "limit")
+        elif abandoned >= self._grace:
+            self._end(NotStarted(), "abandoned")
+
+    def _end(self, verdict: Exception, why: str) -> None:
+        """Have the run under way end, if it can be; again and again until it has."""
+        if self._model.terminate() and self._verdict is None:
+            told = "it takes too long" if why == "limit" else "nobody waits for it any more"
+            log.error("the run of %s is ended after %.0f s: %s", self.name, self.silent, told)
+            self._ended[why] += 1
+            self._verdict = verdict
 
     def _rest(self) -> None:
         self._room.clear()
@@ -145,6 +218,11 @@ class LocalInstance:
         self._loop.call_soon_threadsafe(self._report, batch, done, outcome)
 
     def _report(self, batch: Batch, done: Done, outcome: Outcome) -> None:
+        self._batch = None
+        if self._verdict is not None:
+            if outcome.error is not None:  # or it has come to its end at the last moment
+                outcome.error = self._verdict
+            self._verdict = None
         if self._auto is not None:
             self._observe(self._auto, outcome)
         done(self, batch, outcome)

@@ -52,6 +52,7 @@ class ModelCalls:
     """The calls of one worker process."""
 
     def __init__(self, process: WorkerProcess, host: Host) -> None:
+        self.moves = 0  # calls that were begun, and replies
         self._process = process
         self._host = host
         self._tickets: dict[int, Ticket] = {}
@@ -65,6 +66,7 @@ class ModelCalls:
     ) -> None:
         """Take a call; raises what nonsense raises. `batch` does not end before it is answered."""
         number = int(document["call"])
+        self.moves += 1
         if document["op"] != "infer":
             self._control(number, document)
             return
@@ -97,6 +99,7 @@ class ModelCalls:
         blocks: list[list[Buffer]] | None = None,
     ) -> None:
         """Send a reply."""
+        self.moves += 1
         if final:
             self._forget(number)
         try:

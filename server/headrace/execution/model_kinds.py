@@ -14,10 +14,14 @@ if TYPE_CHECKING:
 
 
 class _KeepsNothing:
-    """What keeps no memory for further batches, or elsewhere."""
+    """What keeps no memory for further batches, or elsewhere, and whose runs nothing here ends."""
 
     def rest(self) -> None:
         """See `headrace.execution.runner.LoadedModel`."""
+
+    def terminate(self) -> bool:
+        """See `headrace.execution.runner.LoadedModel`."""
+        return False
 
 
 class InWorker(_KeepsNothing):

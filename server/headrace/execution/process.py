@@ -24,6 +24,7 @@ from headrace.core.signature import Signature
 from headrace.execution.choice import InstanceKind
 from headrace.execution.conversation import Conversation, Slot
 from headrace.execution.host import Host
+from headrace.execution.progress import Pulse
 from headrace.execution.starting import start_aside
 from headrace.execution.worker import NoResources, WorkerProcess
 from headrace.execution.worker_spec import Ways
@@ -68,6 +69,9 @@ class Outside(Protocol):
 class WorkerInstance:
     """One instance of a model through all its processes.
 
+    As of the last `look`: for `silent` seconds none of the batches that it executes has made
+    progress, for `longest` one of them has not, and for `abandoned` nobody has waited for any.
+
     `start` makes another process like the first; it takes its time, and raises `RepositoryError`.
     """
 
@@ -86,8 +90,12 @@ class WorkerInstance:
         self.requests = 0  # that the process has been given
         self._counters = counters
         self._killed: tuple[EndKind, str] | None = None
+        self.silent = 0.0
+        self.longest = 0.0
+        self.abandoned = 0.0
+        self.stalled = False
+        self._abandoned = Pulse()
         self._ways = ways
-        self._limit_timer: asyncio.TimerHandle | None = None
         self.slots = [Slot(self, number) for number in range(ways.concurrency or SLOTS)]
         self.running = True
         self.given_up = False  # it has ended so often that it is left alone for now ...
@@ -164,6 +172,8 @@ class WorkerInstance:
             extra={"model": self._signature.model, "worker": self.pid},
         )  # fmt: skip
         self._killed = kind, why
+        for slot in self.slots:  # what came until it has ended would be lost with it
+            self._outside.suspend(slot)
         self._process.kill()
 
     async def closed(self) -> None:
@@ -186,8 +196,6 @@ class WorkerInstance:
             self._end_soon(slot, error)
             return
         self.requests += len(batch.pendings)
-        if self._ways.limit_secs and len(self._talk.under_way) == 1:
-            self._watch()
 
     def _end_soon(self, slot: Slot, error: Exception) -> None:
         """Report that a batch did not get to the worker, once whoever sends it is done."""
@@ -200,22 +208,32 @@ class WorkerInstance:
 
         self._loop.call_soon(end)
 
-    def _watch(self) -> None:
-        """Hold the batch that the worker has had for the longest time against the limit."""
-        if self._limit_timer is not None:
-            self._limit_timer.cancel()
-            self._limit_timer = None
-        under_way = self._talk.under_way
-        if self._ways.limit_secs and under_way:
-            left = self._ways.limit_secs
-            if self._ways.concurrency:
-                oldest = min(slot.sent for slot in under_way.values())
-                left -= (monotonic_ns() - oldest) / 1e9
-            self._limit_timer = self._loop.call_later(max(left, 0.0), self._on_limit)
+    # --- once a second
 
-    def _on_limit(self) -> None:
-        self._limit_timer = None
-        self.kill(EndKind.LIMIT, f"has taken longer than {self._ways.limit_secs:g} s for a batch")
+    @property
+    def start_secs(self) -> float:
+        """How long the running process has taken until it could be given batches."""
+        return self._process.start_secs
+
+    def look(self, elapsed: float, stall_secs: float) -> None:
+        """Hold what is executed against what it was at the last look, `elapsed` seconds ago.
+
+        After `stall_secs` of silence it is stalled, unless they are 0.
+        """
+        talk = self._talk
+        times = [slot.pulse.look(talk.sign(slot), elapsed) for slot in talk.executing]
+        self.silent, self.longest = (min(times), max(times)) if times else (0.0, 0.0)
+        self.abandoned = self._abandoned.look(talk.abandoned or None, elapsed)
+        stalled = 0 < stall_secs <= self.silent
+        if stalled is not self.stalled:
+            self.stalled = stalled
+            if stalled:
+                log.warning(
+                    "worker %d of %s has made no progress with its batch for %.0f s", self.pid,
+                    self.name, self.silent,
+                    extra={"model": self._signature.model, "worker": self.pid},
+                )  # fmt: skip
+            self._outside.changed()
 
     # --- from the worker
 
@@ -247,8 +265,6 @@ class WorkerInstance:
             slot.end(outcome)
             self._outside.suspend(slot)
             return
-        if self._ways.limit_secs:
-            self._watch()
         self._answered = self._answered or outcome.error is None
         self._mean_ns += _WEIGHT * (outcome.computed - outcome.started - self._mean_ns)
         slot.end(outcome)
@@ -322,9 +338,8 @@ class WorkerInstance:
         self.running = False
         if self._closed is not None and not self._closed.done():
             self._closed.set_result(None)
-        if self._limit_timer is not None:
-            self._limit_timer.cancel()
-            self._limit_timer = None
+        self.silent = self.longest = self.abandoned = 0.0
+        self.stalled = False
         if self._question is not None:
             self._question.cancel()
         self._willing = True
@@ -333,22 +348,25 @@ class WorkerInstance:
             kind, why = self._killed
             how = f"{why} and {how}"
             self._killed = None
+        abandoned = kind is EndKind.ABANDONED
         steady = self._answered or self._loop.time() - self._begun >= _STEADY_SECS
         if self._closed is None:
             # What kills a worker that does nothing is somebody else.
             outside = kind is EndKind.SIGNAL and self._process.killed and self._talk.idle
             self._early_ends = 0 if steady else self._early_ends
-            self._count_early(of_model=not outside)
+            if not abandoned:
+                self._count_early(of_model=not outside)
             self._counters.ends[kind] += 1
             log.error(
                 "worker %d of %s %s", self.pid, self.name, how,
                 extra={"model": self._signature.model, "worker": self.pid},
             )  # fmt: skip
-        self._talk.end(how)
+        self._talk.end(how, abandoned)
         for slot in self.slots:
             self._outside.suspend(slot)
         if self._closed is None:
-            self._plan_restart()
+            # What nobody waited for may have been the last that kept its version from going.
+            self._plan_restart(_FIRST_DELAY_SECS if abandoned else 0.0)
         self._outside.changed()
 
     def _count_early(self, of_model: bool) -> None:
@@ -356,7 +374,8 @@ class WorkerInstance:
         count = self._early_ends + 1
         self._early_ends = count if of_model else min(count, _LOOP - 1)
 
-    def _plan_restart(self) -> None:
+    def _plan_restart(self, least: float = 0.0) -> None:
+        """Start again after `least` seconds or later."""
         if self._early_ends >= _LOOP:
             self.given_up = True
             delay = _PAUSE_SECS
@@ -366,7 +385,7 @@ class WorkerInstance:
                 extra={"model": self._signature.model},
             )  # fmt: skip
         else:
-            delay = restart_delay(self._early_ends)
+            delay = max(restart_delay(self._early_ends), least)
         self._restart = self._loop.call_later(delay, self._start_again)
 
     def _start_again(self) -> None:

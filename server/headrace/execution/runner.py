@@ -37,6 +37,12 @@ class LoadedModel(Protocol):
     def rest(self) -> None:
         """Give back what is kept for further batches, after a while without any."""
 
+    def terminate(self) -> bool:
+        """Have the run under way end soon with whatever error; any thread may call this.
+
+        False if it cannot be ended. Where no run is under way, the next one is not ended by it.
+        """
+
     def close(self) -> None:
         """Give the memory back."""
 

@@ -1,8 +1,12 @@
 """The workers of one model version, and the eye that is kept on them.
 
-Once a second each worker is looked at: one that has given no sign of life for too long is killed,
-which is answered like any other death; one that has grown too large, or has served enough requests,
-is replaced. That it ends by itself is told at once, by its process descriptor.
+Once a second each worker is looked at: one that has given no sign of life for too long, or whose
+batch makes no progress for too long, is killed, which is answered like any other death; one that
+has grown too large, or has served enough requests, is replaced. One that goes on with what nobody
+waits for any more is killed, too, which is no death of the model's: soon where it is not needed any
+longer, else after as long as a stall takes to be called one, or as it took to start, since
+starting it again may take longer than what it does. That it ends by itself is told at once, by its
+process descriptor.
 
 Owned by the event-loop thread.
 """
@@ -15,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from headrace.core.signature import Signature
 from headrace.execution.host import Host
 from headrace.execution.process import WorkerInstance
+from headrace.execution.progress import ABANDONED_SECS, LOOK_SECS, Pulse
 from headrace.execution.recycling import Recycler, recycle_reason
 from headrace.execution.worker import WorkerProcess
 from headrace.observability.workers import (
@@ -31,7 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LOOK_SECS = 1.0
+_LEAST_PACE_SECS = 0.05
 _MIB = 1 << 20
 
 
@@ -56,27 +61,6 @@ class Scheduler(Protocol):
 
     def answer(self, pending: Pending, answer: Answer | None, final: bool) -> None:
         """Something has come for a request by itself."""
-
-
-class Pulse:
-    """For how long a worker has given no sign of life, by looks at its count."""
-
-    def __init__(self) -> None:
-        self.silent = 0.0
-        self._last = (0, 0)
-
-    def look(self, pid: int, beats: int, elapsed: float) -> float:
-        """Seconds of silence, after `elapsed` since the last look.
-
-        A look stands for two intervals at most: if the server itself was stopped, so may all its
-        workers have been.
-        """
-        if (pid, beats) == self._last:
-            self.silent += min(elapsed, 2 * _LOOK_SECS)
-        else:
-            self._last = (pid, beats)
-            self.silent = 0.0
-        return self.silent
 
 
 class _Member:
@@ -127,13 +111,27 @@ class WorkerSet:
         self._recycler = Recycler(loop, self._replace)
         self._timer: asyncio.TimerHandle | None = None
         self._looked = 0.0
+        self._pace = LOOK_SECS
+        self._grace: float | None = None  # for what nobody waits for, while the version goes
 
     def add(self, name: str, loaded: "LoadedWorker") -> None:
         """Have a started worker take part."""
         self._members.append(_Member(self._worker(name, loaded, loaded.process), loaded))
+        limits = loaded.options.execution
+        for limit in (limits.execution_secs, limits.stall_secs):
+            if limit:
+                self._pace = min(self._pace, max(limit / 2, _LEAST_PACE_SECS))
         if self._timer is None:
             self._looked = self._loop.time()
-            self._timer = self._loop.call_later(_LOOK_SECS, self._look)
+            self._timer = self._loop.call_later(self._pace, self._look)
+
+    def leave(self, grace: float) -> None:
+        """Finish what somebody waits for; what nobody does is ended after `grace` seconds."""
+        self._grace = grace
+        self._pace = min(self._pace, max(grace / 2, _LEAST_PACE_SECS))
+        if self._timer is not None:
+            self._timer.cancel()
+            self._look()
 
     def remove(self, name: str) -> None:
         """Give the worker of this name nothing more, and end it once it has finished what it has.
@@ -199,7 +197,7 @@ class WorkerSet:
     # --- once a second
 
     def _look(self) -> None:
-        self._timer = self._loop.call_later(_LOOK_SECS, self._look)
+        self._timer = self._loop.call_later(self._pace, self._look)
         now = self._loop.time()
         elapsed, self._looked = now - self._looked, now
         for member in (*self._members, *self._finishing):
@@ -211,11 +209,27 @@ class WorkerSet:
                 self._weigh(member)
 
     def _feel(self, member: _Member, elapsed: float) -> None:
-        """Kill a worker that hangs."""
-        worker, limit = member.worker, member.loaded.options.heartbeat_secs
-        silent = member.pulse.look(worker.pid, worker.beats, elapsed)
-        if limit and silent >= limit:
+        """Kill a worker that hangs, or goes on with what nobody waits for."""
+        worker, options = member.worker, member.loaded.options
+        silent = member.pulse.look((worker.pid, worker.beats), elapsed)
+        worker.look(elapsed, options.execution.stall_secs)
+        limit, grace = options.execution.execution_secs, self._grace_of(member)
+        if 0 < options.heartbeat_secs <= silent:
             worker.kill(EndKind.HANG, f"has given no sign of life for {silent:.0f} s")
+        elif 0 < limit <= worker.longest:
+            worker.kill(EndKind.LIMIT, f"has taken longer than {limit:g} s for a batch")
+        elif 0 < grace <= worker.abandoned:
+            why = f"has gone on for {worker.abandoned:.0f} s with what nobody waits for"
+            worker.kill(EndKind.ABANDONED, why)
+
+    def _grace_of(self, member: _Member) -> float:
+        """For how long a worker may go on with what nobody waits for; 0 for as long as it takes."""
+        if self._grace is not None:
+            return self._grace
+        if member in self._finishing:
+            return ABANDONED_SECS
+        stall = member.loaded.options.execution.stall_secs
+        return max(stall, member.worker.start_secs) if stall else 0.0
 
     def _weigh(self, member: _Member) -> None:
         """Have a worker replaced that has grown too large or has done enough."""

@@ -47,6 +47,8 @@ class WorkerProcess:
     def __init__(self, spec: WorkerSpec, deadline: float = inf) -> None:
         """Start the process, which may take until `deadline` for answers; raises `LoadFailed`."""
         self.spec = spec
+        self._begun = monotonic()
+        self.start_secs = 0.0  # that it has taken to be given to an event loop
         self._deadline = deadline
         opened: list[int] = []
         try:
@@ -202,6 +204,7 @@ class WorkerProcess:
         self._loop = loop
         self._take = take
         self._on_exit = on_exit
+        self.start_secs = monotonic() - self._begun
         early, self._early = self._early, []
         for header, meta in early:
             take(header, meta, b"")

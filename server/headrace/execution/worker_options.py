@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from headrace.core.errors import InvalidOption
+from headrace.core.execution_limits import ExecutionLimits, seconds
 from headrace.scheduling.quarantine import DEATHS
 from headrace.workers.limits import Limits
 
 HEARTBEAT_SECS = 30.0
 _LEAST_HEARTBEAT_SECS = 1.0  # the worker counts twice in it
-_MOST_SECS = 1e6
 _MOST_NICE = 19
 _LEAST_FILES = 32
 _LEAST_MEMORY = 128 << 20  # numpy with a few threads takes nearly as much
@@ -20,8 +20,8 @@ _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 # All that have a meaning for every worker, also those that are read elsewhere.
 WORKER_PARAMETERS = frozenset(
     {
-        "EXECUTION_ENV_PATH", "execution_limit_secs", "heartbeat_secs", "max_rss", "max_requests",
-        "quarantine_deaths", "nice", "memory_limit", "max_open_files", "python",
+        "EXECUTION_ENV_PATH", "execution_limit_secs", "stall_secs", "heartbeat_secs", "max_rss",
+        "max_requests", "quarantine_deaths", "nice", "memory_limit", "max_open_files", "python",
     }
 )  # fmt: skip
 
@@ -30,12 +30,12 @@ WORKER_PARAMETERS = frozenset(
 class WorkerOptions:
     """Times in seconds, sizes in bytes; 0 switches a limit off.
 
-    `execution_limit_secs` is for a batch, `heartbeat_secs` for the time without a sign of life,
-    `max_rss` and `max_requests` are for the whole life of a process, and `quarantine_deaths` says
-    at how many deaths an input must have been there to be refused.
+    `execution` is for a batch, `heartbeat_secs` for the time without a sign of life, `max_rss` and
+    `max_requests` are for the whole life of a process, and `quarantine_deaths` says at how many
+    deaths an input must have been there to be refused.
     """
 
-    execution_limit_secs: float = 0.0
+    execution: ExecutionLimits = field(default_factory=ExecutionLimits)
     heartbeat_secs: float = HEARTBEAT_SECS
     max_rss: int = 0
     max_requests: int = 0
@@ -43,9 +43,14 @@ class WorkerOptions:
     limits: Limits = field(default_factory=Limits)
 
     @classmethod
-    def of(cls, parameters: Mapping[str, str]) -> "WorkerOptions":
-        """Read a configuration's parameters; raises `InvalidOption` naming the wrong one."""
-        heartbeat = _seconds(parameters, "heartbeat_secs", HEARTBEAT_SECS)
+    def of(
+        cls, parameters: Mapping[str, str], defaults: ExecutionLimits | None = None
+    ) -> "WorkerOptions":
+        """Read a configuration's parameters; raises `InvalidOption` naming the wrong one.
+
+        `defaults` are the server's limits on executions, by default none.
+        """
+        heartbeat = seconds(parameters, "heartbeat_secs", HEARTBEAT_SECS)
         if 0 < heartbeat < _LEAST_HEARTBEAT_SECS:
             raise _wrong(parameters, "heartbeat_secs", "0 or a number of seconds from 1 on")
         expected = "0 or a whole number from 2 on"
@@ -53,7 +58,7 @@ class WorkerOptions:
         if deaths == 1:  # it would take the innocent of a batch with the guilty
             raise _wrong(parameters, "quarantine_deaths", expected)
         return cls(
-            _seconds(parameters, "execution_limit_secs"),
+            (defaults or ExecutionLimits()).of(parameters),
             heartbeat,
             _size(parameters, "max_rss"),
             _number(parameters, "max_requests"),
@@ -76,19 +81,6 @@ def _limits(parameters: Mapping[str, str]) -> Limits:
         limit = "no limit" if most == resource.RLIM_INFINITY else f"{most}, the server's own limit"
         raise _wrong(parameters, "max_open_files", f"0 or a number from {_LEAST_FILES} to {limit}")
     return Limits(nice, memory, files)
-
-
-def _seconds(parameters: Mapping[str, str], name: str, default: float = 0.0) -> float:
-    text = parameters.get(name)
-    if text is None:
-        return default
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < _MOST_SECS:
-        raise _wrong(parameters, name, "a number of seconds, 0 for no limit")
-    return value
 
 
 def _number(

@@ -30,13 +30,11 @@ class Ways:
     """How a model runs its batches, as it has said when it was started, and its configuration.
 
     `concurrency` is how many a coroutine runs at a time, 0 for one after the other; `asks` whether
-    the model is to be asked if it is ready. A batch that takes longer than `limit_secs`, unless
-    that is 0, ends the worker.
+    the model is to be asked if it is ready.
     """
 
     concurrency: int = 0
     asks: bool = False
-    limit_secs: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

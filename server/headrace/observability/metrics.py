@@ -48,7 +48,7 @@ class VersionSeries:
     `workers` is None where the model runs in this process. `memory_bytes` is 0 if it is not known.
     `instances` has how many there are by their kind, `endpoints` the servers that run it, if others
     do. `gpu_memory` has the bytes that it takes of each GPU, `backends` all of them if there are
-    several.
+    several. `stalled` is how many instances have made no progress for too long.
     """
 
     model: str
@@ -63,6 +63,7 @@ class VersionSeries:
     endpoints: Sequence[EndpointSeries] = ()
     gpu_memory: Mapping[str, int] = field(default_factory=dict)
     backends: Sequence[BackendSeries] = ()
+    stalled: int = 0
 
 
 class LoadCounts(NamedTuple):
@@ -292,6 +293,12 @@ def _gauges(versions: list[VersionSeries]) -> Iterator[Metric]:
         "Memory of a GPU that a version's instances had taken when they were loaded",
         "gauge",
     )
+    stalled = Metric(
+        "headrace_stalled_instances", "Instances whose batch makes no progress", "gauge"
+    )
+    ended = Metric(
+        "headrace_ended_runs", "Runs in the server's process that were ended, by why", "counter"
+    )
     for series in versions:
         pending.add_sample(pending.name, _labels(series), series.pending)
         load.add_sample(load.name, _labels(series), series.load_seconds)
@@ -299,9 +306,12 @@ def _gauges(versions: list[VersionSeries]) -> Iterator[Metric]:
             memory.add_sample(memory.name, _labels(series), series.memory_bytes)
         for kind, count in series.instances.items():
             instances.add_sample(instances.name, {**_labels(series), "kind": kind}, count)
+        stalled.add_sample(stalled.name, _labels(series), series.stalled)
+        for why, count in series.statistics.ended_runs.items():
+            ended.add_sample(f"{ended.name}_total", {**_labels(series), "reason": why}, count)
         for uuid, nbytes in series.gpu_memory.items():
             on_gpu.add_sample(on_gpu.name, {**_labels(series), "gpu_uuid": uuid}, nbytes)
-    yield from (pending, load, memory, instances)
+    yield from (pending, load, memory, instances, stalled, ended)
     if on_gpu.samples:
         yield on_gpu
 

@@ -7,6 +7,7 @@ meaning of each counter is Triton's: a batched request has the whole batch's com
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
 from time import time_ns
@@ -86,6 +87,7 @@ class VersionStatistics:
         self.paused_histogram = Histogram()  # compute times that clients made longer by not reading
         self.responses = Responses()
         self.backends: dict[str, BackendCounts] = {}  # by name, of a model that has several
+        self.ended_runs: Counter[str] = Counter()  # of this process, by why they were ended
         self.endpoints: dict[str, EndpointCounts] = {}  # by name, of one that other servers run
 
     @property

@@ -15,6 +15,7 @@ class EndKind(StrEnum):
     HANG = "hang"  # no sign of life
     LIMIT = "limit"  # a batch took longer than it may
     NONSENSE = "nonsense"  # it sent what makes no sense
+    ABANDONED = "abandoned"  # it went on with what nobody waited for any more
 
 
 class RecycleReason(StrEnum):

@@ -10,8 +10,9 @@ counters come after them, in the same call: a client that waits should not wait 
 Invariant: while a request is queued, an instance is busy, a flush is scheduled or a timer is armed.
 
 A batch of several that fails is run again in halves, until the request to blame stands alone; not
-if a worker has died of it, which would then die again. What an instance gives back without having
-begun it waits for the next one. An instance that cannot run anything for now is suspended.
+if a worker has died of it, which would then die again, nor if it took too long. What an instance
+gives back without having begun it waits for the next one. An instance that cannot run anything for
+now is suspended.
 
 A request may be answered later than its batch, by itself and more than once: it is open from the
 end of its batch to its own. Inputs that workers have died of are known to the quarantine: they run
@@ -22,7 +23,13 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from headrace.core.errors import ExecutionFailed, QueueTimeout, ServerError, WorkerDied
+from headrace.core.errors import (
+    ExecutionFailed,
+    ExecutionTimeout,
+    QueueTimeout,
+    ServerError,
+    WorkerDied,
+)
 from headrace.core.requests import InferRequest, InferResponse, Sink, Timing
 from headrace.core.signature import Signature
 from headrace.scheduling.batch import (
@@ -304,8 +311,9 @@ class Batcher:
             if len(others) < len(batch.pendings):
                 self._succeed(batch, outcome)
         elif isinstance(error, NotStarted):
-            self._retries.append(batch)
-        elif len(batch.pendings) == 1 or isinstance(error, WorkerDied):
+            if not all(pending.ended for pending in batch.pendings):
+                self._retries.append(batch)
+        elif len(batch.pendings) == 1 or isinstance(error, WorkerDied | ExecutionTimeout):
             for pending in batch.pendings:
                 self._fail(pending, error, outcome, batch.rows)
         else:

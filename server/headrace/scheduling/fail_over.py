@@ -15,6 +15,7 @@ from math import inf
 
 from headrace.core.errors import (
     Cancelled,
+    ExecutionTimeout,
     RemoteLost,
     RemoteTimeout,
     RemoteUnavailable,
@@ -111,7 +112,8 @@ def answered(batch: Batch, outcome: Outcome) -> list[Pending]:
     """The requests of a batch that are answered by what has become of it."""
     waiting = [pending for pending in batch.pendings if not pending.ended]
     if outcome.error is not None:
-        alone = len(batch.pendings) == 1 or isinstance(outcome.error, WorkerDied)
+        whole = isinstance(outcome.error, WorkerDied | ExecutionTimeout)
+        alone = len(batch.pendings) == 1 or whole
         return waiting if alone else []
     if outcome.parts is None:
         return waiting

@@ -12,6 +12,7 @@ from headrace.core.errors import (
     AlreadyExists,
     Cancelled,
     ExecutionFailed,
+    ExecutionTimeout,
     InvalidRequest,
     ModelLoadFailed,
     ModelNotReady,
@@ -69,6 +70,7 @@ STATUS: dict[type[ServerError], Status] = {
     Unknown: Status(400, 2),  # UNKNOWN
     ExecutionFailed: Status(500, 13),  # INTERNAL
     WorkerDied: Status(500, 13),
+    ExecutionTimeout: Status(500, 13),
     Relayed: Status(500, 13),  # unless it is passed on with its own
     RemoteUnavailable: Status(503, 14),
     RemoteLost: Status(502, 14),

@@ -1,0 +1,176 @@
+"""Models that hang when they are told to, and clients of theirs over both protocols."""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from socket import create_connection
+from typing import Any
+
+import numpy as np
+
+from headrace.core.datatypes import Datatype
+from headrace.core.tensors import Array
+from headrace.wire.pb import grpc_service_pb2 as pb
+from tests.models.onnx_graphs import add_sub, write_model
+from tests.models.python_models import tensors, write_python_model
+from tests.support.busy_model import FOREVER, busy_json, write_busy_model
+from tests.support.client import Client, Input, strings
+from tests.support.grpc_client import GrpcClient, infer_message
+from tests.support.http_client import HttpClient
+from tests.support.raw_clients import post_bytes
+from tests.support.server_process import ServerProcess
+from tests.support.watching import metrics
+
+# What COMMAND says is done; anything else is given back.
+_TOLD = """
+    import os, threading, time
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [self.answer(request) for request in requests]
+
+        def answer(self, request):
+            [command] = request.inputs()[0].as_numpy().ravel().tolist()
+            word, _, rest = command.decode().partition(" ")
+            if word == "lock":
+                print("holds its lock", flush=True)
+                lock = threading.Lock()
+                lock.acquire()
+                lock.acquire()
+            elif word == "pid":
+                command = str(os.getpid()).encode()
+            elif word == "exit":
+                os._exit(int(rest))
+            elif word == "fill":  # the disk of temporary files
+                try:
+                    with open(os.path.join(os.environ["TMPDIR"], "filling"), "wb") as file:
+                        while True:
+                            file.write(bytes(1 << 16))
+                            file.flush()
+                except OSError as error:
+                    command = os.strerror(error.errno).encode()
+            output = pb_utils.Tensor("OUTPUT", np.array([[command]], object))
+            return pb_utils.InferenceResponse([output])
+"""
+_CONFIG = (
+    "max_batch_size: 1\n"
+    + tensors("input", ("COMMAND", "STRING", "1"))
+    + tensors("output", ("OUTPUT", "STRING", "1"))
+)
+
+
+def _parameters(parameters: Mapping[str, object]) -> str:
+    return "".join(
+        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
+        for key, value in parameters.items()
+    )
+
+
+def write_told(root: Path, name: str, **parameters: object) -> None:
+    """A Python model that does as it is told, with parameters in its configuration."""
+    write_python_model(root, name, _TOLD, _CONFIG + _parameters(parameters))
+
+
+def write_neighbours(root: Path) -> None:
+    """Two models that nothing is wrong with: one in the server's process, one in a worker."""
+    write_model(root, "neighbour", add_sub(Datatype.INT32, 16), "max_batch_size: 8")
+    write_told(root, "bystander")
+
+
+def command(text: str) -> dict[str, Array]:
+    """The inputs of a request to such a model."""
+    return {"COMMAND": strings([text.encode()], [1, 1])}
+
+
+def told(client: Client, model: str, text: str) -> str:
+    """What a model has answered."""
+    [answer] = client.infer(model, command(text))["OUTPUT"].ravel().tolist()
+    return bytes(answer).decode()
+
+
+def neighbours_serve(client: Client) -> bool:
+    """Whether the neighbours answer as they should, and say that they are ready."""
+    row = np.arange(16, dtype=np.int32).reshape(1, 16)
+    added = client.infer("neighbour", {"INPUT0": row, "INPUT1": row})["OUTPUT0"]
+    return (
+        np.array_equal(added, row + row)
+        and told(client, "bystander", "there") == "there"
+        and client.model_ready("neighbour")
+        and client.model_ready("bystander")
+    )
+
+
+def reason_of(client: Client, model: str) -> str:
+    """What the index says of a model."""
+    [found] = [one.reason for one in client.index().models if one.name == model]
+    return str(found)
+
+
+async def counted(server: ServerProcess, name: str, model: str, **labels: str) -> float:
+    """A sample of the metrics."""
+    every = sorted({"model": model, "version": "1", **labels}.items())
+    spelled = ",".join(f'{key}="{value}"' for key, value in every)
+    return (await metrics(server))[f"{name}{{{spelled}}}"]
+
+
+class Impatient(ABC):
+    """A request whose client goes away before it is answered."""
+
+    @abstractmethod
+    def go(self) -> None:
+        """Have the client go."""
+
+
+class _ImpatientHttp(Impatient):
+    def __init__(self, server: ServerProcess, model: str, body: bytes) -> None:
+        host, port = server.http.split(":")
+        self._socket = create_connection((host, int(port)))
+        self._socket.sendall(post_bytes(f"/v2/models/{model}/infer", body))
+
+    def go(self) -> None:
+        self._socket.close()
+
+
+class _ImpatientGrpc(Impatient):
+    def __init__(self, server: ServerProcess, message: pb.ModelInferRequest) -> None:
+        self._client = GrpcClient(server.grpc)
+        procedure = self._client.procedure("ModelInfer", pb.ModelInferResponse)
+        self._call: Any = procedure.future(message)
+
+    def go(self) -> None:
+        self._call.cancel()
+        self._client.close()
+
+
+def hang(server: ServerProcess, protocol: str, model: str) -> Impatient:
+    """Have a model hang: by a deadlock, or in ONNX by a loop without end."""
+    if protocol == "grpc":
+        inputs = [Input(name, array) for name, array in hanging(model).items()]
+        return _ImpatientGrpc(server, infer_message(model, inputs))
+    row = {"name": "COMMAND", "datatype": "BYTES", "shape": [1, 1], "data": ["lock"]}
+    body = json.dumps({"inputs": [row]}).encode()
+    return _ImpatientHttp(server, model, busy_json(1, FOREVER) if "busy" in model else body)
+
+
+def hanging(model: str) -> dict[str, Array]:
+    """The inputs that have a model hang."""
+    if "busy" in model:
+        return {"VALUE": np.array([[1]]), "COST": np.array([[FOREVER]])}
+    return command("lock")
+
+
+@contextmanager
+def client_of(server: ServerProcess, protocol: str) -> Iterator[Client]:
+    """A client over `http` or `grpc`."""
+    with HttpClient(server.url, False) if protocol == "http" else GrpcClient(server.grpc) as found:
+        yield found
+
+
+def write_spinning(root: Path, name: str, **parameters: object) -> None:
+    """An ONNX model that a request can have run for ever, on a thread; its name has `busy`."""
+    write_busy_model(root, name, max_batch_size=1, more=_parameters(parameters))
