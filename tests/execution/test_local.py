@@ -12,7 +12,7 @@ import pytest
 
 from headrace.core.bytes_array import BytesArray
 from headrace.core.datatypes import Datatype
-from headrace.core.errors import ExecutionTimeout
+from headrace.core.errors import ExecutionTimeout, Unavailable
 from headrace.core.execution_limits import ExecutionLimits
 from headrace.core.model_spec import TensorInfo
 from headrace.core.requests import InferRequest
@@ -23,6 +23,7 @@ from headrace.execution.local import LocalInstance
 from headrace.execution.runner import LoadedModel, run
 from headrace.scheduling.batch import Batch, Instance, NotStarted, Outcome, Pending
 from headrace.workers.bytes_elements import join
+from tests.execution.threads import no_threads
 from tests.scheduling.fakes import Bench, FakeSink, request, signature
 
 INLINE, THREAD = InstanceKind.INLINE, InstanceKind.THREAD
@@ -439,3 +440,14 @@ def test_a_run_that_nobody_waits_for_is_ended() -> None:
         instance.close()
 
     asyncio.run(body())
+
+
+def test_a_batch_for_which_there_is_no_thread_is_refused() -> None:
+    async def scenario(instance: LocalInstance) -> None:
+        with no_threads():
+            outcome = await execute(instance, batch_of(1))
+        assert isinstance(outcome.error, Unavailable)
+        assert "can't start new thread" in str(outcome.error)
+        assert (await execute(instance, batch_of(1))).error is None
+
+    on_loop(Doubling(), THREAD, scenario)

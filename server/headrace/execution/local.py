@@ -18,9 +18,10 @@ from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
+from time import monotonic_ns
 from typing import Literal
 
-from headrace.core.errors import ExecutionTimeout
+from headrace.core.errors import ExecutionTimeout, Unavailable
 from headrace.core.execution_limits import ExecutionLimits
 from headrace.core.tensors import Array
 from headrace.execution.choice import AutoChoice, InstanceKind
@@ -116,8 +117,16 @@ class LocalInstance:
             return
         if self._thread is None:
             # A daemon: a model that hangs must not keep the process from exiting.
-            self._thread = Thread(target=self._serve, name=self.name, daemon=True)
-            self._thread.start()
+            thread = Thread(target=self._serve, name=self.name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                now = monotonic_ns()
+                refused = Unavailable(f"model '{batch.signature.model}' cannot run now: {error}")
+                outcome = Outcome((), refused, now, now, now)
+                self._loop.call_soon(self._report, batch, done, outcome)
+                return
+            self._thread = thread
         self._batch = batch
         self._number += 1
         self._work.put((batch, done))

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from threading import Thread
 
-from headrace.execution.worker import WorkerProcess
+from headrace.execution.worker import NoResources, WorkerProcess
 
 Started = Callable[[WorkerProcess | None, Exception | None], None]
 
@@ -32,4 +32,7 @@ def start_aside(
 
     # A thread of its own, and a daemon: a model that takes for ever to start must neither keep
     # others from being started nor the server from ending.
-    Thread(target=run, name=f"start {name}", daemon=True).start()
+    try:
+        Thread(target=run, name=f"start {name}", daemon=True).start()
+    except RuntimeError as error:
+        loop.call_soon(done, None, NoResources(f"cannot start {name}: {error}"))

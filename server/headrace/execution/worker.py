@@ -38,7 +38,10 @@ _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 
 
 class NoResources(LoadFailed):
-    """The system has no process or descriptor for a worker, which says nothing of its model."""
+    """The system has no process, thread or descriptor for a worker.
+
+    Which says nothing of its model.
+    """
 
 
 class WorkerProcess:

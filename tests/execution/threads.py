@@ -1,0 +1,17 @@
+"""A process that can start no threads."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_STACK = 1 << 46  # bytes that no machine has
+
+
+@contextmanager
+def no_threads() -> Iterator[None]:
+    """Starting a thread fails meanwhile, as it does where the system allows no more."""
+    before = threading.stack_size(_STACK)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
