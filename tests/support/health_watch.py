@@ -2,6 +2,8 @@
 
 from typing import Self
 
+import grpc
+
 from headrace.wire.pb import health_pb2
 from tests.support.grpc_client import GrpcClient, procedure
 
@@ -35,6 +37,19 @@ class HealthWatch:
         """Wait for the next status."""
         status: int = next(self._updates).status
         return status
+
+    def changed(self) -> bool:
+        """Wait for a further status; False if it was cancelled before there was one."""
+        try:
+            return next(self._updates, None) is not None
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.CANCELLED:
+                return False
+            raise
+
+    def cancel(self) -> None:
+        """Watch no more."""
+        self._updates.cancel()
 
     def ended(self) -> bool:
         """Wait for the next status, or the end of the stream; whether it is the end."""
