@@ -280,7 +280,7 @@ def test_errors_by_code(python: Client, code: str, error: type[ServerError]) -> 
     ("step", "says"),
     [
         ("raise", r"message: ValueError: a line and another"),
-        ("nothing", "Expected an 'InferenceResponse' object .* found type 'NoneType'"),
+        ("nothing", "dropped the request without completing it: execute returned no response"),
         ("rows", r"shape \[3,1\] for a batch of 1 rows"),
         ("type", "'TOLD' as float32, its configuration says BYTES"),
     ],

@@ -42,6 +42,25 @@ ARGUMENTS = """
             return [pb_utils.InferenceResponse([pb_utils.Tensor("TOLD", array)]) for _ in requests]
 """
 
+# It fetches its response sender when `execute` has returned.
+LATER = """
+    import threading
+    import triton_python_backend_utils as pb_utils
+
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            for request in requests:
+                if request.request_id() != "drop":
+                    threading.Thread(target=self.answer, args=(request,)).start()
+
+        def answer(self, request):
+            command = pb_utils.get_input_tensor_by_name(request, "COMMAND").as_numpy()
+            response = pb_utils.InferenceResponse([pb_utils.Tensor("TOLD", command)])
+            flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+            request.get_response_sender().send(response, flags=flags)
+"""
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
@@ -52,6 +71,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         write_python_model(root, f"relative_{kind}", source, CONFIG + execution(kind))
         write_beside(root / f"relative_{kind}" / "1", kind)
     write_python_model(root, "arguments", ARGUMENTS, CONFIG)
+    write_python_model(root, "later", LATER, CONFIG)
     options = ["--allow-in-process-python", "--exit-on-error=false"]
     with clean_server(root, options=options) as process:
         yield process
@@ -65,10 +85,16 @@ def write_beside(folder: Path, text: str) -> None:
     (folder / "folder" / "file3.py").write_text("from ..file2 import TEXT\ndef text(): return TEXT")
 
 
-def told(server: ServerProcess, model: str) -> str:
+def ask(server: ServerProcess, model: str, text: str = "", id: str = "") -> httpx.Response:
+    """Ask a model."""
+    command = {"name": "COMMAND", "shape": [1], "datatype": "BYTES", "data": [text]}
+    body = {"inputs": [command], "id": id}
+    return httpx.post(f"{server.url}/v2/models/{model}/infer", json=body, timeout=60)
+
+
+def told(server: ServerProcess, model: str, text: str = "") -> str:
     """What a model says."""
-    body = {"inputs": [{"name": "COMMAND", "shape": [1], "datatype": "BYTES", "data": [""]}]}
-    response = httpx.post(f"{server.url}/v2/models/{model}/infer", json=body, timeout=60)
+    response = ask(server, model, text)
     assert response.status_code == 200, response.text
     return str(response.json()["outputs"][0]["data"][0])
 
@@ -80,3 +106,10 @@ def test_a_versions_folder_is_a_package(server: ServerProcess, kind: str) -> Non
 
 def test_a_model_reads_no_arguments_of_the_servers(server: ServerProcess) -> None:
     assert told(server, "arguments") == '[42, [""]]'
+
+
+def test_responses_come_after_execute_has_returned_none(server: ServerProcess) -> None:
+    assert told(server, "later", "a") == "a"
+    dropped = ask(server, "later", id="drop")
+    assert dropped.status_code == 500
+    assert "execute returned no response to it" in dropped.json()["error"]

@@ -112,6 +112,8 @@ class Executor:
             if self._decoupled:
                 return self._failed(slot, requests, wrong, began)
             return self._broken(slot, wrong, "")
+        if returned is None:  # response senders answer all of them
+            returned = [None] * len(requests)
         outputs = self._batches.form(batch).outputs
         wanted = (
             [request.requested_output_names() for request in requests]
@@ -121,9 +123,7 @@ class Executor:
         if self._decoupled or None in returned:
             told = [
                 _fate(request) if response is None else response
-                for request, response in zip(
-                    requests, returned or [None] * len(requests), strict=True
-                )
+                for request, response in zip(requests, returned, strict=True)
             ]
             return self._batches.responses(slot, told, wanted, (began, ended))
         for request in requests:
@@ -141,7 +141,7 @@ class Executor:
                 f"Python model '{self._name}' is using the decoupled mode and the execute function"
                 " must return None."
             )
-        return wrong_responses(requests, returned)
+        return "" if returned is None else wrong_responses(requests, returned, deferred=True)
 
     # --- errors
 
@@ -204,6 +204,7 @@ def _fate(request: InferenceRequest) -> str:
         if request._answering is not None:
             request._answering.closed = True
         return AGAIN
+    request.get_response_sender()  # one that the model drops without an answer gets an error
     return LATER
 
 

@@ -80,8 +80,13 @@ def _without_our_frames(found: traceback.TracebackException) -> bool:
     return theirs
 
 
-def wrong_responses(requests: Sequence[InferenceRequest], responses: Any) -> str:
-    """What is wrong with what an ordinary model's `execute` has given back; "" if nothing."""
+def wrong_responses(
+    requests: Sequence[InferenceRequest], responses: Any, deferred: bool = False
+) -> str:
+    """What is wrong with what an ordinary model's `execute` has given back; "" if nothing.
+
+    With `deferred`, None stands for a response that comes by a response sender.
+    """
     if not isinstance(responses, list):
         found = type(responses).__name__
         return f"Expected a list in the execute return, found type '{found}'."
@@ -94,7 +99,7 @@ def wrong_responses(requests: Sequence[InferenceRequest], responses: Any) -> str
     for request, response in zip(requests, responses, strict=True):
         if isinstance(response, InferenceResponse):
             continue
-        dealt_with = request._answering is not None or is_given_back(request)
+        dealt_with = deferred or request._answering is not None or is_given_back(request)
         if response is not None or not dealt_with:
             found = type(response).__name__
             return (

@@ -53,11 +53,13 @@ class Answering:
 
     def __del__(self) -> None:
         if not self.closed:
-            dropped = TritonError(
-                "the model has dropped the request without completing it: its response sender must"
-                " send TRITONSERVER_RESPONSE_COMPLETE_FINAL"
+            missing = (
+                "its response sender must send TRITONSERVER_RESPONSE_COMPLETE_FINAL"
+                if self.decoupled
+                else "execute returned no response to it, and its response sender sent none"
             )
-            self.source.drop(self.number, dropped)
+            text = f"the model has dropped the request without completing it: {missing}"
+            self.source.drop(self.number, TritonError(text))
 
 
 class InferenceResponseSender:
