@@ -113,12 +113,12 @@ def test_who_waits_learns_that_the_server_has_gone() -> None:
 def test_replies_to_a_coroutine() -> None:
     async def ask(session: Session, server: Server) -> list[InferenceResponse]:
         loop = asyncio.get_running_loop()
-        responses = await session.async_exec(request(), True)
+        asked = session.async_exec(request(), True)
         _, told = server.receive()
         server.reply(told["call"], final=False, **empty(n=1))
         server.reply(told["call"], response=None)
         loop.add_reader(session.fileno(), session.poll)
-        found = [response async for response in responses]
+        found = [response async for response in await asked]
         loop.remove_reader(session.fileno())
         return found
 
@@ -172,6 +172,25 @@ def test_responses_can_be_iterated_again() -> None:
             return [response async for response in responses]
 
         assert asyncio.run(again()) == [first, second, third]
+
+
+def test_coroutines_call_before_one_of_them_waits_for_its_responses() -> None:
+    """A `for` over responses holds the event loop: none may get there before all have called."""
+
+    async def count(session: Session) -> int:
+        return sum(1 for _ in await session.async_exec(request(), True))
+
+    async def count_all(session: Session) -> list[int]:
+        return await asyncio.gather(*[count(session) for _ in range(4)])
+
+    with connected() as (session, server), ThreadPoolExecutor(1) as pool:
+        counts = pool.submit(asyncio.run, count_all(session))
+        calls = [server.receive()[1]["call"] for _ in range(4)]
+        for call in calls:
+            server.reply(call, False, **empty())
+        for call in reversed(calls):
+            server.reply(call, **empty())
+        assert counts.result(30) == [2, 2, 2, 2]
 
 
 def test_nothing_is_asked_for_before_the_model_runs() -> None:

@@ -275,10 +275,16 @@ class Session:
 
     def async_exec(self, request: InferenceRequest, decoupled: bool) -> Awaitable[Any]:
         """Have another model run, and let others go on meanwhile."""
-        responses = ResponseIterator(self._call(request, decoupled))
+        call = self._call(request, decoupled)
+        responses = ResponseIterator(call)
 
         async def result() -> Any:
-            return responses if decoupled else await responses.only_async()
+            if not decoupled:
+                return await responses.only_async()
+            # As in Triton: a `for` over the responses holds the event loop until the next one, so
+            # other coroutines get to begin their calls before this one may do that.
+            await call.come()
+            return responses
 
         return result()
 

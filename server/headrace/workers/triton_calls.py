@@ -64,6 +64,11 @@ class Call:
 
     async def next_async(self) -> Reply | None:
         """The same for coroutines."""
+        await self.come()
+        return self._pop()
+
+    async def come(self) -> None:
+        """Wait until there is a reply that has not been taken, or the end."""
         import asyncio  # who calls this has it already
 
         come = asyncio.Event()
@@ -76,7 +81,6 @@ class Call:
                         come.clear()
         finally:
             self._wake = None
-        return self._pop()
 
     def _pop(self) -> Reply | None:
         if not self._replies:
