@@ -90,6 +90,16 @@ def constant(number: float) -> bytes:
     )
 
 
+def without_inputs() -> bytes:
+    """GIVEN is the numbers from 0 to 5, in three rows."""
+    value = helper.make_tensor("value", TensorProto.INT32, [3, 2], range(6))
+    return _model(
+        [helper.make_node("Constant", [], ["GIVEN"], value=value)],
+        [],
+        [_info("GIVEN", TensorProto.INT32, (3, 2))],
+    )
+
+
 def sum_of_rows() -> bytes:
     """OUTPUT0 is one row, the sum of all rows of INPUT0: it looks as if it could be batched."""
     return _model(

@@ -189,7 +189,12 @@ def test_everything_wrong_is_told_at_once() -> None:
     ],
 )
 def test_complete_tensors(text: str, paths: list[str]) -> None:
-    assert [problem.path for problem in tensor_problems(config_of(text))] == paths
+    found = tensor_problems(config_of(text), [TensorInfo("x", FP32, ())], [Y])
+    assert [problem.path for problem in found] == paths
+
+
+def test_a_model_may_have_no_inputs_or_outputs() -> None:
+    assert list(tensor_problems(config_of(""))) == []
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def complete(opened: Opened, model: LoadedModel, options: LoadOptions) -> ModelC
     inputs, outputs = model.inputs, model.outputs
     if in_worker(model) or in_server(model):
         config = model.completed(config)
-        refuse(file, _undeclared(config))
+        refuse(file, _undeclared(config, model.completes))
     elif options.auto_complete:
         rows = options.default_max_batch_size
         if is_elsewhere(model):
@@ -135,7 +135,7 @@ def complete(opened: Opened, model: LoadedModel, options: LoadOptions) -> ModelC
     if not config.output and outputs and all(info.datatype is None for info in outputs):
         types = ", ".join(f"'{info.name}' is a {info.type_name}" for info in outputs)
         raise InvalidConfig(f"{file.name}: no output is a tensor of the protocol: {types}")
-    refuse(file, validation.tensor_problems(config))
+    refuse(file, validation.tensor_problems(config, inputs, outputs))
     if is_elsewhere(model):
         inputs, outputs = model.told(config)
     if not (in_worker(model) or in_server(model)):
@@ -159,11 +159,14 @@ def _divided(
     return replace(signature, parts=parts, limit=limit)
 
 
-def _undeclared(config: ModelConfig) -> Iterator[Problem]:
-    """What a model that nobody can look into has to say of itself."""
-    for kind, tensors in (("input", config.input), ("output", config.output)):
-        if not tensors:
-            yield Problem(kind, "declare them here, or in the model's auto_complete_config")
+def _undeclared(config: ModelConfig, completes: bool) -> Iterator[Problem]:
+    """What a model that nobody can look into has to say of itself.
+
+    One without inputs and without outputs has to say so itself: mostly they were forgotten.
+    """
+    if not (config.input or config.output or completes):
+        text = "declare inputs and outputs here, or in the model's auto_complete_config"
+        yield Problem("input", text)
     if config.model_transaction_policy.decoupled and config.dynamic_batching.preserve_ordering:
         yield Problem(
             "dynamic_batching.preserve_ordering",

@@ -106,6 +106,11 @@ class LoadedInProcess(InServer):
             self._imports.forget()
             raise LoadFailed(self._only_in_worker("a model with `async def execute`"))
 
+    @property
+    def completes(self) -> bool:
+        """Whether the model has completed its configuration itself."""
+        return self._completed is not None
+
     def completed(self, config: ModelConfig) -> ModelConfig:
         """A copy of `config` with what the model says of itself; raises `InvalidConfig`."""
         return with_completion(config, self._completed)

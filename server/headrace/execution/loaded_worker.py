@@ -65,6 +65,11 @@ class LoadedWorker(InWorker):
         self._decoupled = False
         self._samples: tuple[Signature, Sequence[Sample], Host | None] | None = None
 
+    @property
+    def completes(self) -> bool:
+        """Whether the model has completed its configuration itself."""
+        return self._completed is not None
+
     def completed(self, config: ModelConfig) -> ModelConfig:
         """A copy of `config` with what the model says of itself; raises `InvalidConfig`."""
         return with_completion(config, self._completed)

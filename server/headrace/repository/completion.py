@@ -18,6 +18,7 @@ from headrace.wire.pb import model_config_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 _ELSEWHERE = "triton"  # the backend of models that other servers run
+_WHOLE = (_ELSEWHERE, "onnxruntime")  # backends that run a batch as if it were one request
 _SEQUENCE_IDLE_US = 1_000_000
 
 ModelTensor: TypeAlias = pb.ModelInput | pb.ModelOutput
@@ -87,7 +88,7 @@ def complete_tensors(
     result = ModelConfig()
     result.CopyFrom(config)
     required = [info for info in inputs if not info.optional]
-    if not file.sets("max_batch_size") and _can_batch(result, [*required, *outputs]):
+    if inputs and not file.sets("max_batch_size") and _can_batch(result, [*required, *outputs]):
         result.max_batch_size = default_max_batch_size
     lead = 1 if result.max_batch_size > 0 else 0
     if not result.input:
@@ -143,6 +144,8 @@ def batches(config: ModelConfig) -> bool:
         return False
     if config.model_transaction_policy.decoupled and config.backend == _ELSEWHERE:
         return False  # another server is sent each request by itself, on a stream of its own
+    if not config.input and config.backend in _WHOLE:
+        return False  # nothing in a batch would say of how many requests it is
     return (
         config.parameters["batching"].string_value != "off"
         if "batching" in config.parameters

@@ -50,11 +50,19 @@ def problems(config: ModelConfig, directory: str) -> Iterator[Problem]:
     yield from fail_over.problems(config)
 
 
-def tensor_problems(config: ModelConfig) -> Iterator[Problem]:
-    """What must hold of `input` and `output`, and of requests, once they are complete."""
-    declared: dict[str, Sequence[ModelTensor]] = {"input": config.input, "output": config.output}
-    for path, tensors in declared.items():
-        if not tensors:
+def tensor_problems(
+    config: ModelConfig, inputs: Sequence[TensorInfo] = (), outputs: Sequence[TensorInfo] = ()
+) -> Iterator[Problem]:
+    """What must hold of `input` and `output`, and of requests, once they are complete.
+
+    `inputs` and `outputs` are those of the loaded model, as far as it tells of them.
+    """
+    declared: tuple[tuple[str, Sequence[ModelTensor], Sequence[TensorInfo]], ...] = (
+        ("input", config.input, inputs),
+        ("output", config.output, outputs),
+    )
+    for path, tensors, infos in declared:
+        if infos and not tensors:
             yield Problem(path, "at least one must be declared")
         for index, tensor in enumerate(tensors):
             if not tensor.data_type:

@@ -105,10 +105,11 @@ class Part:
     ) -> InferResponse:
         """A response to one request; raises `ExecutionFailed` if it breaks the signature.
 
-        A decoupled model answers with as many rows as it likes.
+        A decoupled model answers with as many rows as it likes, and so does one without inputs,
+        since nothing says how many were asked for.
         """
         request = pending.request
-        rows = None if signature.decoupled else pending.rows
+        rows = pending.rows if signature.inputs and not signature.decoupled else None
         outputs = [
             _output(signature, spec, self.arrays[spec.name], rows)
             for spec in signature.outputs
@@ -215,11 +216,13 @@ class Batch:
                 f"model '{signature.model}' gave {len(arrays)} outputs,"
                 f" asked for {len(self.outputs)}"
             )
+        alone = len(self.pendings) == 1
+        rows = self.rows if signature.inputs or not alone else None
         tensors = [
-            _output(signature, spec, array, self.rows)
+            _output(signature, spec, array, rows)
             for spec, array in zip(self.outputs, arrays, strict=True)
         ]
-        if len(self.pendings) == 1:
+        if alone:
             return [tensors]
         parts: list[list[Tensor]] = []
         start = 0

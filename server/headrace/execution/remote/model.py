@@ -227,7 +227,12 @@ class RemoteModel(Elsewhere):
         )
 
     def untold(self, config: ModelConfig) -> Iterator[tuple[str, str]]:
-        """What neither the servers nor a configuration tell: its fields, and what is wrong."""
+        """What neither the servers nor a configuration tell: its fields, and what is wrong.
+
+        A server that tells the whole configuration tells so of a model without inputs or outputs.
+        """
+        if self.config is not None:
+            return
         for path, infos, tensors in (
             ("input", self.inputs, config.input), ("output", self.outputs, config.output)
         ):  # fmt: skip

@@ -1,0 +1,111 @@
+"""Models that declare no inputs, or no outputs, or other outputs than they give."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.core.errors import InvalidRequest
+from tests.contract.conftest import CLIENTS, EACH_PROXY
+from tests.contract.proxied import behind
+from tests.models.onnx_graphs import without_inputs, write_model
+from tests.models.python_models import tensors, write_python_model
+from tests.support.client import Client
+from tests.support.server_process import ServerProcess
+
+# It has no inputs.
+SOURCE = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            given = np.arange(6, dtype=np.int32).reshape(3, 2)
+            tensors = [pb_utils.Tensor("GIVEN", given)]
+            return [pb_utils.InferenceResponse(tensors) for request in requests]
+"""
+# It has no outputs, and tells in its response's parameters what it was given.
+SINK = """
+    import triton_python_backend_utils as pb_utils
+
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            sums = [int(request.inputs()[0].as_numpy().sum()) for request in requests]
+            return [pb_utils.InferenceResponse([], parameters={"sum": n}) for n in sums]
+"""
+COMPLETES = """
+        @staticmethod
+        def auto_complete_config(config):
+            config.{}
+            return config
+"""
+GIVEN = ("GIVEN", "INT32", "2")
+TAKEN = ("TAKEN", "INT64", "-1")
+
+
+def completing(source: str, call: str) -> str:
+    """The source of a model that completes its configuration by a call."""
+    return source + COMPLETES.format(call)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The models."""
+    root = tmp_path_factory.mktemp("loose")
+    added = 'add_output({"name": "GIVEN", "data_type": "TYPE_INT32", "dims": [3, 2]})'
+    taken = 'add_input({"name": "TAKEN", "data_type": "TYPE_INT64", "dims": [-1]})'
+    write_python_model(root, "source", SOURCE, tensors("output", ("GIVEN", "INT32", "3,2")))
+    batching = "max_batch_size: 8\n" + tensors("output", GIVEN)
+    write_python_model(root, "batching_source", SOURCE, batching)
+    write_python_model(root, "completed_source", completing(SOURCE, added))
+    write_python_model(root, "sink", SINK, "max_batch_size: 8\n" + tensors("input", TAKEN))
+    write_python_model(root, "completed_sink", completing(SINK, taken))
+    write_model(root, "onnx_source", without_inputs())
+    return root
+
+
+@pytest.fixture(scope="module", params=["default", "front ends", *EACH_PROXY])
+def server(
+    request: pytest.FixtureRequest, root: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """A server of these models."""
+    front = tmp_path_factory.mktemp("front")
+    options = ["--frontends=2"] if request.param == "front ends" else []
+    with ServerProcess(root, options=options) as process:
+        with behind(request.param, process, root, front) as server:
+            yield server
+        assert process.stop() == 0
+        assert "bug " not in process.log, process.log
+        assert "Traceback" not in process.log, process.log
+
+
+@pytest.fixture(scope="module", params=CLIENTS)
+def client(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Client]:
+    """That server, over either protocol."""
+    with CLIENTS[request.param](server) as client:
+        yield client
+
+
+# --- no inputs
+
+
+@pytest.mark.parametrize("model", ["source", "batching_source", "completed_source", "onnx_source"])
+def test_a_model_without_inputs(client: Client, model: str) -> None:
+    assert client.infer(model, {})["GIVEN"].tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert len(client.model_metadata(model).inputs) == 0
+    with pytest.raises(InvalidRequest, match="'X'"):
+        client.infer(model, {"X": np.zeros(1, np.float32)})
+
+
+# --- no outputs
+
+
+@pytest.mark.parametrize(("model", "rows"), [("sink", [[2, 3], [4, 5]]), ("completed_sink", [14])])
+def test_a_model_without_outputs(client: Client, model: str, rows: list[object]) -> None:
+    answer = client.infer(model, {"TAKEN": np.array(rows, np.int64)})
+    assert answer.outputs == {}
+    assert answer.parameters["sum"] == 14
+    assert len(client.model_metadata(model).outputs) == 0
