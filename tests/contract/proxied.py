@@ -68,6 +68,7 @@ NOT_TRANSPARENT: dict[str, str] = {
     "test_statistics::test_a_refusal_is_not_counted": _ROWS,
     "test_metrics::test_counters_follow_the_requests": _ROWS,
     "test_shared_memory": _REGIONS,
+    "test_loose_models::test_the_log_tells_once_of_each_output": _LOG,
 }
 # Further ones where a real Triton runs the models, with what it does itself.
 NOT_TRITON: dict[str, str] = {

@@ -1,16 +1,19 @@
 """Models that declare no inputs, or no outputs, or other outputs than they give."""
 
+import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from headrace.core.errors import InvalidRequest
+from headrace.core.errors import ExecutionFailed, InvalidRequest
+from headrace.core.tensors import Array
 from tests.contract.conftest import CLIENTS, EACH_PROXY
 from tests.contract.proxied import behind
 from tests.models.onnx_graphs import without_inputs, write_model
-from tests.models.python_models import tensors, write_python_model
+from tests.models.python_models import STRICT, execution, tensors, write_python_model
 from tests.support.client import Client
 from tests.support.server_process import ServerProcess
 
@@ -35,6 +38,28 @@ SINK = """
         def execute(self, requests):
             sums = [int(request.inputs()[0].as_numpy().sum()) for request in requests]
             return [pb_utils.InferenceResponse([], parameters={"sum": n}) for n in sums]
+"""
+# Its outputs have other datatypes and shapes than its configuration says, from each request.
+OTHER = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            responses = []
+            for request in requests:
+                [kind] = set(request.inputs()[0].as_numpy().ravel().tolist())
+                rows = len(request.inputs()[0].as_numpy())
+                other = {
+                    0: np.full((rows, 2), 7, np.float32),
+                    1: np.full((rows, 3), 7, np.int16),
+                    2: np.full((rows,), 7.5, np.float64),
+                    3: np.full((rows, 1), b"seven", object),
+                    4: np.full((rows + 1, 2), 7, np.float32),
+                }[kind]
+                responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OTHER", other)]))
+            return responses
 """
 COMPLETES = """
         @staticmethod
@@ -63,6 +88,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_python_model(root, "completed_source", completing(SOURCE, added))
     write_python_model(root, "sink", SINK, "max_batch_size: 8\n" + tensors("input", TAKEN))
     write_python_model(root, "completed_sink", completing(SINK, taken))
+    other = "max_batch_size: 8\n" + tensors("input", ("KIND", "INT32", "1"))
+    other += tensors("output", ("OTHER", "FP32", "2"))
+    write_python_model(root, "other", OTHER, other)
+    write_python_model(root, "other_strict", OTHER, other + STRICT)
+    write_python_model(root, "other_inline", OTHER, other + execution("inline"))
     write_model(root, "onnx_source", without_inputs())
     return root
 
@@ -74,6 +104,7 @@ def server(
     """A server of these models."""
     front = tmp_path_factory.mktemp("front")
     options = ["--frontends=2"] if request.param == "front ends" else []
+    options.append("--allow-in-process-python")
     with ServerProcess(root, options=options) as process:
         with behind(request.param, process, root, front) as server:
             yield server
@@ -109,3 +140,54 @@ def test_a_model_without_outputs(client: Client, model: str, rows: list[object])
     assert answer.outputs == {}
     assert answer.parameters["sum"] == 14
     assert len(client.model_metadata(model).outputs) == 0
+
+
+# --- other outputs
+
+GIVES: dict[int, Array] = {
+    0: np.full((2, 2), 7, np.float32),
+    1: np.full((2, 3), 7, np.int16),
+    2: np.full((2,), 7.5, np.float64),
+    3: np.full((2, 1), b"seven", object),
+}
+
+
+def kinds(kind: int) -> dict[str, Array]:
+    """Two rows."""
+    return {"KIND": np.full((2, 1), kind, np.int32)}
+
+
+@pytest.mark.parametrize("model", ["other", "other_inline"])
+@pytest.mark.parametrize("kind", GIVES)
+def test_outputs_that_are_not_as_declared(client: Client, model: str, kind: int) -> None:
+    given = client.infer(model, kinds(kind))["OTHER"]
+    assert given.dtype == GIVES[kind].dtype
+    assert given.tolist() == GIVES[kind].tolist()
+
+
+def test_requests_of_a_batch_get_their_own(client: Client) -> None:
+    """Those that wait together run together: the model gives them outputs of several kinds."""
+    with ThreadPoolExecutor(8) as pool:
+        asked = [(kind, pool.submit(client.infer, "other", kinds(kind))) for kind in [*GIVES] * 4]
+        for kind, answer in asked:
+            assert answer.result()["OTHER"].tolist() == GIVES[kind].tolist()
+
+
+@pytest.mark.parametrize("model", ["other", "other_strict", "other_inline"])
+def test_a_wrong_number_of_rows(client: Client, model: str) -> None:
+    with pytest.raises(ExecutionFailed, match=r"shape \[3,2\] for a batch of 2 rows"):
+        client.infer(model, kinds(4))
+
+
+def test_a_model_whose_outputs_must_be_as_declared(client: Client) -> None:
+    assert client.infer("other_strict", kinds(0))["OTHER"].tolist() == GIVES[0].tolist()
+    with pytest.raises(ExecutionFailed, match="as int16, its configuration says FP32"):
+        client.infer("other_strict", kinds(1))
+    with pytest.raises(ExecutionFailed, match=r"of shape \[2\]|as float64"):
+        client.infer("other_strict", kinds(2))
+
+
+def test_the_log_tells_once_of_each_output(client: Client, server: ServerProcess) -> None:
+    for _ in range(2):
+        client.infer("other", kinds(1))
+    assert len(re.findall("model 'other' gave output 'OTHER' .* as it is", server.log)) == 1

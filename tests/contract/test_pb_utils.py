@@ -15,7 +15,7 @@ from tests.contract.conftest import CLIENTS, EACH_PROXY
 from tests.contract.proxied import behind
 from tests.contract.test_grpc_stream import Stream
 from tests.models.onnx_graphs import add_sub, write_model
-from tests.models.python_models import IDENTITY, tensors, write_python_model
+from tests.models.python_models import IDENTITY, STRICT, tensors, write_python_model
 from tests.models.triton_models import (
     CALLER,
     CONFIG,
@@ -37,7 +37,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The models."""
     root = tmp_path_factory.mktemp("triton")
     write_python_model(root, "ordinary", ORDINARY, CONFIG)
-    write_python_model(root, "many", MANY, DECOUPLED)
+    write_python_model(root, "many", MANY, DECOUPLED + STRICT)
     write_python_model(root, "coroutine", COROUTINE, CONFIG)
     write_python_model(root, "many_coroutine", MANY_COROUTINE, DECOUPLED)
     write_python_model(root, "caller", CALLER, CONFIG + "instance_group { count: 2 }\n")

@@ -25,7 +25,14 @@ from headrace.core.errors import (
 from headrace.wire.status import STATUS
 from tests.contract.conftest import CLIENTS, EACH_PROXY, EACH_TRITON
 from tests.contract.proxied import TRITONS, behind
-from tests.models.python_models import ADD_SUB, IDENTITY, execution, tensors, write_python_model
+from tests.models.python_models import (
+    ADD_SUB,
+    IDENTITY,
+    STRICT,
+    execution,
+    tensors,
+    write_python_model,
+)
 from tests.support.client import Client, strings
 from tests.support.server_process import ServerProcess
 from tests.support.triton_server import Triton, real_program
@@ -156,7 +163,7 @@ def write_models(root: Path, where: str) -> None:
     write_python_model(root, "py_completed", COMPLETED, where)
     config = f"{where}max_batch_size: 8\n" + tensors("input", ("STEP", "STRING", "1"))
     config += tensors("output", ("TOLD", "STRING", "1"), ("MORE", "INT8", "2"))
-    write_python_model(root, "py_telling", TELLING, config)
+    write_python_model(root, "py_telling", TELLING, config + STRICT)
 
 
 @pytest.fixture(scope="module", params=CLIENTS)

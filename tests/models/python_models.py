@@ -55,3 +55,6 @@ def tensors(kind: str, *declared: tuple[str, str, str]) -> str:
 def execution(kind: str) -> str:
     """Where a model runs, as a configuration says it."""
     return f'parameters {{ key: "execution" value {{ string_value: "{kind}" }} }}\n'
+
+
+STRICT = 'parameters { key: "strict_outputs" value { string_value: "true" } }\n'

@@ -1,10 +1,12 @@
 """What one execution gets, and how its outputs find their way back to the requests."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from headrace.core.bytes_array import BytesArray
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import ExecutionFailed
 from headrace.core.requests import InferRequest, InferResponse
@@ -157,6 +159,35 @@ def test_outputs_that_break_the_signature_are_the_models_error(
 ) -> None:
     with pytest.raises(ExecutionFailed, match=text):
         batch(TWO, {"a": rows(1)}, {"a": rows(2)}).split(arrays)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "datatype", "shape"),
+    [
+        ([rows(1, 2, width=3), rows(1, 2)], Datatype.INT64, (3,)),
+        ([rows(1, 2)[..., None], rows(1, 2)], Datatype.INT64, (2, 1)),
+        ([rows(1, 2)[:, 0], rows(1, 2)], Datatype.INT64, ()),
+        ([rows(1, 2).astype(np.int32), rows(1, 2)], Datatype.INT32, (2,)),
+        ([BytesArray(b"\0\0\0\0" * 2, (2,)), rows(1, 2)], Datatype.BYTES, ()),
+    ],
+)
+def test_outputs_are_passed_on_if_the_signature_is_not_strict(
+    arrays: list[Array],
+    datatype: Datatype,
+    shape: tuple[int, ...],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    signature = replace(TWO, strict_outputs=False)
+    for _ in range(2):
+        joined = batch(signature, {"a": rows(1)}, {"a": rows(1)})
+        for y, z in joined.split(arrays):
+            assert (y.datatype, y.array.shape) == (datatype, (1, *shape))
+            assert z.datatype is Datatype.INT64
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    with pytest.raises(ExecutionFailed, match="as complex128"):
+        batch(signature, {"a": rows(1)}).split([np.zeros((1, 2), complex), rows(1)])
+    with pytest.raises(ExecutionFailed, match="for a batch of 2 rows"):
+        batch(signature, {"a": rows(1, 2)}).split([rows(1), rows(1, 2)])
 
 
 def test_a_response_says_where_the_time_went() -> None:

@@ -42,6 +42,8 @@ class Signature:
     request parameters that it reads, None if it may read any. A request may have the rows of so
     many batches as `parts` says; more than one means that requests are divided. `limit` names what
     sets the size of a batch.
+    Unless `strict_outputs`, a model may give outputs of other datatypes and row shapes than it
+    declares.
     """
 
     model: str
@@ -52,12 +54,14 @@ class Signature:
     parameters: frozenset[str] | None = field(default=None, compare=False)
     parts: int = 1
     limit: str = "the max_batch_size of its configuration"
+    strict_outputs: bool = True
     texts: tuple[str, ...] = field(init=False, repr=False, compare=False)  # inputs of BYTES
     _inputs: dict[str, TensorSpec] = field(init=False, repr=False, compare=False)
     _outputs: dict[str, TensorSpec] = field(init=False, repr=False, compare=False)
     _required: int = field(init=False, repr=False, compare=False)
     _uniform: bool = field(init=False, repr=False, compare=False)
     _known: dict[object, int] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _differing: set[str] = field(init=False, repr=False, compare=False, default_factory=set)
 
     def __post_init__(self) -> None:
         required = [spec for spec in self.inputs if not spec.optional]
@@ -163,6 +167,13 @@ class Signature:
         if rows > self.max_batch_size * self.parts:
             raise InvalidRequest(self._too_many_rows(rows))
         return rows
+
+    def differs(self, output: str) -> bool:
+        """Note that an output is not as it is declared; whether that is news."""
+        if output in self._differing:
+            return False
+        self._differing.add(output)
+        return True
 
     def batch_key(self, request: InferRequest) -> object:
         """What requests in one batch must have in common: which inputs, in which row shapes."""

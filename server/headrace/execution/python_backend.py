@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # All that have a meaning for the server; what others mean, a model knows.
 PARAMETERS = WORKER_PARAMETERS | {
-    "batching", "execution", "function", "max_concurrency", "split_requests"
+    "batching", "execution", "function", "max_concurrency", "split_requests", "strict_outputs",
 }  # fmt: skip
 
 

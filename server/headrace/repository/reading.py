@@ -38,7 +38,19 @@ def signature(config: ModelConfig) -> Signature:
         tuple(_spec(tensor, tensor.optional) for tensor in config.input),
         tuple(_spec(tensor, False) for tensor in config.output),
         config.model_transaction_policy.decoupled,
+        _strict_outputs(config),
     )
+
+
+def _strict_outputs(config: ModelConfig) -> bool:
+    """Whether outputs must be as declared; those of Python models are passed on, as in Triton.
+
+    For models on other servers that was up to them.
+    """
+    named = config.parameters
+    if "strict_outputs" in named and named["strict_outputs"].string_value == "true":
+        return True
+    return config.backend not in ("python", "triton")
 
 
 def scheduling_policy(config: ModelConfig) -> SchedulingPolicy:

@@ -1,7 +1,7 @@
 """What a configuration must fulfil: each check names the field and says what was expected."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import PurePosixPath
 
@@ -20,6 +20,10 @@ from headrace.wire.pb import model_config_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 EXECUTION = ("auto", "inline", "thread", "process")
+_CHOICES: Mapping[str, Sequence[str]] = {
+    "execution": EXECUTION, "batching": ("on", "off"), "split_requests": ("on", "off"),
+    "strict_outputs": ("true", "false"),
+}  # fmt: skip
 UNSUPPORTED = "is not supported by this server, and serving without it would give wrong answers"
 
 
@@ -160,10 +164,7 @@ def _unknown_values(message: Message, prefix: str) -> Iterator[Problem]:
 
 
 def _parameters(config: ModelConfig) -> Iterator[Problem]:
-    on_off = ("on", "off")
-    for name, allowed in (
-        ("execution", EXECUTION), ("batching", on_off), ("split_requests", on_off)
-    ):  # fmt: skip
+    for name, allowed in _CHOICES.items():
         if name in config.parameters:
             value = config.parameters[name].string_value
             if value not in allowed:

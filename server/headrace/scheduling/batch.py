@@ -1,5 +1,6 @@
 """What is queued, what one execution gets, and what it gives back."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from headrace.core.datatypes import NUMPY, Datatype
+from headrace.core.datatypes import BY_NUMPY, NUMPY, Datatype
 from headrace.core.errors import ExecutionFailed, ServerError
 from headrace.core.requests import (
     InferRequest,
@@ -18,11 +19,13 @@ from headrace.core.requests import (
     Timing,
 )
 from headrace.core.shapes import brackets
-from headrace.core.signature import Signature, TensorSpec, reshaped
+from headrace.core.signature import Signature, TensorSpec, fits, reshaped
 from headrace.core.tensors import Array, Tensor, TensorArray, concatenated
 
 if TYPE_CHECKING:
     from headrace.scheduling.batcher import Batcher
+
+log = logging.getLogger(__name__)
 
 _ROOM_FROM, _ROOM_TO = 256 << 10, 256 << 20  # bytes of a batch's input that is put into a `Room`
 
@@ -338,32 +341,39 @@ def _wanted(signature: Signature, pendings: list[Pending]) -> tuple[TensorSpec, 
 
 
 def _output(signature: Signature, spec: TensorSpec, array: TensorArray, rows: int | None) -> Tensor:
-    """A model's output as a tensor that fits its declaration; of any number of rows for None."""
+    """A model's output as a tensor; of any number of rows for None.
+
+    One that does not fit its declaration is passed on unless the signature is strict.
+    """
     if rows is None and signature.batches and array.ndim:
         rows = array.shape[0]
     expected = (rows, *spec.dims) if signature.batches else spec.dims
     if spec.reshape is None and array.shape == expected and array.dtype == NUMPY[spec.datatype]:
         return Tensor(spec.name, spec.datatype, array)  # as nearly always
-    model_dims = spec.dims if spec.reshape is None else spec.reshape
     shape = array.shape
     if signature.batches and shape[:1] != (rows,):
         raise ExecutionFailed(
             f"model '{signature.model}' gave output '{spec.name}' of shape {brackets(shape)}"
             f" for a batch of {rows} rows; axis 0 must be the number of rows"
         )
-    if array.dtype != NUMPY[spec.datatype]:
-        raise ExecutionFailed(
-            f"model '{signature.model}' gave output '{spec.name}' as {array.dtype},"
-            f" its configuration says {spec.datatype}"
-        )
     own = shape[1:] if signature.batches else shape
-    if len(own) != len(model_dims) or any(
-        d not in (-1, n) for d, n in zip(model_dims, own, strict=True)
-    ):
-        raise ExecutionFailed(
-            f"model '{signature.model}' gave output '{spec.name}' of shape {brackets(shape)},"
-            f" its configuration says {brackets(signature.wire_shape(spec))}"
-        )
-    return Tensor(
-        spec.name, spec.datatype, reshaped(array, spec, signature.batches, to_model=False)
-    )
+    problem = ""
+    if fits(own, spec.dims if spec.reshape is None else spec.reshape):
+        array = reshaped(array, spec, signature.batches, to_model=False)
+    else:
+        problem = f"of shape {brackets(shape)}, its configuration says"
+        problem += f" {brackets(signature.wire_shape(spec))}"
+    datatype = BY_NUMPY.get(array.dtype)
+    if datatype is not spec.datatype:
+        problem = f"as {array.dtype}, its configuration says {spec.datatype}"
+    if not problem:
+        return Tensor(spec.name, spec.datatype, array)
+    problem = f"model '{signature.model}' gave output '{spec.name}' {problem}"
+    if signature.strict_outputs or datatype is None:
+        raise ExecutionFailed(problem)
+    if signature.differs(spec.name):
+        log.warning(
+            "%s; clients get it as it is, unless parameters['strict_outputs'] is 'true'", problem,
+            extra={"model": signature.model},
+        )  # fmt: skip
+    return Tensor(spec.name, datatype, array)
