@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from headrace.core.environment_options import EnvironmentOptions
+from headrace.core.environment_options import EnvironmentOptions, variable_names
 from headrace.core.execution_limits import ExecutionLimits
 from headrace.engine.residency import ResidencyOptions
 from headrace.execution.triton.options import TritonOptions
@@ -142,6 +142,12 @@ class ModelSettings:
         " model control they may anyway",
     )
     # Environments of models
+    worker_env: list[str] = setting(  # noqa: RUF009
+        [],
+        "Names of environment variables that Python models see beside the usual ones, also patterns"
+        " such as `SHOP_*`; never the server's own, `HEADRACE_*`",
+        between=",",
+    )
     environment_cache: str = setting(
         "",
         "Directory where the environments of Python models are kept;"
@@ -212,7 +218,8 @@ class ModelSettings:
 
     @property
     def environments(self) -> EnvironmentOptions:
-        """The settings of models' environments."""
+        """The settings of models' environments; raises `ValueError` for names that are none."""
         return EnvironmentOptions(
-            self.environment_cache, self.wheelhouse, self.environment_build_timeout_secs
-        )
+            self.environment_cache, self.wheelhouse, self.environment_build_timeout_secs,
+            tuple(name for given in self.worker_env for name in variable_names(given)),
+        )  # fmt: skip

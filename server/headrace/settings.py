@@ -183,6 +183,10 @@ class Settings(DoorSettings, ModelSettings):
             raise SettingsError(f"--metrics-config: {error}") from None
         _ = self.traces
         try:
+            _ = self.environments
+        except ValueError as error:
+            raise SettingsError(f"--worker-env: expected {error}") from None
+        try:
             self.http_rules.allowed_origins()
         except ValueError as error:
             raise SettingsError(f"--http-allowed-origin: {error}") from None

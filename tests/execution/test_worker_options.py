@@ -20,11 +20,13 @@ def test_all_of_them() -> None:
         {
             "execution_limit_secs": "2.5", "stall_secs": "1.5", "heartbeat_secs": "0",
             "max_rss": "1.5GiB", "max_requests": "1000", "quarantine_deaths": "3", "nice": "19",
-            "memory_limit": "512MiB", "max_open_files": "64",
+            "memory_limit": "512MiB", "max_open_files": "64", "worker_env": "SHOP_*, TOKEN",
         }
     )  # fmt: skip
     limits = Limits(19, 512 << 20, 64)
-    assert options == WorkerOptions(ExecutionLimits(2.5, 1.5), 0.0, 3 << 29, 1000, 3, limits)
+    assert options == WorkerOptions(
+        ExecutionLimits(2.5, 1.5), 0.0, 3 << 29, 1000, 3, limits, ("SHOP_*", "TOKEN")
+    )
 
 
 def test_the_servers_limits_are_defaults() -> None:
@@ -66,6 +68,8 @@ def test_sizes(text: str, size: int | None) -> None:
         ("nice", "-5", "a whole number from 0 to 19, got '-5'"),
         ("memory_limit", "1MiB", "0 or a size from 128MiB on"),
         ("memory_limit", "much", "a number of bytes or a size"),
+        ("worker_env", "SHOP=1", "names of environment variables, or patterns"),
+        ("worker_env", "", "names of environment variables, or patterns"),
         ("max_open_files", "3", "0 or a number from 32 to "),
     ],
 )

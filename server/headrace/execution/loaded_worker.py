@@ -59,6 +59,7 @@ class LoadedWorker(InWorker):
             spec.threads,
             self._environment.prefix,
             self.options.limits,
+            (*spec.environments.variables, *self.options.variables),
         )
         self.process, self._completed = self._loaded(spec.auto_complete, spec.deadline)
         self._config = "{}"

@@ -5,6 +5,7 @@ import resource
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from headrace.core.environment_options import variable_names
 from headrace.core.errors import InvalidOption
 from headrace.core.execution_limits import ExecutionLimits, seconds
 from headrace.scheduling.quarantine import DEATHS
@@ -22,6 +23,7 @@ WORKER_PARAMETERS = frozenset(
     {
         "EXECUTION_ENV_PATH", "execution_limit_secs", "stall_secs", "heartbeat_secs", "max_rss",
         "max_requests", "quarantine_deaths", "nice", "memory_limit", "max_open_files", "python",
+        "worker_env",
     }
 )  # fmt: skip
 
@@ -32,7 +34,8 @@ class WorkerOptions:
 
     `execution` is for a batch, `heartbeat_secs` for the time without a sign of life, `max_rss` and
     `max_requests` are for the whole life of a process, and `quarantine_deaths` says at how many
-    deaths an input must have been there to be refused.
+    deaths an input must have been there to be refused. `variables` are those of the server's
+    environment variables that the model sees besides, by name or pattern.
     """
 
     execution: ExecutionLimits = field(default_factory=ExecutionLimits)
@@ -41,6 +44,7 @@ class WorkerOptions:
     max_requests: int = 0
     quarantine_deaths: int = DEATHS
     limits: Limits = field(default_factory=Limits)
+    variables: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -64,6 +68,7 @@ class WorkerOptions:
             _number(parameters, "max_requests"),
             deaths,
             _limits(parameters),
+            _variables(parameters),
         )
 
 
@@ -81,6 +86,16 @@ def _limits(parameters: Mapping[str, str]) -> Limits:
         limit = "no limit" if most == resource.RLIM_INFINITY else f"{most}, the server's own limit"
         raise _wrong(parameters, "max_open_files", f"0 or a number from {_LEAST_FILES} to {limit}")
     return Limits(nice, memory, files)
+
+
+def _variables(parameters: Mapping[str, str]) -> tuple[str, ...]:
+    text = parameters.get("worker_env")
+    if text is None:
+        return ()
+    try:
+        return variable_names(text)
+    except ValueError as error:
+        raise _wrong(parameters, "worker_env", str(error)) from None
 
 
 def _number(

@@ -2,7 +2,9 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 from headrace.workers.limits import Limits
 
@@ -16,13 +18,23 @@ _PASSED = frozenset(
 _PASSED_PREFIXES = (
     "LC_", "CUDA_", "NVIDIA_", "HF_", "TRANSFORMERS_", "TORCH_", "OMP_", "MKL_", "MALLOC_",
 )  # fmt: skip
+_OWN = "HEADRACE_"  # settings of the server, keys among them
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
-def passed_environment(*prefixes: str) -> dict[str, str]:
-    """What of the server's environment is no secret, and variables with further `prefixes`."""
+def passed_environment(*prefixes: str, variables: Sequence[str] = ()) -> dict[str, str]:
+    """What of the server's environment is no secret, and variables with further `prefixes`.
+
+    Also those that one of the names or patterns in `variables` fits, but for the server's own.
+    """
     every = _PASSED_PREFIXES + prefixes
-    return {n: v for n, v in os.environ.items() if n in _PASSED or n.startswith(every)}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in _PASSED
+        or name.startswith(every)
+        or (not name.startswith(_OWN) and any(fnmatchcase(name, v) for v in variables))
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +54,7 @@ class WorkerSpec:
     """How a worker is started, and whose it is, for the log.
 
     `threads` is for numeric libraries. `prefix` is the directory of the model's own environment.
+    `variables` are further ones of the server's that it sees, by name or pattern.
     """
 
     model: str
@@ -51,10 +64,11 @@ class WorkerSpec:
     threads: int = 1
     prefix: str = ""
     limits: Limits = field(default_factory=Limits)
+    variables: tuple[str, ...] = ()
 
     def environment(self) -> dict[str, str]:
         """The environment variables that the process gets."""
-        passed = passed_environment()
+        passed = passed_environment(variables=self.variables)
         threads = {name: str(self.threads) for name in _THREADS if name not in passed}
         return {**passed, **threads, **self._own(), "PYTHONUNBUFFERED": "1"}
 
