@@ -193,11 +193,22 @@ def test_coroutines_call_before_one_of_them_waits_for_its_responses() -> None:
         assert counts.result(30) == [2, 2, 2, 2]
 
 
-def test_nothing_is_asked_for_before_the_model_runs() -> None:
+def test_models_run_only_while_the_model_executes() -> None:
     with connected() as (session, _):
         session.open = False
         with pytest.raises(TritonModelException, match="only while the model executes"):
-            session.control({"op": "ready", "model": "m", "version": ""})
+            session.exec(request(), False)
+        with pytest.raises(TritonModelException, match="only while the model executes"):
+            session.control({"op": "metric"})
+
+
+def test_models_are_controlled_while_the_model_is_initialized() -> None:
+    with connected() as (session, server), ThreadPoolExecutor(1) as pool:
+        session.open = False
+        call = pool.submit(said, session)
+        _, told = server.receive()
+        server.reply(told["call"], value=True)
+        assert call.result(30) == "True"
 
 
 def test_a_control_call() -> None:

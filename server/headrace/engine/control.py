@@ -146,7 +146,7 @@ class Control:
             return
         if way := self._way(name, waiter):
             raise ModelLoadFailed(
-                f"failed to load '{name}', it would wait for itself: while models are warmed up,"
+                f"failed to load '{name}', it would wait for itself: while models are loaded,"
                 f" each has the next one loaded: {' -> '.join([waiter, *way])}"
             )
         waits = self._waits.setdefault(waiter, [])

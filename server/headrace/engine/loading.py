@@ -216,7 +216,7 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
             if is_managed(reading.parameters(config)):
                 samples = ()  # Triton runs them, through each instance
             warnings = tuple(_model_warnings(opened, model, config))
-            _begin(opened, model, config)
+            _begin(opened, model, config, options)
             kind = _choose(wanted, model, signature, first_spec.device)
             if first_threads != threads and _kind_of(kind) is not InstanceKind.INLINE:
                 # Too heavy for the event loop after all: it gets all the cores that it may use.
@@ -224,7 +224,7 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
                 model = _load(opened, first_spec)
                 first_threads = threads
             loaded[:] = [LoadedInstance(placements[0].name, model, kind)]
-            _warm_up(model, signature, version, samples, options)
+            _warm_up(model, signature, version, samples)
             place = _place(model, config, first_spec.device, options)
             memory, on_gpu = footprint.of(model)
             loaded[:] = [replace(loaded[0], memory=memory, gpu=on_gpu, place=place)]
@@ -285,9 +285,9 @@ def _load_copy(
         spec = replace(spec, environments=environments, deadline=deadline, limits=options.limits)
         copy = _load(opened, spec)
         try:
-            _begin(opened, copy, config)
+            _begin(opened, copy, config, options)
             kind = _choose(wanted, copy, signature, spec.device)
-            _warm_up(copy, signature, spec.version, samples, options)
+            _warm_up(copy, signature, spec.version, samples)
         except BaseException:
             copy.close()
             raise
@@ -339,10 +339,12 @@ def _limits(opened: Opened, config: ModelConfig, options: LoadOptions) -> Execut
         raise InvalidConfig(opened.file.explain(problem)) from error
 
 
-def _begin(opened: Opened, model: LoadedModel, config: ModelConfig) -> None:
+def _begin(opened: Opened, model: LoadedModel, config: ModelConfig, options: LoadOptions) -> None:
     """Tell its whole configuration to what has to know it; raises `RepositoryError`."""
     try:
-        if in_worker(model) or in_server(model):
+        if in_worker(model):
+            model.begin(config, options.host)
+        elif in_server(model):
             model.begin(config)
         elif is_elsewhere(model):
             batches = reading.scheduling_policy(config).batch.max_rows > 0
@@ -352,15 +354,11 @@ def _begin(opened: Opened, model: LoadedModel, config: ModelConfig) -> None:
 
 
 def _warm_up(
-    model: LoadedModel,
-    signature: Signature,
-    version: int,
-    samples: Sequence[Sample],
-    options: LoadOptions,
+    model: LoadedModel, signature: Signature, version: int, samples: Sequence[Sample]
 ) -> None:
     """Run the configuration's samples through an instance; raises `LoadFailed`."""
     if in_worker(model):
-        model.warm_up(signature, samples, options.host)
+        model.warm_up(signature, samples)
     elif in_server(model):
         warm_up(model.run, signature, str(version), samples)
     else:

@@ -1,4 +1,4 @@
-"""The server as a model reaches it that is warmed up, from the thread that loads it.
+"""The server as a model reaches it that is started or warmed up, from the thread that loads it.
 
 What the model asks for is asked on the server's event loop, and what comes of it is told on the
 event loop of the loading thread. Meanwhile the load does not count among those that are done at a

@@ -70,9 +70,9 @@ class LoadOptions:
 
     One that fails is tried `retries` times more; one that takes longer than `limit_secs`, unless
     they are 0, has failed. `meter` measures those that are loaded into this process, `gpus` are
-    what those on a GPU run on. `host` is whom a model may ask while it is warmed up, None for
-    nobody. With `elsewhere`, models are read for another machine, whatever GPUs this one has.
-    `limits` are those on executions, unless a model's configuration has its own.
+    what those on a GPU run on. `host` is whom a model may ask while it is started and warmed up,
+    None for nobody. With `elsewhere`, models are read for another machine, whatever GPUs this one
+    has. `limits` are those on executions, unless a model's configuration has its own.
     """
 
     cores: int

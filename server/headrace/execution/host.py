@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from headrace.core.errors import ServerError
+from headrace.core.errors import ServerError, Unavailable
 from headrace.core.requests import InferRequest, Sink, Ticket
 
 
@@ -23,3 +23,23 @@ class Host(Protocol):
 
     def metric(self, document: Mapping[str, Any]) -> None:
         """Change one of the model's own metrics; raises what nonsense raises."""
+
+
+class NoHost:
+    """Nobody to ask: every question is answered with `text`."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def submit(self, request: InferRequest, decoupled: bool, inside: bool, sink: Sink) -> Ticket:
+        """Raise `Unavailable`."""
+        raise Unavailable(self._text)
+
+    def control(
+        self, document: Mapping[str, Any], answer: Callable[[object, ServerError | None], None]
+    ) -> None:
+        """Answer with the error."""
+        answer(None, Unavailable(self._text))
+
+    def metric(self, document: Mapping[str, Any]) -> None:
+        """What a model tells of its metrics is kept until it serves."""

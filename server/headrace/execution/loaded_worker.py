@@ -20,13 +20,14 @@ from headrace.execution.warming import Sample
 from headrace.execution.worker import WorkerProcess
 from headrace.execution.worker_options import WorkerOptions
 from headrace.execution.worker_spec import Ways, WorkerSpec
+from headrace.execution.worker_start import start_worker
 from headrace.execution.worker_warming import warm_up_worker
 from headrace.wire.documents import to_json
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 from headrace.workers.frames import MAX_SLOTS, Kind
 
 _CONCURRENCY = 32  # batches that a coroutine runs at a time
-_START_SECS = 600.0  # for a model to be loaded, and again to be started
+_LOAD_SECS = 600.0  # for a model to be imported
 
 
 class LoadedWorker(InWorker):
@@ -64,7 +65,8 @@ class LoadedWorker(InWorker):
         self.process, self._completed = self._loaded(spec.auto_complete, spec.deadline)
         self._config = "{}"
         self._decoupled = False
-        self._samples: tuple[Signature, Sequence[Sample], Host | None] | None = None
+        self._host: Host | None = None
+        self._samples: tuple[Signature, Sequence[Sample]] | None = None
 
     @property
     def completes(self) -> bool:
@@ -75,22 +77,21 @@ class LoadedWorker(InWorker):
         """A copy of `config` with what the model says of itself; raises `InvalidConfig`."""
         return with_completion(config, self._completed)
 
-    def begin(self, config: ModelConfig) -> None:
-        """Start the model with its whole configuration; raises `LoadFailed`."""
+    def begin(self, config: ModelConfig, host: Host | None = None) -> None:
+        """Start the model with its whole configuration; raises `LoadFailed`.
+
+        `host` is whom the model may ask meanwhile, also in workers that are started later.
+        """
+        self._host = host
         self._config = json.dumps(to_json(config))
         self._decoupled = config.model_transaction_policy.decoupled
         said = self._start(self.process)
         concurrency = self._concurrency if said["is_async"] else 0
         self.ways = Ways(concurrency, bool(said["asks"]))
 
-    def warm_up(
-        self, signature: Signature, samples: Sequence[Sample], host: Host | None = None
-    ) -> None:
-        """Run samples, also in every worker that is started later; raises `LoadFailed`.
-
-        `host` is whom the model may ask meanwhile.
-        """
-        self._samples = signature, samples, host
+    def warm_up(self, signature: Signature, samples: Sequence[Sample]) -> None:
+        """Run samples, also in every worker that is started later; raises `LoadFailed`."""
+        self._samples = signature, samples
         self._warm_up(self.process)
 
     def again(self) -> WorkerProcess:
@@ -133,20 +134,20 @@ class LoadedWorker(InWorker):
             "auto_complete": complete,
             **self._told,
         }
-        answer = process.ask(Kind.LOAD, document, _START_SECS)
+        answer = process.ask(Kind.LOAD, document, _LOAD_SECS)
         self.reads_parameters = bool(answer["reads_parameters"])
         return process, answer.get("config")
 
     def _start(self, process: WorkerProcess) -> dict[str, Any]:
         args = start_arguments(self._spec, self._config)
         document = {"args": args, "decoupled": self._decoupled}
-        return process.ask(Kind.START, document, _START_SECS)
+        return start_worker(process, document, self._host)
 
     def _warm_up(self, process: WorkerProcess) -> None:
         if self._samples is not None:
-            signature, samples, host = self._samples
+            signature, samples = self._samples
             version, concurrent = str(self._spec.version), bool(self.ways.concurrency)
-            warm_up_worker(process, signature, version, samples, concurrent, host)
+            warm_up_worker(process, signature, version, samples, concurrent, self._host)
 
 
 def _count(parameters: Mapping[str, str], name: str, default: int) -> int:

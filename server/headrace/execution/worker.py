@@ -161,12 +161,12 @@ class WorkerProcess:
                         elif header.kind is Kind.METRIC:
                             self._early.append((header, meta))
                         else:
-                            answers.append(self._answer(header.kind, meta))
+                            answers.append(self.answer(header.kind, meta))
                     if answers:
                         return answers[0]
         raise LoadFailed("the worker did not answer in time")
 
-    def _answer(self, kind: Kind, meta: bytes) -> dict[str, Any]:
+    def answer(self, kind: Kind, meta: bytes) -> dict[str, Any]:
         """What a worker has answered; raises `LoadFailed` if that is a failure."""
         answer = json.loads(meta)
         if kind is Kind.FAILED:

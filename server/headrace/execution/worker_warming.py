@@ -7,14 +7,13 @@ whoever talks to it next.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from time import monotonic_ns
 
-from headrace.core.errors import LoadFailed, ServerError, Unavailable, WorkerDied
-from headrace.core.requests import InferRequest, Sink, Ticket
+from headrace.core.errors import LoadFailed, WorkerDied
 from headrace.core.signature import Signature
 from headrace.execution.conversation import Conversation, Slot
-from headrace.execution.host import Host
+from headrace.execution.host import Host, NoHost
 from headrace.execution.warming import Sample, Warming
 from headrace.execution.worker import WorkerProcess
 from headrace.scheduling.batch import Batch, Outcome
@@ -41,7 +40,7 @@ def warm_up_worker(
 
     async def work() -> None:
         warming = Warming(signature, version)
-        talk = _Talk(process, signature, concurrent, warming, host or _NoHost())
+        talk = _Talk(process, signature, concurrent, warming, host or NoHost(_NOT_NOW))
         try:
             async with asyncio.timeout(process.patience):
                 await warming.work(Slot(talk, 0), samples)
@@ -114,18 +113,3 @@ class _Talk:
 
     def _report(self, batch: Batch, text: str, lines: str) -> None:
         self._process.note(logging.ERROR, text, lines)
-
-
-class _NoHost:
-    """Nobody to ask; see `headrace.execution.model_calls.Host`."""
-
-    def submit(self, request: InferRequest, decoupled: bool, inside: bool, sink: Sink) -> Ticket:
-        raise Unavailable(_NOT_NOW)
-
-    def control(
-        self, document: Mapping[str, object], answer: Callable[[object, ServerError | None], None]
-    ) -> None:
-        answer(None, Unavailable(_NOT_NOW))
-
-    def metric(self, document: Mapping[str, object]) -> None:
-        """It is kept for later."""

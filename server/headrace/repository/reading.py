@@ -38,7 +38,7 @@ def signature(config: ModelConfig) -> Signature:
         tuple(_spec(tensor, tensor.optional) for tensor in config.input),
         tuple(_spec(tensor, False) for tensor in config.output),
         config.model_transaction_policy.decoupled,
-        _strict_outputs(config),
+        strict_outputs=_strict_outputs(config),
     )
 
 

@@ -6,13 +6,15 @@ Apart, since an event loop is a large thing to import for models that have none.
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Container
+from collections.abc import Awaitable
 from time import monotonic_ns
 from typing import Any
 
+from headrace.workers.batches import Batches
 from headrace.workers.execute import Executor, error_texts
 from headrace.workers.frames import Kind, unpack_batch
 from headrace.workers.link import Link, Received
+from headrace.workers.session import Session
 
 log = logging.getLogger("model")
 
@@ -25,9 +27,9 @@ class CoroutineExecutor(Executor):
     is_async = True
 
     def __init__(
-        self, link: Link, model: Any, name: str, decoupled: bool, declared: Container[str]
+        self, link: Link, model: Any, name: str, decoupled: bool, batches: Batches, session: Session
     ) -> None:
-        super().__init__(link, model, name, decoupled, declared)
+        super().__init__(link, model, name, decoupled, batches, session)
         self._ending = False
         self._tasks: set[asyncio.Task[None]] = set()
 

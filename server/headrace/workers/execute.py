@@ -7,7 +7,7 @@ when that has sent its last response, however much later: for the batch it count
 import inspect
 import json
 import logging
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from time import monotonic_ns
 from typing import Any
 
@@ -32,15 +32,14 @@ class Executor:
     is_async = False
 
     def __init__(
-        self, link: Link, model: Any, name: str, decoupled: bool, declared: Container[str]
+        self, link: Link, model: Any, name: str, decoupled: bool, batches: Batches, session: Session
     ) -> None:
-        """`declared` are the names of the model's outputs."""
         self._link = link
         self._model = model
         self._name = name
         self._decoupled = decoupled
-        self._batches = Batches(link, decoupled, declared)
-        self.session = Session(link, self._batches.add_form, declared)
+        self._batches = batches
+        self.session = session
 
     def serve(self) -> None:
         """Run batches until the server says that there are no more, or has gone."""

@@ -18,6 +18,7 @@ from typing import Any
 from headrace.workers import model_class
 from headrace.workers import triton_api as pb
 from headrace.workers.allocation import keep_memory
+from headrace.workers.batches import Batches
 from headrace.workers.execute import Executor
 from headrace.workers.forked import Forks
 from headrace.workers.frames import Kind, frame
@@ -112,6 +113,7 @@ class Worker:
         self._link = link
         self._class: Any = None
         self._model: Any = None
+        self._session: Session | None = None  # from when the model is started
         self._executor: Executor | None = None
 
     def serve(self) -> None:
@@ -135,15 +137,15 @@ class Worker:
 
     def exec(self, request: InferenceRequest, decoupled: bool) -> Any:
         """Have another model run, and wait."""
-        return self._session().exec(request, decoupled)
+        return self._reached().exec(request, decoupled)
 
     def async_exec(self, request: InferenceRequest, decoupled: bool) -> Awaitable[Any]:
         """Have another model run, and let others go on meanwhile."""
-        return self._session().async_exec(request, decoupled)
+        return self._reached().async_exec(request, decoupled)
 
     def control(self, document: Mapping[str, Any]) -> Any:
         """Have something else done, and wait for what comes of it."""
-        return self._session().control(document)
+        return self._reached().control(document)
 
     def register(self, document: Mapping[str, Any]) -> None:
         """Make a family of metrics, and wait for what comes of it where the model may."""
@@ -158,13 +160,13 @@ class Worker:
         self._link.send(frame(Kind.METRIC, json.dumps(document).encode()))
 
     def session(self) -> Session | None:
-        """The model's session, as soon as it has been started."""
-        return None if self._executor is None else self._executor.session
+        """The model's session, as soon as it is being started."""
+        return self._session
 
-    def _session(self) -> Session:
-        if self._executor is None:
+    def _reached(self) -> Session:
+        if self._session is None:
             raise TritonModelException(NOT_NOW)
-        return self._executor.session
+        return self._session
 
     # --- loading
 
@@ -195,14 +197,15 @@ class Worker:
         return {"config": completed, "reads_parameters": model_class.reads_parameters(found)}
 
     def _start(self, document: dict[str, Any]) -> dict[str, Any]:
-        """Start the model; how it runs its batches."""
-        self._model = model = model_class.start(self._class, document["args"])
-        decoupled = bool(document["decoupled"])
+        """Start the model, which may have others loaded; how it runs its batches."""
+        link, decoupled = self._link, bool(document["decoupled"])
         config = json.loads(document["args"]["model_config"])
         declared = frozenset(output["name"] for output in config.get("output", ()))
+        batches = Batches(link, decoupled, declared)
+        self._session = session = Session(link, batches.add_form, declared)
+        self._model = model = model_class.start(self._class, document["args"])
         name = document["args"]["model_name"]
-        executor = _kind(model)(self._link, model, name, decoupled, declared)
-        self._executor = executor
+        self._executor = executor = _kind(model)(link, model, name, decoupled, batches, session)
         gc.collect()
         gc.freeze()
         keep_memory()

@@ -29,7 +29,11 @@ from headrace.workers.triton_tensors import TritonModelException
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-NOT_NOW = "other models, and metrics' values, can be asked for only while the model executes"
+NOT_NOW = (
+    "other models, and metrics' values, can be asked for only while the model executes; load_model,"
+    " unload_model and is_model_ready also while it is initialized"
+)
+_EARLY = frozenset({"load", "unload", "ready"})  # what may be asked for then
 _MOST = 20_000  # requests that are remembered as cancelled, and as held
 
 
@@ -50,7 +54,7 @@ class Session:
         self._reading = False
         self.batches: deque[Received] = deque()  # and questions between them
         self.stopped = False  # nothing more comes
-        self.open = False  # whether the model may call for something
+        self.open = False  # whether the model may call for anything, as while it executes
         self._wake: Callable[[], object] | None = None
         self._cancelled: dict[int, None] = {}
         self._held: dict[int, None] = {}
@@ -317,7 +321,7 @@ class Session:
 
     def begin(self, document: dict[str, Any], blocks: list[list[Buffer]]) -> Call:
         """Ask the server for something; raises `TritonModelException` where a model must not."""
-        if not self.open:
+        if not self.open and (self.stopped or document["op"] not in _EARLY):
             raise TritonModelException(NOT_NOW)
         inside = self._runner == threading.get_ident()
         number = next(self._numbers)

@@ -1,0 +1,128 @@
+"""Models that have others loaded and unloaded in `initialize`."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.core.errors import ServerError
+from tests.contract.conftest import CLIENTS
+from tests.models.python_models import tensors, write_python_model
+from tests.support.client import Client
+from tests.support.scrape import until
+from tests.support.server_process import ServerProcess, clean_server
+
+CONFIG = tensors("output", ("PID", "INT32", "1"))
+# It does what the file `steps` says: lists of calls to be made at the same time.
+LOADER = """
+    import json, os, pathlib
+    from concurrent.futures import ThreadPoolExecutor
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            steps = pathlib.Path(__file__).parents[1] / "steps"
+            for step in json.loads(steps.read_text()):
+                with ThreadPoolExecutor() as pool:
+                    done = [pool.submit(getattr(pb_utils, call), name) for call, name in step]
+                assert all(each.result() in (None, True) for each in done), step
+
+        def execute(self, requests):
+            output = pb_utils.Tensor("PID", np.array([os.getpid()], np.int32))
+            return [pb_utils.InferenceResponse([output]) for _ in requests]
+"""
+LOAD, UNLOAD, READY = "load_model", "unload_model", "is_model_ready"
+STEPS: dict[str, list[list[tuple[str, str]]]] = {
+    "leaf": [], "other": [],
+    "middle": [[(LOAD, "leaf")]],
+    "top": [[(LOAD, "middle"), (LOAD, "other")], [(READY, "middle"), (READY, "leaf")]],
+    "one": [[(LOAD, "two")]], "two": [[(LOAD, "one")]],
+    "self": [[(LOAD, "self")]],
+    "shy": [[(UNLOAD, "shy")]],
+    "cleaner": [[(LOAD, "leaf")], [(UNLOAD, "leaf"), (UNLOAD, "nobody")]],
+    "lost": [[(LOAD, "nobody")]],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The models."""
+    root = tmp_path_factory.mktemp("loading")
+    for name, steps in STEPS.items():
+        write_python_model(root, name, LOADER, CONFIG)
+        write_steps(root, name, steps)
+    return root
+
+
+def write_steps(root: Path, name: str, steps: Sequence[object]) -> None:
+    """Say what a model does when it is loaded the next time."""
+    (root / name / "steps").write_text(json.dumps(steps))
+
+
+@pytest.fixture(scope="module", params=["default", "front ends"])
+def server(request: pytest.FixtureRequest, root: Path) -> Iterator[ServerProcess]:
+    """A server that loads one model at a time, and models of its start, too."""
+    options = ["--model-control-mode=explicit", "--load-model=top", "--model-load-thread-count=1"]
+    if request.param != "default":
+        options.append("--frontends=2")
+    with clean_server(root, options=options) as process:
+        yield process
+
+
+@pytest.fixture(params=["http", "grpc"])
+def client(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Client]:
+    """That server over each protocol."""
+    with CLIENTS[request.param](server) as client:
+        yield client
+
+
+def test_models_load_others_at_the_start_and_later(client: Client) -> None:
+    for name in ("top", "middle", "other", "leaf"):
+        assert client.model_ready(name), name
+        client.unload(name)
+    client.load("top")
+    for name in ("top", "middle", "other", "leaf"):
+        assert client.infer(name, {})["PID"].shape == (1,)
+
+
+def test_models_unload_others(client: Client) -> None:
+    client.unload("cleaner")
+    client.load("cleaner")
+    assert client.model_ready("cleaner")
+    assert not client.model_ready("leaf")
+    client.load("leaf")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("one", "each has the next one loaded: two -> one -> two"),
+        ("self", "each has the next one loaded: self -> self"),
+        ("lost", "TritonModelException: failed to load 'nobody'"),
+        ("shy", "load failed for model 'shy': .* unloaded"),
+    ],
+)
+def test_loads_that_cannot_end_well_end(root: Path, client: Client, name: str, says: str) -> None:
+    with pytest.raises(ServerError, match=says):
+        client.load(name)
+    assert not client.model_ready(name)
+    write_steps(root, name, [])
+    client.load(name)
+    assert client.model_ready(name)
+    client.unload(name)
+    write_steps(root, name, STEPS[name])
+
+
+def test_a_worker_that_is_started_again_loads_again(client: Client) -> None:
+    client.load("middle")
+    client.unload("leaf")
+    pid = int(client.infer("middle", {})["PID"][0])
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: client.model_ready("leaf"), "the next worker to have the model loaded")
+    until(lambda: client.infer("middle", {})["PID"] != np.int32(pid), "the next worker")
