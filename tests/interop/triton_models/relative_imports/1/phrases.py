@@ -1,0 +1,5 @@
+from .words.polite import HELLO
+
+
+def greet(name):
+    return f"{HELLO}, {name}!"
