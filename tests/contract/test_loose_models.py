@@ -39,7 +39,8 @@ SINK = """
             sums = [int(request.inputs()[0].as_numpy().sum()) for request in requests]
             return [pb_utils.InferenceResponse([], parameters={"sum": n}) for n in sums]
 """
-# Its outputs have other datatypes and shapes than its configuration says, from each request.
+# Its outputs have other datatypes and shapes than its configuration says. Proxies put requests of
+# several kinds into one, for which it raises; then they are run again in halves.
 OTHER = """
     import numpy as np
     import triton_python_backend_utils as pb_utils
@@ -110,7 +111,6 @@ def server(
             yield server
         assert process.stop() == 0
         assert "bug " not in process.log, process.log
-        assert "Traceback" not in process.log, process.log
 
 
 @pytest.fixture(scope="module", params=CLIENTS)
