@@ -109,6 +109,7 @@ _MODELS: dict[str, tuple[dict[str, str], int]] = {
             "nice": "5",
             "max_open_files": "64",
             "execution_limit_secs": "2",
+            "strict_outputs": "true",
         },
         1,
     ),
