@@ -183,7 +183,7 @@ class Application:
         begun = monotonic()
         try:
             sources, warnings = sources_at_start(settings)
-            for warning in warnings:
+            for warning in (*warnings, *settings.open_at_one_door):
                 log.warning(warning)
             if settings.reload and self._control.mode is not ControlMode.EXPLICIT:
                 self._reloader = Reloader(self._engine, sources, loop)

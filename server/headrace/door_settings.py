@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from headrace.observability.metrics_options import MetricsOptions
 from headrace.options import setting
 from headrace.transports.grpc.options import LEVELS
-from headrace.wire.header_rules import Category, HeaderRules
+from headrace.wire.header_rules import GRPC_PREFIX, Category, HeaderRules
 
 _CATEGORIES = ", ".join(f"`{category}`" for category in Category)
 
@@ -14,6 +14,14 @@ _CATEGORIES = ", ".join(f"`{category}`" for category in Category)
 class DoorSettings:
     """What an operator can decide of how clients reach the server."""
 
+    # HTTP and gRPC
+    restricted_api: list[str] = setting(  # noqa: RUF009
+        [],
+        "Answer these categories of requests, over HTTP and over gRPC, only with this header or"
+        " metadata, `CATEGORIES:HEADER=VALUE`; categories, with commas between, are"
+        f" {_CATEGORIES}",
+        between="\n",
+    )
     # HTTP
     allow_http: bool = setting(True, "Answer over HTTP")
     http_address: str = setting("127.0.0.1", "Address to listen on for HTTP")
@@ -41,8 +49,7 @@ class DoorSettings:
     )
     http_restricted_api: list[str] = setting(  # noqa: RUF009
         [],
-        "Answer these categories of requests only with this header, `CATEGORIES:HEADER=VALUE`;"
-        f" categories, with commas between, are {_CATEGORIES}",
+        "The same as `--restricted-api` for HTTP alone, as Triton has it",
         between="\n",
     )
     http_allowed_origin: list[str] = setting(  # noqa: RUF009
@@ -80,8 +87,8 @@ class DoorSettings:
     )
     grpc_restricted_protocol: list[str] = setting(  # noqa: RUF009
         [],
-        "Answer these categories of calls only with the metadata `triton-grpc-protocol-KEY`,"
-        " `CATEGORIES:KEY=VALUE`, with the categories of `--http-restricted-api`",
+        "The same as `--restricted-api` for gRPC alone, as Triton has it: `CATEGORIES:KEY=VALUE`"
+        " asks for the metadata `triton-grpc-protocol-KEY`",
         between="\n",
     )
     grpc_infer_response_compression_level: str = setting(
@@ -153,13 +160,29 @@ class DoorSettings:
         """What headers of HTTP requests decide."""
         return HeaderRules(
             self.http_header_forward_pattern, self.http_restricted_api, self.http_allowed_origin,
-            self.http_address,
+            self.http_address, restricted_at_both=self.restricted_api,
         )  # fmt: skip
 
     @property
     def grpc_rules(self) -> HeaderRules:
         """What metadata of calls decide."""
-        return HeaderRules(self.grpc_header_forward_pattern, self.grpc_restricted_protocol)
+        return HeaderRules(
+            self.grpc_header_forward_pattern, self.grpc_restricted_protocol, prefix=GRPC_PREFIX,
+            restricted_at_both=self.restricted_api,
+        )  # fmt: skip
+
+    @property
+    def open_at_one_door(self) -> list[str]:
+        """Warnings of categories that are restricted at one of two open doors alone."""
+        if not (self.allow_http and self.allow_grpc):
+            return []
+        http, grpc = set(self.http_rules.keys()), set(self.grpc_rules.keys())
+        return [
+            f"{', '.join(c for c in Category if c in only)}: restricted over {door}, but open to"
+            f" all over {other}; --restricted-api restricts both"
+            for only, door, other in ((http - grpc, "HTTP", "gRPC"), (grpc - http, "gRPC", "HTTP"))
+            if only
+        ]
 
     @property
     def metrics(self) -> MetricsOptions:

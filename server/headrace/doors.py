@@ -16,7 +16,7 @@ from headrace.transports.grpc.stream import stream_handlers
 from headrace.transports.grpc.tls import TlsFiles
 from headrace.transports.grpc.traffic import traffic_handlers
 from headrace.transports.http import server
-from headrace.wire.header_rules import GRPC_PREFIX, HeaderRules
+from headrace.wire.header_rules import HeaderRules
 from headrace.wire.link_frames import Flag
 
 
@@ -33,7 +33,7 @@ def grpc_handlers(engine: Engine, max_request_bytes: int, rules: HeaderRules) ->
         bidi_stream=reflection_handlers(services),
         sessions=stream_handlers(engine.at_door(0), max_request_bytes, pattern=pattern),
     )
-    return restricted(handlers, rules.keys(GRPC_PREFIX))
+    return restricted(handlers, rules.keys())
 
 
 def tls_files(settings: Settings) -> TlsFiles | None:

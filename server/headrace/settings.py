@@ -22,6 +22,7 @@ from headrace.observability.trace_settings import TraceConfig
 from headrace.options import ENV_PREFIX, Option, SettingsError, Value, setting
 from headrace.trace_options import old_options, read_trace_config
 from headrace.transports.grpc.options import GrpcOptions
+from headrace.wire.header_rules import HeaderRules
 from headrace.wire.http2.keep_alive import KeepAlive
 
 _ALIKE = 0.7  # from which on a name is taken for another one that was spelt wrongly
@@ -190,6 +191,10 @@ class Settings(DoorSettings, ModelSettings):
             self.http_rules.allowed_origins()
         except ValueError as error:
             raise SettingsError(f"--http-allowed-origin: {error}") from None
+        try:
+            HeaderRules(restricted_at_both=self.restricted_api).keys()
+        except ValueError as error:  # without the values, which are secrets
+            raise SettingsError(f"--restricted-api: {error}") from None
         for rules, forward, restricted in (
             (self.http_rules, "--http-header-forward-pattern", "--http-restricted-api"),
             (self.grpc_rules, "--grpc-header-forward-pattern", "--grpc-restricted-protocol"),
@@ -200,7 +205,7 @@ class Settings(DoorSettings, ModelSettings):
                 raise SettingsError(f"{forward} {rules.forward!r}: {error}") from None
             try:
                 rules.keys()
-            except ValueError as error:  # without the values, which are secrets
+            except ValueError as error:
                 raise SettingsError(f"{restricted}: {error}") from None
 
     @property
@@ -251,8 +256,9 @@ OPTIONS: tuple[Option, ...] = tuple(Option.of(declared) for declared in fields(S
 _SECTIONS = {  # by the option that each begins with
     "model-repository": "Models", "environment-cache": "Environments of models",
     "triton-server": "Tritons that this server starts",
-    "allow-http": "HTTP", "allow-grpc": "gRPC", "allow-metrics": "Metrics",
-    "allow-client-shm": "Shared memory", "max-request-bytes": "Limits", "frontends": "Processes",
+    "restricted-api": "HTTP and gRPC", "allow-http": "HTTP", "allow-grpc": "gRPC",
+    "allow-metrics": "Metrics", "allow-client-shm": "Shared memory",
+    "max-request-bytes": "Limits", "frontends": "Processes",
     "id": "Life cycle", "log-verbose": "Logs", "trace-config": "Traces",
 }  # fmt: skip
 

@@ -10,6 +10,7 @@ import pytest
 
 from headrace.cli import main
 from headrace.core.errors import Restricted
+from headrace.settings import Settings
 from headrace.wire.pb import POOL
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.status import STATUS
@@ -40,7 +41,7 @@ _CATEGORIES = {
     "health": "health",
     "metadata,model-config": "meta",
     "inference": "infer",
-    "model-repository,statistics": "admin",
+    "model-repository": "admin",
     "shared-memory,trace,logging": "other",
 }
 _INFER = "/v2/models/told/infer"
@@ -70,6 +71,7 @@ def served(request: pytest.FixtureRequest, repository: Path) -> Iterator[ServerP
         *CARRIERS[request.param], "--http-header-forward-pattern=^x-tell|timeout",
         "--grpc-header-forward-pattern=^x-tell|timeout",
         *_rules("http-restricted-api"), *_rules("grpc-restricted-protocol"),
+        "--restricted-api=statistics:X-both=a=secret of both",
     )  # fmt: skip
     with clean_server(repository, options=options) as process:
         yield process
@@ -182,8 +184,8 @@ _ROUTES = [
     ("admin", "POST", "/v2/repository/index"),
     ("admin", "POST", "/v2/repository/models/told/load"),
     ("admin", "POST", "/v2/repository/models/told/unload"),
-    ("admin", "GET", "/v2/models/stats"),
-    ("admin", "GET", "/v2/models/told/stats"),
+    ("both", "GET", "/v2/models/stats"),
+    ("both", "GET", "/v2/models/told/stats"),
 ]
 
 
@@ -226,20 +228,23 @@ def test_what_describes_the_protocol_is_open(served: ServerProcess) -> None:
 
 
 _PROCEDURES = [
-    ("health", ["ServerLive", "ServerReady", "ModelReady"]),
-    ("meta", ["ServerMetadata", "ModelMetadata", "ModelConfig"]),
-    ("infer", ["ModelInfer"]),
-    ("admin", ["RepositoryIndex", "RepositoryModelLoad", "ModelStatistics"]),
+    ("triton-grpc-protocol-x-", "health", ["ServerLive", "ServerReady", "ModelReady"]),
+    ("triton-grpc-protocol-x-", "meta", ["ServerMetadata", "ModelMetadata", "ModelConfig"]),
+    ("triton-grpc-protocol-x-", "infer", ["ModelInfer"]),
+    ("triton-grpc-protocol-x-", "admin", ["RepositoryIndex", "RepositoryModelLoad"]),
+    ("x-", "both", ["ModelStatistics"]),  # by the rule that holds for HTTP, too
 ]
 
 
-@pytest.mark.parametrize(("header", "names"), _PROCEDURES)
-def test_restricted_procedures(served: ServerProcess, header: str, names: Sequence[str]) -> None:
-    key = f"triton-grpc-protocol-x-{header}"
+@pytest.mark.parametrize(("prefix", "header", "names"), _PROCEDURES)
+def test_restricted_procedures(
+    served: ServerProcess, prefix: str, header: str, names: Sequence[str]
+) -> None:
+    key = prefix + header
     with grpc.insecure_channel(served.grpc, OPTIONS) as channel:
         for path in [f"{SERVICE}/{name}" for name in names]:
             call: Any = channel.unary_unary(path)
-            for metadata in ((), ((key, "no"),), ((f"x-{header}", f"a=secret of {header}"),)):
+            for metadata in ((), ((key, "no"),), ((f"y-{header}", f"a=secret of {header}"),)):
                 code, text = _outcome(call, metadata)
                 assert code is grpc.StatusCode.UNAVAILABLE
                 assert text == f"This protocol is restricted, expecting header '{key}'"
@@ -294,6 +299,8 @@ def test_both_protocols_have_a_status_for_it() -> None:
         ("--grpc-header-forward-pattern=[", "--grpc-header-forward-pattern '[': not a regular exp"),
         ("--http-restricted-api=infer:a=b", "--http-restricted-api: unknown category 'infer'"),
         ("--grpc-restricted-protocol=health", "--grpc-restricted-protocol: expected CATEGORIES:"),
+        ("--restricted-api=infer:a=b", "--restricted-api: unknown category 'infer'"),
+        ("--restricted-api=health:grpc-x=b", "--restricted-api: 'grpc-x' cannot be the name of"),
     ],
 )
 def test_rules_that_cannot_be(capsys: pytest.CaptureFixture[str], option: str, text: str) -> None:
@@ -301,6 +308,48 @@ def test_rules_that_cannot_be(capsys: pytest.CaptureFixture[str], option: str, t
         main(["serve", "--model-repository", "x", option])
     assert ended.value.code == 2
     assert text in capsys.readouterr().err
+
+
+def test_a_category_in_a_rule_of_both_doors_and_of_one(capsys: pytest.CaptureFixture[str]) -> None:
+    rules = ["--restricted-api=health:a=b", "--grpc-restricted-protocol=health:a=b"]
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "--model-repository", "x", *rules])
+    assert ended.value.code == 2
+    assert "--grpc-restricted-protocol: health is restricted twice" in capsys.readouterr().err
+
+
+_ADMIN = "model-repository,trace:x=y"
+
+
+@pytest.mark.parametrize(
+    ("given", "warnings"),
+    [
+        ({}, []),
+        ({"restricted_api": [_ADMIN]}, []),
+        ({"http_restricted_api": [_ADMIN], "grpc_restricted_protocol": [_ADMIN]}, []),
+        ({"http_restricted_api": [_ADMIN], "allow_grpc": False}, []),
+        ({"grpc_restricted_protocol": [_ADMIN], "allow_http": False}, []),
+        (
+            {"http_restricted_api": [_ADMIN], "grpc_restricted_protocol": ["trace,health:x=y"]},
+            [
+                "model-repository: restricted over HTTP, but open to all over gRPC;"
+                " --restricted-api restricts both",
+                "health: restricted over gRPC, but open to all over HTTP;"
+                " --restricted-api restricts both",
+            ],
+        ),
+    ],
+)
+def test_what_is_restricted_at_one_door_alone(given: dict[str, Any], warnings: list[str]) -> None:
+    assert Settings(**given).open_at_one_door == warnings
+
+
+def test_a_server_warns_of_what_is_restricted_at_one_door_alone(repository: Path) -> None:
+    with ServerProcess(
+        repository, options=["--http-restricted-api=model-repository:a=secret"], wait=False
+    ) as process:
+        assert "model-repository: restricted over HTTP, but open to all over gRPC" in process.log
+        assert "secret" not in process.log
 
 
 @pytest.mark.slow

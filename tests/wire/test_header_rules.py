@@ -83,7 +83,20 @@ def test_rules() -> None:
         Category.MODEL_CONFIG: Key("x-key", "a=b:c"),
         Category.TRACE: Key("t", "u"),
     }
-    assert HeaderRules(restricted=["health:K=v"]).keys("p-") == {Category.HEALTH: Key("p-k", "v")}
+    rules = HeaderRules(restricted=["health:K=v"], prefix="p-", restricted_at_both=["trace:K=v"])
+    assert rules.keys() == {Category.HEALTH: Key("p-k", "v"), Category.TRACE: Key("k", "v")}
+
+
+def test_a_category_is_in_one_rule_of_a_door() -> None:
+    with pytest.raises(ValueError, match="health is restricted twice"):
+        HeaderRules(restricted=["health:k=v"], restricted_at_both=["health:k=v"]).keys()
+
+
+@pytest.mark.parametrize("name", ["grpc-key", "Key-Bin", "TE", "host", "content-type", "a+b"])
+def test_names_that_metadata_cannot_have(name: str) -> None:
+    assert HeaderRules(restricted=[f"health:{name}=v"]).keys()
+    with pytest.raises(ValueError, match=re.escape(f"'{name}' cannot be the name of a gRPC call")):
+        HeaderRules(restricted_at_both=[f"health:{name}=v"]).keys()
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from headrace.transports.grpc.stream import stream_handlers
 from headrace.transports.http.access import CountedApp
 from headrace.transports.http.categories import inference_routes
 from headrace.transports.http.server import FastPath, HttpServer, bind
-from headrace.wire.header_rules import GRPC_PREFIX, HeaderRules
+from headrace.wire.header_rules import HeaderRules
 from headrace.wire.link_frames import Flag
 
 
@@ -79,7 +79,7 @@ class Doors:
     async def _open_grpc(self, grpc: GrpcConfig) -> None:
         config, admission = self._config, self._admission
         limit = config.max_request_bytes
-        handlers = restricted(self._handlers(limit, grpc.rules), grpc.rules.keys(GRPC_PREFIX))
+        handlers = restricted(self._handlers(limit, grpc.rules), grpc.rules.keys())
         if grpc.transport == "native":
             context = grpc.tls.context() if grpc.tls else None
             native = NativeServer(

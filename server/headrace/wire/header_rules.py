@@ -27,6 +27,10 @@ _RESERVED = frozenset(
 _LONGEST = 256  # characters of a name that can match: patterns may take long on longer ones
 _KNOWN = 1024  # names
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+# What can be a header of HTTP and metadata of a gRPC call alike.
+_NAME_FOR_BOTH = re.compile(
+    r"(?i)(?!grpc-|(?:te|host|connection|content-type)$)[0-9a-z_.-]+(?<!-bin)"
+)
 
 
 class Category(StrEnum):
@@ -108,14 +112,18 @@ class HeaderPattern:
 class HeaderRules:
     """The rules of one door as its settings have them; "" forwards nothing.
 
-    `restricted` are texts `CATEGORIES:HEADER=VALUE`, with commas between the categories. `origins`
-    and `address` are for HTTP, as `headrace.wire.origins.AllowedOrigins` has them.
+    `restricted` are texts `CATEGORIES:HEADER=VALUE`, with commas between the categories, whose
+    headers have `prefix` before their names; `restricted_at_both` are rules of all doors, whose
+    headers have none. `origins` and `address` are for HTTP, as
+    `headrace.wire.origins.AllowedOrigins` has them.
     """
 
     forward: str = ""
     restricted: Sequence[str] = ()
     origins: Sequence[str] = ()
     address: str = ""
+    prefix: str = ""
+    restricted_at_both: Sequence[str] = ()
 
     def pattern(self) -> HeaderPattern | None:
         """What to forward, None for nothing; raises `ValueError`."""
@@ -125,19 +133,11 @@ class HeaderRules:
         """Whose pages may change models and settings; raises `ValueError`."""
         return AllowedOrigins(self.origins, self.address)
 
-    def keys(self, prefix: str = "") -> dict[Category, Key]:
-        """What restricted categories ask for; raises `ValueError`. `prefix` is of the headers."""
+    def keys(self) -> dict[Category, Key]:
+        """What restricted categories ask for; raises `ValueError`."""
         keys: dict[Category, Key] = {}
-        for rule in self.restricted:
-            names, colon, rest = rule.partition(":")
-            header, equals, value = rest.partition("=")
-            if not (colon and equals and value) or not _HEADER_NAME.fullmatch(header):
-                raise ValueError("expected CATEGORIES:HEADER=VALUE, with commas between categories")
-            for name in names.split(","):
-                category = _category(name.strip())
-                if category in keys:
-                    raise ValueError(f"{category} is restricted twice")
-                keys[category] = Key(prefix + header.lower(), value)
+        _add_keys(keys, self.restricted_at_both, _NAME_FOR_BOTH)
+        _add_keys(keys, self.restricted, _HEADER_NAME, self.prefix)
         return keys
 
 
@@ -153,6 +153,26 @@ def named(mapping: Mapping[str, Category | None], name: str, where: str) -> Cate
         return mapping[name]
     except KeyError:
         raise LookupError(f"{name} has no category in {where}. This is a bug.") from None
+
+
+def _add_keys(
+    keys: dict[Category, Key], rules: Iterable[str], names: re.Pattern[str], prefix: str = ""
+) -> None:
+    for rule in rules:
+        categories, colon, rest = rule.partition(":")
+        header, equals, value = rest.partition("=")
+        if not (colon and equals and value) or not _HEADER_NAME.fullmatch(header):
+            raise ValueError("expected CATEGORIES:HEADER=VALUE, with commas between categories")
+        if not names.fullmatch(header):
+            raise ValueError(
+                f"{header!r} cannot be the name of a gRPC call's metadata: letters, digits, _, ."
+                " and -, not beginning with grpc- nor ending with -bin"
+            )
+        for name in categories.split(","):
+            category = _category(name.strip())
+            if category in keys:
+                raise ValueError(f"{category} is restricted twice")
+            keys[category] = Key(prefix + header.lower(), value)
 
 
 def _category(name: str) -> Category:
