@@ -35,8 +35,9 @@ class _Server(uvicorn.Server):
         yield  # signals are the application's, which stops all doors in order
 
 
-# The fast path leans on how uvicorn's protocol class works inside; others get the plain route.
-_TESTED_UVICORN = ((0, 34), (0, 54))  # the first and the last version
+# The fast path leans on how uvicorn's protocol class works inside; others get the plain route, which
+# pyproject.toml keeps from being installed.
+TESTED_UVICORN = ((0, 34), (0, 54))  # the first and the last version
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,7 @@ class HttpServer:
 def _protocol(fast_path: FastPath | None) -> _Factory:
     if fast_path is None:
         return BoundedProtocol
-    first, last = _TESTED_UVICORN
+    first, last = TESTED_UVICORN
     version = re.match(r"(\d+)\.(\d+)", uvicorn.__version__)
     if version is None or not first <= (int(version[1]), int(version[2])) <= last:
         log.warning(
