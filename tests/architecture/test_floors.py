@@ -32,6 +32,7 @@ FLOORS = {
     "client": 4,
     "repository": 5,
     "engine": 6,
+    "transports.acceptor": 6,
     "transports.http": 7,
     "transports.grpc": 7,
     "frontends": 8,

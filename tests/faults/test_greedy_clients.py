@@ -359,6 +359,37 @@ def test_more_connections_than_there_may_be(echo: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("front_ends", ["0", "1"])
+@pytest.mark.parametrize("door", ["http", "grpc"])
+def test_more_connections_than_there_are_descriptors(
+    echo: Path, door: str, front_ends: str
+) -> None:
+    """They are closed at once, counted and logged, and those that are there go on."""
+
+    async def scenario() -> None:
+        # Fewer than the three quarters that connections may have, and what the server has open.
+        prefix = ("sh", "-c", 'ulimit -n 64; exec "$@"', "sh")
+        options = [f"--frontends={front_ends}"]
+        with ServerProcess(echo, options=options, prefix=prefix) as server:
+            address = server.http if door == "http" else server.grpc
+            async with contextlib.AsyncExitStack() as stack:
+                early = await stack.enter_async_context(await HttpConnection.open(server.http))
+                assert (await early.post(INFER, SMALL)).status == 200
+                for _ in range(64):
+                    await stack.enter_async_context(await HttpConnection.open(address))
+                async with await HttpConnection.open(address) as refused:
+                    assert await refused.ended()
+                assert (await early.post(INFER, SMALL)).status == 200
+            found = await until(
+                lambda: metrics(server), lambda m: m["headrace_failed_accepts_total"] > 0
+            )
+            assert found["headrace_refused_connections_total"] == 0
+            assert (await post(server.http, INFER, SMALL)).status == 200
+            assert "cannot accept 1 connection: Too many open files" in server.log
+
+    asyncio.run(scenario())
+
+
 def test_idle_connections_over_grpc_end(echo: Path) -> None:
     async def scenario() -> None:
         with ServerProcess(echo, options=["--grpc-max-connection-idle-secs=1"]) as server:

@@ -162,6 +162,7 @@ def test_every_family_is_announced_once_with_its_type(versions: tuple[VersionSer
         "headrace_server_info": "gauge",
         "headrace_requests_total": "counter",
         "headrace_refused_connections_total": "counter",
+        "headrace_failed_accepts_total": "counter",
         "headrace_given_up_total": "counter",
         "headrace_log_lines_dropped_total": "counter",
         "headrace_model_loads_total": "counter",
@@ -285,7 +286,7 @@ def test_connections() -> None:
     series = ServerSeries(
         True, 0, 0, 0, 0, 0, incoming=2, unread_bytes=3, connections={"http": 4, "grpc": 5},
         max_connections=6, refused_connections=7, given_up={"unsent": 8, "unread": 9},
-        peak_bytes=10,
+        peak_bytes=10, failed_accepts=10,
     )  # fmt: skip
     text = scrape(server=series)
     found = values(text)
@@ -294,6 +295,7 @@ def test_connections() -> None:
     assert found["headrace_admitted_bytes_peak"] == 10
     assert found["headrace_connections_limit"] == 6
     assert found["headrace_refused_connections_total"] == 7
+    assert found["headrace_failed_accepts_total"] == 10
     for door, count in (("http", 4), ("grpc", 5)):
         assert values(text, {"door": door})["headrace_connections"] == count
     for reason, count in (("unsent", 8), ("unread", 9)):

@@ -45,6 +45,7 @@ class Held(NamedTuple):
     refused_connections: int = 0
     given_up_unread: int = 0
     given_up_unsent: int = 0
+    failed_accepts: int = 0
 
 
 class Admission:
@@ -66,6 +67,7 @@ class Admission:
         self.refused = 0
         self.connections: Counter[str] = Counter()  # open ones by door
         self.refused_connections = 0
+        self.failed_accepts = 0
         self.aborted: Counter[str] = Counter()  # connections and calls given up, by reason
         self.answers = Answers()  # what the doors have answered
         self.exiting = False
@@ -100,6 +102,11 @@ class Admission:
         self.connections[door] += 1
         self._changed()
         return ConnectionAccount(self, door, address)
+
+    def fail_accept(self) -> None:
+        """Count a connection that could not be accepted, as without a free descriptor."""
+        self.failed_accepts += 1
+        self._changed()
 
     def disconnect(self, door: str) -> None:
         """A connection is no more."""
@@ -244,6 +251,7 @@ class Admission:
             self.refused_connections,
             self.aborted["unread"],
             self.aborted["unsent"],
+            self.failed_accepts,
         )
 
     def count_process(self, before: Held, now: Held) -> None:
@@ -256,6 +264,7 @@ class Admission:
         self.refused_connections += change.refused_connections
         self.aborted["unread"] += change.given_up_unread
         self.aborted["unsent"] += change.given_up_unsent
+        self.failed_accepts += change.failed_accepts
         self.adjust(change.requests, change.bytes)
 
     def refuse(self) -> None:

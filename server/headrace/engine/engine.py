@@ -312,6 +312,7 @@ class Engine:
             self.on_request.counts() if self.on_request is not None else None,
             a.messages, a.unread, a.connections, a.shares.connections, a.refused_connections,
             a.aborted, self.logs.dropped, a.peak_bytes, a.answers.samples(), self.instance_id,
+            a.failed_accepts,
         )  # fmt: skip
 
     def version_series(self) -> list[VersionSeries]:

@@ -297,6 +297,7 @@ class Host:
                 refused_connections=held.refused_connections,
                 given_up_unread=held.given_up_unread,
                 given_up_unsent=held.given_up_unsent,
+                failed_accepts=held.failed_accepts,
             )
         )
 

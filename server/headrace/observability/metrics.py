@@ -108,6 +108,7 @@ class ServerSeries:
     peak_bytes: int = 0
     answers: Iterable[Sample] = ()
     instance_id: str = ""  # of the process
+    failed_accepts: int = 0
 
 
 class ServerCollector(Collector):
@@ -427,6 +428,13 @@ def _connections(server: ServerSeries) -> Iterator[Metric]:
     )
     refused.add_sample("headrace_refused_connections_total", {}, server.refused_connections)
     yield refused
+    failed = Metric(
+        "headrace_failed_accepts",
+        "Connections that could not be accepted, as without a free descriptor",
+        "counter",
+    )
+    failed.add_sample("headrace_failed_accepts_total", {}, server.failed_accepts)
+    yield failed
     given_up = Metric(
         "headrace_given_up",
         "Requests and connections given up: their clients did not send, or read, the rest in time",

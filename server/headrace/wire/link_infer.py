@@ -35,7 +35,7 @@ from headrace.wire.status import STATUS
 
 _REQUEST = Struct("<QI")  # nbytes, size of the id
 _RESPONSE = Struct("<QQII")  # the timing, size of the id
-_HELD = Struct("<9q")
+_HELD = Struct("<10q")
 _unpack_request = _REQUEST.unpack_from
 _unpack_response = _RESPONSE.unpack_from
 _KNOWN = 512
@@ -117,7 +117,7 @@ def error_parts(error: ServerError, version: str) -> tuple[bytes, bytes]:
 
 
 def held_rest(numbers: Sequence[int]) -> bytes:
-    """`rest` of what a front end holds: nine numbers."""
+    """`rest` of what a front end holds: ten numbers."""
     return _HELD.pack(*numbers)
 
 

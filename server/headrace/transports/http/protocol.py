@@ -164,6 +164,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if now >= self._retire_at:
             self.retire()
 
+    def awaited(self, since: float) -> bool:
+        """Whether the client was heard of since then, and nothing of it is to be answered."""
+        return self.idle and self._touched > since and not self.transport.is_closing()
+
     def retire(self) -> None:
         """Have the next answer be the last; a connection that is idle waits for one more request.
 

@@ -1,21 +1,22 @@
-"""uvicorn on a socket of ours, without its signal handling: one process runs several doors."""
+"""uvicorn's protocol on a socket of ours, without its server: one process runs several doors."""
 
 import asyncio
-import contextlib
 import functools
 import logging
 import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import uniform
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.server import ServerState
 
 from headrace.engine.admission import Admission
 from headrace.engine.doors import Entrance
+from headrace.transports.acceptor import ANNOUNCE_SECS, Acceptor, wait_for
 from headrace.transports.http.fast import FastProtocol
 from headrace.transports.http.heads import Heads
 from headrace.transports.http.protocol import BoundedProtocol
@@ -26,17 +27,12 @@ log = logging.getLogger(__name__)
 _BACKLOG = 2048
 _JITTER = 0.1  # so that not all clients come back at once
 _LOOK_SECS = 1.0  # between two looks at what clients have left unfinished
+_LAST_WRITES_SECS = 0.1  # for the answers to what is given up
 _Factory = Callable[..., BoundedProtocol]
 
 
-class _Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield  # signals are the application's, which stops all doors in order
-
-
-# The fast path leans on how uvicorn's protocol class works inside; others get the plain route, which
-# pyproject.toml keeps from being installed.
+# The fast path leans on how uvicorn's protocol class works inside; other versions, which
+# pyproject.toml keeps from being installed, get the plain route.
 TESTED_UVICORN = ((0, 34), (0, 54))  # the first and the last version
 
 
@@ -96,12 +92,11 @@ class HttpServer:
             connection.live_until(connection.loop.time() + age)
             return connection
 
-        # uvicorn calls it like the class that it asks for.
-        protocol: Any = aging if max_age_secs else made
-        config = uvicorn.Config(
+        self._protocol: Any = aging if max_age_secs else made
+        self._config = uvicorn.Config(
             app,
             loop="none",
-            http=protocol,
+            http=BoundedProtocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -109,12 +104,12 @@ class HttpServer:
             server_header=False,
             date_header=False,
             proxy_headers=False,
-            backlog=_BACKLOG,
             timeout_keep_alive=keep_alive_secs,
         )
-        self._server = _Server(config)
+        self._state = ServerState()
         self._listener = listener
-        self._task: asyncio.Task[None] | None = None
+        self._failed = (admission or Admission(0, 0)).fail_accept
+        self._acceptor: Acceptor | None = None
         self._look: asyncio.TimerHandle | None = None
 
     @property
@@ -125,46 +120,70 @@ class HttpServer:
 
     def start(self) -> None:
         """Answer from now on."""
-        self._task = asyncio.get_running_loop().create_task(
-            self._server.serve(sockets=[self._listener])
-        )
+        self._config.load()
+        self._acceptor = Acceptor(self._listener, self._connection, self._failed)
+        self._acceptor.start()
         self._check_time()
+
+    def _connection(self) -> BoundedProtocol:
+        connection: BoundedProtocol = self._protocol(
+            config=self._config, server_state=self._state, app_state={}
+        )
+        if self._acceptor is None or self._acceptor.closed:
+            connection.retire()
+        return connection
+
+    async def announce(self, grace: float) -> None:
+        """Accept nothing more, and close each connection with its next answer.
+
+        Waits for those whose clients were heard of lately, at most half the `grace` that there is.
+        """
+        if self._acceptor is None:
+            return
+        self._acceptor.close()
+        for connection in self._connections():
+            connection.retire()
+        now = asyncio.get_running_loop().time
+        await wait_for(
+            lambda: not any(c.awaited(now() - ANNOUNCE_SECS) for c in self._connections()),
+            min(ANNOUNCE_SECS, grace / 2),
+        )
 
     async def stop(self, grace: float) -> None:
         """Close the socket and idle connections; the others have `grace` seconds to be answered.
 
         What is under way after that is answered with 503.
         """
-        if self._task is not None:
-            self._server.should_exit = True
-            try:
-                async with asyncio.timeout(grace):
-                    await asyncio.shield(self._task)
-            except TimeoutError:
-                self._abort()
-                await self._task
+        if self._acceptor is not None:
+            self._acceptor.close()
+            for connection in self._connections():
+                connection.shutdown()
+            await wait_for(self._is_empty, grace)
+            if not self._is_empty():
+                for connection in self._connections():
+                    if isinstance(connection, FastProtocol):
+                        connection.give_up()
+                await wait_for(self._is_empty, _LAST_WRITES_SECS)
         if self._look is not None:
             self._look.cancel()
 
+    def _is_empty(self) -> bool:
+        return not (self._state.connections or self._state.tasks)
+
+    def _connections(self) -> list[BoundedProtocol]:
+        return cast(list[BoundedProtocol], list(self._state.connections))
+
     def end_unfinished(self) -> None:
         """Give up requests that are not there as a whole; called when nothing new is admitted."""
-        for connection in list(self._server.server_state.connections):
-            if isinstance(connection, BoundedProtocol):
-                connection.end_unfinished()
-
-    def _abort(self) -> None:
-        for connection in list(self._server.server_state.connections):
-            if isinstance(connection, FastProtocol):
-                connection.give_up()
-        self._server.force_exit = True
+        for connection in self._connections():
+            connection.end_unfinished()
 
     def _check_time(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
-        for connection in list(self._server.server_state.connections):
-            if isinstance(connection, BoundedProtocol):
-                connection.check(now)
-                connection.check_age(now)
+        for connection in self._connections():
+            connection.check(now)
+            connection.check_age(now)
         self._look = loop.call_later(_LOOK_SECS, self._check_time)
 
 

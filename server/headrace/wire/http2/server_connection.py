@@ -74,6 +74,11 @@ class ServerConnection(Connection):
             self.sender.send(goaway(MAX_WINDOW, ErrorCode.NO_ERROR, text))
             self.sender.ping(_DRAIN_PING)
 
+    @property
+    def drained(self) -> bool:
+        """Whether the peer knows that it can open no more streams, or is no more."""
+        return self.streams.drain_to != MAX_WINDOW or self._failed
+
     def finish_drain(self) -> None:
         """Ignore streams opened from now on; the answer to `drain`'s PING does this by itself."""
         streams = self.streams

@@ -55,6 +55,7 @@ class Host:
         # Received bytes are here only while they are being taken in, so one is enough for all.
         self.buffer = memoryview(bytearray(_BUFFER))
         self.links: set[Link] = set()  # connections
+        self.draining = False  # no call is to come any more
         self.debtors: set[Link] = set()  # those whose clients have something to read
         self.on_empty: Callable[[], object] | None = None  # called when the last one has closed
         self._dirty: list[Callable[[], None]] = []

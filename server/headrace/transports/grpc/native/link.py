@@ -81,6 +81,8 @@ class Link(asyncio.BufferedProtocol):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self.http2.start()
+        if self.host.draining:
+            self.http2.drain()
         self._watch = Watch(self.host.keep_alive, self.opened, uniform(-1, 1))
         self._timer = self.host.loop.call_at(self._watch.at, self._look)
 

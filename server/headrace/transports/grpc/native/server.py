@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import cast
 
 from headrace.engine.admission import Admission
+from headrace.transports.acceptor import ANNOUNCE_SECS, Acceptor, wait_for
 from headrace.transports.grpc.access import UNAVAILABLE
 from headrace.transports.grpc.call import Handlers
 from headrace.transports.grpc.native.host import Host
@@ -16,8 +17,6 @@ from headrace.wire.http2.budget import Limits
 
 _LOOK_SECS = 1.0  # between two looks at what clients have left unfinished, or unread
 _FAREWELL_SECS = 0.1  # for streams that end by themselves when the server does
-_DRAIN_SECS = 1.0  # how long the answer to the PING of a GOAWAY is waited for
-_BACKLOG = 2048
 
 
 class NativeServer:
@@ -38,38 +37,44 @@ class NativeServer:
             limits or Limits(),
         )  # fmt: skip
         self._tls = tls
-        self._server: asyncio.Server | None = None
+        self._acceptor: Acceptor | None = None
         self._look: asyncio.TimerHandle | None = None
 
     async def start(self, listener: socket.socket) -> None:
         """Answer on a bound socket from now on."""
         loop = self._host.loop
-        self._server = await loop.create_server(
-            lambda: Link(self._host),
-            sock=listener,
-            ssl=self._tls,
-            ssl_handshake_timeout=PREFACE_SECS if self._tls else None,
-            backlog=_BACKLOG,
+        host = self._host
+        self._acceptor = Acceptor(
+            listener, lambda: Link(host), host.admission.fail_accept, self._tls, PREFACE_SECS
         )
+        self._acceptor.start()
         self._look = loop.call_later(_LOOK_SECS, self._check_progress)
+
+    async def announce(self, grace: float) -> None:
+        """`Server.announce`; waits for clients to know it, at most half the `grace`."""
+        host = self._host
+        host.draining = True
+        if self._acceptor is not None:
+            self._acceptor.close()
+        for link in list(host.links):
+            link.http2.drain()
+        await wait_for(
+            lambda: all(link.http2.drained for link in host.links), min(ANNOUNCE_SECS, grace / 2)
+        )
+        for link in list(host.links):
+            link.http2.finish_drain()
 
     async def stop(self, grace: float) -> None:
         """Take no more calls, and wait for those under way, at most `grace` seconds."""
         if self._look is not None:
             self._look.cancel()
-        if self._server is not None:
-            self._server.close()
-        for link in list(self._host.links):
-            link.http2.drain()
         loop = self._host.loop
         end = loop.time() + grace
-        await self._empty(min(_FAREWELL_SECS, grace))
+        await self.announce(grace)
+        await self._empty(min(_FAREWELL_SECS, end - loop.time()))
         for call in list(self._host.endless):
             call.abandon()
             call.close(UNAVAILABLE, "Server exiting")
-        await self._empty(min(_DRAIN_SECS, end - loop.time()))
-        for link in list(self._host.links):
-            link.http2.finish_drain()
         await self._empty(end - loop.time())
         for link in list(self._host.links):
             link.abort()

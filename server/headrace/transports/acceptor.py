@@ -1,0 +1,145 @@
+"""A listening socket whose connections are accepted here, not by the event loop.
+
+The loop's own servers close with connections in the kernel's queue, which resets them, and uvloop's
+hang up on clients without a word where no descriptor is left. An `Acceptor` takes the queue over
+before it closes, and counts and logs what cannot be accepted. Owned by the event loop.
+"""
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+
+log = logging.getLogger(__name__)
+
+_QUEUE = 2048  # connections that can wait to be accepted
+_PAUSE_SECS = 1.0  # after a failure that accepting another connection would meet at once
+_LOG_SECS = 10.0  # between two lines about failures
+_LOOK_SECS = 0.02  # between two looks at what is waited for
+ANNOUNCE_SECS = 1.0  # for clients to learn that they are to go elsewhere
+
+
+class Acceptor:
+    """Makes a protocol of `make` for each connection; `failed` is called for each it cannot have.
+
+    Where descriptors are exhausted, a client is not left waiting: one is kept for accepting its
+    connection and closing that at once.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        make: Callable[[], asyncio.BaseProtocol],
+        failed: Callable[[], object],
+        tls: ssl.SSLContext | None = None,
+        handshake_secs: float | None = None,
+    ) -> None:
+        """`handshake_secs` is for TLS alone."""
+        self._loop = asyncio.get_running_loop()
+        self._listener = listener
+        self._make = make
+        self._failed = failed
+        self._tls = tls
+        self._handshake_secs = handshake_secs if tls else None
+        self._spare = -1  # a descriptor, to be closed for accepting a connection
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._pause: asyncio.TimerHandle | None = None
+        self._log_at = 0.0
+        self._unlogged = 0
+        self.closed = False
+
+    def start(self) -> None:
+        """Accept from now on."""
+        self._pause = None
+        self._keep_spare()
+        # By its number: uvloop would put the closing of a socket off to its next turn.
+        self._loop.add_reader(self._listener.fileno(), self._accept)
+
+    def close(self) -> None:
+        """Take over the connections that wait to be accepted, and close the socket."""
+        if self.closed:
+            return
+        self.closed = True
+        self._loop.remove_reader(self._listener.fileno())
+        for _ in range(_QUEUE):  # a flood would go on for ever
+            if not self._accept():
+                break
+        if self._pause is not None:
+            self._pause.cancel()
+        self._listener.close()
+        if self._spare >= 0:
+            os.close(self._spare)
+
+    def _accept(self) -> bool:
+        """Accept one connection; whether another one may wait.
+
+        The loop calls it for each: asking whether there is another one costs more than its turn.
+        """
+        try:
+            sock, _peer = self._listener.accept()
+        except BlockingIOError:
+            return False
+        except ConnectionAbortedError:  # the client has gone
+            return True
+        except OSError as error:
+            return self._fail(error)
+        sock.setblocking(False)
+        task = self._loop.create_task(self._connect(sock))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+        return True
+
+    async def _connect(self, sock: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(
+                self._make, sock, ssl=self._tls, ssl_handshake_timeout=self._handshake_secs
+            )
+        except OSError as error:  # it has gone, or does not speak TLS
+            log.debug("a connection was not made: %s", error)
+            sock.close()
+
+    def _fail(self, error: OSError) -> bool:
+        """Deal with a connection that cannot be accepted; whether to go on at once."""
+        self._failed()
+        self._unlogged += 1
+        now = self._loop.time()
+        if now >= self._log_at:
+            self._log_at = now + _LOG_SECS
+            log.error(
+                "cannot accept %d connection%s: %s; they are closed, or wait", self._unlogged,
+                "s" if self._unlogged > 1 else "", error.strerror,
+            )  # fmt: skip
+            self._unlogged = 0
+        if error.errno in (errno.EMFILE, errno.ENFILE) and self._turn_away():
+            return True
+        self._loop.remove_reader(self._listener.fileno())
+        self._pause = self._loop.call_later(_PAUSE_SECS, self.start)
+        return False
+
+    def _turn_away(self) -> bool:
+        """Close the first connection that waits; whether there is a descriptor for doing so."""
+        if self._spare < 0:
+            return False
+        os.close(self._spare)
+        self._spare = -1
+        with suppress(OSError):  # it has gone, or something else has taken the descriptor
+            self._listener.accept()[0].close()
+        self._keep_spare()
+        return self._spare >= 0
+
+    def _keep_spare(self) -> None:
+        if self._spare < 0:
+            with suppress(OSError):
+                self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+
+async def wait_for(condition: Callable[[], bool], seconds: float) -> None:
+    """Wait for a condition, at most `seconds`."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while not condition() and loop.time() < end:  # noqa: ASYNC110  # too many ways for an event
+        await asyncio.sleep(_LOOK_SECS)
