@@ -2,9 +2,10 @@
 
 Start: doors open first, so that probes get answers; then models are loaded; then the server is
 ready. End, on SIGTERM or SIGINT: not ready, wait for `shutdown_delay_secs` so that load balancers
-notice, admit nothing new, finish what was admitted, close the doors, free the models, exit 0. A
-second signal ends at once. Where models are still loading, they are given up, and what runs past
-`exit_timeout_secs` is, too: their threads cannot be stopped, so that the process ends beneath them.
+notice, have clients go elsewhere, admit nothing new, finish what was admitted, close the doors,
+free the models, exit 0. A second signal ends at once. Where models are still loading, they are
+given up, and what runs past `exit_timeout_secs` is, too: their threads cannot be stopped, so that
+the process ends beneath them.
 """
 
 import asyncio
@@ -283,16 +284,16 @@ class Application:
                 "waiting for %d request%s under way, at most %d s; another signal ends the server"
                 " at once", waiting, "s" if waiting > 1 else "", settings.exit_timeout_secs,
             )  # fmt: skip
+        deadline = monotonic() + settings.exit_timeout_secs
         left = await self._doors.drain(settings.exit_timeout_secs)
         self._admission.close()
         unfinished = asyncio.get_running_loop().call_later(
             _UNFINISHED_SECS, self._doors.end_unfinished
         )
-        deadline = monotonic() + settings.exit_timeout_secs
         drained = asyncio.Event()
         self._admission.when_empty(drained.set)
         try:
-            async with asyncio.timeout(settings.exit_timeout_secs):
+            async with asyncio.timeout(max(deadline - monotonic(), 0.1)):
                 await drained.wait()
         except TimeoutError:
             left = self._admission.requests

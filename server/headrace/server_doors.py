@@ -34,6 +34,7 @@ class ServerDoors:
         self._engine = engine
         self._http: list[HttpServer] = []
         self._grpc: GrpcServer | None = None
+        self._clients: list[HttpServer | GrpcServer] = []  # doors of theirs
         self._front_ends: FrontDoors | None = None
 
     async def open(self) -> None:
@@ -76,6 +77,7 @@ class ServerDoors:
                 read_secs=settings.progress_timeout_secs,
             )
             self._http.append(server)
+            self._clients.append(server)
             server.start()
             url = f"http://{url_host(settings.http_address)}:{server.port}"
             print(f"HTTP     {url}  (documentation at {url}/docs)")
@@ -123,6 +125,7 @@ class ServerDoors:
                 handlers, engine.admission, limit, settings.access_log, context, options
             )
             self._grpc = native
+            self._clients.append(native)
             await native.start(listener)
             return int(listener.getsockname()[1])
         listener.close()  # only grpcio cannot say why it cannot have a port
@@ -137,13 +140,20 @@ class ServerDoors:
             settings.reuse_grpc_port,
         )
         self._grpc = server
+        self._clients.append(server)
         port = server.bind(settings.grpc_address, settings.grpc_port, tls)
         await server.start()
         return port
 
     async def drain(self, seconds: float) -> int:
-        """Have front ends finish and close; how many requests were still under way after that."""
-        return await self._front_ends.drain(seconds) if self._front_ends is not None else 0
+        """Have clients go elsewhere; what they have sent is still taken.
+
+        Front ends finish and close: returns how many requests were still under way after that.
+        """
+        if self._front_ends is not None:
+            return await self._front_ends.drain(seconds)
+        await asyncio.gather(*(door.announce(seconds) for door in self._clients))
+        return 0
 
     def end_unfinished(self) -> None:
         """Give up requests that are half there."""

@@ -2,8 +2,13 @@
 
 import asyncio
 import signal
+import threading
+import time
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
+from functools import partial
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 import grpc
@@ -19,6 +24,8 @@ from tests.models.onnx_graphs import write_model
 from tests.models.python_models import execution, tensors, write_python_model
 from tests.support.busy_model import FOREVER, busy_json, cost_of_a_second, write_busy_model
 from tests.support.raw_clients import (
+    SERVICE,
+    HttpAnswer,
     HttpConnection,
     call,
     code_of,
@@ -49,6 +56,15 @@ async def ended(server: ServerProcess, within: float = 60) -> int:
     """Wait for the process; its exit status."""
     assert server.process is not None
     return await asyncio.to_thread(server.process.wait, within)
+
+
+async def refusing(server: ServerProcess) -> bool:
+    """Whether it accepts no connection any more."""
+    try:
+        await (await HttpConnection.open(server.http)).close()
+    except ConnectionRefusedError:
+        return True
+    return False
 
 
 @transports
@@ -135,16 +151,24 @@ def test_nothing_new_is_admitted_while_the_rest_is_finished(
     async def scenario() -> None:
         with serving(repository, f"--grpc-transport={transport}") as busy:
             server = busy.server
-            async with (
-                open_channel(server.grpc) as channel,
-                await HttpConnection.open(server.http) as early,
-            ):
+            async with open_channel(server.grpc) as channel, AsyncExitStack() as stack:
                 await channel.channel_ready()
-                held = asyncio.ensure_future(infer(server, MODEL, 1, busy.second * 2))
+                early = [
+                    await stack.enter_async_context(await HttpConnection.open(server.http))
+                    for _ in range(100)
+                ]
+                held = asyncio.ensure_future(infer(server, MODEL, 1, busy.second * 4))
                 await until(lambda: admitted(server), lambda found: found[0] == 1)
                 server.send(signal.SIGTERM)
-                await until(lambda: metrics(server), lambda m: m["headrace_ready"] == 0)
-                answer = await early.post(INFER[MODEL], busy_json(2))
+                await until(lambda: refusing(server), bool)
+
+                async def turned_away() -> HttpAnswer:
+                    # Before a request is refused, this one is looked at.
+                    answer = await early.pop().post(INFER[MODEL], b"{")
+                    assert answer.headers["connection"] == "close"
+                    return answer
+
+                answer = await until(turned_away, lambda found: found.status != 400)
                 assert answer.status == 503
                 assert orjson.loads(answer.body) == {"error": "Server exiting"}
                 assert answer.headers["retry-after"]
@@ -154,6 +178,70 @@ def test_nothing_new_is_admitted_while_the_rest_is_finished(
             assert await ended(server) == 0
 
     asyncio.run(scenario())
+
+
+def ask_until_refused(address: str, keep: bool, seconds: float, met: Counter[str]) -> None:
+    """Ask on one connection after another until none can be made; retries nothing."""
+    host, _, port = address.rpartition(":")
+    connection: HTTPConnection | None = None
+    while True:
+        if connection is None:
+            connection = HTTPConnection(host, int(port), timeout=30)
+            try:
+                connection.connect()
+            except ConnectionRefusedError:
+                return
+        try:
+            connection.request("POST", INFER[MODEL], busy_json(1))
+            answer = connection.getresponse()
+            answer.read()
+        except (OSError, HTTPException) as error:
+            met[f"lost: {error!r}"] += 1
+            return
+        met[f"{answer.status}{' and closed' if keep and answer.will_close else ''}"] += 1
+        if not keep or answer.will_close:
+            connection.close()
+            connection = None
+        time.sleep(seconds)
+
+
+def call_until_refused(address: str, met: Counter[str]) -> None:
+    """Call on one channel until it cannot connect any more."""
+    with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        infer: grpc.UnaryUnaryMultiCallable[bytes, bytes]
+        infer = channel.unary_unary(f"{SERVICE}/ModelInfer")
+        while True:
+            try:
+                infer(busy_message(MODEL, 1), timeout=30)
+            except grpc.RpcError as error:
+                if "failed to connect" not in str(error):
+                    met[f"lost: {error}"] += 1
+                return
+            met["ok"] += 1
+
+
+@pytest.mark.parametrize("front_ends", ["0", pytest.param("2", marks=pytest.mark.slow)])
+def test_no_request_of_a_client_that_retries_nothing_is_lost(
+    repository: Path, front_ends: str
+) -> None:
+    http, rpc = Counter[str](), Counter[str]()
+    with ServerProcess(repository, options=[f"--frontends={front_ends}"]) as server:
+        clients = [
+            *(partial(ask_until_refused, server.http, True, n / 100, http) for n in range(8)),
+            *(partial(ask_until_refused, server.http, False, 0, http) for _ in range(2)),
+            *(partial(call_until_refused, server.grpc, rpc) for _ in range(4)),
+        ]
+        threads = [threading.Thread(target=client) for client in clients]
+        for thread in threads:
+            thread.start()
+        while http["200"] < 50 or rpc["ok"] < 50:
+            assert any(thread.is_alive() for thread in threads)
+            time.sleep(0.01)
+        assert server.stop() == 0
+        for thread in threads:
+            thread.join()
+    assert not [what for what in (*http, *rpc) if what.startswith("lost")], (http, rpc)
+    assert http["200 and closed"]  # answered, and told to go
 
 
 @transports
@@ -307,11 +395,6 @@ def test_what_is_under_way_while_it_loads_is_answered(endless: Path) -> None:
             assert "ready after" not in server.output
 
     asyncio.run(scenario())
-
-
-async def refusing(server: ServerProcess) -> bool:
-    """Whether it admits nothing new: then a request is refused before its body is looked at."""
-    return (await post(server.http, INFER["busy"], b"{")).status == 503
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """The doors of a front end, which share their ports with those of the others."""
 
+import asyncio
+
 from headrace.engine.admission import Admission
 from headrace.frontends.config import FrontendConfig, GrpcConfig, HttpConfig
 from headrace.frontends.forward import forwarding_app, forwarding_handler
@@ -47,6 +49,11 @@ class Doors:
         """Give up requests that are half there."""
         if self._http is not None:
             self._http.end_unfinished()
+
+    async def announce(self, grace: float) -> None:
+        """Have clients go elsewhere; what they have sent is still taken."""
+        doors = [door for door in (self._http, self._grpc) if door is not None]
+        await asyncio.gather(*(door.announce(grace) for door in doors))
 
     async def close(self, grace: float) -> None:
         """Close them; what is under way has `grace` seconds."""

@@ -1,9 +1,10 @@
 """The life of a front end.
 
-Start: the first frame says what to be; the doors open. End, when the engine asks for it: admit
-nothing new, finish what was admitted, close the doors, exit 0. Where that takes longer than it may,
-the rest is answered with the server's end. Without the engine nothing can be answered any more, so
-that the process ends at once. Signals are for the engine's process, which then asks for the end.
+Start: the first frame says what to be; the doors open. End, when the engine asks for it: have
+clients go elsewhere, admit nothing new, finish what was admitted, close the doors, exit 0. Where
+that takes longer than it may, the rest is answered with the server's end. Without the engine
+nothing can be answered any more, so that the process ends at once. Signals are for the engine's
+process, which then asks for the end.
 """
 
 import asyncio
@@ -75,14 +76,15 @@ async def _serve(sock: socket.socket) -> int:
 
 async def _shut_down(doors: Doors, admission: Admission, seconds: float) -> int:
     loop = asyncio.get_running_loop()
-    admission.close()
     deadline = loop.time() + seconds
+    await doors.announce(seconds)
+    admission.close()
     unfinished = loop.call_later(_UNFINISHED_SECS, doors.end_unfinished)
     drained = asyncio.Event()
     admission.when_empty(drained.set)
     status = 0
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout_at(deadline):
             await drained.wait()
     except TimeoutError:
         status = 1

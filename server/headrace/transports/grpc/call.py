@@ -85,6 +85,13 @@ class Session(Protocol):
 class Server(Protocol):
     """Either of the two transports."""
 
+    async def announce(self, grace: float) -> None:
+        """Accept no connections, and have clients send new calls elsewhere.
+
+        Calls that are sent before a client knows of it are taken. Calls under way have `grace`
+        seconds in all.
+        """
+
     async def stop(self, grace: float) -> None:
         """Take no more calls, and wait for those under way, at most `grace` seconds."""
 

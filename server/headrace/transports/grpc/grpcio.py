@@ -273,6 +273,9 @@ class GrpcioServer:
         """Answer from now on."""
         await self._server.start()
 
+    async def announce(self, grace: float) -> None:
+        """Nothing: the library cannot send GOAWAY without cancelling calls that come."""
+
     async def stop(self, grace: float) -> None:
         """Take no more calls, and wait for those under way, at most `grace` seconds."""
         await self._server.stop(grace)
