@@ -1,7 +1,7 @@
 """Prometheus series from the counters, in text that Prometheus' own parser reads."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -335,11 +335,20 @@ def test_a_scrape_sees_the_counters_as_they_are_then() -> None:
 
 
 def test_many_versions_leave_turns_to_others() -> None:
-    many = [VersionSeries(f"m{n}", "1", VersionStatistics(), n, 0.0) for n in range(23)]
-    collector = ServerCollector(lambda: SERVER, lambda: many, Machine(), ModelMetrics())
+    made = list[int]()
 
-    async def main() -> tuple[str, int]:
-        turns, done = 0, False
+    def many() -> Iterator[VersionSeries]:
+        for n in range(223):
+            made.append(turns)
+            yield VersionSeries(f"m{n}", "1", VersionStatistics(), n, 0.0)
+
+    loads = [LoadCounts(f"m{n}", n, 0) for n in range(2_000)]
+    server = ServerSeries(True, 0, 0, 0, 0, 0, loads=loads)
+    collector = ServerCollector(lambda: server, many, Machine(), ModelMetrics())
+    turns = 0
+
+    async def main() -> str:
+        done = False
 
         async def others() -> None:
             nonlocal turns
@@ -351,15 +360,17 @@ def test_many_versions_leave_turns_to_others() -> None:
         found = await scrape_in_turns(collector, process_registry())
         done = True
         await beside
-        return found.decode(), turns
+        return found.decode()
 
-    found, turns = asyncio.run(main())
-    assert turns > 3
+    found = asyncio.run(main())
+    assert turns >= len(found.splitlines()) // 1_000
+    assert len(set(made)) > 40  # nor is everything looked up at once
+    assert found.count("\nheadrace_model_loads_total{") == 4_000
     heads = [line for line in found.splitlines() if line.startswith("# TYPE ")]
     assert len(heads) == len(set(heads))
     pending = families(found)["nv_inference_pending_request_count"].samples
     assert [(sample.labels["model"], sample.value) for sample in pending] == [
-        (f"m{n}", n) for n in range(23)
+        (f"m{n}", n) for n in range(223)
     ]
 
 

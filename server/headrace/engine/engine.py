@@ -315,9 +315,9 @@ class Engine:
             a.failed_accepts,
         )  # fmt: skip
 
-    def version_series(self) -> list[VersionSeries]:
-        """The versions as a scrape sees them: those that have been loaded."""
-        return [series_of(version) for version in self.versions() if version.ready]
+    def version_series(self) -> Iterator[VersionSeries]:
+        """The versions as a scrape sees them, each when it is asked for: those that are loaded."""
+        return (series_of(version) for version in list(self.versions()) if version.ready)
 
     # --- loading
 

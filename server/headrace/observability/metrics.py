@@ -8,6 +8,7 @@ import asyncio
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from prometheus_client import (
@@ -18,7 +19,6 @@ from prometheus_client import (
     generate_latest,
 )
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from headrace.observability.answers import Sample, answer_family
 from headrace.observability.backends import BackendSeries, backend_families
@@ -37,7 +37,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # samples do not.
 _SUFFIX = re.compile(rb"^(# (?:HELP|TYPE) )([\w:]+)_total ", re.MULTILINE)
 _HEADER = re.compile(rb"^# (?:HELP|TYPE) .*\n", re.MULTILINE)
-_VERSIONS_A_TURN = 5
+_VERSIONS_A_PART = 5
+_SAMPLES_A_TURN = 200  # written in a millisecond or two
 _BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -111,7 +112,7 @@ class ServerSeries:
     failed_accepts: int = 0
 
 
-class ServerCollector(Collector):
+class ServerCollector:
     """Turns the state of the server into metric families; called on the event-loop thread."""
 
     def __init__(
@@ -133,16 +134,23 @@ class ServerCollector(Collector):
         self._model_metrics = model_metrics
         self._traffic = traffic
 
-    def collect(self) -> Iterator[Metric]:
-        """All families, also those without a sample yet."""
-        yield from self.of_versions(self.versions())
-        yield from self.of_server()
+    def parts(self) -> Iterator[Metric]:
+        """All families, also those without a sample yet, in parts of a bounded size.
 
-    def versions(self) -> list[VersionSeries]:
-        """What there is to tell of."""
-        return list(self._versions())
+        Those of one family have the same name; what they tell is looked up when they are asked for.
+        """
+        versions = iter(self._versions())
+        group = list(islice(versions, _VERSIONS_A_PART))
+        yield from self._of_versions(group)
+        while group := list(islice(versions, _VERSIONS_A_PART)):
+            yield from self._of_versions(group)
+        for family in self._of_server():
+            for first in range(0, max(len(family.samples), 1), _SAMPLES_A_TURN):
+                part = Metric(family.name, family.documentation, family.type)
+                part.samples = family.samples[first : first + _SAMPLES_A_TURN]
+                yield part
 
-    def of_versions(self, versions: list[VersionSeries]) -> Iterator[Metric]:
+    def _of_versions(self, versions: list[VersionSeries]) -> Iterator[Metric]:
         """The families with samples of these versions."""
         labelled = [(_labels(series), series.statistics) for series in versions]
         yield from _counters(versions, self._options.counters)
@@ -158,7 +166,7 @@ class ServerCollector(Collector):
         yield from endpoint_families([(_labels(series), series.endpoints) for series in versions])
         yield from backend_families([(_labels(series), series.backends) for series in versions])
 
-    def of_server(self) -> Iterator[Metric]:
+    def _of_server(self) -> Iterator[Metric]:
         """The other families."""
         yield from traffic_families(self._traffic())
         yield from _server(self._server())
@@ -196,19 +204,20 @@ async def scrape(
     """The answer to a scrape, in Prometheus' text format.
 
     A thousand models have tens of thousands of samples, which take the better part of a second to
-    write: the event loop gets its turn after every few models. `plain` as of `render`.
+    write: the event loop gets its turn after every few of them. `plain` as of `render`.
     """
     texts: dict[str, list[bytes]] = {}
-    versions = collector.versions()
-    for first in range(0, max(len(versions), 1), _VERSIONS_A_TURN):
-        if first:
+    written = 0
+    for part in collector.parts():
+        text = render(_Families([part]), plain)
+        of_family = texts.setdefault(part.name, [])
+        of_family.append(_HEADER.sub(b"", text) if of_family else text)
+        written += len(part.samples)
+        if written >= _SAMPLES_A_TURN:
+            written = 0
             await asyncio.sleep(0)
-        for family in collector.of_versions(versions[first : first + _VERSIONS_A_TURN]):
-            text = render(_Families([family]), plain)
-            of_family = texts.setdefault(family.name, [])
-            of_family.append(_HEADER.sub(b"", text) if of_family else text)
     pieces = [piece for of_family in texts.values() for piece in of_family]
-    return b"".join([*pieces, render(_Families(collector.of_server()), plain), render(process)])
+    return b"".join([*pieces, render(process)])
 
 
 def render(source: "CollectorRegistry | _Families", plain: Container[str] = ()) -> bytes:
