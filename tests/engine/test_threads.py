@@ -1,8 +1,10 @@
 """Work on threads: a few at a time, in order, and none that is waited for in vain."""
 
 import asyncio
+import sys
 import threading
 from functools import partial
+from types import FrameType
 
 import pytest
 
@@ -109,3 +111,29 @@ def test_nothing_is_begun_once_it_is_stopped() -> None:
         assert await first
 
     asyncio.run(test())
+
+
+def test_the_event_loop_does_not_wait_for_threads_to_begin() -> None:
+    """Python has whoever starts a thread wait until that has the interpreter for the first time."""
+    starts = 0
+
+    def on_call(frame: FrameType, event: str, _: object) -> None:
+        nonlocal starts
+        starts += event == "call" and frame.f_code is threading.Thread.start.__code__
+
+    async def test() -> None:
+        threads = Threads(4, "t")
+        go = threading.Event()
+        held = asyncio.ensure_future(threads.run(lambda: go.wait(30)))
+        work = [asyncio.ensure_future(threads.run(partial(int, n))) for n in range(50)]
+        assert await asyncio.gather(*work) == [*range(50)]
+        go.set()
+        assert await held
+        assert threads.under_way == 0
+
+    sys.setprofile(on_call)  # of this thread alone
+    try:
+        asyncio.run(test())
+    finally:
+        sys.setprofile(None)
+    assert starts == 1  # of the thread that starts the others

@@ -8,8 +8,10 @@ from ending. Owned by the event-loop thread.
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
 from threading import Thread
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -30,6 +32,9 @@ class Threads:
         self._name = name
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._stopped = False
+        # Arguments for `_work`. Python waits until a thread has begun, which takes many
+        # milliseconds where others are busy: so a thread starts them, as long as any is under way.
+        self._starter: SimpleQueue[tuple[Any, ...] | None] | None = None
         self.under_way = 0  # also what was left behind
 
     async def run(
@@ -46,11 +51,8 @@ class Threads:
         await self._turn()
         loop = asyncio.get_running_loop()
         done: asyncio.Future[list[Any]] = loop.create_future()
-        Thread(
-            target=self._work, args=(work, loop, done, too_late), name=self._name, daemon=True
-        ).start()
-        self.under_way += 1
         try:
+            self._begin(work, loop, done, too_late)
             async with asyncio.timeout(seconds or None):
                 outcome = await asyncio.shield(done)
         except TimeoutError:
@@ -86,6 +88,15 @@ class Threads:
             if not turn.done():
                 turn.set_exception(Stopped())
 
+    def _begin(self, *given: Any) -> None:
+        """Have a thread started for `_work`; raises `RuntimeError` if there are too many."""
+        if (starter := self._starter) is None:
+            starter = SimpleQueue()
+            Thread(target=self._start_all, args=(starter,), daemon=True).start()
+            self._starter = starter
+        starter.put(given)
+        self.under_way += 1
+
     async def _turn(self) -> None:
         if self._stopped:
             raise Stopped
@@ -110,6 +121,15 @@ class Threads:
                 self._free -= 1
                 turn.set_result(None)
 
+    def _start_all(self, starter: "SimpleQueue[tuple[Any, ...] | None]") -> None:
+        """On a thread: start others."""
+        while (given := starter.get()) is not None:
+            try:
+                Thread(target=self._work, args=given, name=self._name, daemon=True).start()
+            except RuntimeError as error:  # there are as many threads as there may be
+                self._work(partial(_fail, error), *given[1:])
+            del given  # what the work holds goes when it is done
+
     def _work(
         self,
         work: Callable[[], T],
@@ -128,6 +148,9 @@ class Threads:
         def tell() -> None:
             nonlocal result, problem
             self.under_way -= 1
+            if not self.under_way and self._starter is not None:
+                self._starter.put(None)
+                self._starter = None
             if not done.done():
                 done.set_result([result, problem])
             elif problem is None and too_late is not None:
@@ -139,3 +162,7 @@ class Threads:
         except RuntimeError:  # the loop is closed: the server has ended
             if problem is None and too_late is not None:
                 too_late(result)
+
+
+def _fail(error: Exception) -> NoReturn:
+    raise error
