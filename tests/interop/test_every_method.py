@@ -115,7 +115,8 @@ def _control(client: Client) -> None:
     client.call("load_model", "simple_string", config=json.dumps({"max_batch_size": 3}))
     config = client.call("get_model_config", "simple_string", **_json(client))
     assert int(config.get("config", config)["max_batch_size"]) == 3
-    client.call("load_model", "simple_string")  # which undoes the override
+    client.call("unload_model", "simple_string")  # which undoes the override
+    client.call("load_model", "simple_string")
     config = client.call("get_model_config", "simple_string", **_json(client))
     assert int(config.get("config", config)["max_batch_size"]) != 3
     _fails("failed to poll", lambda: client.call("load_model", "nobody"))

@@ -7,8 +7,6 @@ Operations and statuses are those of the protocol: nothing that clients choose b
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from prometheus_client.core import Metric
-
 # Of gRPC, by number.
 STATUS_NAMES = (
     "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND",
@@ -65,12 +63,3 @@ class Answers:
                 if count or status == good:
                     name = STATUS_NAMES[status] if door == "grpc" else str(status)
                     yield door, operation, name, count
-
-
-def answer_family(samples: Iterable[Sample]) -> Metric:
-    """The counter of all answers."""
-    family = Metric("headrace_requests", "Requests answered, or given up by clients", "counter")
-    for door, operation, status, count in samples:
-        labels = {"door": door, "operation": operation, "status": status}
-        family.add_sample("headrace_requests_total", labels, count)
-    return family

@@ -20,7 +20,7 @@ from prometheus_client import (
 )
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from headrace.observability.answers import Sample, answer_family
+from headrace.observability.answers import Sample
 from headrace.observability.backends import BackendSeries, backend_families
 from headrace.observability.endpoints import EndpointSeries, endpoint_families
 from headrace.observability.gpus import GpuSeries, gpu_families
@@ -397,7 +397,7 @@ def _server(server: ServerSeries) -> Iterator[Metric]:
         "Bytes of answers that wait for clients to read them; admitted bytes, too",
         server.unread_bytes,
     )
-    yield answer_family(server.answers)
+    yield _answers(server.answers)
     yield from _connections(server)
     dropped = Metric(
         "headrace_log_lines_dropped", "Lines of the log that could not be written", "counter"
@@ -472,3 +472,12 @@ def _gauge(name: str, documentation: str, value: float) -> Metric:
 def _labels(series: VersionSeries) -> dict[str, str]:
     tags = {f"_{key}": value for key, value in series.tags.items()}
     return {"model": series.model, "version": series.version, **tags}
+
+
+def _answers(samples: Iterable[Sample]) -> Metric:
+    """The counter of all answers."""
+    family = Metric("headrace_requests", "Requests answered, or given up by clients", "counter")
+    for door, operation, status, count in samples:
+        labels = {"door": door, "operation": operation, "status": status}
+        family.add_sample("headrace_requests_total", labels, count)
+    return family
