@@ -21,10 +21,9 @@ from typing import NamedTuple
 
 from headrace.core.blocks import BLOCKS
 from headrace.core.errors import Overloaded, ServerExiting
-from headrace.core.shares import Shares
+from headrace.core.shares import ModelLoad, Shares
 from headrace.engine.workbench import Workbench
 from headrace.observability.answers import Answers
-from headrace.scheduling.delivery import ModelLoad
 
 _PRESSED = 0.8  # of a limit, from which on clients that make no progress have less time
 # What a client may have in any case, so that shares of low limits do not get in the way.

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from headrace.core.shares import ModelLoad
 from headrace.engine.clock import LoopClock
 from headrace.engine.loading import LoadedVersion
 from headrace.engine.remote_submission import RemoteSubmission
@@ -13,7 +14,6 @@ from headrace.execution.model_kinds import in_worker, is_elsewhere
 from headrace.observability.statistics import VersionStatistics
 from headrace.scheduling.batch import Pending
 from headrace.scheduling.batcher import Batcher
-from headrace.scheduling.delivery import ModelLoad
 from headrace.scheduling.dividing import DividingBatcher
 from headrace.scheduling.policy import BatchPolicy
 from headrace.scheduling.quarantine import Quarantine

@@ -31,6 +31,7 @@ from headrace.core.errors import (
     WorkerDied,
 )
 from headrace.core.requests import InferRequest, InferResponse, Sink, Timing
+from headrace.core.shares import ModelLoad
 from headrace.core.signature import Signature
 from headrace.scheduling.batch import (
     Answer,
@@ -45,7 +46,7 @@ from headrace.scheduling.batch import (
     Unanswered,
 )
 from headrace.scheduling.clock import Clock, Timer
-from headrace.scheduling.delivery import Delivery, ModelLoad, give
+from headrace.scheduling.delivery import Delivery, give
 from headrace.scheduling.instances import Instances
 from headrace.scheduling.policy import SchedulingPolicy
 from headrace.scheduling.quarantine import Quarantine

@@ -7,29 +7,13 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from sys import maxsize
 
 from headrace.core.errors import ExecutionFailed, ServerError
 from headrace.core.requests import InferResponse
+from headrace.core.shares import ModelLoad
 from headrace.scheduling.batch import NoResponse, Pending
 
 log = logging.getLogger(__name__)
-
-
-class ModelLoad:
-    """Requests of one model that are under way, of all its versions, and their bytes.
-
-    Without a limit; `headrace.engine.admission` has one that holds models to their share. Nobody
-    has to ask it below `free_requests` and `free_bytes`.
-    """
-
-    def __init__(self) -> None:
-        self.requests = 0
-        self.bytes = 0
-        self.free_requests = self.free_bytes = maxsize
-
-    def check(self) -> None:
-        """Raise `Overloaded` if there must be no request more."""
 
 
 class Delivery:
