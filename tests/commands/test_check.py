@@ -60,7 +60,7 @@ def test_check_of_models_that_others_run(tmp_path: Path) -> None:
     assert ended.returncode == 1
     assert "no server answers for model 'nobody': grpc://127.0.0.1:1: Connection" in ended.stdout
     assert "['endpoint'] has no effect on this server; did you mean 'endpoints'?" in ended.stdout
-    assert "['hedge_percent']: has no effect without hedge_after" in ended.stdout
+    assert "['hedge_percent']: has no effect any more: no call is made to a second" in ended.stdout
 
 
 @pytest.mark.slow

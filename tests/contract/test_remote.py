@@ -64,6 +64,8 @@ def models(endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in NAMES:
         write_remote(root, name, endpoint)
     write_remote(root, "other_name", endpoint, remote_model="simple", remote_version="1")
+    write_remote(root, "hedged", endpoint, remote_model="simple", hedge_after="p95",
+                 hedge_percent="5")  # fmt: skip
     write_remote(root, "third", endpoint, remote_model="versions_all", remote_version="3")
     write_remote(root, "versions_all", endpoint, more="version_policy { all { } }")
     for number in (1, 10):
@@ -209,6 +211,20 @@ def test_requests_are_batched_here(
     assert 0 < after.value(name, **labels) - before.value(name, **labels) < 256
     assert after.value("headrace_endpoint_outstanding", **labels) == 0
     assert after.value("headrace_endpoint_healthy", **labels) == 1
+
+
+def test_a_model_that_asks_for_second_calls_is_served_with_single_ones(
+    endpoint: str, front: ServerProcess
+) -> None:
+    """And is told so once."""
+    with CLIENTS["grpc"](front) as through, Scraper(front.metrics) as scraper:
+        answer = through.infer("hedged", {"INPUT0": INTS, "INPUT1": INTS})
+        assert answer["OUTPUT0"].tolist() == (INTS + INTS).tolist()
+        found, labels = scraper.now(), {"model": "hedged", "endpoint": endpoint}
+    for name in ("hedges", "hedge_wins"):
+        assert found.value(f"headrace_endpoint_{name}_total", **labels) == 0
+    [told] = [line for line in front.log.splitlines() if "hedge_" in line]
+    assert "hedged/config.pbtxt:6: parameters['hedge_after']: has no effect any more" in told
 
 
 def test_one_of_a_batch_that_fails_fails_alone(

@@ -9,10 +9,8 @@ import pytest
 from headrace.core.errors import Unavailable
 from headrace.execution.remote.connection import CallFailed, Receiver, RemoteRequest
 from headrace.execution.remote.errand import Answer, Errand, Request
-from headrace.execution.remote.hedged import HedgedCalls
 from headrace.execution.remote.member import Member
 from headrace.execution.remote.options import Endpoint, RemoteOptions
-from headrace.scheduling.hedging import HedgeRules
 from headrace.wire.remote_status import Failure, Fate
 
 REQUEST = RemoteRequest([], [], {})
@@ -92,31 +90,22 @@ def run(root: Path, broken: list[bool], scenario: Callable[[Bench], Awaitable[No
     asyncio.run(whole())
 
 
-def errands(bench: Bench) -> list[Errand]:
-    hedged = HedgedCalls(HedgeRules(seconds=3600.0), asyncio.get_running_loop())
-    whole = hedged.errand(bench, REQUEST, bench)
-    return [Errand(bench, REQUEST, bench), whole]  # type: ignore[list-item]
-
-
 def test_a_request_that_cannot_be_written_leaves_nothing_under_way(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
-        for errand in errands(bench):
-            with pytest.raises(ValueError, match="written"):
-                errand.begin()
-            assert bench.outstanding == [0]
+        with pytest.raises(ValueError, match="written"):
+            Errand(bench, REQUEST, bench).begin()
+        assert bench.outstanding == [0]
 
     run(tmp_path, [True], scenario)
 
 
 def test_a_request_that_cannot_be_written_for_the_next_server_ends(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
-        for errand in errands(bench):
-            assert errand.begin()
-            bench.connections[0].refuse()
-            [error] = bench.ends
-            assert type(error) is ValueError
-            assert bench.outstanding == [0, 0]
-            bench.ends.clear()
+        assert Errand(bench, REQUEST, bench).begin()
+        bench.connections[0].refuse()
+        [error] = bench.ends
+        assert type(error) is ValueError
+        assert bench.outstanding == [0, 0]
 
     run(tmp_path, [False, True], scenario)
 

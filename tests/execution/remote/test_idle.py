@@ -14,7 +14,7 @@ from headrace.execution.remote.idle import idle_parameters
         ({"endpoints": "grpc://a", "http_tensors": "json"}, ["http_tensors"]),
         ({"endpoints": "https://a", "http_tensors": "json"}, []),
         ({"endpoints": "grpc://a", "hedge_percent": "5"}, ["hedge_percent"]),
-        ({"endpoints": "grpc://a", "hedge_percent": "5", "hedge_after": "p95"}, []),
+        ({"endpoints": "grpc://a", "hedge_percent": "5", "hedge_after": "p95"}, ["hedge_after"]),
     ],
 )
 def test_which(given: dict[str, str], idle: list[str]) -> None:

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from headrace.core.errors import InvalidOption, LoadFailed
 from headrace.execution.remote.options import RemoteOptions, version_without_directory
-from headrace.scheduling.hedging import HedgeRules
 
 
 def options(root: Path, version: int = 0, **parameters: str) -> RemoteOptions:
@@ -28,13 +27,6 @@ def test_all_endpoints_and_addresses_are_known_once(tmp_path: Path) -> None:
         ("127.0.0.1", "grpc://127.0.0.1:1", False),
         ("::1", "grpcs://[::1]:2", True),
     ]
-
-
-def test_when_a_second_server_is_asked(tmp_path: Path) -> None:
-    assert options(tmp_path).hedge is None
-    assert options(tmp_path, hedge_after="0.05").hedge == HedgeRules(seconds=0.05, share=0.1)
-    found = options(tmp_path, hedge_after="p95", hedge_percent="2.5").hedge
-    assert found == HedgeRules(quantile=0.95, share=0.025)
 
 
 def test_a_name_without_addresses_is_left_out_while_others_have_some(tmp_path: Path) -> None:
@@ -67,12 +59,6 @@ def test_a_name_without_addresses_is_left_out_while_others_have_some(tmp_path: P
         ("forward_headers", "x-tenant,grpc-timeout", "'grpc-timeout' is about a connection"),
         ("forward_headers", "x tenant", "'x tenant' is not the name of a header"),
         ("forward_priority", "yes", "expected true or false, got 'yes'"),
-        ("hedge_after", "p100", "expected a quantile from p50 to p99.9, or seconds above 0"),
-        ("hedge_after", "nan", "expected a quantile"),
-        ("hedge_after", "0", "expected a quantile"),
-        ("hedge_after", "soon", "expected a quantile"),
-        ("hedge_percent", "0", "expected more than 0 and at most 100, got '0'"),
-        ("hedge_percent", "a few", "expected more than 0"),
         ("tls_root_cert", "none.pem", "none.pem cannot be read"),
         ("tls_key", "a\0b", "cannot be read: embedded null byte"),
         ("host", "a b", "expected the name of a host"),

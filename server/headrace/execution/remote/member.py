@@ -128,14 +128,6 @@ class Member:
         self._note(failed)
         self._ended()
 
-    def hedges(self) -> None:
-        """The next call is the second one for its request."""
-        self._counts.hedges += 1
-
-    def won(self) -> None:
-        """Such a call was answered before the first one."""
-        self._counts.wins += 1
-
     def _seconds(self, request: RemoteRequest | PassedRequest) -> float:
         """How long a call may take; 0 for any time."""
         longest = self._options.timeout
@@ -156,7 +148,6 @@ class Member:
         return EndpointSeries(
             self.endpoint.name, self._counts, condition.outstanding,
             condition.reachable and self._loop.time() >= condition.ejected_until,
-            hedges=self._options.hedge is not None,
         )  # fmt: skip
 
     async def close(self) -> None:

@@ -350,17 +350,8 @@ class RemoteModel(Elsewhere):
                         " server's gRPC port, such as grpc://HOST:8001"
                     )
                     yield "parameters['endpoints']", text
-        stateful = config.WhichOneof("scheduling_choice") == "sequence_batching"
         if self.options.protocol.name != V2:
             yield from _not_in(self.options.protocol.name, config)
-        if self.options.hedge is not None and (
-            stateful or config.model_transaction_policy.decoupled
-        ):
-            yield (
-                "parameters['hedge_after']",
-                "is for models without sequences, and with one response to a request: two servers"
-                " may execute it",
-            )
         if self.options.shared_memory and config.model_transaction_policy.decoupled:
             yield (
                 "parameters['shared_memory']",

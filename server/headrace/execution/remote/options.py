@@ -11,7 +11,6 @@ from urllib.parse import quote, urlsplit
 from headrace.core.errors import InvalidOption, LoadFailed
 from headrace.core.numbers import whole_number
 from headrace.core.requests import Passes
-from headrace.execution.remote.hedge_options import hedge_rules
 from headrace.execution.remote.nearby import check_local, check_sharing
 from headrace.execution.remote.protocol_options import (
     PORTS,
@@ -20,7 +19,6 @@ from headrace.execution.remote.protocol_options import (
     V2_OPTIONS,
     ProtocolOptions,
 )
-from headrace.scheduling.hedging import HedgeRules
 from headrace.wire.compression import ENCODINGS
 
 REMOTE_PARAMETERS = frozenset(
@@ -145,7 +143,6 @@ class RemoteOptions:
     host: str = ""
     tensors: str = ""
     compression: str = ""
-    hedge: HedgeRules | None = None
     passes: Passes = Passes.NONE
     read_credentials: Callable[[], Credentials] | None = field(default=None, compare=False)
     protocol: ProtocolOptions = V2_OPTIONS
@@ -192,7 +189,6 @@ class RemoteOptions:
             _host(parameters),
             _one_of(parameters, "http_tensors", ("auto", "binary", "json")),
             _one_of(parameters, "compression", ("none", *ENCODINGS)),
-            hedge_rules(parameters),
             _passes(urls) if transparent else Passes.NONE,
             partial(_credentials, dict(parameters), root) if _OF_FILES & set(parameters) else None,
             protocol,

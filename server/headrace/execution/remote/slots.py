@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from headrace.core.signature import Signature
 from headrace.execution.remote.errand import Errand, ErrandMaker
-from headrace.execution.remote.hedged import HedgedCalls
 from headrace.execution.remote.sequences import SequenceCalls
 from headrace.execution.remote.slot import Pool, Slot
 from headrace.execution.remote.stream_errand import StreamErrand, StreamErrandMaker
@@ -33,11 +32,7 @@ def make_slots(
     count, name = range(model.max_in_flight), signature.model
     calls = None if table is None else SequenceCalls(name, table)
     if not signature.decoupled:
-        errands: ErrandMaker = Errand
-        if calls is not None:
-            errands = calls.errand
-        elif model.options.hedge is not None:
-            errands = HedgedCalls(model.options.hedge, loop).errand
+        errands: ErrandMaker = Errand if calls is None else calls.errand
         return [Slot(pool, signature, model.forwarding, loop, errands) for _ in count]
     streams: StreamErrandMaker = partial(
         StreamErrand, model=name, loop=loop, silence=model.options.timeout
