@@ -335,9 +335,34 @@ def test_nobody_listens(tmp_path: Path) -> None:
             await infer(connection, ASKED, 10)
         assert failed.value.failure.fate is Fate.UNSENT
         await connection.close()
-        with dialects.of(endpoint).visit(endpoint) as waiting, pytest.raises(CallFailed) as failed:
-            waiting.describe(10)
+
+        def wait() -> None:
+            with dialects.of(endpoint).visit(endpoint) as waiting:
+                waiting.describe(10)
+
+        with pytest.raises(CallFailed, match="Connection refused") as failed:
+            await asyncio.to_thread(wait)
         assert failed.value.failure.fate is Fate.UNSENT
+
+    run(scenario)
+
+
+def test_a_port_of_another_protocol() -> None:
+    class HangsUp(Server):
+        async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.close()
+
+    async def scenario() -> None:
+        async with connected(HangsUp()) as (_, dialects, endpoint):
+
+            def wait() -> None:
+                with dialects.of(endpoint).visit(endpoint) as waiting:
+                    waiting.describe(10)
+
+            with pytest.raises(CallFailed, match="is this its port for HTTP") as failed:
+                await asyncio.to_thread(wait)
+            assert failed.value.failure.fate is Fate.UNCERTAIN
 
     run(scenario)
 

@@ -1,18 +1,19 @@
 """What a pool needs of the way to one server, whichever protocol is spoken there.
 
-A dialect is one protocol over one transport. It makes two kinds of connection: one that waits, for
-the thread that loads a model, and one for the event loop. Both take requests as values and give
+A dialect is one protocol over one transport. Its connections take requests as values and give
 answers as values; how those are written is up to `headrace.wire`. Each model has connections of its
-own, so that what happens to one of them is not another model's.
+own, so that what happens to one of them is not another model's. A thread that loads a model has one
+on an event loop of its own, behind a `Visit`.
 
 On the event loop, whoever makes a call is told what comes of it by a call of its own, without a
 task or a future in between.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 from headrace.core.errors import RemoteBroken, ServerError
 from headrace.core.requests import OpaqueRequest, Parameter
@@ -101,29 +102,6 @@ class CallFailed(Exception):
         self.told = told
 
 
-class LoadingConnection(Protocol):
-    """Calls that wait for their answers, on any thread. Times are in seconds, 0 for none."""
-
-    def describe(self, seconds: float) -> RemoteDescription:
-        """What the server says of the model; raises `CallFailed`."""
-
-    def infer(self, request: RemoteRequest, seconds: float) -> RemoteAnswer:
-        """One run; raises `CallFailed`."""
-
-
-@runtime_checkable
-class ModelControl(Protocol):
-    """Connections that wait have this, too, where a server loads models when it is told to."""
-
-    def load(self, config: str, seconds: float) -> None:
-        """Have the model loaded; `config` is a whole configuration as JSON that stands in for the
-        server's own, unless it is empty. Raises `CallFailed`.
-        """
-
-    def unload(self, seconds: float) -> None:
-        """Have the model unloaded; raises `CallFailed`."""
-
-
 class Receiver(Protocol):
     """Whom a call is made for; exactly one of these is called, once, and not before `begin` ends.
 
@@ -161,6 +139,66 @@ class Connection(Protocol):
 
     async def close(self) -> None:
         """End the connection, with whatever is under way."""
+
+
+class LoadingConnection(Connection, Protocol):
+    """What a model is loaded with, besides. Times are in seconds, 0 for none."""
+
+    async def describe(self, seconds: float) -> RemoteDescription:
+        """What the server says of the model; raises `CallFailed`."""
+
+    async def infer(self, request: RemoteRequest, seconds: float) -> RemoteAnswer:
+        """One run; raises `CallFailed`."""
+
+    async def load(self, config: str, seconds: float) -> None:
+        """Have the model loaded; `config` is a whole configuration as JSON that stands in for the
+        server's own, unless it is empty. Raises `CallFailed`.
+        """
+
+    async def unload(self, seconds: float) -> None:
+        """Have the model unloaded; raises `CallFailed`."""
+
+
+class Visit:
+    """A `LoadingConnection` for a thread that may wait: each method is one of that, and blocks."""
+
+    def __init__(self, runner: asyncio.Runner, connection: LoadingConnection) -> None:
+        self._run = runner.run
+        self._connection = connection
+
+    def describe(self, seconds: float) -> RemoteDescription:
+        """What the server says of the model."""
+        return self._run(self._connection.describe(seconds))
+
+    def infer(self, request: RemoteRequest, seconds: float) -> RemoteAnswer:
+        """One run."""
+        return self._run(self._connection.infer(request, seconds))
+
+    def load(self, config: str, seconds: float) -> None:
+        """Have the model loaded."""
+        self._run(self._connection.load(config, seconds))
+
+    def unload(self, seconds: float) -> None:
+        """Have the model unloaded."""
+        self._run(self._connection.unload(seconds))
+
+
+@contextmanager
+def visiting(connect: Callable[[], LoadingConnection]) -> Iterator[Visit]:
+    """A connection on an event loop of its own, on a thread that has none, while `with` lasts.
+
+    `connect` makes the connection when that loop is running.
+    """
+
+    async def connected() -> LoadingConnection:
+        return connect()
+
+    with asyncio.Runner() as runner:
+        connection = runner.run(connected())
+        try:
+            yield Visit(runner, connection)
+        finally:
+            runner.run(connection.close())
 
 
 class StreamAnswer(NamedTuple):
@@ -229,8 +267,8 @@ class StreamingConnection(Connection, Protocol):
 class Dialect(Protocol):
     """Makes connections for one model, called `model` here, to servers that speak alike."""
 
-    def visit(self, endpoint: Endpoint) -> AbstractContextManager[LoadingConnection]:
-        """A connection for the thread that loads the model, for as long as `with` lasts."""
+    def visit(self, endpoint: Endpoint) -> AbstractContextManager[Visit]:
+        """See `visiting`."""
 
     def connect(self, endpoint: Endpoint) -> Connection:
         """A connection for the event loop that is running."""

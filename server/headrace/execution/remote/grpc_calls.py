@@ -3,6 +3,7 @@
 import logging
 import ssl
 from collections.abc import Generator, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, TypeAlias
 
 from google.protobuf.message import DecodeError
@@ -16,7 +17,9 @@ from headrace.execution.remote.connection import (
     RemoteDescription,
     RemoteRequest,
     StreamAnswer,
+    Visit,
     nonsense,
+    visiting,
 )
 from headrace.execution.remote.grpc_link import receive_buffer
 from headrace.execution.remote.grpc_procedures import CONFIG, INFER, METADATA, READY
@@ -32,7 +35,6 @@ from headrace.wire.remote_status import Failure, Fate, failure_of, late, lost, t
 
 if TYPE_CHECKING:
     from headrace.execution.remote.grpc_connection import GrpcConnection
-    from headrace.execution.remote.grpc_loading import GrpcLoading
 
 log = logging.getLogger(__name__)
 
@@ -65,11 +67,11 @@ class GrpcDialect:
         self._messages = RemoteMessages(options.model, options.version)
         self._reader = AnswerReader()
 
-    def visit(self, endpoint: Endpoint) -> "GrpcLoading":
+    def visit(self, endpoint: Endpoint) -> AbstractContextManager[Visit]:
         """For the thread that loads the model."""
-        from headrace.execution.remote.grpc_loading import GrpcLoading
+        from headrace.execution.remote.grpc_connection import GrpcConnection
 
-        return GrpcLoading(endpoint, self)
+        return visiting(lambda: GrpcConnection(endpoint, self))
 
     def connect(self, endpoint: Endpoint) -> "GrpcConnection":
         """For the event loop that is running."""

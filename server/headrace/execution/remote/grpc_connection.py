@@ -10,6 +10,7 @@ from headrace.execution.remote.connection import (
     Call,
     PassedRequest,
     Receiver,
+    RemoteDescription,
     RemoteRequest,
     RemoteStream,
     StreamReceiver,
@@ -22,6 +23,8 @@ from headrace.execution.remote.options import Endpoint
 from headrace.wire.grpc_call import End
 from headrace.wire.grpc_response import UNIMPLEMENTED
 from headrace.wire.http2.request_blocks import RequestHead
+from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.wire.remote_infer import RemoteAnswer
 
 if TYPE_CHECKING:
     from headrace.execution.remote.grpc_calls import GrpcDialect
@@ -89,7 +92,7 @@ class AwaitedCall(UnaryCall):
 
 
 class GrpcConnection:
-    """`headrace.execution.remote.connection.StreamingConnection`."""
+    """`StreamingConnection` and `LoadingConnection` of `headrace.execution.remote.connection`."""
 
     def __init__(
         self, endpoint: Endpoint, dialect: "GrpcDialect", buffer: memoryview | None = None
@@ -151,6 +154,40 @@ class GrpcConnection:
                 return True  # a server without the procedure cannot say more
             raise self._dialect.failed(end)
         return self._dialect.is_ready(data)
+
+    async def describe(self, seconds: float) -> RemoteDescription:
+        """What the server says of the model."""
+        conversation = self._dialect.describe()
+        try:
+            path, message = next(conversation)
+            while True:
+                said = await self.ask(self.procedures.head(path), message, seconds)
+                path, message = conversation.send(said)
+        except StopIteration as stop:
+            result: RemoteDescription = stop.value
+            return result
+
+    async def infer(self, request: RemoteRequest, seconds: float) -> RemoteAnswer:
+        """One run; raises `CallFailed`."""
+        dialect, head = self._dialect, self.procedures.infer(request.headers)
+        message = b"".join(dialect.request(request))
+        return dialect.answer(
+            dialect.given(*await self.ask(head, message, seconds, dialect.packed))
+        )
+
+    async def load(self, config: str, seconds: float) -> None:
+        """Have the model loaded; raises `CallFailed`."""
+        wanted = pb.RepositoryModelLoadRequest(model_name=self._dialect.options.model)
+        if config:
+            wanted.parameters["config"].string_param = config
+        message = wanted.SerializeToString()
+        self._dialect.given(*await self.ask(self.procedures.load, message, seconds))
+
+    async def unload(self, seconds: float) -> None:
+        """Have the model unloaded; raises `CallFailed`."""
+        wanted = pb.RepositoryModelUnloadRequest(model_name=self._dialect.options.model)
+        message = wanted.SerializeToString()
+        self._dialect.given(*await self.ask(self.procedures.unload, message, seconds))
 
     async def ask(
         self, head: RequestHead, message: bytes, seconds: float, packed: bool = False

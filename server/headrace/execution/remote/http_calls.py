@@ -3,11 +3,12 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from headrace.core.errors import InvalidRequest, PayloadTooLarge, ServerError
+from headrace.core.errors import InvalidRequest, PayloadTooLarge, ServerError, Unsupported
 from headrace.core.tensors import Buffer
 from headrace.execution.remote.connection import (
     Call,
@@ -15,8 +16,11 @@ from headrace.execution.remote.connection import (
     PassedAnswer,
     PassedRequest,
     Receiver,
+    RemoteDescription,
     RemoteRequest,
+    Visit,
     nonsense,
+    visiting,
     with_headers,
 )
 from headrace.execution.remote.http_lines import (
@@ -29,7 +33,13 @@ from headrace.execution.remote.http_lines import (
     seconds_left,
 )
 from headrace.execution.remote.options import Endpoint, RemoteOptions
-from headrace.execution.remote.rest import Conversation, Inference, Rest, RestPassing
+from headrace.execution.remote.rest import (
+    Conversation,
+    Inference,
+    Rest,
+    RestControl,
+    RestPassing,
+)
 from headrace.execution.remote.task_call import TaskCall
 from headrace.execution.remote.tls import tls_context
 from headrace.wire.compression import ANSWER_RATIO, LARGE, compress, decompress
@@ -41,9 +51,6 @@ from headrace.wire.http_exchange import (
 )
 from headrace.wire.remote_infer import RemoteAnswer
 from headrace.wire.remote_status import Failure, Fate, late, lost, too_large, unsent
-
-if TYPE_CHECKING:
-    from headrace.execution.remote.http_loading import HttpLoading
 
 log = logging.getLogger(__name__)
 
@@ -62,11 +69,9 @@ class HttpDialect:
         self.passing = rest if isinstance(rest, RestPassing) else None
         self.tls = tls_context(options.credentials) if secure else None
 
-    def visit(self, endpoint: Endpoint) -> "HttpLoading":
+    def visit(self, endpoint: Endpoint) -> AbstractContextManager[Visit]:
         """For the thread that loads the model."""
-        from headrace.execution.remote.http_loading import HttpLoading
-
-        return HttpLoading(endpoint, self)
+        return visiting(lambda: HttpConnection(endpoint, self))
 
     def connect(self, endpoint: Endpoint) -> "HttpConnection":
         """For the event loop that is running."""
@@ -119,7 +124,7 @@ class HttpDialect:
 
 
 class HttpConnection:
-    """`headrace.execution.remote.connection.Connection`."""
+    """`headrace.execution.remote.connection.LoadingConnection`."""
 
     def __init__(self, endpoint: Endpoint, dialect: HttpDialect) -> None:
         self._endpoint = endpoint
@@ -140,15 +145,15 @@ class HttpConnection:
             return self._pass_on(request, seconds, receiver)
         inference = self._inference
         if inference is None or self._dialect.options.compression:
-            return TaskCall(self._run(request, seconds), receiver)
+            return TaskCall(self.infer(request, seconds), receiver)
         try:
             common = self._lines_for(request)
             placed = self._dialect.placed(inference.request(request), self._endpoint)
         except CallFailed:  # which the task tells, once this has ended
-            return TaskCall(self._run(request, seconds), receiver)
+            return TaskCall(self.infer(request, seconds), receiver)
         line = self._lines.take()
         if line is None:
-            return TaskCall(self._run(request, seconds), receiver)
+            return TaskCall(self.infer(request, seconds), receiver)
         dialect, endpoint = self._dialect, self._endpoint
         call = HttpCall(
             line, dialect, endpoint,
@@ -198,9 +203,35 @@ class HttpConnection:
             await self._learn(until)
         return True
 
+    async def describe(self, seconds: float) -> RemoteDescription:
+        """What the server says of the model."""
+        return await self._talk(self._dialect.rest.describe(), deadline_in(seconds))
+
+    async def infer(self, request: RemoteRequest, seconds: float) -> RemoteAnswer:
+        """One run; raises `CallFailed`."""
+        until = deadline_in(seconds)
+        common = self._lines_for(request)
+        inference = self._inference or await self._learn(until)
+        return inference.answer(await self._ask(inference.request(request), until, common))
+
+    async def load(self, config: str, seconds: float) -> None:
+        """Have the model loaded; raises `CallFailed`."""
+        await self._talk(self._control().load(config), deadline_in(seconds))
+
+    async def unload(self, seconds: float) -> None:
+        """Have the model unloaded; raises `CallFailed`."""
+        await self._talk(self._control().unload(), deadline_in(seconds))
+
     async def close(self) -> None:
         """End the connections, with whatever is under way."""
         await self._lines.close()
+
+    def _control(self) -> RestControl:
+        rest = self._dialect.rest
+        if isinstance(rest, RestControl):
+            return rest
+        text = "this protocol has no way to have models loaded"
+        raise CallFailed(Failure(Fate.ANSWERED, Unsupported(text)), text)
 
     def _lines_for(
         self, request: RemoteRequest | PassedRequest, own: Sequence[tuple[str, str]] = ()
@@ -212,12 +243,6 @@ class HttpConnection:
             return header_lines(with_headers(own or self._headers, request.headers))
         except InvalidRequest as error:
             raise CallFailed(Failure(Fate.ANSWERED, error), str(error)) from None
-
-    async def _run(self, request: RemoteRequest, seconds: float) -> RemoteAnswer:
-        until = deadline_in(seconds)
-        common = self._lines_for(request)
-        inference = self._inference or await self._learn(until)
-        return inference.answer(await self._ask(inference.request(request), until, common))
 
     async def _learn(self, until: float) -> Inference:
         self._inference = await self._talk(self._dialect.rest.learn(), until)

@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Buffer
-from headrace.execution.remote.obstacles import obstacle
+from headrace.execution.remote.obstacles import CLOSED, obstacle
 from headrace.execution.remote.options import Endpoint
 from headrace.wire.http_exchange import LARGEST_BODY, HttpResponse, ResponseReader
 
@@ -245,7 +245,9 @@ class Line(asyncio.BufferedProtocol):
         self._lines.ended(self)
         if self._done is not None:
             whole = None if error is not None else self._reader.closed()
-            self._finish(whole or Disconnected(str(error or "closed by the server")))
+            # Once there was an answer it is not the wrong port.
+            why = "closed by the server" if self.idle_since else CLOSED.format("HTTP")
+            self._finish(whole or Disconnected(obstacle(error) if error else why))
 
     # --- the end of a request, and of the connection with it
 

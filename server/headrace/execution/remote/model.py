@@ -307,7 +307,7 @@ class RemoteModel(Elsewhere):
         self, inputs: Mapping[str, TensorArray], outputs: Sequence[str]
     ) -> Sequence[TensorArray]:
         """One call that waits, by which samples are warmed up."""
-        # On a thread of its own: a call over gRPC has an event loop, and so has who warms up.
+        # On a thread of its own: a call that waits has an event loop, and so has who warms up.
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(self._infer, inputs, outputs).result()
 

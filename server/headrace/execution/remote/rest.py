@@ -1,7 +1,7 @@
 """What a protocol over HTTP says and understands, without the connection that carries it.
 
 A conversation is a generator: it yields requests, is sent the answer to each, and returns what has
-come of them. So one text serves the thread that loads a model and the event loop alike.
+come of them.
 """
 
 from collections.abc import Generator, Sequence
@@ -89,7 +89,7 @@ class RestControl(Protocol):
     """Protocols have this, too, by which a server has models loaded; both raise `CallFailed`."""
 
     def load(self, config: str) -> Conversation[None]:
-        """Have the model loaded; see `headrace.execution.remote.connection.ModelControl`."""
+        """Have the model loaded; see `headrace.execution.remote.connection.LoadingConnection`."""
 
     def unload(self) -> Conversation[None]:
         """Have the model unloaded."""

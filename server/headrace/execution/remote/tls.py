@@ -1,7 +1,6 @@
 """TLS as a client of the servers that run a model."""
 
 import os
-import socket
 import ssl
 
 from headrace.core.errors import InvalidOption
@@ -31,15 +30,6 @@ def tls_context(credentials: Credentials) -> ssl.SSLContext:
         finally:
             os.close(descriptor)
     return context
-
-
-def secured(plain: socket.socket, context: ssl.SSLContext, host: str) -> socket.socket:
-    """A socket that is connected, with TLS; raises `OSError` with the socket closed."""
-    try:
-        return context.wrap_socket(plain, server_hostname=host)
-    except BaseException:
-        plain.close()
-        raise
 
 
 def _wrong(name: str, text: str) -> InvalidOption:

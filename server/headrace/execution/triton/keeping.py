@@ -12,12 +12,7 @@ from time import monotonic
 from typing import Protocol
 
 from headrace.core.errors import LoadFailed
-from headrace.execution.remote.connection import (
-    CallFailed,
-    LoadingConnection,
-    ModelControl,
-    RemoteDescription,
-)
+from headrace.execution.remote.connection import CallFailed, RemoteDescription, Visit
 from headrace.execution.remote.options import Endpoint
 from headrace.execution.triton.groups import agree, described
 from headrace.execution.triton.uses import Uses
@@ -68,10 +63,8 @@ class RepositoryKeeper:
         """Have one server serve it as wanted; raises `LoadFailed`."""
         self._take(endpoint)
         with self._visit(endpoint) as connection:
-            if not isinstance(connection, ModelControl):
-                raise LoadFailed(f"{endpoint.name} offers no way to have models loaded")
             try:
-                self._ensure(connection, connection, endpoint, seconds)
+                self._ensure(connection, endpoint, seconds)
             except CallFailed as failed:
                 raise LoadFailed(f"{endpoint.name}: {failed.text}") from None
         if self._uses is not None and self._is_released():  # meanwhile
@@ -107,23 +100,16 @@ class RepositoryKeeper:
 
     def _unload(self, endpoint: Endpoint) -> None:
         with self._visit(endpoint) as connection:
-            if isinstance(connection, ModelControl):
-                try:
-                    connection.unload(_ASK_SECS)
-                except CallFailed as failed:
-                    raise LoadFailed(f"{endpoint.name}: {failed.text}") from None
+            try:
+                connection.unload(_ASK_SECS)
+            except CallFailed as failed:
+                raise LoadFailed(f"{endpoint.name}: {failed.text}") from None
 
-    def _ensure(
-        self,
-        connection: LoadingConnection,
-        control: ModelControl,
-        endpoint: Endpoint,
-        seconds: float,
-    ) -> None:
+    def _ensure(self, connection: Visit, endpoint: Endpoint, seconds: float) -> None:
         deadline = monotonic() + seconds
         said = loaded(connection)
         if said is None:
-            control.load("", seconds)
+            connection.load("", seconds)
             said = loaded(connection)
         config = None if said is None else said.config
         if config is None or agree(self._groups, config.instance_group):
@@ -134,7 +120,7 @@ class RepositoryKeeper:
         )  # fmt: skip
         config.ClearField("instance_group")
         config.instance_group.extend(self._groups)
-        control.load(json.dumps(to_json(config)), max(deadline - monotonic(), 1.0))
+        connection.load(json.dumps(to_json(config)), max(deadline - monotonic(), 1.0))
 
 
 def load_everywhere(
@@ -155,7 +141,7 @@ def load_everywhere(
     raise LoadFailed(f"{what}: {'; '.join(map(str, problems))}", what)
 
 
-def loaded(connection: LoadingConnection) -> RemoteDescription | None:
+def loaded(connection: Visit) -> RemoteDescription | None:
     """What a server says of a model that is loaded; None if it is not.
 
     Raises `CallFailed` if the server cannot be asked.

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from headrace.core.errors import LoadFailed
 from headrace.core.model_spec import LoadSpec
 from headrace.execution.aside import aside
-from headrace.execution.remote.connection import CallFailed, ModelControl
+from headrace.execution.remote.connection import CallFailed
 from headrace.execution.remote.options import Endpoint, RemoteOptions, Url
 from headrace.execution.triton.command import Secret, arguments, environment
 from headrace.execution.triton.groups import as_configured, groups_of
@@ -284,7 +284,6 @@ class PlacedModel:
         if self._is_released():
             raise LoadFailed("it is being unloaded")
         with self._visit(endpoint) as connection:
-            assert isinstance(connection, ModelControl)
             try:
                 if loaded(connection) is not None:
                     return  # as it was written, since nobody else can change it
@@ -314,7 +313,6 @@ class PlacedModel:
         if not self._by_port[endpoint.port].live.is_set():
             return  # it has nothing loaded
         with self._visit(endpoint) as connection:
-            assert isinstance(connection, ModelControl)
             try:
                 connection.unload(_UNLOAD_SECS)
             except CallFailed as failed:

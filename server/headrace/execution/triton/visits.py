@@ -2,7 +2,7 @@
 
 from contextlib import AbstractContextManager
 
-from headrace.execution.remote.connection import LoadingConnection
+from headrace.execution.remote.connection import Visit
 from headrace.execution.remote.dialects import Dialects
 from headrace.execution.remote.options import Endpoint, RemoteOptions
 
@@ -14,7 +14,7 @@ class Visits:
         self.options = options
         self.model = model
 
-    def to(self, endpoint: Endpoint) -> AbstractContextManager[LoadingConnection]:
+    def to(self, endpoint: Endpoint) -> AbstractContextManager[Visit]:
         """A connection for as long as `with` lasts."""
         # A dialect is for one thread at a time, and that of the pool is the event loop's.
         return Dialects(self.options, self.model).of(endpoint).visit(endpoint)
