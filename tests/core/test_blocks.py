@@ -1,13 +1,20 @@
 """Blocks of memory for messages: used again, within a bound, and never while they are in use."""
 
 import gc
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from headrace.core.blocks import Blocks
+from headrace.core.tensors import Array
 
 MIB = 1 << 20
+ARRAYS: list[Callable[[memoryview], Array]] = [
+    lambda view: np.frombuffer(view[MIB:], np.float32)[8:].reshape(-1, 2),
+    lambda view: np.ndarray((MIB, 2), np.float32, view, 64),
+    lambda view: np.ndarray((MIB,), np.float32, np.asarray(view)[32:]),
+]
 
 
 def place(view: memoryview) -> int:
@@ -25,11 +32,12 @@ def test_a_block_is_used_again() -> None:
     assert (len(shorter), place(shorter), bytes(shorter[:5])) == (9 * MIB, where, b"first")
 
 
-def test_not_while_something_refers_to_it() -> None:
+@pytest.mark.parametrize("read", ARRAYS, ids=["frombuffer", "ndarray", "ndarray of an array"])
+def test_not_while_something_refers_to_it(read: Callable[[memoryview], Array]) -> None:
     blocks = Blocks(64 * MIB)
     view = blocks.block(16 * MIB)
     view[:] = bytes(16 * MIB)
-    where, array = place(view), np.frombuffer(view[MIB:], np.float32)[8:].reshape(-1, 2)
+    where, array = place(view), read(view)
     del view
     gc.collect()
     other = blocks.block(16 * MIB)

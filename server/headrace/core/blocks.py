@@ -34,8 +34,9 @@ class Blocks:
         """
         if not _LEAST <= nbytes <= _LARGEST or (whole := self._take(nbytes)) is None:
             return np.empty(nbytes, np.uint8).data
-        # Only its memoryview leaves: of an array's slices, numpy would know no owner but `whole`.
-        part = whole[:nbytes]
+        # By a memoryview: numpy would take `whole` for the owner of what `np.ndarray` makes of a
+        # view of its slice, and the block would be used again under that array.
+        part = np.frombuffer(whole.data, np.uint8, nbytes)
         finalize(part, self._free.__setitem__, id(whole), whole)
         return part.data
 
