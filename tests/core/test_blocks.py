@@ -89,3 +89,13 @@ def test_less_is_kept_where_others_hold_memory() -> None:
     blocks.spare(0)
     now = [blocks.block(16 * MIB) for _ in range(2)]
     assert place(now[0]) in where
+
+
+def test_a_block_that_something_refers_to_past_its_view_is_nobody_elses() -> None:
+    blocks = Blocks(64 * MIB)
+    view = blocks.block(16 * MIB)
+    owner = np.frombuffer(view, np.uint8).base.obj.base  # type: ignore[union-attr]
+    where = place(view)
+    del view
+    assert place(blocks.block(16 * MIB)) != where
+    assert len(owner) == 16 * MIB

@@ -3,6 +3,7 @@
 The system clears each page that it hands out, which takes longer than to copy a message into it.
 """
 
+from sys import getrefcount
 from threading import Lock
 from weakref import finalize
 
@@ -13,6 +14,7 @@ from headrace.workers.allocation import kept_bytes
 from headrace.workers.cgroup import memory_limit
 
 _LEAST, _LARGEST = 1 << 20, 32 << 20  # bytes of a block that is worth keeping
+_ALONE = 2  # references: a variable's, and that of who counts them
 _SHARE = 0.75  # of what a process may keep; the rest is its heap's
 
 
@@ -50,9 +52,13 @@ class Blocks:
     def _take(self, nbytes: int) -> Array | None:
         """One that is free, or a new one in the place of those that are; None if all are in use."""
         with self._lock:
-            for key, free in self._free.copy().items():
-                if nbytes <= free.nbytes <= 2 * nbytes:
-                    return self._free.pop(key)
+            for key in [
+                key for key, one in self._free.copy().items() if nbytes <= one.nbytes <= 2 * nbytes
+            ]:
+                whole = self._free.pop(key)
+                if getrefcount(whole) == _ALONE:
+                    return whole
+                self._owned -= whole.nbytes  # something refers to it past its view: it stays theirs
             if not self._make_room(nbytes):
                 return None
             self._owned += nbytes
