@@ -50,6 +50,15 @@ class Histogram:
         self.counts[bisect_left(LATENCY_BOUNDS, duration_ns)] += times
         self.total_ns += duration_ns * times
 
+    def observe_since(self, moments: Sequence[int], now: int) -> int:
+        """Count the durations from each of the moments until `now`; the sum of them."""
+        counts = self.counts
+        for moment in moments:
+            counts[bisect_left(LATENCY_BOUNDS, now - moment)] += 1
+        total = now * len(moments) - sum(moments)
+        self.total_ns += total
+        return total
+
 
 class BatchCounters:
     """Executions of one batch size."""
@@ -125,11 +134,8 @@ class VersionStatistics:
         batch.compute_infer_ns += infer
         batch.compute_output_ns += outputs
         self.compute_histogram.observe(ended - started, count)
-        for moment in arrived:
-            self.queue_ns += started - moment
-            self.success_ns += ended - moment
-            self.queue_histogram.observe(started - moment)
-            self.request_histogram.observe(ended - moment)
+        self.queue_ns += self.queue_histogram.observe_since(arrived, started)
+        self.success_ns += self.request_histogram.observe_since(arrived, ended)
 
     def batch_opened(self, batch_rows: int, started: int, gathered: int, computed: int) -> None:
         """Count a batch whose requests are answered later."""

@@ -185,7 +185,7 @@ class Batch:
     def __init__(self, signature: Signature, pendings: list[Pending]) -> None:
         self.signature = signature
         self.pendings = pendings
-        self.rows = pendings[0].rows if len(pendings) == 1 else sum(p.rows for p in pendings)
+        self.rows = pendings[0].rows if len(pendings) == 1 else sum([p.rows for p in pendings])
         self.outputs = _wanted(signature, pendings)
 
     def gather(self, room: "Room | None" = None) -> dict[str, TensorArray]:

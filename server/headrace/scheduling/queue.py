@@ -78,6 +78,12 @@ class RequestQueue:
         return 2 * at
 
     def __iter__(self) -> Iterator[Pending]:
+        first, *others = self._deques
+        if not self._dead and not any(others):  # as nearly always
+            return iter(first)
+        return self._alive()
+
+    def _alive(self) -> Iterator[Pending]:
         for queue in self._deques:
             for pending in queue:
                 if not pending.ended:

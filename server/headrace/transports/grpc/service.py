@@ -135,7 +135,9 @@ class InferenceService:
 
     def infer(self, data: Buffer, reply: Reply) -> Ticket | None:
         """ModelInfer; raises `ServerError`."""
-        nbytes = check_size(data, self._limit)
+        nbytes = len(data)
+        if nbytes > self._limit:
+            check_size(data, self._limit)  # which refuses it
         account = reply.account
         account.enter(nbytes)
         try:
@@ -156,7 +158,8 @@ class InferenceService:
                 answer.ticket = self._defer(message, found.signature, answer)
                 return answer
             request = message.request(nbytes)
-            answer.timed = wants_timing(request)
+            if request.parameters:
+                answer.timed = wants_timing(request)
             answer.ticket = found.submit(request, answer)
         except BaseException:
             account.leave(nbytes)

@@ -163,7 +163,8 @@ class Exchange:
         if head.timeout:
             self.bound(request)
         self.request_id = request.id
-        self._more = wants_timing(request)
+        if request.parameters:
+            self._more = wants_timing(request)
         return found.submit(request, sink)
 
     def bound(self, request: InferRequest) -> None:
