@@ -264,7 +264,7 @@ def test_a_request_that_is_too_short() -> None:
             RequestReader().read(meta, rest, 0, size, False)
 
 
-@given(st.lists(st.integers(0, 2**63 - 1), min_size=9, max_size=9))
+@given(st.lists(st.integers(0, 2**63 - 1), min_size=10, max_size=10))
 def test_what_is_held(numbers: list[int]) -> None:
     assert read_held(held_rest(numbers)) == tuple(numbers)
     with pytest.raises(BrokenLink):
