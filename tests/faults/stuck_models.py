@@ -42,6 +42,9 @@ _TOLD = """
                 lock = threading.Lock()
                 lock.acquire()
                 lock.acquire()
+            elif word == "nap":
+                print("naps", flush=True)
+                time.sleep(0.7)
             elif word == "pid":
                 command = str(os.getpid()).encode()
             elif word == "exit":
@@ -145,6 +148,12 @@ class _ImpatientGrpc(Impatient):
     def go(self) -> None:
         self._call.cancel()
         self._client.close()
+
+
+def nap(server: ServerProcess, model: str) -> Impatient:
+    """Have a model take longer than the client will wait, but not for ever."""
+    row = {"name": "COMMAND", "datatype": "BYTES", "shape": [1, 1], "data": ["nap"]}
+    return _ImpatientHttp(server, model, json.dumps({"inputs": [row]}).encode())
 
 
 def hang(server: ServerProcess, protocol: str, model: str) -> Impatient:

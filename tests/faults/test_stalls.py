@@ -18,6 +18,7 @@ from tests.faults.stuck_models import (
     counted,
     hang,
     hanging,
+    nap,
     neighbours_serve,
     reason_of,
     told,
@@ -84,6 +85,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     write_spinning(root, "busy", execution_limit_secs=LIMIT_SECS)
     write_spinning(root, "busy_left")
     write_told(root, "left", execution_limit_secs=0)
+    write_told(root, "napping")
     write_told(root, "replaced", max_requests=1, stall_secs=0)
     write_python_model(root, "steps", _STEPS, _STEPS_CONFIG)
     write_python_model(root, "flood", _FLOOD, _STEPS_CONFIG.replace("[ 1 ]", "[ -1 ]"))
@@ -158,6 +160,16 @@ def test_a_worker_that_nobody_waits_for_is_no_crash_of_its_model(server: ServerP
     assert "ends again and again" not in server.log
     refused = counted(server, "headrace_quarantined_requests_total", "left")
     assert asyncio.run(refused) == 0
+
+
+def test_batch_after_batch_that_nobody_waits_for_is_no_hang(server: ServerProcess) -> None:
+    with client_of(server, "http") as client:
+        pid = told(client, "napping", "pid")
+        for number in range(1, 9):  # for longer than one of them may go on
+            impatient = nap(server, "napping")
+            eventually(lambda n=number: server.log.count("naps") >= n)  # type: ignore[misc]
+            impatient.go()
+        assert told(client, "napping", "pid") == pid
 
 
 def leave(server: ServerProcess, protocol: str, model: str, begun: Callable[[], object]) -> None:

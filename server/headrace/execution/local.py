@@ -84,6 +84,7 @@ class LocalInstance:
         self._ran = False  # since the last look
         self._rested = 0.0  # seconds without a batch
         self._looking: asyncio.TimerHandle | None = None
+        self._looked = 0.0  # when it last was, by the loop's clock
         self._limits = limits or ExecutionLimits()
         self._changed = changed
         self._ended = Counter() if ended is None else ended
@@ -110,6 +111,7 @@ class LocalInstance:
         """Run `batch`; see `headrace.scheduling.batch.Instance`."""
         self._ran = True
         if self._looking is None:
+            self._looked = self._loop.time()
             self._looking = self._loop.call_later(self._pace, self._look)
         texts = batch.signature.texts
         if self._kind is InstanceKind.INLINE and not (texts and _is_heavy(texts, batch)):
@@ -160,12 +162,14 @@ class LocalInstance:
 
     def _look(self) -> None:
         self._looking = None
-        self._feel()
+        now = self._loop.time()
+        elapsed, self._looked = now - self._looked, now
+        self._feel(elapsed)
         if self._ran or self._batch is not None:
             self._ran = False
             self._rested = 0.0
         else:
-            self._rested += self._pace
+            self._rested += elapsed
         if self._rested < self._rest_secs:
             self._looking = self._loop.call_later(self._pace, self._look)
         elif self._thread is not None:
@@ -173,13 +177,13 @@ class LocalInstance:
         else:
             self._rest()
 
-    def _feel(self) -> None:
+    def _feel(self, elapsed: float) -> None:
         """Find out whether the thread's batch takes too long, or nobody waits for it."""
         batch, limits = self._batch, self._limits
         number = self._number if batch is not None else None
-        self.silent = self._pulse.look(number, self._pace)
+        self.silent = self._pulse.look(number, elapsed)
         wanted = batch is None or not all(pending.ended for pending in batch.pendings)
-        abandoned = self._abandoned.look(None if wanted else number, self._pace)
+        abandoned = self._abandoned.look(None if wanted else number, elapsed)
         stalled = 0 < limits.stall_secs <= self.silent
         if stalled is not self.stalled:
             self.stalled = stalled

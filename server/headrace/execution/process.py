@@ -223,7 +223,8 @@ class WorkerInstance:
         talk = self._talk
         times = [slot.pulse.look(talk.sign(slot), elapsed) for slot in talk.executing]
         self.silent, self.longest = (min(times), max(times)) if times else (0.0, 0.0)
-        self.abandoned = self._abandoned.look(talk.abandoned or None, elapsed)
+        executed = (self.pid, *[slot.sent for slot in talk.executing])
+        self.abandoned = self._abandoned.look(executed if talk.abandoned else None, elapsed)
         stalled = 0 < stall_secs <= self.silent
         if stalled is not self.stalled:
             self.stalled = stalled
