@@ -14,8 +14,16 @@ from headrace.workers.allocation import kept_bytes
 from headrace.workers.cgroup import memory_limit
 
 _LEAST, _LARGEST = 1 << 20, 32 << 20  # bytes of a block that is worth keeping
-_ALONE = 2  # references: a variable's, and that of who counts them
 _SHARE = 0.75  # of what a process may keep; the rest is its heap's
+
+
+def _references_of_one() -> int:
+    """How many references an array counts that only a variable refers to."""
+    whole = np.empty(1, np.uint8)
+    return getrefcount(whole)
+
+
+_ALONE = _references_of_one()
 
 
 class Blocks:
@@ -61,8 +69,9 @@ class Blocks:
                 self._owned -= whole.nbytes  # something refers to it past its view: it stays theirs
             if not self._make_room(nbytes):
                 return None
+            whole = np.empty(nbytes, np.uint8)
             self._owned += nbytes
-        return np.empty(nbytes, np.uint8)
+        return whole
 
     def _make_room(self, nbytes: int) -> bool:
         while self._free and self._owned + nbytes > self._most:
