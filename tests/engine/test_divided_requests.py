@@ -77,8 +77,9 @@ class Model:
         """Begin a request of so many rows, for batches of that many."""
         x = Tensor("x", Datatype.INT64, np.arange(2 * rows).reshape(rows, 2))
         request = InferRequest(
-            "m", "", "name", {"x": x}, ("y", "text"), {"own": 1}, 3, timeout, nbytes=100 * rows
-        )
+            "m", "", "name", {"x": x}, ("y", "text"), {"own": 1}, 3, timeout, 7, True, True,
+            nbytes=100 * rows,
+        )  # fmt: skip
         sink = FakeSink()
         divided = DividedRequest(
             request, sink, rows, part_rows, self.submit, self, Workbench()
@@ -205,3 +206,12 @@ def test_rows_that_do_not_go_together() -> None:
         joined([response_of(text) for text in texts])
     with pytest.raises(ExecutionFailed, match="different outputs for the batches of one request"):
         joined([response_of(narrow), response_of()])
+
+
+def test_a_sequence_starts_with_the_first_part_and_ends_with_the_last() -> None:
+    model = Model()
+    model.divide(9, 4)
+    asked = [part.request for part in model.parts]
+    assert [one.sequence_id for one in asked] == [7, 7, 7]
+    assert [one.sequence_start for one in asked] == [True, False, False]
+    assert [one.sequence_end for one in asked] == [False, False, True]

@@ -322,6 +322,7 @@ def test_which_models_batch(text: str, answer: bool) -> None:
         ("max_batch_size: 4", True, False),
         ("", False, False),
         ("max_batch_size: 4 dynamic_batching { preserve_ordering: true }", False, False),
+        ("max_batch_size: 4 sequence_batching { }", False, False),
         (
             'max_batch_size: 4 parameters { key: "split_requests" value { string_value: "on" } }',
             True, True,

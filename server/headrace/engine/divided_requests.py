@@ -127,7 +127,8 @@ class DividedRequest:
         }
         return InferRequest(
             whole.model_name, whole.model_version, whole.id, inputs, whole.outputs,
-            dict(whole.parameters), whole.priority, timeout,
+            dict(whole.parameters), whole.priority, timeout, whole.sequence_id,
+            whole.sequence_start and not start, whole.sequence_end and stop == self._rows,
             nbytes=whole.nbytes * (stop - start) // self._rows,
         )  # fmt: skip
 

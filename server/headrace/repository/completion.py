@@ -165,7 +165,7 @@ def divides(config: ModelConfig, completed: bool) -> bool:
 
 def can_divide(config: ModelConfig) -> bool:
     """Whether requests may be divided: rows are each for themselves, and so are answers."""
-    ordered = config.dynamic_batching.preserve_ordering
+    ordered = config.dynamic_batching.preserve_ordering or config.HasField("sequence_batching")
     return batches(config) and not (config.model_transaction_policy.decoupled or ordered)
 
 
