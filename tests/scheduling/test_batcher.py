@@ -149,6 +149,16 @@ def test_a_busy_instance_takes_what_has_ripened_meanwhile() -> None:
     assert instance.running == ["b"]
 
 
+def test_a_timeout_below_the_least_wait_is_the_requests_own() -> None:
+    bench = Bench()
+    bench.submit("running")
+    bench.clock.settle()
+    _, fast = bench.submit("fast", timeout=1)
+    bench.clock.settle()
+    bench.clock.advance(1 * MS)
+    assert str(fast.errors[0]).endswith(" for 1 ms, its own timeout")
+
+
 def test_a_request_times_out_while_the_instance_is_busy() -> None:
     bench = Bench(timing_out())
     bench.submit("running")

@@ -390,7 +390,7 @@ class ConnectionAccount:
     )  # fmt: skip
 
     def __init__(self, server: Admission, door: str, address: str = "") -> None:
-        """`server.connect` makes them."""
+        """`server.connect` makes them; without a `door`, that of a connection that was refused."""
         share = server.shares.connection
         self.server = server
         self.requests = self.bytes = self.unread = 0
@@ -404,7 +404,8 @@ class ConnectionAccount:
     def close(self) -> None:
         """The connection is no more; requests that are under way may leave later."""
         self.owe(0)
-        self.server.disconnect(self._door)
+        if self._door:
+            self.server.disconnect(self._door)
         if (address := self._address) is not None:
             address.connections -= 1
             if not address.connections:

@@ -14,6 +14,8 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import uvloop
@@ -65,16 +67,22 @@ async def _serve(sock: socket.socket) -> int:
     keep_memory(server=True)
     link.ready()
     told = 0
-    while not (await asyncio.wait([drain], timeout=_COUNT_SECS))[0]:
+
+    def report() -> None:
+        nonlocal told
         if logs.dropped > told:
             link.unlogged(logs.dropped - told)
             told = logs.dropped
         link.answered(admission.answers.take())
-    seconds = drain.result()
-    return await _shut_down(doors, admission, seconds)
+
+    while not (await asyncio.wait([drain], timeout=_COUNT_SECS))[0]:
+        report()
+    return await _shut_down(doors, admission, drain.result(), report)
 
 
-async def _shut_down(doors: Doors, admission: Admission, seconds: float) -> int:
+async def _shut_down(
+    doors: Doors, admission: Admission, seconds: float, report: Callable[[], None]
+) -> int:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     await doors.announce(seconds)
@@ -85,11 +93,15 @@ async def _shut_down(doors: Doors, admission: Admission, seconds: float) -> int:
     status = 0
     try:
         async with asyncio.timeout_at(deadline):
-            await drained.wait()
+            while not drained.is_set():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(drained.wait(), _COUNT_SECS)
+                report()
     except TimeoutError:
         status = 1
     unfinished.cancel()
     await doors.close(max(deadline - loop.time(), 0.1))
+    report()
     return status
 
 

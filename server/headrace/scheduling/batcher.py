@@ -417,7 +417,8 @@ class Batcher:
         """The error of a request that has waited for as long as it may."""
         assert pending.deadline is not None
         limit = pending.deadline - pending.arrived
-        own = pending.request.timeout * 1_000 == limit
+        configured = self._policy.queue_policy(pending.level).configured
+        own = not configured or pending.request.timeout * 1_000 == limit
         whose = "its own timeout" if own else "the timeout of the model's queue policy"
         return QueueTimeout(
             f"Request timeout expired: it has waited in the queue of model"

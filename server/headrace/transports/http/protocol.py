@@ -84,7 +84,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         account = self._admission.connect("http", self.client[0] if self.client else "")
-        self.account = account or ConnectionAccount(Admission(0, 0), "")  # which counts nowhere
+        self.account = account or ConnectionAccount(self._admission, "")
         if account is None:
             self.refuse(503, "the server has as many connections as it may (--max-connections)")
 
@@ -309,7 +309,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def refuse(self, status: int, text: str) -> None:
         """Answer what is no request, and end the connection."""
-        self._admission.answers.of("http", OTHER)[status] += 1
+        if not self.answering:  # the application counts what it has
+            self._admission.answers.of("http", OTHER)[status] += 1
         body = error_body(text)
         self.transport.write(
             b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"

@@ -40,7 +40,7 @@ class Host:
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.admission = admission
-        self.nobody = ConnectionAccount(Admission(0, 0), "")  # for connections that are not taken
+        self.nobody = ConnectionAccount(admission, "")  # for connections that are not taken
         self.max_message = max_message
         self.access_log = access_log
         self.limits = limits
