@@ -115,8 +115,8 @@ class ModelSettings:
     execution_limit_secs: int = setting(
         600,
         "How long a batch may take, a stream from one response to the next; then its worker is"
-        " killed and started again, and a run of an ONNX model is ended; a model's parameter of"
-        " this name overrides it; 0: no limit",
+        " killed and started again, and a run of an ONNX model on a thread is ended; a model's"
+        " parameter of this name overrides it; 0: no limit",
     )
     stall_secs: int = setting(
         60,

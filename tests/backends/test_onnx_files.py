@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from headrace.backends.onnx import OnnxBackend
-from headrace.backends.onnx_files import check_external_files, external_files
+from headrace.backends.onnx_files import check_external_files, external_files, has_loops
 from headrace.core.errors import LoadFailed
 from headrace.core.model_spec import LoadSpec
 from headrace.core.tensors import Array
 from tests.models import onnx_graphs
+from tests.support.busy_model import NAME, write_busy_model
 
 GRAPHS = [
     onnx_graphs.external_weight,
@@ -51,6 +52,14 @@ def refused(root: Path, model: bytes) -> bool:
 
 def test_a_model_without_files_names_none(root: Path) -> None:
     assert external_files(write(root, onnx_graphs.heavy(16, 2))) == set()
+
+
+def test_a_graph_with_a_loop_is_known(root: Path) -> None:
+    write_busy_model(root)
+    loops = root / NAME / "1" / "model.onnx"
+    assert has_loops(loops)
+    assert OnnxBackend().load(LoadSpec(NAME, loops, root / NAME)).loops
+    assert not has_loops(write(root, onnx_graphs.heavy(16, 2)))
 
 
 @every_place

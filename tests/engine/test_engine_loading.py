@@ -38,6 +38,7 @@ class Constant:
     outputs: Sequence[TensorInfo] = (TensorInfo("Y", FP32, (-1, 1)),)
     file_bytes = 0
     reads_parameters = False
+    loops = False
 
     def __init__(self, number: float, go: Event) -> None:
         self.number = number

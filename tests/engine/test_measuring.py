@@ -30,6 +30,7 @@ class Recorder:
     outputs: Sequence[TensorInfo] = ()
     file_bytes = 0
     reads_parameters = False
+    loops = False
 
     def __init__(self, limit: float = float("inf"), first: float = 0) -> None:
         self.shapes: list[tuple[int, ...]] = []

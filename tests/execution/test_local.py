@@ -36,6 +36,7 @@ class Doubling:
     outputs: Sequence[TensorInfo] = [TensorInfo("y", Datatype.INT64, (-1, -1))]
     file_bytes = 0
     reads_parameters = False
+    loops = False
 
     def __init__(self, before: Callable[[], None] = lambda: None) -> None:
         self._before = before
@@ -306,6 +307,7 @@ class Counting:
     outputs: Sequence[TensorInfo] = [TensorInfo("y", Datatype.INT64, (-1,))]
     file_bytes = 0
     reads_parameters = False
+    loops = False
 
     def __init__(self) -> None:
         self.threads: list[int] = []

@@ -84,6 +84,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     write_told(root, "told", execution_limit_secs=LIMIT_SECS)
     write_spinning(root, "busy", execution_limit_secs=LIMIT_SECS)
     write_spinning(root, "busy_left")
+    write_spinning(root, "busy_auto")
+    config = root / "busy_auto" / "config.pbtxt"
+    config.write_text(config.read_text().replace('"thread"', '"auto"'))
     write_told(root, "left", execution_limit_secs=0)
     write_told(root, "napping")
     write_told(root, "replaced", max_requests=1, stall_secs=0)
@@ -191,6 +194,16 @@ def test_a_worker_that_was_replaced_ends_though_it_hangs(server: ServerProcess) 
     eventually(lambda: not psutil.pid_exists(int(old)))
     ends = counted(server, "headrace_worker_ends_total", "replaced", reason="abandoned")
     assert asyncio.run(ends) == 1
+
+
+def test_a_graph_with_a_loop_is_not_run_on_the_event_loop(server: ServerProcess) -> None:
+    """Light as it is when it is measured: a request may have it run for as long as it says."""
+    client = hang(server, "http", "busy_auto")
+    eventually(lambda: asyncio.run(admitted(server))[0] > 0)
+    with client_of(server, "http") as other:
+        assert neighbours_serve(other)
+        client.go()
+        assert answers(other, "busy_auto")
 
 
 @protocols

@@ -14,7 +14,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 from headrace.backends.gpus import Gpus
 from headrace.backends.onnx_binding import Allocate, BoundRun
-from headrace.backends.onnx_files import check_external_files
+from headrace.backends.onnx_files import check_external_files, has_loops
 from headrace.backends.onnx_options import (
     reads_parameter,
     run_options,
@@ -67,6 +67,7 @@ class OnnxModel:
     """One ONNX Runtime session. Used by one thread at a time."""
 
     reads_parameters = False
+    loops = False
 
     def __init__(
         self,
@@ -247,10 +248,13 @@ class OnnxBackend:
             prepare_gpu()
         session = _session(file, options, providers, spec)
         try:
-            bind = self._bind(spec)
+            bind, size = self._bind(spec), _size(files)
             if bind is not None:
-                return BoundOnnxModel(bind, session, each_run, _size(files))
-            return OnnxModel(session, each_run, _size(files))
+                model: OnnxModel = BoundOnnxModel(bind, session, each_run, size)
+            else:
+                model = OnnxModel(session, each_run, size)
+            model.loops = has_loops(file)
+            return model
         except UnicodeDecodeError as error:
             raise LoadFailed(f"{file.name} holds a name that is not UTF-8") from error
 

@@ -3,10 +3,10 @@
 ONNX keeps large tensors in files beside the model and names them in the model file. A crafted model
 can name any path, so the names are read here, before ONNX Runtime opens anything, and refused
 outside the directory of the model file, which is as far as recent versions of ONNX Runtime go. Of
-the file's protobuf encoding only the fields on the way to the names are read: graphs, nodes,
-attributes and functions down to `TensorProto.external_data`. What another protobuf parser could
-read differently is refused. The file is not mapped: somebody may cut it short meanwhile, which
-would end the process.
+the file's protobuf encoding only the fields on the way to the names are read: graphs, nodes and
+their operators, attributes and functions down to `TensorProto.external_data`. What another protobuf
+parser could read differently is refused. The file is not mapped: somebody may cut it short
+meanwhile, which would end the process.
 """
 
 import os
@@ -22,12 +22,13 @@ _PATHS: dict[str, dict[int, str]] = {
     "Function": {7: "Node", 11: "Attribute"},
     "Graph": {1: "Node", 5: "Tensor", 15: "SparseTensor"},
     "SparseTensor": {1: "Tensor", 2: "Tensor"},
-    "Node": {5: "Attribute"},
+    "Node": {4: "Operator", 5: "Attribute"},
     "Attribute": {
         5: "Tensor", 6: "Graph", 10: "Tensor", 11: "Graph", 22: "SparseTensor", 23: "SparseTensor",
     },
     "Tensor": {13: "Entry"},
 }  # fmt: skip
+_LOOPS = (b"Loop", b"Scan")  # operators whose inputs say how often their graphs run
 _LENGTH_DELIMITED = 2
 _MAX_DEPTH = 64  # of graphs within attributes within graphs
 # ONNX Runtime's own mark for "at this address in memory"; not every version refuses it in a file.
@@ -76,18 +77,30 @@ def external_files(model_file: Path) -> set[str]:
 
     Raises `LoadFailed` if it is no ONNX model.
     """
+    locations, _ = _read(model_file)
+    return locations
+
+
+def has_loops(model_file: Path) -> bool:
+    """Whether the values of inputs may say for how long the graph runs; raises `LoadFailed`."""
+    _, operators = _read(model_file)
+    return not operators.isdisjoint(_LOOPS)
+
+
+def _read(model_file: Path) -> tuple[set[str], set[bytes]]:
+    """The locations that tensors name, and the operators with short names."""
     with model_file.open("rb", buffering=0) as file:
         view = _FileView(file.fileno())
         if not view.size:
             raise LoadFailed(f"{model_file.name} is empty")
-        locations: set[str] = set()
+        locations, operators = set[str](), set[bytes]()
         try:
-            _walk(view, 0, view.size, "Model", 0, locations)
+            _walk(view, 0, view.size, "Model", 0, locations, operators)
         except _Damaged as error:
             is_pointer = os.pread(file.fileno(), len(_LFS), 0) == _LFS
             what = "it is a pointer of Git LFS; fetch the file itself" if is_pointer else error
             raise LoadFailed(f"{model_file.name} is not a valid ONNX model: {what}") from None
-        return locations
+        return locations, operators
 
 
 def check_external_files(model_file: Path, root: Path) -> list[Path]:
@@ -117,7 +130,10 @@ def _may_be_read(location: str, model_file: Path, root: Path) -> bool:
         return False
 
 
-def _walk(view: _FileView, start: int, end: int, message: str, depth: int, found: set[str]) -> None:
+def _walk(
+    view: _FileView, start: int, end: int, message: str, depth: int, found: set[str],
+    operators: set[bytes],
+) -> None:  # fmt: skip
     if depth > _MAX_DEPTH:
         raise _Damaged("graphs are nested too deeply")
     children = _PATHS[message]
@@ -127,8 +143,11 @@ def _walk(view: _FileView, start: int, end: int, message: str, depth: int, found
             key, value = _entry(view, begin, stop)
             if key == b"location":
                 found.add(value.decode("utf-8", "surrogateescape"))
+        elif child == "Operator":
+            if stop - begin == len(_LOOPS[0]):
+                operators.add(view.copy(begin, stop))
         elif child is not None:
-            _walk(view, begin, stop, child, depth + 1, found)
+            _walk(view, begin, stop, child, depth + 1, found, operators)
 
 
 def _entry(view: _FileView, start: int, end: int) -> tuple[bytes, bytes]:

@@ -402,5 +402,6 @@ def _choose(
     if wanted != "auto":
         return InstanceKind(wanted)
     cost = measure(model, signature)
-    # Whoever waits for a GPU must not hold up the event loop.
-    return AutoChoice(cost) if device is None else InstanceKind.THREAD
+    # Whoever waits for a GPU must not hold up the event loop, nor may a request that has a graph
+    # run for as long as it says.
+    return InstanceKind.THREAD if device is not None or model.loops else AutoChoice(cost)

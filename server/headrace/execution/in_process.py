@@ -101,6 +101,7 @@ class LoadedInProcess(InServer):
             self._imports.forget()
             raise self._load_failed(error) from error
         self.reads_parameters = model_class.reads_parameters(self._class)
+        self.loops = False
         execute = getattr(self._class, "execute", None)
         if inspect.iscoroutinefunction(execute) or inspect.isasyncgenfunction(execute):
             self._imports.forget()

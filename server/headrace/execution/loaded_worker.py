@@ -136,6 +136,7 @@ class LoadedWorker(InWorker):
         }
         answer = process.ask(Kind.LOAD, document, _LOAD_SECS)
         self.reads_parameters = bool(answer["reads_parameters"])
+        self.loops = False
         return process, answer.get("config")
 
     def _start(self, process: WorkerProcess) -> dict[str, Any]:

@@ -28,6 +28,10 @@ class LoadedModel(Protocol):
     def reads_parameters(self) -> bool:
         """Whether it may read parameters of requests, and not only their inputs."""
 
+    @property
+    def loops(self) -> bool:
+        """Whether values of its inputs may say for how long it runs, as far as that is known."""
+
     def infer(self, inputs: Mapping[str, Any], outputs: Sequence[str]) -> Sequence[TensorArray]:
         """Run the model once; arrays in the order of `outputs`. May raise anything.
 

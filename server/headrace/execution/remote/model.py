@@ -116,6 +116,7 @@ class RemoteModel(Elsewhere):
 
     file_bytes = 0
     reads_parameters = True  # for all that is known here
+    loops = False
 
     def __init__(
         self,
