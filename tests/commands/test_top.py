@@ -274,6 +274,15 @@ def test_metrics_of_another_server(headrace: Headrace, other: ServerProcess) -> 
     )
 
 
+def test_named_metrics_of_another_server(headrace: Headrace, other: ServerProcess) -> None:
+    document = {"name": "n", "version": "0", "headrace": {"id": "not that one"}}
+    with answering(json.dumps(document).encode(), 1) as url:
+        where = f"--metrics-url=http://{other.metrics}"
+        ended = headrace("top", "--once", "--interval=0.05", f"--url={url}", where)
+    assert ended.status == 1
+    assert f"the metrics at http://{other.metrics} are not those of the server at" in ended.err
+
+
 def test_a_server_that_was_started_anew(headrace: Headrace) -> None:
     """It has another identity then, and its metrics may be elsewhere."""
     starts = 0

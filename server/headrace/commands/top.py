@@ -5,6 +5,7 @@ import ipaddress
 import json
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 from headrace.client.address import Address
@@ -165,7 +166,10 @@ def _where(options: argparse.Namespace, server: Server) -> tuple[Address, str]:
     """Where metrics are, and the id of the server whose they must be; "" for any."""
     given: Address | None = options.metrics_url
     if given is not None:
-        return replace(given, prefix=given.prefix.removesuffix("/metrics")), ""
+        identity = ""
+        with suppress(NotReached):  # who names the metrics may be where only they can be reached
+            identity = str((server.server_metadata().get("headrace") or {}).get("id", ""))
+        return replace(given, prefix=given.prefix.removesuffix("/metrics")), identity
     own = address(options)
     told = server.server_metadata().get("headrace")
     if told is None:  # Triton says nothing

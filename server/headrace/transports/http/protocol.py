@@ -86,7 +86,8 @@ class BoundedProtocol(HttpToolsProtocol):
         account = self._admission.connect("http", self.client[0] if self.client else "")
         self.account = account or ConnectionAccount(self._admission, "")
         if account is None:
-            self.refuse(503, "the server has as many connections as it may (--max-connections)")
+            text = "the server has as many connections as it may (--max-connections)"
+            self.refuse(503, text, counted=False)
 
     def check(self, now: float) -> None:
         """Give the connection up if its client makes no progress; `now` as the loop's clock."""
@@ -307,9 +308,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         self.refuse(400, self._fault or msg)
 
-    def refuse(self, status: int, text: str) -> None:
+    def refuse(self, status: int, text: str, counted: bool = True) -> None:
         """Answer what is no request, and end the connection."""
-        if not self.answering:  # the application counts what it has
+        if counted and not self.answering:  # the application counts what it has
             self._admission.answers.of("http", OTHER)[status] += 1
         body = error_body(text)
         self.transport.write(
