@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from tests.contract import graphs
 from tests.contract.conftest import CARRIERS
 from tests.contract.repository import write_late_repository
+from tests.faults.chaos import eventually
 from tests.models.onnx_graphs import write_model
 from tests.models.python_models import tensors, write_python_model
 from tests.support.grpc_client import GrpcClient
@@ -71,39 +71,28 @@ def test_the_start_and_the_end(carrier: tuple[str, ...], tmp_path: Path) -> None
         assert watch.ended()
 
 
-@pytest.fixture
-def models(carrier: tuple[str, ...], tmp_path: Path) -> Iterator[tuple[Path, ServerProcess]]:
-    """A server whose models clients load, with one of them."""
-    write_model(tmp_path, "m", graphs.add_constant(1), CONFIG)
-    options = (*carrier, "--model-control-mode=explicit", "--load-model=m")
-    with ServerProcess(tmp_path, options=options) as process:
-        yield tmp_path, process
-        assert process.stop() == 0
-
-
 @pytest.mark.slow
-def test_models_that_come_and_go(models: tuple[Path, ServerProcess]) -> None:
-    root, process = models
-    with GrpcClient(process.grpc) as client, HealthWatch(client) as watch:
+def test_what_becomes_of_a_model_is_not_the_servers_health(
+    carrier: tuple[str, ...], tmp_path: Path
+) -> None:
+    write_python_model(tmp_path, "mortal", MORTAL, MORTAL_CONFIG)
+    options = (*carrier, "--model-control-mode=explicit")
+    with (
+        ServerProcess(tmp_path, options=options) as process,
+        GrpcClient(process.grpc) as client,
+        HealthWatch(client) as watch,
+    ):
         assert watch.next() == SERVING
-        write_python_model(root, "mortal", MORTAL, MORTAL_CONFIG)
         client.load("mortal")
-        assert watch.next() == NOT_SERVING  # until it serves
-        assert watch.next() == SERVING
-        flag = root / "mortal" / "wait"
-        for _ in range(2):
-            flag.touch()
-            pid = int(client.infer("mortal", ZERO)["OUTPUT0"][0, 0])
-            os.kill(pid, signal.SIGKILL)
-            assert watch.next() == NOT_SERVING
-            flag.unlink()
-            assert watch.next() == SERVING
+        flag = tmp_path / "mortal" / "wait"
         flag.touch()
         os.kill(int(client.infer("mortal", ZERO)["OUTPUT0"][0, 0]), signal.SIGKILL)
-        assert watch.next() == NOT_SERVING
-        client.unload("mortal")
-        assert watch.next() == SERVING
+        until_ready(client, "mortal", False)
         flag.unlink()
+        until_ready(client, "mortal", True)
+        client.unload("mortal")
+        process.send(signal.SIGTERM)
+        assert watch.next() == NOT_SERVING  # the first that it is told
 
 
 @pytest.mark.slow
@@ -125,6 +114,13 @@ def test_a_server_of_a_model_that_goes_and_comes_back(
         watch = stack.enter_context(HealthWatch(client))
         assert watch.next() == SERVING
         other.stop()
-        assert watch.next() == NOT_SERVING
+        until_ready(client, "m", False)
         upstream()
-        assert watch.next() == SERVING
+        until_ready(client, "m", True)
+        process.send(signal.SIGTERM)
+        assert watch.next() == NOT_SERVING
+
+
+def until_ready(client: GrpcClient, model: str, ready: bool) -> None:
+    """Wait until a model says so of itself."""
+    eventually(lambda: client.model_ready(model) is ready)
