@@ -145,6 +145,8 @@ class LocalInstance:
         """Release the model; on its thread, if it has one, so that nothing waits here."""
         if self._looking is not None:
             self._looking.cancel()
+            if self._batch is None:
+                self._looking = None  # or `leave` would look on, and keep the model
         if self._thread is None:
             self._model.close()
             self._closed.set()
