@@ -45,13 +45,19 @@ def client(request: pytest.FixtureRequest, started: ServerProcess) -> Iterator[C
         yield client
 
 
+def _is_being_loaded(client: GrpcClient, model: str) -> bool:
+    """Whether it has a version that is on its way, and not only its name."""
+    found = [one for one in client.index().models if one.name == model]
+    return [(one.version, one.state) for one in found] == [("1", "LOADING")]
+
+
 def test_while_a_model_is_loading(starting: ServerProcess) -> None:
     with GrpcClient(starting.grpc) as client:
         assert client.live()
         assert not client.ready()
         assert not client.model_ready("late")
-        states = {model.name: model.state for model in client.index().models}
-        assert states["late"] == "LOADING"
+        assert all(model.state for model in client.index().models)  # also of those still to begin
+        until(partial(_is_being_loaded, client, "late"), "its version")
         assert "late" not in {model.name for model in client.index(ready=True).models}
         assert check_health(client) == NOT_SERVING
         with HealthWatch(client) as watch:

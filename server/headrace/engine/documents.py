@@ -108,7 +108,8 @@ def index(
     for name in sorted(models):
         model = models[name]
         if not model.versions and not ready_only:
-            state = State.UNAVAILABLE.value if model.reason else ""
+            coming = State.LOADING.value if model.awaited else ""
+            state = State.UNAVAILABLE.value if model.reason else coming
             response.models.add(name=name, state=state, reason=model.reason)
         for number in sorted(model.versions):
             version = model.versions[number]

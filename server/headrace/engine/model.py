@@ -123,9 +123,14 @@ class Model:
             raise found.not_ready()
         return found
 
+    @property
+    def awaited(self) -> bool:
+        """Whether versions of it are on their way."""
+        return self.loading is not None and not self.unloaded
+
     def _refuse_while_loading(self) -> None:
         """Raise `ModelNotReady` while versions of it are on their way."""
-        if self.loading is not None and not self.unloaded:
+        if self.awaited:
             raise ModelNotReady(
                 f"model '{self.name}' is not ready: it is being loaded{self.states}", retry_after=1
             )
