@@ -23,7 +23,7 @@ from headrace.wire.status import STATUS
 if TYPE_CHECKING:
     from headrace.transports.grpc.native.link import Link
 
-_BUFFER = 256 << 10  # bytes that are received at once
+_BUFFER = 64 << 10
 
 
 class Host:
