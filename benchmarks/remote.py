@@ -2,8 +2,7 @@
 
 The benchmark's MLP in numpy is run by Triton's Python backend, once with dynamic batching there and
 once without. One-row requests over gRPC, 16 at once, go to Triton directly, and through this server
-with bytes untouched, and with and without batching here; the ways are measured in turn, several
-times over.
+with and without batching here; the ways are measured in turn, several times over.
 
 With two cores or more Triton has the first one, this server and the load generator the others.
 """
@@ -67,7 +66,6 @@ def ways(model: str) -> list[Way]:
     """All ways to one of Triton's models; the first is the one that others are compared with."""
     return [
         Way("Triton directly", model, False),
-        Way("through, bytes untouched", f"{model}_passed", True),
         Way("through, batching off", f"{model}_off", True),
         Way("through, batched here", model, True),
     ]
@@ -171,11 +169,7 @@ def _write_triton(root: Path) -> None:
 
 def _write_own(root: Path, address: str) -> None:
     for model in _MODELS:
-        for name, more in (
-            (model, {}),
-            (f"{model}_passed", {"forward": "transparent"}),
-            (f"{model}_off", {"batching": "off"}),
-        ):
+        for name, more in ((model, {}), (f"{model}_off", {"batching": "off"})):
             folder = root / name
             folder.mkdir(parents=True)
             parameters = {"endpoints": f"grpc://{address}", "remote_model": model, **more}

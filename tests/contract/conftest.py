@@ -102,7 +102,7 @@ def servers(
                 models = repository
                 if carrier in PROXIES:
                     models = tmp_path_factory.mktemp(carrier)
-                    write_proxies(repository, models, find("default"), *PROXIES[carrier])
+                    write_proxies(repository, models, find("default"), PROXIES[carrier])
                 options = ("--allow-client-shm", *CARRIERS.get(carrier, ()))
                 process = ServerProcess(models, options=options)
                 started[carrier] = stack.enter_context(process)

@@ -5,7 +5,7 @@ ask for what cannot be so, and why.
 """
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -21,13 +21,8 @@ S = TypeVar("S", ServerProcess, Triton)
 _Field = Literal[
     "platform", "default_model_filename", "instance_group", "parameters", "model_warmup"
 ]
-# How a proxy asks the other server: the scheme of its endpoints, and further parameters.
-PROXIES: dict[str, tuple[str, Mapping[str, str]]] = {
-    "proxy": ("grpc", {}),
-    "proxy-http": ("http", {}),
-    "transparent": ("grpc", {"forward": "transparent"}),
-    "transparent-http": ("http", {"forward": "transparent"}),
-}
+# How a proxy asks the other server: the scheme of its endpoints.
+PROXIES = {"proxy": "grpc", "proxy-http": "http"}
 # A real Triton runs the models: alone, and behind a proxy.
 TRITONS = {"triton": None, "before-triton": "proxy", "before-triton-http": "proxy-http"}
 # Of the other server alone: what is loaded there and where it runs.
@@ -38,8 +33,6 @@ _OF_THE_OTHER: tuple[_Field, ...] = (
 _PLATFORM = "the platform and backend of a model that other servers run are `triton`"
 _LOG = "what a model logs is in the log of the server that runs it"
 _PARAMETERS = "a configuration's parameters are those of the backend"
-_ROWS = "requests are not read: each counts as one row, also one that the other server refuses"
-_REGIONS = "the regions of a request that is not read are those of the other server"
 
 # Tests, or whole files of them.
 NOT_THROUGH_A_PROXY: dict[str, str] = {
@@ -58,17 +51,6 @@ NOT_THROUGH_A_PROXY: dict[str, str] = {
     "test_odd_models::test_long_texts": _LOG,
     "test_odd_models::test_processes_that_a_model_starts": _LOG,
     "test_pb_utils::test_metrics_of_models": "a model's metrics are on the server that runs it",
-}
-# Further ones where requests are not read here.
-NOT_TRANSPARENT: dict[str, str] = {
-    "test_infer::test_server_timing": _ROWS,
-    "test_validation::test_refusals_are_not_counted": _ROWS,
-    "test_statistics::test_a_success_is_counted_once_everywhere": _ROWS,
-    "test_statistics::test_executions_by_batch_size": _ROWS,
-    "test_statistics::test_a_refusal_is_not_counted": _ROWS,
-    "test_metrics::test_counters_follow_the_requests": _ROWS,
-    "test_shared_memory": _REGIONS,
-    "test_loose_models::test_the_log_tells_once_of_each_output": _LOG,
 }
 # Further ones where a real Triton runs the models, with what it does itself.
 NOT_TRITON: dict[str, str] = {
@@ -92,8 +74,6 @@ def impossible(file: str, test: str, carriers: Iterable[str]) -> str:
     """Why a test of a file cannot be asked with these carriers; empty if it can."""
     for carrier in carriers:
         tables = [NOT_THROUGH_A_PROXY] if carrier in PROXIES or carrier in TRITONS else []
-        if carrier in PROXIES and "forward" in PROXIES[carrier][1]:
-            tables.append(NOT_TRANSPARENT)
         if carrier in TRITONS:
             tables.append(NOT_TRITON)
         for table in tables:
@@ -120,8 +100,7 @@ def behind(
     if way not in PROXIES:
         yield process
         return
-    scheme, given = PROXIES[way]
-    write_proxies(models, folder, process, scheme, {**given, **parameters}, names)
+    write_proxies(models, folder, process, PROXIES[way], names, **parameters)
     with ServerProcess(folder, options=options) as proxy:
         yield proxy
         assert proxy.stop() == 0
@@ -134,8 +113,8 @@ def write_proxies(
     root: Path,
     server: ServerProcess | Triton,
     scheme: str,
-    parameters: Mapping[str, str],
     names: Iterable[str] = (),
+    **parameters: str,
 ) -> None:
     """Write a model into `root` for each in `models`, and of `names`, which `server` runs.
 

@@ -64,6 +64,7 @@ def models(endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in NAMES:
         write_remote(root, name, endpoint)
     write_remote(root, "other_name", endpoint, remote_model="simple", remote_version="1")
+    write_remote(root, "transparent", endpoint, remote_model="row_sum", forward="transparent")
     write_remote(root, "hedged", endpoint, remote_model="simple", hedge_after="p95",
                  hedge_percent="5")  # fmt: skip
     write_remote(root, "third", endpoint, remote_model="versions_all", remote_version="3")
@@ -242,6 +243,26 @@ def test_one_of_a_batch_that_fails_fails_alone(
         return True
 
     assert list(pool.map(ask, [0, 10_000] * 16)) == [True, False] * 16
+
+
+def test_a_model_that_asks_for_untouched_bytes_is_sent_its_requests_one_by_one(
+    endpoint: str, front: ServerProcess, pool: ThreadPoolExecutor
+) -> None:
+    """They are read and checked here. The log says so once."""
+    rows = np.ones((1, 4), np.float32)
+    with CLIENTS["grpc"](front) as through, Scraper(front.metrics) as scraper:
+        labels = {"model": "transparent", "version": "1", "endpoint": endpoint}
+        with pytest.raises(InvalidRequest, match=r"\[request id: an id\]"):
+            through.infer("transparent", {"INPUT0": rows.astype(np.int32)}, id="an id")
+
+        def ask(_: int) -> object:
+            return through.infer("transparent", {"INPUT0": rows})["OUTPUT0"].tolist()
+
+        assert list(pool.map(ask, range(64))) == [[[4.0]]] * 64
+        found = scraper.now()
+    assert found.value("headrace_endpoint_requests_total", **labels) == 64
+    [told] = [line for line in front.log.splitlines() if "'transparent'" in line]
+    assert "transparent/config.pbtxt:6: parameters['forward']: 'transparent' passes no" in told
 
 
 def test_requests_with_parameters_keep_theirs(

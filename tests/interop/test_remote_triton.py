@@ -1,20 +1,15 @@
 """Models that a real Triton runs, with its Python backend: through this server as from Triton."""
 
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ServerError
-from headrace.wire.pb import grpc_service_pb2 as pb
 from tests.contract.conftest import CLIENTS
 from tests.support.client import Client
-from tests.support.http_socket import ask
 from tests.support.remote import values, write_remote
 from tests.support.server_process import ServerProcess, clean_server
 from tests.support.triton_server import Triton, real_program
@@ -135,92 +130,3 @@ def test_what_the_model_says_reaches_the_client(pair: tuple[Client, Client]) -> 
             client.infer(name, {"INPUT0": np.array([[-1]], np.int64)})
         told.append(type(error.value))
     assert told[0] is told[1] is told[2]
-
-
-# --- requests that go on as they came
-
-
-@pytest.fixture(scope="module", params=["grpc", "http"])
-def passing(
-    request: pytest.FixtureRequest, triton: Triton, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[str, ServerProcess]]:
-    """This server in front of Triton, and how it asks it."""
-    root = tmp_path_factory.mktemp("passing")
-    endpoint = f"{request.param}://{triton.http if request.param == 'http' else triton.grpc}"
-    write_remote(root, "echo_FP32_8", endpoint, forward="transparent")
-    with clean_server(root) as process:
-        yield request.param, process
-
-
-def _message(shape: Sequence[int] = (1, 3), name: str = "INPUT0", classes: int = 0) -> bytes:
-    message = pb.ModelInferRequest(model_name="echo_FP32_8", id="7")
-    message.inputs.add(name=name, datatype="FP32", shape=shape)
-    message.raw_input_contents.append(np.arange(3, dtype=np.float32).tobytes())
-    if classes:
-        message.outputs.add(name="OUTPUT0").parameters["classification"].int64_param = classes
-    return message.SerializeToString()
-
-
-def _unread(address: str, data: bytes) -> tuple[object, ...]:
-    """The status of ModelInfer, its text, and the bytes of the answer."""
-    with grpc.insecure_channel(address) as channel:
-        call: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-        try:
-            return 0, "", call(data, timeout=30)
-        except grpc.RpcError as error:
-            failed: Any = error
-            return failed.code(), failed.details(), b""
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        _message(), _message() + b"\x9a\x06\x03abc", _message((3,)), _message((1, 4)),
-        _message(name="X"), _message(classes=2), _message((9, 3)),
-    ],
-)  # fmt: skip
-def test_messages_and_answers_are_the_same_bytes(
-    passing: tuple[str, ServerProcess], triton: Triton, data: bytes
-) -> None:
-    kind, front = passing
-    if kind == "http":
-        pytest.skip("they are read there")
-    assert _unread(front.grpc, data) == _unread(triton.grpc, data)
-
-
-_JSON = (
-    b'{"id":"7","inputs":[{"name":"INPUT0","datatype":"FP32","shape":[1,3],"data":[1,2,3.5]}]%b}'
-)
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "headers"),
-    [
-        ("infer", _JSON % b"", {}),
-        ("infer", _JSON % b',"outputs":[{"name":"OUTPUT0","parameters":{"binary_data":true}}]', {}),
-        ("infer", _JSON % b',"outputs":[{"name":"NO"}]', {}),
-        ("infer", b"{", {}),
-        ("infer", zlib.compress(_JSON % b""), {"content-encoding": "deflate"}),
-        ("infer", b"abc", {"content-encoding": "gzip"}),
-        ("generate", b'{"INPUT0":[1,2,3]}', {}),
-        ("generate", b'{"NO":1}', {}),
-    ],
-)
-def test_bodies_and_answers_are_the_same(
-    passing: tuple[str, ServerProcess],
-    triton: Triton,
-    path: str,
-    body: bytes,
-    headers: dict[str, str],
-) -> None:
-    kind, front = passing
-    if kind == "grpc":
-        pytest.skip("they are read there")
-    told = []
-    for address in (front.http, triton.http):
-        answer = ask(address, "POST", f"/v2/models/echo_FP32_8/{path}", body, **headers)
-        headers_back = {name.lower(): value for name, value in answer.headers.items()}
-        names = ("content-type", "content-encoding", "inference-header-content-length")
-        kept = {name: headers_back.get(name) for name in names}
-        told.append((answer.status, kept, answer.body))
-    assert told[0] == told[1]

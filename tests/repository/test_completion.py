@@ -307,6 +307,16 @@ def test_instance_groups_get_names_counts_and_kinds() -> None:
         ("max_batch_size: 4 ensemble_scheduling { }", False),
         ('max_batch_size: 4 parameters { key: "batching" value { string_value: "on" } }', True),
         ('max_batch_size: 4 parameters { key: "batching" value { string_value: "off" } }', False),
+        (
+            'backend: "triton" max_batch_size: 4'
+            ' parameters { key: "forward" value { string_value: "transparent" } }',
+            False,
+        ),
+        (
+            'backend: "python" max_batch_size: 4'
+            ' parameters { key: "forward" value { string_value: "transparent" } }',
+            True,
+        ),
         ("dynamic_batching { }", False),
     ],
 )

@@ -96,7 +96,6 @@ def test_any_text_is_entries_or_an_error(text: str) -> None:
     [
         (config(more="model_transaction_policy { decoupled: true }", fail_over="python"), "decoup"),
         (config(more="sequence_batching { }", fail_over="python"), "has sequences"),
-        (config(fail_over="python", forward="transparent"), "forward 'transparent'"),
         (config(fail_over="python", fail_over_queue_size="0"), "from 1 to 1000000, got '0'"),
         (config(fail_over="python", fail_over_instances="many"), "from 1 to 64, got 'many'"),
         (config(fail_over="python", fail_over_instances="00000000199"), "from 1 to 64, got '000"),

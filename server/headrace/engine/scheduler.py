@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,6 @@ from headrace.observability.statistics import VersionStatistics
 from headrace.scheduling.batch import Pending
 from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.dividing import DividingBatcher
-from headrace.scheduling.policy import BatchPolicy
 from headrace.scheduling.quarantine import Quarantine
 from headrace.scheduling.sequences import SequenceQueue, Submit
 
@@ -27,16 +25,6 @@ if TYPE_CHECKING:
 def remote_model(loaded: LoadedVersion) -> "RemoteModel | None":
     """The model, if other servers run it."""
     return next((i.model for i in loaded.instances if is_elsewhere(i.model)), None)
-
-
-def passes_on(loaded: LoadedVersion, remote: "RemoteModel") -> bool:
-    """Whether requests go on as they came.
-
-    They have to be read where several backends may answer, where a sequence has to stay with a
-    server, and where there may be several answers.
-    """
-    several = loaded.config.model_transaction_policy.decoupled or loaded.backends is not None
-    return bool(remote.options.passes) and not several and remote.sequences is None
 
 
 def make_batcher(
@@ -53,13 +41,10 @@ def make_batcher(
     """
     remote = remote_model(loaded)
     kind: Callable[..., Batcher] = Batcher
-    policy = loaded.scheduling
     if remote is not None:
         kind = partial(DividingBatcher, alike=remote.forwarding.alike)
-        if passes_on(loaded, remote):
-            policy = replace(policy, batch=BatchPolicy(0))  # what is not read cannot be batched
     return kind(
-        loaded.signature, version, policy, LoopClock(loop), statistics, report,
+        loaded.signature, version, loaded.scheduling, LoopClock(loop), statistics, report,
         _quarantine(loaded), load,
     )  # fmt: skip
 

@@ -20,7 +20,7 @@ from headrace.engine.loading import LoadedInstance, LoadedVersion
 from headrace.engine.model_host import ModelHost
 from headrace.engine.regions import Regions
 from headrace.engine.response_counting import ResponseCounting
-from headrace.engine.scheduler import before, make_batcher, passes_on, remote_model
+from headrace.engine.scheduler import before, make_batcher, remote_model
 from headrace.engine.special_requests import SpecialRequests, with_id
 from headrace.engine.updating import Change, Serving
 from headrace.engine.workbench import Workbench
@@ -313,8 +313,6 @@ class ModelVersion:
                 remote, servers, self._submit, batcher, self.statistics
             )
             self.forwarded_headers = remote.options.forward_headers
-            if passes_on(loaded, remote):
-                self.passes = remote.options.passes
         self.plain = not (self.decoupled or self.passes)
         self._special = SpecialRequests(
             loaded.signature, loaded.labels, regions, batcher, self._submit_checked, self.passes

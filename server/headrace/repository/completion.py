@@ -146,11 +146,9 @@ def batches(config: ModelConfig) -> bool:
         return False  # another server is sent each request by itself, on a stream of its own
     if not config.input and config.backend in _WHOLE:
         return False  # nothing in a batch would say of how many requests it is
-    return (
-        config.parameters["batching"].string_value != "off"
-        if "batching" in config.parameters
-        else True
-    )
+    if config.backend == _ELSEWHERE and _parameter(config, "forward") == "transparent":
+        return False  # what is left of forwarding bytes: each request is a call of its own
+    return _parameter(config, "batching") != "off"
 
 
 def divides(config: ModelConfig, completed: bool) -> bool:
@@ -159,7 +157,7 @@ def divides(config: ModelConfig, completed: bool) -> bool:
     `completed` is whether it was this server that chose the size of a batch.
     """
     if "split_requests" in config.parameters:
-        return config.parameters["split_requests"].string_value == "on"
+        return _parameter(config, "split_requests") == "on"
     return completed and can_divide(config)
 
 
@@ -167,6 +165,10 @@ def can_divide(config: ModelConfig) -> bool:
     """Whether requests may be divided: rows are each for themselves, and so are answers."""
     ordered = config.dynamic_batching.preserve_ordering or config.HasField("sequence_batching")
     return batches(config) and not (config.model_transaction_policy.decoupled or ordered)
+
+
+def _parameter(config: ModelConfig, name: str) -> str:
+    return config.parameters[name].string_value if name in config.parameters else ""
 
 
 def model_dims(tensor: ModelTensor) -> Sequence[int]:

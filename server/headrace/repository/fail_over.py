@@ -89,8 +89,6 @@ def problems(config: ModelConfig) -> Iterator[Problem]:
         yield Problem(path, "is for models with one response to a request, and this is decoupled")
     if config.HasField("sequence_batching"):
         yield Problem(path, "is for models without state, and this one has sequences")
-    if _text(config, "forward") == "transparent":
-        yield Problem(path, "cannot be combined with forward 'transparent'")
     for name, most in ((QUEUE_SIZE, _MOST_WAITING), (INSTANCES, _MOST_INSTANCES)):
         text = _text(config, name)
         if name in config.parameters and whole_number(text, 1, most) is None:

@@ -13,6 +13,8 @@ from headrace.execution.remote.idle import idle_parameters
         ({"endpoints": "grpc://a", "fail_over": "grpcs://b", "tls_cert": "x", "tls_key": "y"}, []),
         ({"endpoints": "grpc://a", "http_tensors": "json"}, ["http_tensors"]),
         ({"endpoints": "https://a", "http_tensors": "json"}, []),
+        ({"endpoints": "grpc://a", "forward": "batched"}, []),
+        ({"endpoints": "grpc://a", "forward": "transparent"}, ["forward"]),
         ({"endpoints": "grpc://a", "hedge_percent": "5"}, ["hedge_percent"]),
         ({"endpoints": "grpc://a", "hedge_percent": "5", "hedge_after": "p95"}, ["hedge_after"]),
     ],

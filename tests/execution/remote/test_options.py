@@ -49,7 +49,7 @@ def test_a_name_without_addresses_is_left_out_while_others_have_some(tmp_path: P
         ("endpoints", "grpc://me:secret@gpu", "credentials belong into files"),
         ("remote_version", "newest", "expected a whole number"),
         ("remote_version", "0", "expected a whole number"),
-        ("forward", "both", "expected 'batched' or 'transparent', got 'both'"),
+        ("forward", "both", "expected batched or transparent, got 'both'"),
         ("max_in_flight", "-1", "expected a whole number"),
         ("max_in_flight", "0", "from 1 to 1024"),
         ("max_in_flight", "0000000012345", "from 1 to 1024"),
@@ -104,8 +104,6 @@ def test_other_protocols_have_ports_of_their_own(tmp_path: Path) -> None:
         options(tmp_path, 0, protocol="torchserve")
     with pytest.raises(InvalidOption, match=r"remote_load.*tfserving has nothing like it"):
         options(tmp_path, protocol="tfserving", remote_load="true")
-    with pytest.raises(InvalidOption, match="'transparent' is for servers of v2"):
-        options(tmp_path, 0, forward="transparent", **only)
 
 
 def test_a_host_of_another_name(tmp_path: Path) -> None:
@@ -175,7 +173,6 @@ def test_memory_is_shared_with_servers_on_this_machine(tmp_path: Path) -> None:
     ("given", "text"),
     [
         ({"endpoints": "http://127.0.0.1"}, "asked over gRPC, not http://127.0.0.1"),
-        ({"forward": "transparent"}, "tensors go on as they came"),
         ({"protocol": "tfserving"}, "is of the protocol v2, not tfserving"),
         ({"shared_memory": "system"}, "expected true or false"),
     ],

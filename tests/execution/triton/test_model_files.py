@@ -43,14 +43,15 @@ def test_the_configuration_for_triton() -> None:
     )
 
 
-def test_what_is_not_batched_here_is_batched_there() -> None:
+@pytest.mark.parametrize(("name", "value"), [("batching", "off"), ("forward", "transparent")])
+def test_what_is_not_batched_here_is_batched_there(name: str, value: str) -> None:
     own = ModelConfig()
     own.CopyFrom(OWN)
-    own.parameters["batching"].string_value = "off"
+    own.parameters[name].string_value = value
     found = remote_config(own, "n", 3, [])
     assert found.dynamic_batching.max_queue_delay_microseconds == 100
     assert not found.instance_group
-    assert "batching" not in found.parameters
+    assert name not in found.parameters
 
 
 def test_a_platform_instead_of_a_backend() -> None:

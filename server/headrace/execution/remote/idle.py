@@ -14,6 +14,12 @@ def idle_parameters(parameters: Mapping[str, str]) -> Iterator[tuple[str, str]]:
                 yield name, "has no effect without TLS: endpoints are grpcs:// or https:// then"
     if parameters.get("http_tensors") and "http" not in endpoints:
         yield "http_tensors", "has no effect without an endpoint at http:// or https://"
+    if parameters.get("forward") == "transparent":
+        yield (
+            "forward",
+            "'transparent' passes no bytes on untouched any more: requests are read here, and go on"
+            " one by one, as with batching 'off'",
+        )
     hedging = [name for name in ("hedge_after", "hedge_percent") if parameters.get(name)]
     if hedging:  # one warning for both
         yield hedging[0], "has no effect any more: no call is made to a second server as well"

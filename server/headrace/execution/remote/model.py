@@ -188,7 +188,7 @@ class RemoteModel(Elsewhere):
             return policies.calls_for_sequences(self.config or ModelConfig(), self._servers)
         if self._decoupled:
             return _MOST_STREAMS
-        if self.options.passes or not self._batches:
+        if not self._batches:
             return _MOST_CALLS
         if self.config is None:
             return _FEW_CALLS

@@ -13,10 +13,8 @@ if TYPE_CHECKING:
 _PARAMETER = "parameters['shared_memory']"
 
 
-def check_sharing(urls: Sequence["Url"], protocol: str, transparent: bool) -> None:
+def check_sharing(urls: Sequence["Url"], protocol: str) -> None:
     """Whether models that are asked so can share memory; raises `InvalidOption`."""
-    if transparent:
-        raise InvalidOption(_PARAMETER, "with forward 'transparent', tensors go on as they came")
     if protocol != V2:
         raise InvalidOption(_PARAMETER, f"is of the protocol {V2}, not {protocol}")
     for url in urls:

@@ -10,7 +10,6 @@ from urllib.parse import quote, urlsplit
 
 from headrace.core.errors import InvalidOption, LoadFailed
 from headrace.core.numbers import whole_number
-from headrace.core.requests import Passes
 from headrace.execution.remote.nearby import check_local, check_sharing
 from headrace.execution.remote.protocol_options import (
     PORTS,
@@ -117,8 +116,8 @@ class RemoteOptions:
     `version` is empty for whichever the servers choose. `max_in_flight` calls are under way at a
     time, 0 for as many as suits what the servers say of the model. A call may take `timeout`, 0
     for any time. While no server can be reached, requests wait for `wait`. `forward_headers` are
-    the names of clients' headers that go on to the servers, in lower case. Requests of the doors
-    that `passes` names are not read here. `read_credentials` gives what the files hold now.
+    the names of clients' headers that go on to the servers, in lower case. `read_credentials`
+    gives what the files hold now.
 
     An answer may have `largest_response` bytes, also once it is decompressed.
 
@@ -143,7 +142,6 @@ class RemoteOptions:
     host: str = ""
     tensors: str = ""
     compression: str = ""
-    passes: Passes = Passes.NONE
     read_credentials: Callable[[], Credentials] | None = field(default=None, compare=False)
     protocol: ProtocolOptions = V2_OPTIONS
     shared_memory: bool = False
@@ -159,9 +157,7 @@ class RemoteOptions:
         `root`.
         """
         protocol = ProtocolOptions.of(parameters)
-        transparent = _is_transparent(parameters)
-        if transparent and protocol.name != V2:
-            raise _wrong("forward", f"'transparent' is for servers of {V2}, not of {protocol.name}")
+        _one_of(parameters, "forward", ("batched", "transparent"))
         named = parameters.get("remote_version", "")
         if named and version:
             raise _wrong(
@@ -173,7 +169,7 @@ class RemoteOptions:
             raise _wrong("remote_version", f"expected a whole number from 1 on, got {named!r}")
         urls = tuple(_urls(parameters.get("endpoints", ""), protocol.name))
         if shared := _flag(parameters, "shared_memory"):
-            check_sharing(urls, protocol.name, transparent)
+            check_sharing(urls, protocol.name)
         return cls(
             urls,
             parameters.get("remote_model") or model,
@@ -189,7 +185,6 @@ class RemoteOptions:
             _host(parameters),
             _one_of(parameters, "http_tensors", ("auto", "binary", "json")),
             _one_of(parameters, "compression", ("none", *ENCODINGS)),
-            _passes(urls) if transparent else Passes.NONE,
             partial(_credentials, dict(parameters), root) if _OF_FILES & set(parameters) else None,
             protocol,
             shared,
@@ -294,25 +289,6 @@ def _one_of(parameters: Mapping[str, str], name: str, values: Sequence[str]) -> 
     if value not in values:
         raise _wrong(name, f"expected {', '.join(values[:-1])} or {values[-1]}, got {value!r}")
     return "" if value == values[0] else value
-
-
-def _is_transparent(parameters: Mapping[str, str]) -> bool:
-    forward = parameters.get("forward", "batched")
-    if forward not in ("batched", "transparent"):
-        raise _wrong("forward", f"expected 'batched' or 'transparent', got {forward!r}")
-    return forward == "transparent"
-
-
-def _passes(urls: Sequence[Url]) -> Passes:
-    """Whose requests servers at these URLs take as they came; raises `InvalidOption`."""
-    kinds = {Passes.HTTP if url.scheme in _OVER_HTTP else Passes.GRPC for url in urls}
-    if len(kinds) > 1:
-        raise _wrong(
-            "endpoints",
-            "with forward 'transparent' all of them are asked over gRPC, or all over HTTP: a"
-            " request goes on as it came",
-        )
-    return kinds.pop()
 
 
 def _count(parameters: Mapping[str, str], name: str) -> int:

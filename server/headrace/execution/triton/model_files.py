@@ -39,7 +39,7 @@ def remote_config(
     """The configuration of one version for a Triton process with these instance groups.
 
     All that the model's own says, but what is done here: requests are batched here unless
-    `batching` is off, and would only wait once more there.
+    `batching` is off or `forward` is transparent, and would only wait once more there.
     """
     result = ModelConfig()
     result.CopyFrom(config)
@@ -47,8 +47,11 @@ def remote_config(
     parameters = config.parameters
     result.backend = parameters[BACKEND].string_value if BACKEND in parameters else ""
     result.platform = parameters[PLATFORM].string_value if PLATFORM in parameters else ""
-    batched_here = "batching" not in parameters or parameters["batching"].string_value != "off"
-    if batched_here and result.WhichOneof("scheduling_choice") == "dynamic_batching":
+    alone = any(
+        name in parameters and parameters[name].string_value == value
+        for name, value in (("batching", "off"), ("forward", "transparent"))
+    )
+    if not alone and result.WhichOneof("scheduling_choice") == "dynamic_batching":
         result.ClearField("dynamic_batching")
     for own in _OWN_PARAMETERS & set(result.parameters):
         del result.parameters[own]
