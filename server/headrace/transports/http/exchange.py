@@ -7,16 +7,14 @@ encode the response or the error, count the request out.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
 
 from headrace.core.errors import (
     PayloadTooLarge,
-    Relayed,
     ServerError,
     Unsupported,
     UnsupportedEncoding,
 )
-from headrace.core.requests import InferRequest, InferResponse, OpaqueResponse, Passes, Ticket
+from headrace.core.requests import InferRequest, InferResponse, Ticket
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Account
@@ -24,7 +22,6 @@ from headrace.engine.deferred import Deferred
 from headrace.engine.doors import HTTP_NOT_DECOUPLED, DoorSink, Target
 from headrace.engine.workbench import LARGE, Job, Workbench
 from headrace.transports.http.head import Head
-from headrace.transports.http.passing import answer_lines, opaque_request
 from headrace.wire.compression import (
     choose_encoding,
     compress,
@@ -51,8 +48,6 @@ log = logging.getLogger(__name__)
 JSON = b"content-type: application/json\r\n"
 CLOSE = b"connection: close\r\n"
 _BACKEND = b"headrace-backend: %b\r\n"  # which one has answered, of a model that has several
-_STATUSES = frozenset(HTTPStatus)  # those that can be told
-_BAD_GATEWAY = 502
 _TIMING = b"server-timing: %b\r\n"
 _BINARY = b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
 
@@ -91,7 +86,6 @@ class Exchange:
     _more = False  # whether the answer is to say more than the response
     _timed = False  # of one that names its backend, whether it also has timings
     _backend = ""  # what answers, of a model that has several
-    _passed = "/infer"  # the end of the path at another server; "" if nothing is passed on
     _one_answer = True  # whether models that answer as often as they like are refused
 
     def __init__(self, limit: int, head: Head, account: Account) -> None:
@@ -149,8 +143,6 @@ class Exchange:
             self.enter()
         if self._again:
             found = self._find()
-            if found.passes is Passes.HTTP and self._passed:
-                return self._pass_on(found, body, sink)
         signature = found.signature
         if head.content_encoding is not None:
             small = decompress_small(body, head.content_encoding)
@@ -237,8 +229,6 @@ class Exchange:
             log.error("bug while answering %s", self.head.path, exc_info=error)
             lines = JSON + _TIMING % server_timing(time_of(ServerError()))
             return Answer(INTERNAL.http, lines, [error_body(INTERNAL_TEXT)])
-        if isinstance(error, Relayed) and isinstance(error.answer, OpaqueResponse):
-            return self.passed_answer(error.answer)
         lines = JSON + _TIMING % server_timing(time_of(error))
         if seconds := retry_after(error):
             lines += b"retry-after: %d\r\n" % seconds
@@ -251,14 +241,6 @@ class Exchange:
         if not self._consumed and (length is None or length > self._limit):
             lines += CLOSE
         return Answer(STATUS[type(error)].http, lines, [error_body(str(error))])
-
-    def passed_answer(self, response: OpaqueResponse) -> Answer:
-        """The answer of another server, as it came."""
-        lines = answer_lines(response)
-        if response.status == 200:
-            lines += _TIMING % server_timing(response.timing)
-        status = response.status if response.status in _STATUSES else _BAD_GATEWAY
-        return Answer(status, lines, [response.body])
 
     def close(self) -> None:
         """Count the request out."""
@@ -285,10 +267,8 @@ class Exchange:
     def _find(self) -> Target:
         """What serves the request now; raises `ServerError`."""
         self.found = found = self._engine.find(self.head.model, self.head.version)
-        if not found.plain:
-            if found.decoupled and self._one_answer:
-                raise Unsupported(HTTP_NOT_DECOUPLED)
-            self._again = True
+        if found.decoupled and self._one_answer:
+            raise Unsupported(HTTP_NOT_DECOUPLED)
         return found
 
     def _takes_long(self, body: Buffer, signature: Signature | None) -> bool:
@@ -332,16 +312,6 @@ class Exchange:
         self.account.grow(nbytes, self.nbytes)
         self.nbytes += nbytes
 
-    def _pass_on(self, found: Target, body: Buffer, sink: DoorSink) -> Ticket:
-        """Queue a request that nobody here reads."""
-        head = self.head
-        self._more = True
-        request = opaque_request(
-            head.model, head.version, self._passed, body, self.nbytes, head.headers
-        )
-        self.bound(request)
-        return found.submit(request, sink)
-
     def _encode(self, response: InferResponse) -> Answer:
         form, accept = self._form, self.head.accept_encoding
         if self._more:
@@ -356,9 +326,7 @@ class Exchange:
         return Answer(200, lines, buffers)
 
     def _encode_more(self, response: InferResponse) -> Answer:
-        """An answer that says more than the response, or is one of another server."""
-        if isinstance(response, OpaqueResponse):
-            return self.passed_answer(response)
+        """An answer that says more than the response."""
         if self.timed:
             add_timing(response)
         self._more = False

@@ -12,17 +12,9 @@ from contextlib import suppress
 from starlette.types import Receive, Scope, Send
 
 from headrace.core.errors import InvalidRequest
-from headrace.core.requests import (
-    InferRequest,
-    InferResponse,
-    OpaqueResponse,
-    Passes,
-    Ticket,
-    Timing,
-)
+from headrace.core.requests import InferRequest, InferResponse, Ticket, Timing
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
-from headrace.engine.admission import Account
 from headrace.engine.doors import DoorSink
 from headrace.engine.workbench import LARGE
 from headrace.transports.http.exchange import (
@@ -31,7 +23,7 @@ from headrace.transports.http.exchange import (
     Answer,
     Exchange,
 )
-from headrace.transports.http.head import Head, head_of, model_target
+from headrace.transports.http.head import head_of, model_target
 from headrace.transports.http.infer import (
     PostRoute,
     answer_instead,
@@ -59,12 +51,6 @@ class GenerateExchange(Exchange):
 
     _one_answer = False
     timing: Timing | None = None  # of the last response
-    passed: Answer | None = None  # the answer of another server, as it came
-
-    def __init__(self, limit: int, head: Head, account: Account, streams: bool) -> None:
-        """`streams` is whether the answer is one of events, which are not passed on."""
-        super().__init__(limit, head, account)
-        self._passed = "" if streams else "/generate"
 
     def open(self, nbytes: int = -1) -> None:
         """`Exchange.open`."""
@@ -85,8 +71,6 @@ class GenerateExchange(Exchange):
         self.enter()
         if self._again:
             found = self._find()
-            if found.passes is Passes.HTTP and self._passed:
-                return self._pass_on(found, body, sink)
         if found.signature is None:
             request, _ = pass_raw(head.model, head.version, body)
         elif len(body) > LARGE:
@@ -108,9 +92,6 @@ class GenerateExchange(Exchange):
         """A response as JSON; raises `InvalidRequest` if it has no such form."""
         self.request_id = response.id
         self.timing = response.timing
-        if self._more and isinstance(response, OpaqueResponse):
-            self.passed = self.passed_answer(response)
-            return bytes(response.body)
         if self.timed:
             add_timing(response)
         return encode_generate(response)
@@ -137,7 +118,7 @@ class GenerateRoute(PostRoute):
         except InvalidRequest as error:
             await send_answer(send, Answer(400, JSON + CLOSE, [error_body(str(error))]))
             return
-        exchange = GenerateExchange(self._limit, head, self.account(scope), streams)
+        exchange = GenerateExchange(self._limit, head, self.account(scope))
         responses = Responses(exchange.encode, exchange=exchange)
         try:
             if await self._submit(exchange, responses, receive, send):
@@ -237,8 +218,6 @@ def generate_target(path: str) -> tuple[tuple[str, str], bool] | None:
 
 
 def _one_answer(exchange: GenerateExchange, responses: Responses, texts: list[bytes]) -> Answer:
-    if exchange.passed is not None:
-        return exchange.passed
     if len(texts) > 1:
         # As with Triton: the first response has decided on the status.
         return Answer(200, JSON, [error_body(NOT_ONE_RESPONSE)])
