@@ -10,15 +10,13 @@ Responses are built the other way around: what outputs of the same names, dataty
 in common is serialised once, and the id and the raw tensors are put beside it.
 """
 
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from headrace.core.datatypes import NUMPY, Datatype
-from headrace.core.errors import InvalidRequest
-from headrace.core.requests import InferRequest, InferResponse, OpaqueRequest
+from headrace.core.requests import InferRequest, InferResponse
 from headrace.core.signature import Signature
 from headrace.core.tensors import Array, Buffer, Tensor, raw_bytes
 from headrace.core.texts import bounded
@@ -163,16 +161,6 @@ class InferMessage:
             return self._template.empty_final
         assert self._message is not None
         return wants_empty_final(self._message)
-
-    def opaque(self, nbytes: int) -> OpaqueRequest:
-        """The message as a request that nobody here reads."""
-        if self._template is None and self._fields is not None:
-            # Once, so that further messages with this head are known by its bytes.
-            with suppress(InvalidRequest):
-                self.request(nbytes)
-        return OpaqueRequest(
-            self.model_name, self.model_version, self.id, {}, nbytes=nbytes, body=self._data
-        )
 
     def request_long(
         self, nbytes: int, signature: Signature | None, charge: Charge

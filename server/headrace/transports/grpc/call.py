@@ -42,9 +42,6 @@ class Reply(Call, Protocol):
     def fail(self, error: ServerError) -> None:
         """Answer with an error, and with `server-timing` beside it."""
 
-    def relay(self, status: int, text: str) -> None:
-        """Answer with the status that another server has answered with."""
-
 
 class Peer(Call, Protocol):
     """The client's end of a stream of messages both ways."""

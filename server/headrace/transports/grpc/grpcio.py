@@ -91,19 +91,6 @@ class _FutureReply(_AioCall):
         if not self.future.done():
             self.future.set_exception(error)
 
-    def relay(self, status: int, text: str) -> None:
-        self.answered = True
-        if not self.future.done():
-            self.future.set_exception(_Relayed(status, text))
-
-
-class _Relayed(Exception):
-    """A status of another server."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
-
 
 class _QueuePeer(_AioCall):
     """A session's client, whose messages are written by whoever iterates over them."""
@@ -298,8 +285,6 @@ class GrpcioServer:
                         return await handler(data, call)
                 except ServerError as error:
                     status, text = _told(context, error)
-                except _Relayed as relayed:
-                    status, text = relayed.status, str(relayed)
                 except asyncio.CancelledError:
                     status = CANCELLED
                     raise

@@ -1,18 +1,12 @@
 """ModelInfer of `GRPCInferenceService`, from message bytes to message bytes."""
 
-from headrace.core.errors import (
-    ExecutionFailed,
-    Relayed,
-    ServerError,
-    Unsupported,
-)
-from headrace.core.requests import InferRequest, InferResponse, OpaqueResponse, Passes, Ticket
+from headrace.core.errors import ExecutionFailed, ServerError, Unsupported
+from headrace.core.requests import InferRequest, InferResponse, Ticket
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
 from headrace.engine.deferred import Deferred
 from headrace.engine.doors import GRPC_NOT_DECOUPLED, Entrance, Target
 from headrace.engine.forwarding import forwarding
-from headrace.transports.grpc.access import error_text
 from headrace.transports.grpc.call import Direct, Reply
 from headrace.transports.grpc.procedures import INFERENCE
 from headrace.transports.grpc.unary import check_size
@@ -21,8 +15,6 @@ from headrace.wire.header_rules import HeaderPattern
 from headrace.wire.timing import add_timing, wants_timing
 
 BACKEND_METADATA = "headrace-backend"  # which one has answered, of a model that has several
-_STATUSES = range(1, 17)
-_UNKNOWN = 2
 
 
 class _Answer:
@@ -93,31 +85,6 @@ class _Answer:
         """There is one response only."""
 
 
-class _OpaqueAnswer(_Answer):
-    """The same for a request that goes on to another server as it came."""
-
-    __slots__ = ()
-
-    def respond(self, response: InferResponse, final: bool) -> None:
-        """Send what has come."""
-        assert isinstance(response, OpaqueResponse), "an answer that was read. This is a bug."
-        self.account.leave(self.nbytes)
-        if response.status:
-            text = error_text(Relayed(bytes(response.body).decode(errors="replace")))
-            self.reply.relay(response.status if response.status in _STATUSES else _UNKNOWN, text)
-            return
-        self.reply.respond([response.body], response.timing)
-
-    def fail(self, error: ServerError) -> None:
-        """Send the error."""
-        if isinstance(error, Relayed) and isinstance(error.answer, OpaqueResponse):
-            self.respond(error.answer, True)
-        else:
-            super().fail(error)
-
-    refuse = fail
-
-
 class InferenceService:
     """ModelInfer; the stream is in `headrace.transports.grpc.stream`."""
 
@@ -144,13 +111,8 @@ class InferenceService:
             message = self._reader.read(data)
             found = self._engine.find(message.model_name, message.model_version)
             reply.note(found.model, found.name, message.id)
-            if not found.plain:
-                if found.decoupled:
-                    raise Unsupported(GRPC_NOT_DECOUPLED)
-                if found.passes is Passes.GRPC:
-                    passed = _OpaqueAnswer(self, reply, nbytes)
-                    passed.ticket = found.submit(message.opaque(nbytes), passed)
-                    return passed
+            if found.decoupled:
+                raise Unsupported(GRPC_NOT_DECOUPLED)
             answer = _Answer(self, reply, nbytes)
             if not found.name:  # in a front end, or by rules, the answer says which version it was
                 answer.named = False

@@ -101,11 +101,6 @@ class DirectRpc(Rpc):
         self.set_trailing(TIMING, exact_timing(time_of(error)).decode())
         super().fail(error)
 
-    def relay(self, status: int, text: str) -> None:
-        """`Reply.relay`."""
-        self._ticket = None
-        self.close(status, text)
-
     def abandon(self) -> None:
         """Cancel the request."""
         ticket, self._ticket = self._ticket, None
