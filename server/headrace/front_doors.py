@@ -45,7 +45,7 @@ class FrontDoors:
         engine.logs.drops.append(lambda: supervisor.unlogged)
         engine.traffic.watch_headers(self._supervisor.want_routed)
         engine.tracing.watch_contexts(self._supervisor.want_contexts)
-        engine.passing_models.watch(self._supervisor.want_forwarded)
+        engine.forwarded_headers.watch(self._supervisor.want_forwarded)
         engine.readiness.watch(self._tell_ready)
         self._tell_ready()
         await self._supervisor.start()

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest, QueueFull, ServerError
-from headrace.core.requests import InferRequest, InferResponse, Passes, Timing
+from headrace.core.requests import InferRequest, InferResponse, Timing
 from headrace.core.tensors import Array, Tensor
 from headrace.core.trace_context import TRACE_PARAMETER, read_link
 from headrace.engine.admission import Admission
@@ -30,8 +30,6 @@ class Version:
     model: str = "m"
     name: str = "3"
     decoupled: bool = False
-    passes: Passes = Passes.NONE
-    plain: bool = True
     signature: None = None
     ready: bool = True
     error: ServerError | None = None

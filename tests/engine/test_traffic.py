@@ -12,7 +12,7 @@ import pytest
 
 from headrace.core.errors import InvalidRequest, NotFound, Unavailable
 from headrace.core.parameter_names import HEADER_PARAMETER
-from headrace.core.requests import InferRequest, InferResponse, Passes
+from headrace.core.requests import InferRequest, InferResponse
 from headrace.core.tensors import Array, Tensor
 from headrace.engine.admission import Admission
 from headrace.engine.doors import Target
@@ -516,7 +516,7 @@ def test_nothing_is_kept_of_a_model_that_is_gone(tmp_path: Path) -> None:
         models = {name: Model(read_model_directory(world.root)) for name in ("a", "b")}
         for name, model in models.items():
             model.name = name
-        traffic = Traffic(models, world.admission, True, lambda model: None)
+        traffic = Traffic(models, world.admission, True, lambda: None)
         traffic.set("a", {"split": {"1": 1}, "sticky": {"header": "x"}})
         model = models.pop("a")
         assert not traffic.series()
@@ -524,21 +524,5 @@ def test_nothing_is_kept_of_a_model_that_is_gone(tmp_path: Path) -> None:
         models["a"] = model
         assert traffic.of("a").source == "none"
         assert traffic.headers == {}
-
-    run(tmp_path, test)
-
-
-def test_requests_are_read_while_they_are_divided(tmp_path: Path) -> None:
-    """Doors elsewhere are told so whoever has set the rules."""
-
-    async def test(world: World) -> None:
-        for number in "123":
-            world.engine.find_version("m", number).passes = Passes.HTTP
-        told: list[dict[str, str]] = []
-        world.engine.passing_models.watch(lambda headers, passes: told.append(dict(passes)))
-        world.engine.traffic.set("m", SPLIT)
-        world.engine.traffic.reset("m")
-        world.engine.traffic.set("m", SPLIT)
-        assert told == [{"m": "http"}, {}]
 
     run(tmp_path, test)

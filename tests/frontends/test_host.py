@@ -16,9 +16,6 @@ from headrace.core.errors import NotFound, Overloaded
 from headrace.core.requests import (
     InferRequest,
     InferResponse,
-    OpaqueRequest,
-    OpaqueResponse,
-    Passes,
     Sink,
     Timing,
 )
@@ -28,8 +25,7 @@ from headrace.engine.admission import Admission, Held
 from headrace.frontends.channel import Channel, pair
 from headrace.frontends.host import Host
 from headrace.wire.link_frames import Flag, Frame, Kind, frame, header
-from headrace.wire.link_infer import RequestWriter, ResponseReader, held_rest, read_error
-from headrace.wire.link_opaque import opened_response, shut
+from headrace.wire.link_infer import RequestWriter, held_rest, read_error
 from tests.wire.strategies import PROPERTY
 
 Tick = Callable[[], Any]
@@ -57,8 +53,6 @@ class Model:
     model = "m"
     name = "7"
     decoupled = False
-    passes = Passes.NONE
-    plain = True
     signature: Signature | None = None
 
     def __init__(self) -> None:
@@ -335,27 +329,5 @@ def test_any_bytes(pieces: list[bytes]) -> None:
                 front_end.channel.send(piece)
             for _ in range(5):
                 await asyncio.sleep(0)
-
-    asyncio.run(scenario())
-
-
-def test_a_request_that_nobody_reads_for_a_model_whose_others_are_read() -> None:
-    """As they come while the front end does not know of its traffic rules yet."""
-
-    async def scenario() -> None:
-        async with linked() as front_end:
-            request = OpaqueRequest("m", "", "", {}, body=b"question", path="/infer")
-            request.inputs[""] = shut(request.body)
-            meta, pieces = RequestWriter().parts(request)
-            front_end.channel.send_parts(Kind.INFER, Flag.HTTP, 3, meta, pieces)
-            await front_end.until(lambda: bool(front_end.engine.model.work))
-            [work] = front_end.engine.model.work
-            answer = OpaqueResponse("m", "7", "", [], Timing(0, 0, 1), body=b"answer", status=200)
-            work.sink.respond(answer, True)
-            await front_end.until(lambda: bool(front_end.frames))
-            [(kind, number, _, meta, rest)] = front_end.frames
-            assert (kind, number) == (Kind.RESPONSE, 3)
-            read = opened_response(ResponseReader().read(meta, memoryview(rest), 0, len(rest)))
-            assert (bytes(read.body), read.status) == (b"answer", 200)
 
     asyncio.run(scenario())

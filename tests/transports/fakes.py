@@ -4,7 +4,7 @@ import numpy as np
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest, NotFound
-from headrace.core.requests import InferRequest, InferResponse, Passes, Sink, Timing
+from headrace.core.requests import InferRequest, InferResponse, Sink, Timing
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Tensor
 from headrace.engine.admission import Admission
@@ -55,12 +55,7 @@ class Model:
         self.model = model
         self.name = "7"
         self.decoupled = decoupled
-        self.passes = Passes.NONE
         self.work: list[Work] = []
-
-    @property
-    def plain(self) -> bool:
-        return not self.decoupled
 
     def submit(self, request: InferRequest, sink: DoorSink) -> Work:
         if request.id == "bad":

@@ -20,7 +20,6 @@ from headrace.core.errors import (
 from headrace.core.requests import (
     InferRequest,
     InferResponse,
-    Passes,
     RawRequest,
     Sink,
     Ticket,
@@ -71,8 +70,6 @@ class AwaitedTarget:
     )  # fmt: skip
 
     signature = None
-    passes = Passes.NONE  # what it takes then is not known
-    plain = True
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ request asks for is found, checked and refused only after it was submitted.
 from typing import Protocol, runtime_checkable
 
 from headrace.core.errors import Overloaded, ServerError
-from headrace.core.requests import InferRequest, Passes, Sink, Ticket
+from headrace.core.requests import InferRequest, Sink, Ticket
 from headrace.core.signature import Signature
 from headrace.engine.admission import Admission
 
@@ -66,14 +66,6 @@ class Target(Protocol):
     @property
     def decoupled(self) -> bool:
         """Whether it may answer more than once; False where that is not known yet."""
-
-    @property
-    def passes(self) -> Passes:
-        """Whose requests it takes as `OpaqueRequest`, of the doors that are no streams."""
-
-    @property
-    def plain(self) -> bool:
-        """Whether it neither is decoupled nor passes requests on, so that doors have one look."""
 
     @property
     def signature(self) -> Signature | None:

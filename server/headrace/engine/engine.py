@@ -16,13 +16,13 @@ from headrace.engine.admission import Admission
 from headrace.engine.awaited import AwaitedTarget, WaitingRoom
 from headrace.engine.control import Control, ControlOptions
 from headrace.engine.doors import Entrance
+from headrace.engine.forwarded_headers import ForwardedHeaders
 from headrace.engine.lifecycle import Lifecycle
 from headrace.engine.log_control import LogControl
 from headrace.engine.model import Model, parse_version
 from headrace.engine.model_host import Found, ModelHost
 from headrace.engine.on_request import OnRequest
 from headrace.engine.opening import Backend, LoadOptions, open_model
-from headrace.engine.passing_models import PassingModels
 from headrace.engine.readiness import ServerReadiness
 from headrace.engine.regions import Regions
 from headrace.engine.residency import ResidencyOptions
@@ -88,8 +88,8 @@ class Engine:
         self.readiness = ServerReadiness(self._models, admission, strict)
         # Answers of `find` that may stand.
         self._found: dict[tuple[str, str], ModelVersion | Router] = {}
-        self.traffic = Traffic(self._models, admission, traffic_control, self._on_traffic)
-        self.passing_models = PassingModels()
+        self.traffic = Traffic(self._models, admission, traffic_control, self._forget_found)
+        self.forwarded_headers = ForwardedHeaders()
         self.model_metrics = ModelMetrics()
         # A version that is loaded may be newer than what was found before.
         self._lifecycle = Lifecycle(
@@ -129,13 +129,9 @@ class Engine:
     def _on_change(self, model: Model) -> None:
         """Other versions of a model may be found than before."""
         self.traffic.follow(model)
-        self._on_traffic(model)
-        self.readiness.may_have_changed()
-
-    def _on_traffic(self, model: Model) -> None:
-        """Requests for a model may go elsewhere than before."""
         self._forget_found()
-        self.passing_models.follow(model)
+        self.forwarded_headers.follow(model)
+        self.readiness.may_have_changed()
 
     def at_door(self, door: int) -> Entrance:
         """The engine as one kind of door has it, by its `Flag`; 0 for streams."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from headrace.core.errors import InvalidRequest
-from headrace.core.requests import InferRequest, Passes, Ticket
+from headrace.core.requests import InferRequest, Ticket
 from headrace.core.signature import Signature
 from headrace.engine.doors import DoorSink, Entrance, Target
 from headrace.wire.header_rules import HeaderPattern
@@ -43,14 +43,6 @@ class _Target:
     @property
     def decoupled(self) -> bool:
         return self._target.decoupled
-
-    @property
-    def passes(self) -> Passes:
-        return self._target.passes
-
-    @property
-    def plain(self) -> bool:
-        return self._target.plain
 
     @property
     def signature(self) -> Signature | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from headrace.core.errors import ServerError
 from headrace.core.parameter_names import HEADER_PARAMETER
-from headrace.core.requests import InferRequest, Passes, Sink, Ticket
+from headrace.core.requests import InferRequest, Sink, Ticket
 from headrace.core.signature import Signature
 from headrace.engine.admission import Admission
 from headrace.engine.shadow import ShadowCopies
@@ -51,7 +51,6 @@ class Router:
     """Chooses among the versions of one model. `refresh` comes before anything else."""
 
     name = ""  # the version, which differs from one request to the next
-    passes = Passes.NONE  # versions that do take requests that were read, as others do
 
     def __init__(
         self,
@@ -92,11 +91,6 @@ class Router:
     def decoupled(self) -> bool:
         """Whether a request may be answered more than once."""
         return self._reference.decoupled
-
-    @property
-    def plain(self) -> bool:
-        """`Target.plain`."""
-        return not self._reference.decoupled
 
     @property
     def signature(self) -> Signature:

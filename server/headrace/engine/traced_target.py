@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from headrace.core.errors import Cancelled, ServerError
 from headrace.core.parameter_names import HEADER_PARAMETER
-from headrace.core.requests import InferRequest, InferResponse, Passes, Sink, Ticket, name_backend
+from headrace.core.requests import InferRequest, InferResponse, Sink, Ticket, name_backend
 from headrace.core.signature import Signature
 from headrace.core.trace_context import (
     TRACE_PARAMETER,
@@ -55,16 +55,6 @@ class TracedTarget:
     def decoupled(self) -> bool:
         """`Target.decoupled`."""
         return cast(bool, self._target.decoupled)
-
-    @property
-    def passes(self) -> Passes:
-        """`Target.passes`."""
-        return cast(Passes, self._target.passes)
-
-    @property
-    def plain(self) -> bool:
-        """`Target.plain`."""
-        return cast(bool, self._target.plain)
 
     @property
     def signature(self) -> Signature | None:

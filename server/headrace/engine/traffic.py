@@ -198,7 +198,7 @@ class ModelTraffic:
 class Traffic:
     """The traffic of all models.
 
-    `changed` is called with a model of which requests may go elsewhere than before.
+    `changed` is called when requests for a model may go elsewhere than before.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class Traffic:
         models: Mapping[str, Model],
         admission: Admission,
         allowed: bool,
-        changed: Callable[[Model], None],
+        changed: Callable[[], None],
     ) -> None:
         """`allowed` is whether clients may change anything."""
         self._models = models
@@ -325,7 +325,7 @@ class Traffic:
                 traffic.watch.stop()
 
     def _on_change(self, model: Model) -> None:
-        self._changed(model)
+        self._changed()
         headers = {
             name: traffic.rules.sticky.header
             for name, traffic in self._by_model.items()

@@ -15,25 +15,21 @@ from typing import Any
 
 import orjson
 
-from headrace.core.errors import Relayed, ServerError
+from headrace.core.errors import ServerError
 from headrace.core.requests import (
     InferRequest,
     InferResponse,
-    OpaqueRequest,
-    OpaqueResponse,
     RawRequest,
     Ticket,
 )
 from headrace.engine.admission import Held
 from headrace.engine.awaited import AwaitedTarget, refuse_decoupled, submit_raw
 from headrace.engine.doors import GIVE_UP_BYTES, Entrance, Target, not_read
-from headrace.engine.version import ModelVersion
 from headrace.frontends.calls import Calls, CallUnderWay, UnderWay
 from headrace.frontends.channel import Channel
 from headrace.frontends.wanted_headers import WantedHeaders
 from headrace.wire.link_frames import BrokenLink, Flag, Frame, Kind, frame
 from headrace.wire.link_infer import RequestReader, ResponseWriter, error_parts, read_held
-from headrace.wire.link_opaque import shut_response
 
 log = logging.getLogger(__name__)
 
@@ -122,32 +118,6 @@ class _Streamed(_Request):
         self._held = before | by if held else before & ~by
         if self.ticket is not None and bool(before) != bool(self._held):
             self.ticket.hold(held)
-
-
-class _Opaque(_Request):
-    """A request that goes on to another server as it came."""
-
-    __slots__ = ()
-
-    def respond(self, response: InferResponse, final: bool) -> None:
-        """Send what has come."""
-        assert isinstance(response, OpaqueResponse), "an answer that was read. This is a bug."
-        super().respond(shut_response(response), final)
-
-    def fail(self, error: ServerError) -> None:
-        """Send the error, as it came if it is another server's."""
-        if isinstance(error, Relayed) and isinstance(error.answer, OpaqueResponse):
-            self.respond(error.answer, True)
-        else:
-            super().fail(error)
-
-
-class _RpcOpaque(_Opaque):
-    """The same from the other door."""
-
-    __slots__ = ()
-
-    door = "GRPC"
 
 
 class _RpcRequest(_Request):
@@ -353,18 +323,12 @@ class Host:
             door = self._doors[flags & _DOOR]
             found = door.find(request.model_name, request.model_version)
             kind = _Request if flags & _WEB else _RpcRequest
-            if not found.plain:
-                if found.decoupled:
-                    refuse_decoupled(found, flags)
-                    self.channel.send(frame(Kind.DECOUPLED, number))
-                    kind = _Streamed if flags & _WEB else _RpcStreamed
-                if isinstance(request, OpaqueRequest):
-                    kind = _Opaque if flags & _WEB else _RpcOpaque
-            elif type(found) is not ModelVersion:
-                if isinstance(request, OpaqueRequest):  # sent before traffic was divided by rules
-                    kind = _Opaque if flags & _WEB else _RpcOpaque
-                elif type(found) is AwaitedTarget and not flags & _ONE_ANSWER:
-                    kind = _Awaited if flags & _WEB else _RpcAwaited
+            if found.decoupled:
+                refuse_decoupled(found, flags)
+                self.channel.send(frame(Kind.DECOUPLED, number))
+                kind = _Streamed if flags & _WEB else _RpcStreamed
+            elif type(found) is AwaitedTarget and not flags & _ONE_ANSWER:
+                kind = _Awaited if flags & _WEB else _RpcAwaited
             self._admission.enter(request.nbytes)
             entered = request.nbytes
             under_way = kind(self, number, entered, found.name)

@@ -14,9 +14,6 @@ import orjson
 from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
 from headrace.core.requests import (
     InferRequest,
-    InferResponse,
-    OpaqueRequest,
-    Passes,
     RawRequest,
     Ticket,
     name_backend,
@@ -32,7 +29,6 @@ from headrace.observability.answers import Grown
 from headrace.observability.logs import LogSettings
 from headrace.wire.link_frames import BrokenLink, Flag, Frame, Kind, frame
 from headrace.wire.link_infer import RequestWriter, ResponseReader, held_rest, read_error
-from headrace.wire.link_opaque import opened_response, shut
 from headrace.wire.status import INTERNAL_TEXT
 
 _NUMBERS = 2**32
@@ -45,9 +41,6 @@ _Waiting: TypeAlias = asyncio.Queue[tuple[bytes, bytes] | ServerError | None]
 
 class RemoteTarget:
     """What serves one request, and the ticket of it."""
-
-    passes = Passes.NONE
-    plain = True
 
     __slots__ = ("_door", "_link", "decoupled", "model", "name", "nbytes", "number", "sink")
 
@@ -90,8 +83,6 @@ class HeaderTarget:
 
     signature = None
     decoupled = False
-    passes = Passes.NONE
-    plain = True
 
     def __init__(
         self,
@@ -118,55 +109,10 @@ class HeaderTarget:
         return target.submit(request, sink)
 
 
-class PassingTarget(HeaderTarget):
-    """What serves one request for a model that passes some on as they came."""
-
-    __slots__ = ("passes",)
-
-    plain = False
-
-    def __init__(
-        self,
-        link: "EngineLink",
-        door: int,
-        model: str,
-        version: str,
-        headers: Sequence[tuple[str, str]],
-        passes: Passes,
-    ) -> None:
-        super().__init__(link, door, model, version, headers)
-        self.passes = passes
-
-    def submit(self, request: InferRequest, sink: DoorSink) -> Ticket:
-        """Send the request to the engine."""
-        if isinstance(request, OpaqueRequest):
-            request.inputs[""] = shut(request.body)
-            sink = cast(DoorSink, _OpeningSink(sink))
-        return super().submit(request, sink)
-
-
-class _OpeningSink:
-    """Hands answers of other servers on as they came."""
-
-    def __init__(self, sink: DoorSink) -> None:
-        self._sink = sink
-
-    def respond(self, response: InferResponse, final: bool) -> None:
-        """Hand a response on."""
-        self._sink.respond(opened_response(response), final)
-
-    def __getattr__(self, name: str) -> Any:
-        """All else that the sink is."""
-        return getattr(self._sink, name)
-
-
 def _target_with_header(
     link: "EngineLink", door: int, model: str, version: str
 ) -> RemoteTarget | HeaderTarget:
     headers = link.headers.of(model, version)
-    passes = link.headers.passes.get(model)
-    if passes is not None:
-        return PassingTarget(link, door, model, version, headers, Passes(passes))
     if headers:
         return HeaderTarget(link, door, model, version, headers)
     return RemoteTarget(link, door, model, version)

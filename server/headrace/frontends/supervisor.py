@@ -209,13 +209,9 @@ class Supervisor:
         """Say by model whether requests are to bring along which trace they are part of."""
         self._want(replace(self.headers, traced=dict(models)))
 
-    def want_forwarded(
-        self, headers: Mapping[str, Sequence[str]], passes: Mapping[str, str]
-    ) -> None:
-        """Say by model which headers requests are to bring along for other servers, and of which
-        door they go on there as they came.
-        """
-        self._want(replace(self.headers, forwarded=dict(headers), passes=dict(passes)))
+    def want_forwarded(self, headers: Mapping[str, Sequence[str]]) -> None:
+        """Say by model which headers requests are to bring along for other servers."""
+        self._want(replace(self.headers, forwarded=dict(headers)))
 
     def _want(self, headers: WantedHeaders) -> None:
         self.headers = headers

@@ -12,17 +12,15 @@ from headrace.engine.doors import CONTEXT_HEADERS
 class WantedHeaders:
     """By model: the header that traffic rules need of requests that name no version, whether those
     that say which trace a request is part of are wanted, where "" stands for all other models, and
-    those that go on to the servers which run it; and, of a model that passes requests on as they
-    came, the name of the door that it does so for.
+    those that go on to the servers which run it.
     """
 
     routed: Mapping[str, str] = field(default_factory=dict)
     traced: Mapping[str, bool] = field(default_factory=dict)
     forwarded: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    passes: Mapping[str, str] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.routed or self.forwarded or self.passes) or any(self.traced.values())
+        return bool(self.routed or self.forwarded) or any(self.traced.values())
 
     def of(self, model: str, version: str) -> list[tuple[str, str]]:
         """Those wanted of a request, in lower case, and the parameters that their values become."""

@@ -19,7 +19,6 @@ from headrace.core.errors import InvalidRequest, ServerError
 from headrace.core.requests import (
     InferRequest,
     InferResponse,
-    OpaqueRequest,
     Parameter,
     RawRequest,
     SharedInput,
@@ -30,7 +29,6 @@ from headrace.core.requests import (
 from headrace.core.tensors import Array, Buffer, Tensor, element_count, elsewhere, raw_bytes
 from headrace.core.texts import bounded
 from headrace.wire.link_frames import BrokenLink
-from headrace.wire.link_opaque import request_fields, request_kind
 from headrace.wire.status import STATUS
 
 _REQUEST = Struct("<QI")  # nbytes, size of the id
@@ -144,8 +142,6 @@ def _request_meta(request: InferRequest, layout: Any, reserved: Sequence[object]
         request.model_name, request.model_version, layout, list(request.outputs),
         _spelled(request.parameters), reserved, dict(request.classes or {}),
     ]  # fmt: skip
-    if isinstance(request, OpaqueRequest):
-        document.append(request_fields(request))
     if isinstance(request, SharedRequest):
         document += ({**request.shared_inputs}, {**request.shared_outputs})
     return orjson.dumps(document)  # which writes dataclasses as objects
@@ -258,17 +254,13 @@ def _request_template(document: Any) -> _Template:
         raise TypeError("a sequence's id must be a number or a text")
     counts = {_is(str, name): _is(int, count) for name, count in classes.items()}
     common = (
-        _KINDS[len(more)](*more), _is(str, model), _is(str, version),
+        _shared_kind(*more) if more else InferRequest, _is(str, model), _is(str, version),
         tuple([_is(str, name) for name in outputs]),
         (_is(int, priority), _is(int, timeout), sequence_id, _is(bool, sequence_start),
          _is(bool, sequence_end)),
         counts if more else counts or None,
     )  # fmt: skip
     return _Template(common, _layout(layout), _unspelled(parameters))
-
-
-def _plain_kind() -> Callable[..., InferRequest]:
-    return InferRequest
 
 
 def _shared_kind(inputs: Any, outputs: Any) -> Callable[..., InferRequest]:
@@ -285,11 +277,6 @@ def _shared_kind(inputs: Any, outputs: Any) -> Callable[..., InferRequest]:
         },
         shared_outputs={_is(str, name): _stretch(given) for name, given in outputs.items()},
     )
-
-
-_KINDS: dict[int, Callable[..., Callable[..., InferRequest]]] = {
-    0: _plain_kind, 1: request_kind, 2: _shared_kind
-}  # fmt: skip
 
 
 def _stretch(given: Any) -> Stretch:
