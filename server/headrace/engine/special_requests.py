@@ -1,6 +1,4 @@
-"""Requests of which more is asked than what a model does: classes, and tensors in shared memory;
-and those that go on as they came.
-"""
+"""Requests of which more is asked than what a model does: classes, and tensors in shared memory."""
 
 import logging
 from collections import deque
@@ -8,12 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
-from headrace.core.errors import ExecutionFailed, InvalidRequest, ModelNotReady, ServerError
+from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
 from headrace.core.requests import (
     InferRequest,
     InferResponse,
-    OpaqueRequest,
-    Passes,
     SharedRequest,
     Sink,
     Ticket,
@@ -144,10 +140,8 @@ class SpecialRequests:
         regions: Regions,
         queue: Queue,
         submit: Submit,
-        passes: Passes = Passes.NONE,
     ) -> None:
         """`submit` queues a request that has been checked, with its rows."""
-        self._passes = passes
         self._signature = signature
         self._labels = labels
         self._regions = regions
@@ -156,14 +150,6 @@ class SpecialRequests:
 
     def submit(self, request: InferRequest, sink: Sink) -> Ticket:
         """Check and queue a request; raises `ServerError`."""
-        if isinstance(request, OpaqueRequest):
-            if not self._passes:  # it was another one when the request was taken
-                raise ModelNotReady(
-                    f"model '{request.model_name}' has been replaced meanwhile; send the request"
-                    " again",
-                    retry_after=1,
-                )
-            return self._submit(request, sink, 1)
         call: SharedCall | None = None
         classifying: _Classifying | None = None
         if isinstance(request, SharedRequest):

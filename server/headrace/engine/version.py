@@ -8,7 +8,7 @@ from sys import maxsize
 from typing import TYPE_CHECKING
 
 from headrace.core.errors import InvalidRequest, ModelNotReady, ServerError
-from headrace.core.requests import InferRequest, InferResponse, Passes, Sink, Ticket
+from headrace.core.requests import InferRequest, InferResponse, Sink, Ticket
 from headrace.core.signature import Signature
 from headrace.engine.admission import ModelAccount
 from headrace.engine.divided_requests import DividedRequest
@@ -80,8 +80,6 @@ class ModelVersion:
         self.origin: Origin | None = None
         self.added = False  # it came while other versions served
         self.decoupled = False
-        self.passes = Passes.NONE
-        self.plain = True
         self._split = False
         self._batcher: Batcher | None = None
         self._submit: Callable[[InferRequest, Sink, int], Ticket] | None = None
@@ -313,9 +311,8 @@ class ModelVersion:
                 remote, servers, self._submit, batcher, self.statistics
             )
             self.forwarded_headers = remote.options.forward_headers
-        self.plain = not (self.decoupled or self.passes)
         self._special = SpecialRequests(
-            loaded.signature, loaded.labels, regions, batcher, self._submit_checked, self.passes
+            loaded.signature, loaded.labels, regions, batcher, self._submit_checked
         )
         self.load_seconds = loaded.seconds
         self.origin = loaded.origin
