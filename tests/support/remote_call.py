@@ -2,7 +2,7 @@
 
 import asyncio
 
-from headrace.execution.remote.connection import Connection, PassedAnswer, RemoteRequest
+from headrace.execution.remote.connection import Connection, RemoteRequest
 from headrace.wire.remote_infer import RemoteAnswer
 
 
@@ -10,8 +10,7 @@ class _Waiting:
     def __init__(self) -> None:
         self.result: asyncio.Future[RemoteAnswer] = asyncio.get_running_loop().create_future()
 
-    def answered(self, answer: RemoteAnswer | PassedAnswer) -> None:
-        assert isinstance(answer, RemoteAnswer)
+    def answered(self, answer: RemoteAnswer) -> None:
         self.result.set_result(answer)
 
     def failed(self, error: Exception) -> None:

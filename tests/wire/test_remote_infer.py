@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
-from headrace.core.requests import InferResponse, OpaqueRequest, Parameter, Timing
+from headrace.core.requests import InferResponse, Parameter, Timing
 from headrace.core.tensors import Tensor
 from headrace.wire.grpc_infer import decode_infer, encode_infer
 from headrace.wire.pb import grpc_service_pb2 as pb
@@ -152,32 +152,3 @@ def test_the_response_in_a_message_of_a_stream(raw: bytes, id: str) -> None:
 def test_what_is_no_message_of_a_stream(data: bytes) -> None:
     found = response_in(data)
     assert found is None or data.endswith(bytes(found))
-
-
-@given(
-    name=st.sampled_from(["m", "mm"]),
-    version=st.sampled_from(["", "1", "3"]),
-    id=st.text(max_size=3),
-)
-def test_a_message_goes_on_with_the_names_that_the_model_has_there(
-    name: str, version: str, id: str
-) -> None:
-    sent = pb.ModelInferRequest(model_name=name, model_version=version, id=id)
-    sent.inputs.add(name="x", datatype="FP32", shape=[1])
-    data = sent.SerializeToString()
-    messages = RemoteMessages("m", "3")
-    passed = b"".join(messages.passed(OpaqueRequest(name, version, id, {}, body=memoryview(data))))
-    assert passed.startswith(data)
-    assert (passed == data) is ((name, version) == ("m", "3"))
-    found = pb.ModelInferRequest.FromString(passed)
-    sent.model_name, sent.model_version = "m", "3"
-    assert found == sent
-
-
-def test_an_answer_comes_back_with_the_name_that_the_model_has_here() -> None:
-    data = pb.ModelInferResponse(model_name="there", model_version="7").SerializeToString()
-    messages = RemoteMessages("there", "")
-    asked = OpaqueRequest("here", "", "", {})
-    found = pb.ModelInferResponse.FromString(bytes(messages.passed_answer(asked, data)))
-    assert (found.model_name, found.model_version) == ("here", "7")
-    assert messages.passed_answer(OpaqueRequest("there", "", "", {}), data) is data

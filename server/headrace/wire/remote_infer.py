@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from headrace.core.bytes_array import BytesArray
 from headrace.core.datatypes import BY_NAME, ITEM_SIZES, NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
-from headrace.core.requests import OpaqueRequest, Parameter
+from headrace.core.requests import Parameter
 from headrace.core.tensors import Buffer, Tensor, TensorArray, element_count, raw_bytes
 from headrace.wire.bytes_tensor import decode_bytes_tensor
 from headrace.wire.elements import tensor_from_values
@@ -24,7 +24,6 @@ from headrace.wire.grpc_contents import CONTENTS, read_varint, varint
 from headrace.wire.grpc_infer import parameter_values, set_parameter
 from headrace.wire.pb import grpc_service_pb2 as pb
 
-_MODEL_NAME, _MODEL_VERSION = b"\x0a", b"\x12"  # in requests and responses
 RAW_INPUT = b"\x3a"
 _ID, _RAW_OUTPUT = 0x1A, 0x32  # tags of a ModelInferResponse: id, raw_output_contents
 _STREAM_RESPONSE = 0x12  # the tag of a ModelStreamInferResponse: infer_response
@@ -92,25 +91,6 @@ class RemoteMessages:
                 data = [raw_bytes(part) for part in item.parts]
                 pieces += (RAW_INPUT + varint(sum(map(len, data))), *data)
         return pieces
-
-    def passed(self, request: OpaqueRequest) -> list[Buffer]:
-        """The message of a request as it came, but for the names that the model has there.
-
-        Of a field that is there twice, the last one counts: so nothing has to be read.
-        """
-        name, version = request.model_name, request.model_version
-        if name == self._model and version == self._version:
-            return [request.body]
-        own = b"" if name == self._model else _field(_MODEL_NAME, self._model)
-        if version != self._version:
-            own += _field(_MODEL_VERSION, self._version)
-        return [request.body, own]
-
-    def passed_answer(self, request: OpaqueRequest, data: Buffer) -> Buffer:
-        """The message that has come back, with the name that the model has here."""
-        if request.model_name == self._model:
-            return data
-        return b"".join([data, _field(_MODEL_NAME, request.model_name)])
 
     def _remember(
         self, key: object, inputs: Sequence[RemoteInput], outputs: Sequence[str]
@@ -234,11 +214,6 @@ def _read_head(head: bytes, raw: bool) -> _Known:
                 array.flags.writeable = False  # others may get it, too
             inline[name] = array
     return _Known(outputs, parameter_values(message.parameters), inline)
-
-
-def _field(tag: bytes, text: str) -> bytes:
-    data = text.encode()
-    return tag + varint(len(data)) + data
 
 
 def _apart(data: Buffer) -> tuple[bytes, str, list[int]]:

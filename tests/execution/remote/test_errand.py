@@ -8,9 +8,10 @@ import pytest
 
 from headrace.core.errors import Unavailable
 from headrace.execution.remote.connection import CallFailed, Receiver, RemoteRequest
-from headrace.execution.remote.errand import Answer, Errand, Request
+from headrace.execution.remote.errand import Errand
 from headrace.execution.remote.member import Member
 from headrace.execution.remote.options import Endpoint, RemoteOptions
+from headrace.wire.remote_infer import RemoteAnswer
 from headrace.wire.remote_status import Failure, Fate
 
 REQUEST = RemoteRequest([], [], {})
@@ -26,7 +27,7 @@ class Connection:
         self.checked = asyncio.Event()
         self.checks = 0
 
-    def begin(self, request: Request, seconds: float, receiver: Receiver) -> "Connection":
+    def begin(self, request: RemoteRequest, seconds: float, receiver: Receiver) -> "Connection":
         if self._broken:
             raise ValueError("cannot be written")
         self.refuse = lambda: receiver.failed(REFUSED)
@@ -69,7 +70,7 @@ class Bench:
     def next(self, tried: Set[Member]) -> Member | None:
         return next((m for m in self.members if m not in tried), None)
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: RemoteAnswer) -> None:
         raise AssertionError("there is no answer")
 
     def failed(self, error: Exception) -> None:

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from headrace.core.requests import Parameter
-from headrace.execution.remote.connection import PassedAnswer, RemoteRequest
+from headrace.execution.remote.connection import RemoteRequest
 from headrace.execution.remote.member import Member
 from headrace.execution.remote.sequences import SequenceCalls
 from headrace.execution.remote.stream_errand import StreamErrand
@@ -54,7 +54,7 @@ class World:
     def next(self, tried: Set[Member]) -> Member | None:
         return cast(Member, self.server)
 
-    def answered(self, answer: RemoteAnswer | PassedAnswer) -> None:
+    def answered(self, answer: RemoteAnswer) -> None:
         self.told.append(answer)
 
     def received(self, answer: RemoteAnswer) -> None:

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from headrace.core.errors import RemoteBroken, ServerError
-from headrace.core.requests import OpaqueRequest, Parameter
-from headrace.core.tensors import Buffer
+from headrace.core.requests import Parameter
 from headrace.core.trace_context import TraceContext
 from headrace.execution.remote.options import Endpoint
 from headrace.wire.pb import grpc_service_pb2 as pb
@@ -63,23 +62,6 @@ class RemoteRequest(NamedTuple):
     trace: CallTrace | None = None
 
 
-class PassedRequest(NamedTuple):
-    """One call with a request that goes on as it came; see `OpaqueRequest`, and above."""
-
-    request: OpaqueRequest
-    headers: Sequence[tuple[str, str]] = ()
-    deadline: int = 0
-    trace: CallTrace | None = None
-
-
-class PassedAnswer(NamedTuple):
-    """What has come back, as it came; see `OpaqueResponse`."""
-
-    body: Buffer
-    status: int = 0
-    headers: Sequence[tuple[str, str]] = ()
-
-
 @dataclass(frozen=True, slots=True)
 class RemoteDescription:
     """What a server says of a model; `config` is None if it does not tell."""
@@ -92,14 +74,13 @@ class CallFailed(Exception):
     """A call has not been answered with what was asked for.
 
     `text` is what was said, for the log and for a load that fails. `failure` is what it means for
-    a request. `told` is what a client is told instead whose request has gone on as it came.
+    a request.
     """
 
-    def __init__(self, failure: Failure, text: str, told: PassedAnswer | None = None) -> None:
+    def __init__(self, failure: Failure, text: str) -> None:
         super().__init__(text)
         self.failure = failure
         self.text = text
-        self.told = told
 
 
 class Receiver(Protocol):
@@ -108,7 +89,7 @@ class Receiver(Protocol):
     Neither is called for a call that was cancelled.
     """
 
-    def answered(self, answer: RemoteAnswer | PassedAnswer) -> None:
+    def answered(self, answer: RemoteAnswer) -> None:
         """The call has an answer."""
 
     def failed(self, error: Exception) -> None:
@@ -125,14 +106,8 @@ class Call(Protocol):
 class Connection(Protocol):
     """Calls on the event loop that was running when this was made."""
 
-    def begin(
-        self, request: RemoteRequest | PassedRequest, seconds: float, receiver: Receiver
-    ) -> Call:
-        """One run, within so many seconds, 0 for any.
-
-        The answer is of the kind of the request. An error that is an answer to a request that has
-        gone on as it came fails the call, as with any.
-        """
+    def begin(self, request: RemoteRequest, seconds: float, receiver: Receiver) -> Call:
+        """One run, within so many seconds, 0 for any."""
 
     async def ready(self, seconds: float) -> bool:
         """Whether the server says that the model is ready; raises `CallFailed`."""

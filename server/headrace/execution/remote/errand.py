@@ -4,13 +4,11 @@ Owned by the event-loop thread, like the pool.
 """
 
 from collections.abc import Callable, Set
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from headrace.execution.remote.connection import (
     Call,
     CallFailed,
-    PassedAnswer,
-    PassedRequest,
     RemoteRequest,
 )
 from headrace.execution.remote.member import Member
@@ -18,18 +16,15 @@ from headrace.scheduling.batch import NotStarted
 from headrace.wire.remote_infer import RemoteAnswer
 from headrace.wire.remote_status import Failure, Fate
 
-Request: TypeAlias = RemoteRequest | PassedRequest
-Answer: TypeAlias = RemoteAnswer | PassedAnswer
 _NONE: Set[Member] = frozenset()
 
 
 class Lost(Exception):
     """A call has failed, and is not to be sent to another server."""
 
-    def __init__(self, failure: Failure, told: PassedAnswer | None = None) -> None:
+    def __init__(self, failure: Failure) -> None:
         super().__init__(str(failure.error))
         self.failure = failure
-        self.told = told
 
 
 class Members(Protocol):
@@ -42,7 +37,7 @@ class Members(Protocol):
 class Sender(Protocol):
     """Who waits for an errand; one of these is called, once, unless it is cancelled."""
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: RemoteAnswer) -> None:
         """A server has run the request."""
 
     def failed(self, error: Exception) -> None:
@@ -54,7 +49,7 @@ class Errand:
 
     __slots__ = ("_call", "_member", "_members", "_request", "_sender", "_tried")
 
-    def __init__(self, members: Members, request: Request, sender: Sender) -> None:
+    def __init__(self, members: Members, request: RemoteRequest, sender: Sender) -> None:
         self._members = members
         self._request = request
         self._sender = sender
@@ -79,7 +74,7 @@ class Errand:
             self._member.abandoned()
         self._call = self._member = None
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: RemoteAnswer) -> None:
         """`Receiver.answered`."""
         assert self._member is not None
         self._member.succeeded()
@@ -98,7 +93,7 @@ class Errand:
         member.failed(error)
         failure = error.failure
         if failure.fate is not Fate.UNSENT and failure.fate is not Fate.REFUSED:
-            self._sender.failed(Lost(failure, error.told))
+            self._sender.failed(Lost(failure))
             return
         if self._tried is None:
             self._tried = set()
@@ -106,7 +101,7 @@ class Errand:
         other = self._members.next(self._tried)
         if other is None:
             unsent = failure.fate is Fate.UNSENT
-            self._sender.failed(NotStarted() if unsent else Lost(failure, error.told))
+            self._sender.failed(NotStarted() if unsent else Lost(failure))
             return
         self._member = other
         try:
@@ -126,4 +121,4 @@ class Sent(Protocol):
         """`Errand.cancel`."""
 
 
-ErrandMaker = Callable[[Members, Request, Sender], Sent]
+ErrandMaker = Callable[[Members, RemoteRequest, Sender], Sent]

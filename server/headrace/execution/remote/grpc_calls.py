@@ -12,8 +12,6 @@ from headrace.core.errors import ExecutionFailed, InvalidRequest, Unavailable
 from headrace.core.tensors import Buffer
 from headrace.execution.remote.connection import (
     CallFailed,
-    PassedAnswer,
-    PassedRequest,
     RemoteDescription,
     RemoteRequest,
     StreamAnswer,
@@ -122,12 +120,9 @@ class GrpcDialect:
             request.inputs, request.outputs, request.parameters, request.id
         )
 
-    def request(self, request: RemoteRequest | PassedRequest) -> list[Buffer]:
+    def request(self, request: RemoteRequest) -> list[Buffer]:
         """The message that carries a request, as it is sent."""
-        if isinstance(request, PassedRequest):
-            message = self._messages.passed(request.request)
-        else:
-            message = self.message(request)
+        message = self.message(request)
         if self.packing:
             return [compress(b"".join(message), self.packing, DEFAULT_LEVEL)]
         return message
@@ -145,10 +140,6 @@ class GrpcDialect:
             return self._reader.read(data, shared)
         except InvalidRequest as error:
             raise self.nonsense(error) from None
-
-    def passed_answer(self, request: PassedRequest, data: Buffer) -> PassedAnswer:
-        """What has come for a request that has gone on as it came."""
-        return PassedAnswer(self._messages.passed_answer(request.request, data))
 
     def stream_answer(self, data: Buffer) -> StreamAnswer:
         """What a message of a stream says; raises `CallFailed`."""
@@ -173,13 +164,10 @@ class GrpcDialect:
 
     def failed(self, end: End) -> CallFailed:
         """What the end of a call means."""
-        told = None
-        if end.reason is Reason.STATUS or end.reason is Reason.REFUSED:
-            told = PassedAnswer(end.text.encode(), end.status)
         text = end.text
         if not text and end.status == UNIMPLEMENTED:
             text = f"it does not know this procedure of the protocol {self.options.protocol.name}"
-        return CallFailed(self._failure(end), text or f"status {end.status} of gRPC", told)
+        return CallFailed(self._failure(end), text or f"status {end.status} of gRPC")
 
     def _failure(self, end: End) -> Failure:
         if end.reason is Reason.STATUS:

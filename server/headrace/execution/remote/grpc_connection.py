@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from headrace.core.tensors import Buffer
 from headrace.execution.remote.connection import (
     Call,
-    PassedRequest,
     Receiver,
     RemoteDescription,
     RemoteRequest,
@@ -57,27 +56,6 @@ class InferCall(UnaryCall):
             log.exception("bug after a call")
 
 
-class PassedCall(UnaryCall):
-    """The same for a request that goes on as it came."""
-
-    __slots__ = ("dialect", "receiver", "request")
-
-    dialect: "GrpcDialect"
-    receiver: Receiver
-    request: PassedRequest
-
-    def done(self, data: Buffer | None, end: End | None) -> None:
-        """Tell."""
-        try:
-            if data is None:
-                assert end is not None
-                self.receiver.failed(self.dialect.failed(end))
-            else:
-                self.receiver.answered(self.dialect.passed_answer(self.request, data))
-        except Exception:  # of whoever is told; the connection has other calls as well
-            log.exception("bug after a call")
-
-
 class AwaitedCall(UnaryCall):
     """A call whose outcome is awaited."""
 
@@ -112,21 +90,15 @@ class GrpcConnection:
         path, self._question = dialect.readiness()
         self._readiness = self.procedures.head(path)
 
-    def begin(
-        self, request: RemoteRequest | PassedRequest, seconds: float, receiver: Receiver
-    ) -> Call:
+    def begin(self, request: RemoteRequest, seconds: float, receiver: Receiver) -> Call:
         """One run."""
         dialect, procedures = self._dialect, self.procedures
-        kind = PassedCall if isinstance(request, PassedRequest) else InferCall
-        call = kind(
+        call = InferCall(
             self._channel, procedures.infer(request.headers), dialect.request(request),
             self._now(), seconds, procedures.own(request.headers, seconds), dialect.packed,
         )  # fmt: skip
         call.dialect = dialect
         call.receiver = receiver
-        if isinstance(call, PassedCall):
-            assert isinstance(request, PassedRequest)
-            call.request = request
         self._channel.start(call)
         return call
 

@@ -2,19 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
-from functools import partial
 from typing import TypeVar
 
 from headrace.core.errors import InvalidRequest, PayloadTooLarge, ServerError, Unsupported
-from headrace.core.tensors import Buffer
 from headrace.execution.remote.connection import (
     Call,
     CallFailed,
-    PassedAnswer,
-    PassedRequest,
     Receiver,
     RemoteDescription,
     RemoteRequest,
@@ -38,7 +33,6 @@ from headrace.execution.remote.rest import (
     Inference,
     Rest,
     RestControl,
-    RestPassing,
 )
 from headrace.execution.remote.task_call import TaskCall
 from headrace.execution.remote.tls import tls_context
@@ -66,7 +60,6 @@ class HttpDialect:
         self.options = options
         self.model = model
         self.rest = rest
-        self.passing = rest if isinstance(rest, RestPassing) else None
         self.tls = tls_context(options.credentials) if secure else None
 
     def visit(self, endpoint: Endpoint) -> AbstractContextManager[Visit]:
@@ -131,18 +124,11 @@ class HttpConnection:
         self._dialect = dialect
         self._headers = dialect.headers(endpoint)
         self._common = header_lines(self._headers)
-        # The client says itself what it can read.
-        self._passed = [item for item in self._headers if item[0] != "accept-encoding"]
-        self._own = header_lines(self._passed)
         self._lines = Lines(endpoint, dialect.tls, dialect.options.largest_response)
         self._inference: Inference | None = None
 
-    def begin(
-        self, request: RemoteRequest | PassedRequest, seconds: float, receiver: Receiver
-    ) -> Call:
+    def begin(self, request: RemoteRequest, seconds: float, receiver: Receiver) -> Call:
         """One run."""
-        if isinstance(request, PassedRequest):
-            return self._pass_on(request, seconds, receiver)
         inference = self._inference
         if inference is None or self._dialect.options.compression:
             return TaskCall(self.infer(request, seconds), receiver)
@@ -161,38 +147,6 @@ class HttpConnection:
         )  # fmt: skip
         line.send(request_pieces(placed, common), seconds, call.done)
         return call
-
-    def _pass_on(self, request: PassedRequest, seconds: float, receiver: Receiver) -> Call:
-        """One run with a request as it came."""
-        try:
-            pieces = self._passed_pieces(request)
-        except CallFailed:  # which the task tells, once this has ended
-            return TaskCall(self._run_passed(request, seconds), receiver)
-        line = self._lines.take()
-        if line is None:
-            return TaskCall(self._run_passed(request, seconds), receiver)
-        read = partial(self._passing().passed_answer, request.request)
-        call = HttpCall(line, self._dialect, self._endpoint, read, receiver)
-        line.send(pieces, seconds, call.done)
-        return call
-
-    async def _run_passed(self, request: PassedRequest, seconds: float) -> PassedAnswer:
-        try:
-            response = await self._lines.ask(self._passed_pieces(request), seconds)
-        except (NotConnected, Disconnected, NoAnswer, InvalidRequest) as error:
-            raise self._dialect.failed(error, self._endpoint) from None
-        return self._passing().passed_answer(request.request, response)
-
-    def _passed_pieces(self, request: PassedRequest) -> list[Buffer]:
-        """What is sent; raises `CallFailed`."""
-        placed = self._passing().passed(request.request)
-        placed = replace(placed, path=self._endpoint.path + placed.path)
-        common = self._own if not request.headers else self._lines_for(request, self._passed)
-        return request_pieces(placed, common)
-
-    def _passing(self) -> RestPassing:
-        assert self._dialect.passing is not None  # others are not asked to
-        return self._dialect.passing
 
     async def ready(self, seconds: float) -> bool:
         """Whether the model is ready there; raises `CallFailed`."""
@@ -233,14 +187,12 @@ class HttpConnection:
         text = "this protocol has no way to have models loaded"
         raise CallFailed(Failure(Fate.ANSWERED, Unsupported(text)), text)
 
-    def _lines_for(
-        self, request: RemoteRequest | PassedRequest, own: Sequence[tuple[str, str]] = ()
-    ) -> str:
+    def _lines_for(self, request: RemoteRequest) -> str:
         """The header lines of a call; raises `CallFailed`."""
         if not request.headers:
             return self._common
         try:
-            return header_lines(with_headers(own or self._headers, request.headers))
+            return header_lines(with_headers(self._headers, request.headers))
         except InvalidRequest as error:
             raise CallFailed(Failure(Fate.ANSWERED, error), str(error)) from None
 
@@ -282,7 +234,7 @@ class HttpCall:
         line: Line,
         dialect: HttpDialect,
         endpoint: Endpoint,
-        read: Callable[[HttpResponse], RemoteAnswer | PassedAnswer],
+        read: Callable[[HttpResponse], RemoteAnswer],
         receiver: Receiver,
     ) -> None:
         """`read` gives what an answer says, or raises `CallFailed`."""

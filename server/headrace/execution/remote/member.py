@@ -14,7 +14,6 @@ from headrace.execution.remote.connection import (
     Call,
     CallFailed,
     Connection,
-    PassedRequest,
     Receiver,
     RemoteRequest,
     RemoteStream,
@@ -74,7 +73,7 @@ class Member:
         self._drained: asyncio.Event | None = None  # where somebody waits for that
         self._plan(0.0)
 
-    def begin(self, request: RemoteRequest | PassedRequest, receiver: Receiver) -> Call:
+    def begin(self, request: RemoteRequest, receiver: Receiver) -> Call:
         """One call; what becomes of it is to be told to one of `succeeded`, `abandoned` and
         `failed`, unless this raises.
         """
@@ -107,7 +106,7 @@ class Member:
             raise
         return stream
 
-    def _begin(self, request: RemoteRequest | PassedRequest) -> None:
+    def _begin(self, request: RemoteRequest) -> None:
         self._counts.requests += 1
         rules.begin(self.condition)
         if request.trace is not None:
@@ -128,7 +127,7 @@ class Member:
         self._note(failed)
         self._ended()
 
-    def _seconds(self, request: RemoteRequest | PassedRequest) -> float:
+    def _seconds(self, request: RemoteRequest) -> float:
         """How long a call may take; 0 for any time."""
         longest = self._options.timeout
         if not request.deadline:

@@ -11,11 +11,9 @@ from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from headrace.core.requests import OpaqueRequest
 from headrace.core.signature import Signature, TensorSpec
 from headrace.execution.remote.connection import (
     CallFailed,
-    PassedAnswer,
     RemoteDescription,
     RemoteRequest,
     nonsense,
@@ -71,17 +69,6 @@ class Rest(Protocol):
 
     def ready(self) -> Conversation[bool]:
         """Ask whether the model is ready."""
-
-
-@runtime_checkable
-class RestPassing(Protocol):
-    """Protocols have this, too, that are those of clients."""
-
-    def passed(self, request: OpaqueRequest) -> HttpRequest:
-        """A request that goes on as it came."""
-
-    def passed_answer(self, request: OpaqueRequest, response: HttpResponse) -> PassedAnswer:
-        """What has come for it, as it came; raises `CallFailed`."""
 
 
 @runtime_checkable

@@ -6,8 +6,8 @@ Owned by the event-loop thread, like the pool.
 from collections.abc import Set
 
 from headrace.core.errors import RemoteLost
-from headrace.execution.remote.connection import PassedAnswer, PassedRequest, RemoteRequest
-from headrace.execution.remote.errand import Errand, Lost, Members, Request, Sender, Sent
+from headrace.execution.remote.connection import RemoteRequest
+from headrace.execution.remote.errand import Errand, Lost, Members, Sender, Sent
 from headrace.execution.remote.member import Member
 from headrace.execution.remote.stream_errand import (
     StreamErrandMaker,
@@ -30,9 +30,9 @@ class SequenceCalls:
         self._model = model
         self._table = table
 
-    def errand(self, members: Members, request: Request, sender: Sender) -> Sent:
+    def errand(self, members: Members, request: RemoteRequest, sender: Sender) -> Sent:
         """An errand for a request, which need not be of a sequence."""
-        if isinstance(request, PassedRequest) or SEQUENCE_ID not in request.parameters:
+        if SEQUENCE_ID not in request.parameters:
             return Errand(members, request, sender)
         return _Noting(Step(self._model, self._table, members, request), request, sender)
 
@@ -118,7 +118,7 @@ class Step:
 class _Noting:
     """An errand of which is noted how it ends, before its sender is told."""
 
-    def __init__(self, step: Step, request: Request, sender: Sender) -> None:
+    def __init__(self, step: Step, request: RemoteRequest, sender: Sender) -> None:
         self._step = step
         self._sender = sender
         self._errand = Errand(step, request, self)
@@ -132,7 +132,7 @@ class _Noting:
         self._errand.cancel()
         self._step.cancelled()
 
-    def answered(self, answer: RemoteAnswer | PassedAnswer) -> None:
+    def answered(self, answer: RemoteAnswer) -> None:
         """`Sender.answered`."""
         self._step.run()
         self._sender.answered(answer)

@@ -22,7 +22,6 @@ import numpy as np
 from headrace.core.tensors import Buffer
 from headrace.execution.remote.connection import (
     Call,
-    PassedRequest,
     Receiver,
     RemoteRequest,
 )
@@ -150,12 +149,8 @@ class SharedConnection(GrpcConnection):
         self._name = endpoint.name
         self._channel.when_lost = self.regions.renew
 
-    def begin(
-        self, request: RemoteRequest | PassedRequest, seconds: float, receiver: Receiver
-    ) -> Call:
+    def begin(self, request: RemoteRequest, seconds: float, receiver: Receiver) -> Call:
         """One run."""
-        if isinstance(request, PassedRequest):
-            return super().begin(request, seconds, receiver)
         given, wanted = large_inputs(request), self._sizes.large(request)
         inputs = self.regions.take(needed(given)) if given else None
         outputs = self.regions.take(needed(wanted)) if wanted else None

@@ -8,21 +8,16 @@ from typing import Protocol
 from headrace.core.errors import (
     Cancelled,
     ExecutionFailed,
-    Relayed,
     ServerError,
 )
-from headrace.core.requests import OpaqueRequest
 from headrace.core.signature import Signature, reshaped
 from headrace.core.tensors import TensorArray
 from headrace.execution.remote.connection import (
     CallTrace,
-    PassedAnswer,
-    PassedRequest,
     RemoteRequest,
 )
 from headrace.execution.remote.errand import Errand, ErrandMaker, Lost, Members, Sent
 from headrace.execution.remote.forwarded import Forwarding
-from headrace.execution.remote.passing import passed_request, relayed, whole_answer
 from headrace.scheduling.batch import (
     Answer,
     Batch,
@@ -81,7 +76,7 @@ class Slot:
         for pending in batch.pendings:
             pending.execution = self
         try:
-            errand = self._errands(self._pool, self._call(batch), self)
+            errand = self._errands(self._pool, self._request(batch), self)
             self._gathered = monotonic_ns()
             begun = errand.begin()
         except Exception as error:  # whatever it is, it belongs to this batch alone
@@ -110,7 +105,7 @@ class Slot:
     def hold(self, pending: Pending, held: bool) -> None:
         """There is only one response to a request."""
 
-    def answered(self, answer: RemoteAnswer | PassedAnswer) -> None:
+    def answered(self, answer: RemoteAnswer) -> None:
         """`headrace.execution.remote.errand.Sender.answered`."""
         self._end(answer, None)
 
@@ -118,7 +113,7 @@ class Slot:
         """`headrace.execution.remote.errand.Sender.failed`."""
         self._end(None, error)
 
-    def _end(self, answer: RemoteAnswer | PassedAnswer | None, error: Exception | None) -> None:
+    def _end(self, answer: RemoteAnswer | None, error: Exception | None) -> None:
         batch, done = self._batch, self._done
         assert batch is not None
         assert done is not None
@@ -135,23 +130,11 @@ class Slot:
             self._trace = None
             trace.ended("" if error is None else str(error))
         if error is not None:
-            first = batch.pendings[0]
-            if isinstance(error, Lost) and isinstance(first.request, OpaqueRequest):
-                error = relayed(first, error) or error
             _fail(error, outcome, len(batch.pendings))
         done(self, batch, outcome)
         self._pool.rest(self)
 
-    def _call(self, batch: Batch) -> RemoteRequest | PassedRequest:
-        """What is sent for a batch."""
-        first = batch.pendings[0].request
-        if not isinstance(first, OpaqueRequest):
-            return self._request(batch, self._started)
-        passed = passed_request(first, self._forwarding, batch, self._started)
-        self._trace = passed.trace
-        return passed
-
-    def _request(self, batch: Batch, now: int) -> RemoteRequest:
+    def _request(self, batch: Batch) -> RemoteRequest:
         """The request for those of a batch, which are alike."""
         signature, pendings, rows = self._signature, batch.pendings, batch.rows
         first = pendings[0].request
@@ -166,14 +149,11 @@ class Slot:
             inputs.append(RemoteInput(spec.name, spec.datatype, shape, parts))
         id = first.id if len(pendings) == 1 else ""
         names = [spec.name for spec in batch.outputs]
-        parameters, headers, deadline, self._trace = self._forwarding.of(pendings, now)
+        parameters, headers, deadline, self._trace = self._forwarding.of(pendings, self._started)
         return RemoteRequest(inputs, names, parameters, id, headers, deadline, self._trace)
 
-    def _take(self, batch: Batch, answer: RemoteAnswer | PassedAnswer, outcome: Outcome) -> None:
+    def _take(self, batch: Batch, answer: RemoteAnswer, outcome: Outcome) -> None:
         """Put what has come into the outcome; raises `ExecutionFailed`."""
-        if isinstance(answer, PassedAnswer):
-            outcome.parts = [whole_answer(batch.pendings[0], answer)]
-            return
         model, pendings = self._signature.model, batch.pendings
         for spec in batch.outputs:
             if spec.name not in answer.outputs:
@@ -208,7 +188,7 @@ def _fail(error: Exception, outcome: Outcome, count: int) -> None:
        halves.
     2. Another attempt, or one with fewer rows, is no good: the requests have the error.
     """
-    final: ServerError | None = error if isinstance(error, Cancelled | Relayed) else None
+    final: ServerError | None = error if isinstance(error, Cancelled) else None
     if isinstance(error, Lost):
         failure = error.failure
         error = failure.error

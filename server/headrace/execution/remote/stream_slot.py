@@ -48,7 +48,7 @@ class StreamSlot(Slot):
         self._started = self._gathered = pending.began = monotonic_ns()
         pending.execution = self
         try:
-            request = self._request(batch, self._started)
+            request = self._request(batch)
             parameters = {**request.parameters, _TELL_END: True}
             stream = self._make(self._pool, request._replace(parameters=parameters), self)
             self._gathered = monotonic_ns()

@@ -4,16 +4,14 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from headrace.execution.remote.connection import PassedAnswer, Receiver
+from headrace.execution.remote.connection import Receiver
 from headrace.wire.remote_infer import RemoteAnswer
 
 
 class TaskCall:
     """`headrace.execution.remote.connection.Call`: a task of the event loop that is running."""
 
-    def __init__(
-        self, work: Coroutine[Any, Any, RemoteAnswer | PassedAnswer], receiver: Receiver
-    ) -> None:
+    def __init__(self, work: Coroutine[Any, Any, RemoteAnswer], receiver: Receiver) -> None:
         """`work` gives the answer, or raises `CallFailed`."""
         self._receiver: Receiver | None = receiver
         self._task = asyncio.get_running_loop().create_task(work)
@@ -24,7 +22,7 @@ class TaskCall:
         self._receiver = None
         self._task.cancel()
 
-    def _done(self, task: "asyncio.Task[RemoteAnswer | PassedAnswer]") -> None:
+    def _done(self, task: "asyncio.Task[RemoteAnswer]") -> None:
         receiver, self._receiver = self._receiver, None
         if receiver is None:
             return

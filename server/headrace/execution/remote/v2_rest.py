@@ -6,10 +6,8 @@ from collections.abc import Generator
 from urllib.parse import quote
 
 from headrace.core.errors import InvalidRequest, ServerError
-from headrace.core.requests import OpaqueRequest
 from headrace.execution.remote.connection import (
     CallFailed,
-    PassedAnswer,
     RemoteDescription,
     RemoteRequest,
     nonsense,
@@ -24,7 +22,6 @@ from headrace.execution.remote.rest import (
 )
 from headrace.wire.http_exchange import HttpRequest, HttpResponse
 from headrace.wire.json_text import parse_json
-from headrace.wire.model_names import with_model_name
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 from headrace.wire.remote_infer import RemoteAnswer
@@ -54,7 +51,6 @@ class V2Rest:
         self._repository = f"/v2/repository/models/{name}"
         self._tensors = options.tensors
         self._model = model
-        self._model_there = options.model
         self._declared = declared
 
     def describe(self) -> Conversation[RemoteDescription]:
@@ -104,29 +100,6 @@ class V2Rest:
         except InvalidRequest:
             return True  # the status is what the protocol asks for
         return not isinstance(document, dict) or document.get("ready") is not False
-
-    def passed(self, request: OpaqueRequest) -> HttpRequest:
-        """The request under the name that the model has there."""
-        headers = dict(request.headers)
-        if request.model_name != self._model_there:
-            headers.pop("accept-encoding", None)  # for the name in the answer, which is to be read
-        return HttpRequest("POST", self._path + request.path, headers, [request.body])
-
-    def passed_answer(self, request: OpaqueRequest, response: HttpResponse) -> PassedAnswer:
-        """The answer under the name that the model has here."""
-        headers = [(n.decode("latin-1"), v.decode("latin-1")) for n, v in response.headers.items()]
-        if response.status != 200:
-            failed = refusal(self._model, response)
-            failed.told = PassedAnswer(response.body, response.status, headers)
-            raise failed
-        body = response.body
-        if request.model_name != self._model_there and b"content-encoding" not in response.headers:
-            size = response.headers.get(_JSON_SIZE_KEY)
-            end = len(body) if size is None else _number(size)
-            document = with_model_name(body[:end], request.model_name)
-            body = b"".join([document, body[end:]])
-            headers = [(n, str(len(document)) if n == _JSON_SIZE else v) for n, v in headers]
-        return PassedAnswer(body, response.status, headers)
 
     def _change(self, what: str, body: bytes) -> Conversation[None]:
         headers = {"content-type": "application/json"}
@@ -179,10 +152,6 @@ class V2Inference:
             log.error("model %s: a server's answer makes no sense: %s", self._model, error,
                       extra={"model": self._model})  # fmt: skip
             raise nonsense(self._model, error) from None
-
-
-def _number(value: bytes) -> int:
-    return int(value) if value.isdigit() and len(value) < 19 else 0
 
 
 def _extensions(response: HttpResponse) -> list[object]:
