@@ -13,7 +13,6 @@ from headrace.core.errors import ExecutionFailed, ServerError
 from headrace.core.requests import (
     InferRequest,
     InferResponse,
-    OpaqueResponse,
     Parameter,
     Sink,
     Timing,
@@ -121,20 +120,6 @@ class Part:
         return InferResponse(
             request.model_name, version, request.id, outputs, timing, self.parameters
         )
-
-
-@dataclass(slots=True)
-class Whole(Part):
-    """A response that is complete, and nothing of it is to be looked at."""
-
-    response: OpaqueResponse
-
-    def response_to(
-        self, signature: Signature, version: str, pending: Pending, timing: Timing
-    ) -> InferResponse:
-        """The response."""
-        self.response.model_version, self.response.timing = version, timing
-        return self.response
 
 
 class Deferral(Enum):
