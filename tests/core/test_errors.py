@@ -5,7 +5,7 @@ import re
 import pytest
 
 from headrace.core import errors
-from headrace.core.errors import Relayed, RepositoryError, ServerError
+from headrace.core.errors import RepositoryError, ServerError, Unavailable
 
 
 def drawn() -> dict[str, str]:
@@ -35,12 +35,12 @@ def test_the_drawn_tree_is_the_built_one() -> None:
 
 
 def test_an_error_of_several_requests_has_the_time_of_each() -> None:
-    error = Relayed("why", answer=b"x")
+    error = Unavailable("why", retry_after=7)
     first = error.of_request(1, 2, 3)
     second = error.of_request(4, 5, 6)
     assert first is error
     assert (first.spent, second.spent) == ((1, 2, 3), (4, 5, 6))
-    assert (type(second), str(second), second.answer) == (Relayed, "why", b"x")
+    assert (type(second), str(second), second.retry_after) == (Unavailable, "why", 7)
 
 
 @pytest.mark.parametrize("name", drawn())

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core import errors
-from headrace.core.errors import ExecutionFailed, InvalidRequest, Relayed, ServerError
+from headrace.core.errors import ServerError
 from headrace.observability.statistics import LATENCY_BOUNDS, Histogram
 from headrace.scheduling.rollback import Counts, is_fault, verdict
 from headrace.scheduling.traffic_rules import RollbackRule
@@ -100,7 +100,7 @@ def test_what_was_added() -> None:
 
 
 FAULTS = {
-    "ExecutionFailed", "WorkerDied", "Relayed", "RemoteUnavailable", "RemoteLost", "RemoteTimeout",
+    "ExecutionFailed", "WorkerDied", "RemoteUnavailable", "RemoteLost", "RemoteTimeout",
     "RemoteBroken", "Unknown", "ModelNotReady", "ExecutionTimeout",
 }  # fmt: skip
 KINDS = [
@@ -113,8 +113,3 @@ KINDS = [
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_the_fault_of_a_version(kind: type[ServerError]) -> None:
     assert is_fault(kind("x")) == (kind.__name__ in FAULTS)
-
-
-def test_a_relayed_error_is_what_it_would_be_here() -> None:
-    assert not is_fault(Relayed("", None, InvalidRequest("no such input")))
-    assert is_fault(Relayed("", None, ExecutionFailed("broken")))

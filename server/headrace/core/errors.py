@@ -20,7 +20,6 @@ ServerError ─┬─ InvalidRequest       the client broke the protocol or the 
              └─ ExecutionFailed      the backend raised, or gave something that breaks the signature
                  ├─ WorkerDied       the worker process that had begun it is no more
                  ├─ ExecutionTimeout  it took longer than its model may, and was ended
-                 ├─ Relayed          the server that had it has answered with an error of its own
                  ├─ RemoteUnavailable  the server that had it says so, of the model or of itself
                  ├─ RemoteLost       the connection to the server that had it is no more
                  ├─ RemoteTimeout    the server that had it has not answered in time
@@ -133,21 +132,6 @@ class WorkerDied(ExecutionFailed):
 
 class ExecutionTimeout(ExecutionFailed):
     """The execution took longer than its model may take, and was ended for that."""
-
-
-class Relayed(ExecutionFailed):
-    """An error that another server has answered a request with that was passed on as it came.
-
-    `answer` is what clients are given, which the doors know how to read. `meaning` is the error
-    that it would be if it had been read here, None if that is not known.
-    """
-
-    def __init__(
-        self, text: str = "", answer: object = None, meaning: ServerError | None = None
-    ) -> None:
-        super().__init__(text)
-        self.answer = answer
-        self.meaning = meaning
 
 
 class RemoteUnavailable(ExecutionFailed):

@@ -1,13 +1,12 @@
 """What every transport turns its input into, and what it gets back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum, unique
 from typing import Any, Protocol
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ServerError
-from headrace.core.tensors import Buffer, Tensor
+from headrace.core.tensors import Tensor
 
 Parameter = str | int | float | bool
 
@@ -83,29 +82,6 @@ class SharedRequest(InferRequest):
     shared_outputs: Mapping[str, Stretch] = field(default_factory=dict)
 
 
-@unique
-class Passes(StrEnum):
-    """Requests of which doors a model takes as they came, to pass them on to another server."""
-
-    NONE = ""
-    GRPC = "grpc"
-    HTTP = "http"
-
-
-@dataclass(slots=True)
-class OpaqueRequest(InferRequest):
-    """A request that goes on to another server as it came; nobody here reads its `body`.
-
-    That is a message of gRPC, or the body of a request over HTTP to `path` below the model's, with
-    the `headers` that tell how to read it. As with shared memory, `classes` are never None.
-    """
-
-    classes: Mapping[str, int] | None = field(default_factory=dict)
-    body: Buffer = b""
-    path: str = ""
-    headers: Sequence[tuple[str, str]] = ()
-
-
 @dataclass(slots=True)
 class Timing:
     """Where a request's time went: nanoseconds in the queue and in execution, rows of its batch."""
@@ -125,19 +101,6 @@ class InferResponse:
     outputs: list[Tensor]
     timing: Timing
     parameters: dict[str, Parameter] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class OpaqueResponse(InferResponse):
-    """What another server has answered to an `OpaqueRequest`, as it came.
-
-    `status` is of the protocol in which it came: 200, or an error's of HTTP with its `headers`; 0,
-    or an error's of gRPC, whose text is the body then.
-    """
-
-    body: Buffer = b""
-    status: int = 0
-    headers: Sequence[tuple[str, str]] = ()
 
 
 class Sink(Protocol):

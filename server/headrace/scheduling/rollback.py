@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headrace.core.errors import ExecutionFailed, ModelNotReady, Relayed, ServerError, Unknown
+from headrace.core.errors import ExecutionFailed, ModelNotReady, ServerError, Unknown
 from headrace.observability.statistics import LATENCY_BOUNDS
 from headrace.scheduling.traffic_rules import RollbackRule
 
@@ -48,8 +48,6 @@ def is_fault(error: ServerError) -> bool:
     Clients cause all others as they like, by what they send or by how much of it: requests that are
     wrong, expire in the queue, find it full, or are given up.
     """
-    if isinstance(error, Relayed) and error.meaning is not None:
-        error = error.meaning
     return isinstance(error, ExecutionFailed | Unknown | ModelNotReady)
 
 

@@ -22,7 +22,6 @@ from headrace.core.errors import (
     Quarantined,
     QueueFull,
     QueueTimeout,
-    Relayed,
     RemoteBroken,
     RemoteLost,
     RemoteTimeout,
@@ -71,7 +70,6 @@ STATUS: dict[type[ServerError], Status] = {
     ExecutionFailed: Status(500, 13),  # INTERNAL
     WorkerDied: Status(500, 13),
     ExecutionTimeout: Status(500, 13),
-    Relayed: Status(500, 13),  # unless it is passed on with its own
     RemoteUnavailable: Status(503, 14),
     RemoteLost: Status(502, 14),
     RemoteTimeout: Status(504, 4),  # DEADLINE_EXCEEDED
