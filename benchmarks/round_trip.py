@@ -25,14 +25,14 @@ from benchmarks.report import table
 from benchmarks.summary import percentile
 from headrace.core.datatypes import Datatype
 from headrace.core.model_spec import LoadSpec
-from headrace.core.requests import InferRequest
+from headrace.core.requests import Call
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Tensor
 from headrace.execution.loaded_worker import LoadedWorker
 from headrace.execution.process import WorkerInstance
 from headrace.execution.python_backend import PythonBackend
 from headrace.observability.workers import WorkerCounters
-from headrace.scheduling.batch import Answer, Batch, Instance, Outcome, Pending
+from headrace.scheduling.batch import Answer, Batch, Instance, Outcome
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 _MODEL = Path(__file__).parent / "peers" / "triton" / "identity.py"
@@ -187,7 +187,7 @@ class _Outside:
     def resume(self, slot: Instance) -> None:
         """See there."""
 
-    def give(self, pending: Pending, answer: Answer | None, final: bool) -> None:
+    def give(self, call: Call, answer: Answer | None, final: bool) -> None:
         """See there."""
 
     def changed(self) -> None:
@@ -196,5 +196,5 @@ class _Outside:
 
 def _batch() -> Batch:
     array = np.zeros((1, _WIDTH), np.float32)
-    request = InferRequest("identity", "", "", {"input": Tensor("input", Datatype.FP32, array)})
-    return Batch(_SIGNATURE, [Pending(request, _NOBODY, 1, None, 0, _NOBODY)])
+    request = Call("identity", "", "", {"input": Tensor("input", Datatype.FP32, array)})
+    return Batch(_SIGNATURE, [request.enter(_NOBODY, 1, None, 0, _NOBODY)])

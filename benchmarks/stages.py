@@ -20,12 +20,12 @@ from headrace.backends.onnx import OnnxBackend, OnnxModel
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ServerError
 from headrace.core.model_spec import LoadSpec
-from headrace.core.requests import InferRequest, InferResponse
+from headrace.core.requests import Call, InferResponse
 from headrace.core.signature import Signature, TensorSpec
 from headrace.execution.choice import InstanceKind
 from headrace.execution.local import LocalInstance
 from headrace.observability.statistics import VersionStatistics
-from headrace.scheduling.batch import Batch, Outcome, Pending
+from headrace.scheduling.batch import Batch, Outcome
 from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy
 from headrace.wire import grpc_infer, http_infer
@@ -141,8 +141,8 @@ def _batch_stages(model: OnnxModel, rows: int) -> dict[str, Work]:
     batcher, tick = _batcher(model)
     requests = [_request() for _ in range(rows)]
     sink = _Sink()
-    pendings = [Pending(request, sink, 1, None, 0, batcher) for request in requests]
-    batch = Batch(_SIGNATURE, pendings)
+    calls = [request.enter(sink, 1, None, 0, batcher) for request in requests]
+    batch = Batch(_SIGNATURE, calls)
     inputs = batch.gather()
     arrays = model.infer(inputs, ["output"])
     parts = batch.split(arrays)
@@ -171,7 +171,7 @@ def _batcher(model: OnnxModel) -> tuple[Batcher, _Tick]:
     return batcher, tick
 
 
-def _raise(pendings: Sequence[Pending], error: Exception) -> None:
+def _raise(calls: Sequence[Call], error: Exception) -> None:
     raise error
 
 
@@ -185,12 +185,12 @@ def _message(protocol: str) -> bytes:
     return PROTOCOLS[protocol].exchanges("localhost", MODELS[MLP])[0].message
 
 
-def _request() -> InferRequest:
+def _request() -> Call:
     data = _body("grpc")
     return grpc_infer.decode_infer(grpc_infer.parse_infer(data), len(data))
 
 
-def _response(model: OnnxModel, request: InferRequest) -> InferResponse:
+def _response(model: OnnxModel, request: Call) -> InferResponse:
     answers: list[InferResponse] = []
 
     class Keep(_Sink):

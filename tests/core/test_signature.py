@@ -8,7 +8,7 @@ import pytest
 
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
-from headrace.core.requests import InferRequest
+from headrace.core.requests import Call
 from headrace.core.signature import (
     Shape,
     Signature,
@@ -47,17 +47,15 @@ OPTIONAL = Signature(
 ALL_OPTIONAL = Signature("m", 8, (TensorSpec("a", FP32, (1,), optional=True),), ())
 
 
-def request(
-    outputs: Sequence[str] = (), datatype: Datatype = FP32, **shapes: Shape
-) -> InferRequest:
+def request(outputs: Sequence[str] = (), datatype: Datatype = FP32, **shapes: Shape) -> Call:
     inputs = {
         name: Tensor(name, datatype, np.zeros(shape, NUMPY[datatype]))
         for name, shape in shapes.items()
     }
-    return InferRequest("m", "", "", inputs, tuple(outputs))
+    return Call("m", "", "", inputs, tuple(outputs))
 
 
-def mixed(a: Shape, b: Shape) -> InferRequest:
+def mixed(a: Shape, b: Shape) -> Call:
     """A request for `PLAIN`, whose inputs differ in datatype."""
     given = request(a=a)
     given.inputs |= request(datatype=INT8, b=b).inputs
@@ -78,7 +76,7 @@ def mixed(a: Shape, b: Shape) -> InferRequest:
         (ALL_OPTIONAL, request(), 1),
     ],
 )
-def test_rows_of_a_request_that_fits(signature: Signature, given: InferRequest, rows: int) -> None:
+def test_rows_of_a_request_that_fits(signature: Signature, given: Call, rows: int) -> None:
     assert signature.check(given) == rows
 
 
@@ -171,9 +169,7 @@ def test_rows_of_a_request_that_fits(signature: Signature, given: InferRequest, 
         (PLAIN, mixed((2, 5), (1,)), ["input 'b' for model 'm'. Expected [], got [1]."]),
     ],
 )
-def test_what_does_not_fit_is_named(
-    signature: Signature, given: InferRequest, parts: list[str]
-) -> None:
+def test_what_does_not_fit_is_named(signature: Signature, given: Call, parts: list[str]) -> None:
     with pytest.raises(InvalidRequest) as raised:
         signature.check(given)
     for part in parts:
@@ -218,7 +214,7 @@ def test_signatures_are_equal_by_what_was_declared() -> None:
     ],
 )
 def test_which_requests_may_share_a_batch(
-    signature: Signature, one: InferRequest, other: InferRequest, together: bool
+    signature: Signature, one: Call, other: Call, together: bool
 ) -> None:
     assert (signature.batch_key(one) == signature.batch_key(other)) is together
 

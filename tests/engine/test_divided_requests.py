@@ -16,7 +16,7 @@ from headrace.core.errors import (
     QueueFull,
     ServerError,
 )
-from headrace.core.requests import InferRequest, InferResponse, Sink, Ticket, Timing
+from headrace.core.requests import Call, InferResponse, Sink, Ticket, Timing
 from headrace.core.tensors import Tensor
 from headrace.engine.divided_requests import DividedRequest, joined
 from headrace.engine.workbench import Workbench
@@ -27,7 +27,7 @@ from tests.scheduling.fakes import FakeSink
 class Part:
     """A part of a request that is queued or run, and its ticket."""
 
-    def __init__(self, request: InferRequest, sink: Sink, rows: int) -> None:
+    def __init__(self, request: Call, sink: Sink, rows: int) -> None:
         self.request = request
         self.sink = sink
         self.rows = rows
@@ -65,7 +65,7 @@ class Model:
     def expect(self, count: int) -> None:
         self.expected += count
 
-    def submit(self, request: InferRequest, sink: Sink, rows: int) -> Ticket:
+    def submit(self, request: Call, sink: Sink, rows: int) -> Ticket:
         if len([part for part in self.open if not part.cancelled]) >= self.room:
             raise self.refusal
         part = Part(request, sink, rows)
@@ -76,7 +76,7 @@ class Model:
     def divide(self, rows: int, part_rows: int, timeout: int = 0) -> tuple[Ticket, FakeSink]:
         """Begin a request of so many rows, for batches of that many."""
         x = Tensor("x", Datatype.INT64, np.arange(2 * rows).reshape(rows, 2))
-        request = InferRequest(
+        request = Call(
             "m", "", "name", {"x": x}, ("y", "text"), {"own": 1}, 3, timeout, 7, True, True,
             nbytes=100 * rows,
         )  # fmt: skip

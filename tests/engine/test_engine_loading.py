@@ -17,7 +17,7 @@ import pytest
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import LoadFailed, ModelNotReady, NotFound
 from headrace.core.model_spec import LoadSpec, TensorInfo
-from headrace.core.requests import InferRequest
+from headrace.core.requests import Call
 from headrace.core.tensors import Array, Tensor
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
@@ -136,7 +136,7 @@ class World:
 async def ask(version: ModelVersion) -> float:
     """What a version answers."""
     tensor = Tensor("X", FP32, np.zeros((1, 1), np.float32))
-    response = await version.infer(InferRequest("m", "", "", {"X": tensor}))
+    response = await version.infer(Call("m", "", "", {"X": tensor}))
     return float(np.asarray(response.outputs[0].array)[0, 0])
 
 

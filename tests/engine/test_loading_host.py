@@ -6,7 +6,7 @@ from threading import Thread
 from typing import Any
 
 from headrace.core.errors import InvalidRequest, NotFound, ServerError
-from headrace.core.requests import InferRequest, InferResponse, Sink, Timing
+from headrace.core.requests import Call, InferResponse, Sink, Timing
 from headrace.engine.loading_host import LoadingHost
 
 
@@ -17,7 +17,7 @@ class Server:
         self.told: list[object] = []
         self.waits: list[bool] = []  # whether anything waits for it
 
-    def submit(self, request: InferRequest, decoupled: bool, inside: bool, sink: Sink) -> "Server":
+    def submit(self, request: Call, decoupled: bool, inside: bool, sink: Sink) -> "Server":
         """Two responses and the end; there is no model 'none', and 'never' does not answer."""
         asyncio.get_running_loop()
         if request.model_name == "none":
@@ -87,9 +87,9 @@ def beside(work: Callable[[LoadingHost, Server], Coroutine[Any, Any, None]]) -> 
         raise failures[0]
 
 
-def request(model: str) -> InferRequest:
+def request(model: str) -> Call:
     """A request."""
-    return InferRequest(model, "", "", {})
+    return Call(model, "", "", {})
 
 
 def test_responses_come_to_the_loading_thread() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import NotFound, ServerError, ServerExiting, Unavailable
-from headrace.core.requests import InferRequest, InferResponse
+from headrace.core.requests import Call, InferResponse
 from headrace.core.tensors import Tensor
 from headrace.engine.admission import Admission
 from headrace.engine.control import ControlMode, ControlOptions
@@ -76,7 +76,7 @@ class World:
     def ask(self, name: str, version: str = "") -> "asyncio.Future[float]":
         answer = Answer()
         tensor = Tensor("X", FP32, np.zeros((1, 1), np.float32))
-        request = InferRequest(name, version, "", {"X": tensor})
+        request = Call(name, version, "", {"X": tensor})
         self.door.find(name, version).submit(request, answer)
         return answer.future
 
@@ -211,7 +211,7 @@ def test_cancelling_the_last_who_waits_loads_nothing(tmp_path: Path) -> None:
         async with serving(World(tmp_path, options, "a", "b")) as world:
             await world.ask("a")
             answer = Answer()
-            request = InferRequest("b", "", "", {})
+            request = Call("b", "", "", {})
             world.door.find("b").submit(request, answer).cancel()
             world.ahead = 51
             await asyncio.sleep(0)

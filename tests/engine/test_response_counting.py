@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from headrace.core.errors import ExecutionFailed, ModelNotReady
-from headrace.core.requests import Ticket
+from headrace.core.requests import Call, Ticket
 from headrace.engine.response_counting import ResponseCounting
 from headrace.observability.responses import MOST, Duration, ResponseCounters, Responses
-from headrace.scheduling.batch import Deferral, Part, Pending
+from headrace.scheduling.batch import Deferral, Part
 from tests.scheduling.fakes import Bench, request, signature
 from tests.scheduling.test_open_requests import FakeExecution, ManySink, part
 
@@ -24,7 +24,7 @@ class Counted:
         self.counting = ResponseCounting(
             self.bench.batcher, self.responses, now=self.bench.clock.now
         )
-        self.pending: Pending
+        self.call: Call
         self.sink = ManySink()
 
     def open(self) -> Ticket:
@@ -32,17 +32,17 @@ class Counted:
         instance = self.bench.instances[0]
         ticket = self.counting.submit(request("a", 1), self.sink, 1)
         self.bench.clock.settle()
-        self.pending = ticket.pending  # type: ignore[attr-defined]
-        self.pending.execution = FakeExecution()
+        self.call = ticket.call  # type: ignore[attr-defined]
+        self.call.execution = FakeExecution()
         self.bench.clock.advance(5)
-        self.pending.began = 5
+        self.call.began = 5
         instance.report(parts=[LATER])
         return ticket
 
     def answer(self, after: int, answer: Part | None, final: bool = False) -> None:
         """An answer of the model, so many ns after the last one."""
         self.bench.clock.advance(after)
-        self.bench.batcher.answer(self.pending, answer, final)
+        self.bench.batcher.answer(self.call, answer, final)
 
     def told(self, ordinal: int, name: str) -> tuple[int, int]:
         """A counter."""
@@ -96,7 +96,7 @@ def test_an_error_after_a_response() -> None:
     counted.open()
     counted.answer(10, part(1))
     counted.bench.clock.advance(7)
-    counted.bench.batcher.answer(counted.pending, ExecutionFailed("no"), True)
+    counted.bench.batcher.answer(counted.call, ExecutionFailed("no"), True)
     assert counted.told(1, "fail") == (1, 7)
     assert counted.told(0, "fail") == (0, 0)
 
@@ -123,7 +123,7 @@ def test_what_has_not_begun_is_no_response() -> None:
 def test_a_ticket_holds_the_model() -> None:
     counted = Counted()
     counted.open().hold(True)
-    assert counted.pending.held
+    assert counted.call.held
 
 
 def test_a_batch_with_the_only_responses() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest, QueueFull, ServerError
-from headrace.core.requests import InferRequest, InferResponse, Timing
+from headrace.core.requests import Call, InferResponse, Timing
 from headrace.core.tensors import Array, Tensor
 from headrace.core.trace_context import TRACE_PARAMETER, read_link
 from headrace.engine.admission import Admission
@@ -33,11 +33,11 @@ class Version:
     signature: None = None
     ready: bool = True
     error: ServerError | None = None
-    got: list[tuple[InferRequest, Any]] = field(default_factory=list)
+    got: list[tuple[Call, Any]] = field(default_factory=list)
     cancelled: int = 0
     held: list[bool] = field(default_factory=list)
 
-    def submit(self, request: InferRequest, sink: Any) -> "Version":
+    def submit(self, request: Call, sink: Any) -> "Version":
         if self.error is not None:
             raise self.error
         self.got.append((request, sink))
@@ -114,10 +114,10 @@ class World:
         return [item for item in self.kept.items if isinstance(item, Trace)]
 
 
-def a_request(**parameters: Any) -> InferRequest:
+def a_request(**parameters: Any) -> Call:
     values: Array = np.ones((1, 2), np.float32)
     inputs = {"INPUT0": Tensor("INPUT0", Datatype.FP32, values)}
-    return InferRequest("m", "", "an id", inputs, parameters=parameters)
+    return Call("m", "", "an id", inputs, parameters=parameters)
 
 
 def a_response() -> InferResponse:

@@ -12,7 +12,7 @@ import pytest
 
 from headrace.core.errors import InvalidRequest, NotFound, Unavailable
 from headrace.core.parameter_names import HEADER_PARAMETER
-from headrace.core.requests import InferRequest, InferResponse
+from headrace.core.requests import Call, InferResponse
 from headrace.core.tensors import Array, Tensor
 from headrace.engine.admission import Admission
 from headrace.engine.doors import Target
@@ -43,7 +43,7 @@ class DoorSink(FutureSink):
     def header(self, name: str) -> str:
         return self.headers.get(name, "")
 
-    def routed(self, request: InferRequest, target: Target) -> None:
+    def routed(self, request: Call, target: Target) -> None:
         self.target = target
 
 
@@ -91,7 +91,7 @@ class World:
     def send(self, parameters: dict[str, Any] | None = None, **headers: str) -> DoorSink:
         sink = DoorSink(headers)
         tensor = Tensor("X", FP32, np.zeros((1, 1), np.float32))
-        request = InferRequest("m", "", "", {"X": tensor}, (), parameters or {}, nbytes=4)
+        request = Call("m", "", "", {"X": tensor}, (), parameters or {}, nbytes=4)
         self.engine.find("m").submit(request, sink)
         return sink
 
@@ -351,7 +351,7 @@ def test_keys_from_parameters(tmp_path: Path) -> None:
 def test_sequences_stay_together(tmp_path: Path) -> None:
     async def answer(world: World, sequence: int) -> str:
         tensor = Tensor("X", FP32, np.zeros((1, 1), np.float32))
-        request = InferRequest("m", "", "", {"X": tensor}, sequence_id=sequence)
+        request = Call("m", "", "", {"X": tensor}, sequence_id=sequence)
         sink = DoorSink({})
         world.engine.find("m").submit(request, sink)
         return str((await sink.future).model_version)
@@ -388,7 +388,7 @@ def test_what_is_refused_for_what_it_says_counts_for_nobody(tmp_path: Path) -> N
     async def test(world: World) -> None:
         found = world.engine.find("m")
         with pytest.raises(InvalidRequest):
-            found.submit(InferRequest("m", "", "", {}), DoorSink({}))
+            found.submit(Call("m", "", "", {}), DoorSink({}))
         assert not any(v.routed or v.refused for v in world.series.ledgers.values())
 
     run(tmp_path, test, SPLIT)
@@ -488,7 +488,7 @@ def test_what_a_shadow_sees_cannot_be_written_to(tmp_path: Path) -> None:
 
         third.infer = spy  # type: ignore[method-assign]
         sink = DoorSink({})
-        request = InferRequest("m", "", "", {"X": Tensor("X", FP32, array)})
+        request = Call("m", "", "", {"X": Tensor("X", FP32, array)})
         world.engine.find("m").submit(request, sink)
         await sink.future
         await until(lambda: world.shadow.success == 1)
@@ -505,7 +505,7 @@ def test_what_is_still_to_be_fetched_is_not_copied(tmp_path: Path) -> None:
         copies = ShadowCopies(
             world.engine.find_version("m", "3"), Shadow(3), world.shadow, world.admission
         )
-        copies.copy(InferRequest("m", "", "", {"X": Tensor("X", FP32, np.empty((1, 1), "V0"))}))
+        copies.copy(Call("m", "", "", {"X": Tensor("X", FP32, np.empty((1, 1), "V0"))}))
         assert world.shadow.dropped == 1
 
     run(tmp_path, test, SHADOW)

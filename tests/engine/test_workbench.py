@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.core.errors import ExecutionFailed, InvalidRequest, Overloaded, ServerError
-from headrace.core.requests import InferRequest, InferResponse
+from headrace.core.requests import Call, InferResponse
 from headrace.engine.deferred import Deferred
 from headrace.engine.doors import Target
 from headrace.engine.workbench import Workbench
@@ -134,7 +134,7 @@ class Sink:
     def refuse(self, error: ServerError) -> None:
         self.refused.append(error)
 
-    def routed(self, request: InferRequest, target: Target) -> None:
+    def routed(self, request: Call, target: Target) -> None:
         raise AssertionError
 
 

@@ -9,7 +9,7 @@ from headrace.core.datatypes import Datatype
 from headrace.core.requests import Timing
 from headrace.core.signature import Signature, TensorSpec
 from headrace.execution.batch_frames import BatchFrames, one_answer
-from headrace.scheduling.batch import Batch, Part, Pending
+from headrace.scheduling.batch import Batch, Part
 from headrace.wire.grpc_messages import InferReader, InferWriter
 from headrace.wire.http_infer import decode_infer
 from headrace.wire.pb import grpc_service_pb2 as pb
@@ -53,17 +53,17 @@ def test_requests_of_both_doors_and_their_answers_pass_without_objects() -> None
 
     first = reader.read(message).request(0)
     second, form = decode_infer("m", "", body, json_size, TEXTS)
-    pendings = [
-        Pending(each, FakeSink(), TEXTS.check(each), TEXTS.batch_key(each), 0, bench.batcher)
+    calls = [
+        each.enter(FakeSink(), TEXTS.check(each), TEXTS.batch_key(each), 0, bench.batcher)
         for each in (first, second)
     ]
-    batch = Batch(TEXTS, pendings)
+    batch = Batch(TEXTS, calls)
     _, blocks = frames.pack(batch, 1)
     sizes, pieces, size = lay_out(blocks)
     data = b"".join(pieces)
     outcome = frames.result(0, batch, pack_result(1, 0, 0, sizes), data, size)
     batch.respond("1", batch.split(outcome.arrays), outcome)
-    answers = [pending.outcome for pending in pendings]
+    answers = [call.outcome for call in calls]
     over_grpc = writer.pieces(answers[0])  # type: ignore[arg-type]
     over_http, _ = form.encode(answers[1])  # type: ignore[arg-type]
 
@@ -95,8 +95,8 @@ def test_what_is_garbled_in_a_large_answer_fails_where_it_matters() -> None:
     frames = BatchFrames(TEXTS, lambda told: None)
     frames.learn({"number": 1, "outputs": [["Y", "BYTES", [200_000]]]})
     asked = InferReader().read(grpc_message()).request(0)
-    pendings = [Pending(asked, FakeSink(), 1, None, 0, Bench().batcher) for _ in range(2)]
-    batch = Batch(TEXTS, pendings)
+    calls = [asked.enter(FakeSink(), 1, None, 0, Bench().batcher) for _ in range(2)]
+    batch = Batch(TEXTS, calls)
     outcome = frames.result(0, batch, pack_result(1, 0, 0, [len(raw)]), raw, len(raw))
     with pytest.raises(ValueError, match="are not 400000 elements with their lengths"):
         batch.split(outcome.arrays)
@@ -110,9 +110,8 @@ def test_an_answer_by_itself() -> None:
     told = {"outputs": [["Y", "BYTES", [COUNT]]], "parameters": {}}
     part = one_answer({"response": told, "sizes": [len(RAW)]}, RAW, len(RAW))
     assert isinstance(part, Part)
-    pending = Pending(
-        InferReader().read(grpc_message()).request(0), FakeSink(), 1, None, 0, Bench().batcher
-    )
+    asked = InferReader().read(grpc_message()).request(0)
+    call = asked.enter(FakeSink(), 1, None, 0, Bench().batcher)
     single = Signature("m", 0, (), (TensorSpec("Y", Datatype.BYTES, (-1,)),))
-    response = part.response_to(single, "1", pending, Timing(0, 0, 1))
+    response = part.response_to(single, "1", call, Timing(0, 0, 1))
     assert InferWriter().pieces(response)[-1] == RAW

@@ -17,12 +17,12 @@ from headrace.core.errors import (
     ServerError,
 )
 from headrace.core.model_spec import LoadSpec
-from headrace.core.requests import InferRequest
+from headrace.core.requests import Call
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array, Tensor
 from headrace.execution.in_process import LoadedInProcess
 from headrace.execution.python_backend import PythonBackend
-from headrace.scheduling.batch import Batch, Outcome, Part, Pending
+from headrace.scheduling.batch import Batch, Outcome, Part
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 from tests.scheduling.fakes import Bench, FakeSink
 
@@ -65,12 +65,12 @@ def batch_of(*arrays: Array, datatype: Datatype = Datatype.FP32, **spec: object)
     """A batch with a request for each array."""
     tensors = [TensorSpec(name, datatype, (-1,), **spec) for name in ("X", "Y")]  # type: ignore[arg-type]
     signature = Signature("m", 8, (tensors[0],), (tensors[1],))
-    pendings = []
+    calls = []
     for number, array in enumerate(arrays):
         inputs = {"X": Tensor("X", datatype, array)}
-        request = InferRequest("m", "", f"r{number}", inputs)
-        pendings.append(Pending(request, FakeSink(), len(array), None, 0, Bench().batcher))
-    return Batch(signature, pendings)
+        request = Call("m", "", f"r{number}", inputs)
+        calls.append(request.enter(FakeSink(), len(array), None, 0, Bench().batcher))
+    return Batch(signature, calls)
 
 
 def arrays_of(outcome: Outcome) -> list[Array]:

@@ -15,13 +15,13 @@ from headrace.core.datatypes import Datatype
 from headrace.core.errors import ExecutionTimeout, Unavailable
 from headrace.core.execution_limits import ExecutionLimits
 from headrace.core.model_spec import TensorInfo
-from headrace.core.requests import InferRequest
+from headrace.core.requests import Call
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array, Tensor
 from headrace.execution.choice import AutoChoice, InstanceKind
 from headrace.execution.local import LocalInstance
 from headrace.execution.runner import LoadedModel, run
-from headrace.scheduling.batch import Batch, Instance, NotStarted, Outcome, Pending
+from headrace.scheduling.batch import Batch, Instance, NotStarted, Outcome
 from headrace.workers.bytes_elements import join
 from tests.execution.threads import no_threads
 from tests.scheduling.fakes import Bench, FakeSink, request, signature
@@ -65,8 +65,8 @@ class Doubling:
 
 
 def batch_of(*values: int) -> Batch:
-    pending = Pending(request("r", *values), FakeSink(), len(values), None, 0, Bench().batcher)
-    return Batch(signature(), [pending])
+    call = request("r", *values).enter(FakeSink(), len(values), None, 0, Bench().batcher)
+    return Batch(signature(), [call])
 
 
 async def execute(instance: LocalInstance, batch: Batch) -> Outcome:
@@ -220,8 +220,9 @@ def test_what_a_model_raises_is_an_outcome(kind: InstanceKind, error: Exception)
 
 def test_inputs_that_cannot_be_gathered_are_an_outcome_too() -> None:
     batch = batch_of(1)
-    batch.pendings.append(batch_of(2).pendings[0])
-    batch.pendings[1].request.inputs["x"].array = np.zeros((1, 1, 1), np.int64)
+    batch.calls.append(batch_of(2).calls[0])
+    inputs = batch.calls[1].inputs
+    inputs["x"] = inputs["x"]._replace(array=np.zeros((1, 1, 1), np.int64))
     outcome = run(Doubling(), batch)
     assert isinstance(outcome.error, ValueError)
     assert outcome.started == outcome.gathered
@@ -273,7 +274,7 @@ def test_an_idle_thread_keeps_nothing_of_its_last_batch() -> None:
         loop, gone = asyncio.get_running_loop(), asyncio.Event()
         batch = batch_of(1)
         weakref.finalize(
-            batch.pendings[0].sink, lambda: loop.call_soon_threadsafe(gone.set)
+            batch.calls[0].sink, lambda: loop.call_soon_threadsafe(gone.set)
         ).atexit = False
         await execute(instance, batch)
         del batch
@@ -342,12 +343,12 @@ def test_many_texts_become_objects_on_a_thread(
     texts = Signature("m", 2000, specs, (TensorSpec("y", Datatype.INT64, ()),))
 
     async def scenario(instance: LocalInstance) -> None:
-        pendings = []
+        calls = []
         for count in rows:
             tensor = Tensor("x", Datatype.BYTES, BytesArray(join([element] * count), (count, 1)))
-            asked = InferRequest("m", "", "", {"x": tensor})
-            pendings.append(Pending(asked, FakeSink(), count, None, 0, Bench().batcher))
-        outcome = await execute(instance, Batch(texts, pendings))
+            asked = Call("m", "", "", {"x": tensor})
+            calls.append(asked.enter(FakeSink(), count, None, 0, Bench().batcher))
+        outcome = await execute(instance, Batch(texts, calls))
         assert [array.tolist() for array in outcome.arrays] == [[1] * sum(rows)]
 
     on_loop(model, INLINE, scenario)
@@ -436,7 +437,7 @@ def test_a_run_that_nobody_waits_for_is_ended() -> None:
         running = asyncio.ensure_future(execute(instance, batch))
         await asyncio.sleep(0)  # for it to begin
         instance.leave(SOON)
-        batch.pendings[0].ended = True
+        batch.calls[0].ended = True
         assert isinstance((await running).error, NotStarted)
         assert ended == {"abandoned": 1}
         instance.close()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from headrace.core.errors import ServerError
-from headrace.core.requests import InferRequest, Sink
+from headrace.core.requests import Call, Sink
 from headrace.execution.model_calls import ModelCalls
 from headrace.execution.worker import WorkerProcess
 from headrace.scheduling.batch import Batch
@@ -51,9 +51,7 @@ class FakeHost:
         self.tickets: list[FakeTicket] = []
         self.sinks: list[Sink] = []
 
-    def submit(
-        self, request: InferRequest, decoupled: bool, inside: bool, sink: Sink
-    ) -> FakeTicket:
+    def submit(self, request: Call, decoupled: bool, inside: bool, sink: Sink) -> FakeTicket:
         self.tickets.append(FakeTicket())
         self.sinks.append(sink)
         return self.tickets[-1]

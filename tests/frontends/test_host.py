@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import NotFound, Overloaded
 from headrace.core.requests import (
-    InferRequest,
+    Call,
     InferResponse,
     Sink,
     Timing,
@@ -34,7 +34,7 @@ Tick = Callable[[], Any]
 class Work:
     """One request that the engine has been given."""
 
-    def __init__(self, request: InferRequest, sink: Sink) -> None:
+    def __init__(self, request: Call, sink: Sink) -> None:
         self.request = request
         self.sink = sink
         self.cancelled = False
@@ -58,7 +58,7 @@ class Model:
     def __init__(self) -> None:
         self.work: list[Work] = []
 
-    def submit(self, request: InferRequest, sink: Sink) -> Work:
+    def submit(self, request: Call, sink: Sink) -> Work:
         self.work.append(Work(request, sink))
         return self.work[-1]
 
@@ -77,7 +77,7 @@ class FakeEngine:
         return self.model
 
 
-class Call:
+class AskedCall:
     """A call that nobody answers."""
 
     def cancel(self) -> None:
@@ -90,8 +90,8 @@ class Call:
 class Calls:
     """Answers nothing."""
 
-    def begin(self, head: Any, body: bytes, answer: Any, ask: Any) -> Call:
-        return Call()
+    def begin(self, head: Any, body: bytes, answer: Any, ask: Any) -> AskedCall:
+        return AskedCall()
 
 
 class FrontEnd:
@@ -118,7 +118,7 @@ class FrontEnd:
         """Send a request with one tensor."""
         tensor = Tensor("x", Datatype.FP32, np.arange(4, dtype=np.float32))
         meta, pieces = RequestWriter().parts(
-            InferRequest(model, "", str(number), {"x": tensor}, nbytes=100)
+            Call(model, "", str(number), {"x": tensor}, nbytes=100)
         )
         self.channel.send_parts(Kind.INFER, flags, number, meta, pieces)
 
@@ -142,7 +142,7 @@ async def linked() -> AsyncIterator[FrontEnd]:
         assert (admission.requests, admission.bytes) == (0, 0)
 
 
-def response(request: InferRequest) -> InferResponse:
+def response(request: Call) -> InferResponse:
     """An answer with the request's tensors."""
     return InferResponse("m", "7", request.id, list(request.inputs.values()), Timing(1, 2, 3))
 
@@ -178,7 +178,7 @@ def test_requests_of_one_read_are_submitted_together() -> None:
             seen: list[int] = []
             submit = engine.model.submit
 
-            def noted(request: InferRequest, sink: Sink) -> Work:
+            def noted(request: Call, sink: Sink) -> Work:
                 if not engine.model.work:
                     loop = asyncio.get_running_loop()
                     loop.call_soon(lambda: seen.append(len(engine.model.work)))

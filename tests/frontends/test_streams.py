@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from headrace.core.errors import ExecutionFailed, InvalidRequest, NotFound, ServerError
-from headrace.core.requests import InferRequest, InferResponse, Ticket
+from headrace.core.requests import Call, InferResponse, Ticket
 from headrace.core.shares import Shares
 from headrace.frontends.channel import pair
 from headrace.frontends.host import Host
@@ -65,7 +65,7 @@ class Link:
 
     def submit(self, model: str, door: int = 0, body: bytes | None = None) -> Door:
         """Send a request by one kind of door; a raw one if it has a body."""
-        request = InferRequest(model, "", "a", {})
+        request = Call(model, "", "a", {})
         if body is not None:
             request, _ = pass_raw(model, "", body)
         sink = Door()
@@ -280,7 +280,7 @@ class Stuck:
 
     async def submit(self, number: int) -> Work:
         """Send a request for the model with many answers."""
-        meta, pieces = RequestWriter().parts(InferRequest("many", "", "", {}))
+        meta, pieces = RequestWriter().parts(Call("many", "", "", {}))
         before = len(self.engine.many.work)
         self.sock.sendall(frame(Kind.INFER, number, meta, b"".join(pieces)))
         await until(lambda: len(self.engine.many.work) > before)

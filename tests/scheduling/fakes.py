@@ -10,11 +10,11 @@ import numpy as np
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ServerError
-from headrace.core.requests import InferRequest, InferResponse
+from headrace.core.requests import Call, InferResponse
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array, Tensor
 from headrace.observability.statistics import VersionStatistics
-from headrace.scheduling.batch import Answer, Batch, Instance, Outcome, Pending
+from headrace.scheduling.batch import Answer, Batch, Instance, Outcome
 from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy
 
@@ -166,8 +166,8 @@ class FakeInstance:
     def execute(self, batch: Batch, done: Done) -> None:
         assert not self.busy, "an instance gets one batch at a time"
         assert not self.closed
-        assert all(pending.started for pending in batch.pendings)
-        self.runs.append([pending.request.id for pending in batch.pendings])
+        assert all(call.started for call in batch.calls)
+        self.runs.append([call.id for call in batch.calls])
         self._all_runs.append(self.runs[-1])
         self.rows.append(batch.rows)
         self._work = (batch, done, self._clock.time)
@@ -211,13 +211,11 @@ def signature(max_batch_size: int = 4, dims: tuple[int, ...] = (-1,)) -> Signatu
     )
 
 
-def request(
-    name: str, *values: int, width: int = 1, priority: int = 0, timeout: int = 0
-) -> InferRequest:
+def request(name: str, *values: int, width: int = 1, priority: int = 0, timeout: int = 0) -> Call:
     """A request with one row a value, `width` elements wide."""
     array = np.repeat(np.array(values, np.int64).reshape(-1, 1), width, axis=1)
     tensor = Tensor("x", Datatype.INT64, array)
-    return InferRequest("double", "", name, {"x": tensor}, priority=priority, timeout=timeout)
+    return Call("double", "", name, {"x": tensor}, priority=priority, timeout=timeout)
 
 
 class Bench:
@@ -243,7 +241,7 @@ class Bench:
             policy or SchedulingPolicy(BatchPolicy(4)),
             self.clock,
             self.statistics,
-            lambda pendings, error: self.reports.append((len(pendings), error)),
+            lambda calls, error: self.reports.append((len(calls), error)),
         )
         self._runs: list[list[str]] = []
         self.instances = [
@@ -255,7 +253,7 @@ class Bench:
 
     def submit(
         self, name: str, *values: int, width: int = 1, priority: int = 0, timeout: int = 0
-    ) -> tuple[Pending, FakeSink]:
+    ) -> tuple[Call, FakeSink]:
         """Submit a request of `values` (default: one row) without ending the tick."""
         sink = FakeSink(name, self.log)
         asked = request(name, *(values or (1,)), width=width, priority=priority, timeout=timeout)
@@ -263,7 +261,7 @@ class Bench:
 
     def submit_to(
         self, sink: FakeSink, values: Sequence[int], width: int, *, priority: int, timeout: int
-    ) -> Pending:
+    ) -> Call:
         """Submit a request under the sink's name; no values are no rows."""
         asked = request(sink.name, *values, width=width, priority=priority, timeout=timeout)
         return self.batcher.submit(asked, sink, len(values))

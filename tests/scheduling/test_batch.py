@@ -9,10 +9,10 @@ import pytest
 from headrace.core.bytes_array import BytesArray
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import ExecutionFailed
-from headrace.core.requests import InferRequest, InferResponse
+from headrace.core.requests import Call, InferResponse
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array, Tensor
-from headrace.scheduling.batch import Batch, Outcome, Pending, Room
+from headrace.scheduling.batch import Batch, Outcome, Room
 from tests.scheduling.fakes import Bench, FakeSink
 
 FP32, INT64, BYTES = Datatype.FP32, Datatype.INT64, Datatype.BYTES
@@ -37,17 +37,17 @@ def batch(
     signature: Signature, *inputs: dict[str, Array], outputs: Sequence[Sequence[str]] = ()
 ) -> Batch:
     """One request for each of `inputs`; `outputs` are those that each asks for."""
-    pendings = []
+    calls = []
     for n, arrays in enumerate(inputs):
         tensors = {
             name: Tensor(name, signature.input(name).datatype, array)
             for name, array in arrays.items()
         }
         wanted = tuple(outputs[n]) if outputs else ()
-        request = InferRequest(signature.model, "", str(n), tensors, outputs=wanted)
+        request = Call(signature.model, "", str(n), tensors, outputs=wanted)
         rows = signature.check(request)
-        pendings.append(Pending(request, FakeSink(), rows, None, 100 + n, Bench().batcher))
-    return Batch(signature, pendings)
+        calls.append(request.enter(FakeSink(), rows, None, 100 + n, Bench().batcher))
+    return Batch(signature, calls)
 
 
 def rows(*values: int, width: int = 2) -> Array:
@@ -192,11 +192,11 @@ def test_outputs_are_passed_on_if_the_signature_is_not_strict(
 
 def test_a_response_says_where_the_time_went() -> None:
     joined = batch(TWO, {"a": rows(1)}, {"a": rows(2)})
-    joined.pendings[0].ended = True
+    joined.calls[0].ended = True
     outcome = Outcome([rows(1, 2), rows(1, 2)], None, 300, 310, 350)
     joined.respond("7", joined.split(outcome.arrays), outcome)
-    assert joined.pendings[0].outcome is None
-    response = joined.pendings[1].outcome
+    assert joined.calls[0].outcome is None
+    response = joined.calls[1].outcome
     assert isinstance(response, InferResponse)
     assert (response.model_name, response.model_version, response.id) == ("two", "7", "1")
     timing = response.timing
@@ -205,5 +205,5 @@ def test_a_response_says_where_the_time_went() -> None:
 
 def test_halves() -> None:
     whole = batch(TWO, *[{"a": rows(n)} for n in range(5)])
-    ids = [[p.request.id for p in half.pendings] for half in whole.halves()]
+    ids = [[p.id for p in half.calls] for half in whole.halves()]
     assert ids == [["0", "1"], ["2", "3", "4"]]

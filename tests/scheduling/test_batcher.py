@@ -247,11 +247,11 @@ def test_an_idle_batcher_is_drained_at_once() -> None:
 def test_draining_ends_when_the_last_that_waits_is_cancelled() -> None:
     bench = Bench(SchedulingPolicy(BatchPolicy(4, 5 * MS)))
     drained: list[str] = []
-    pending, _ = bench.submit("a")
+    call, _ = bench.submit("a")
     bench.clock.settle()
     bench.batcher.when_drained(lambda: drained.append("drained"))
     assert drained == []
-    pending.cancel()
+    call.cancel()
     assert drained == ["drained"]
 
 
@@ -282,12 +282,12 @@ def test_draining_ends_when_the_last_that_waits_times_out() -> None:
 def test_draining_ends_when_all_that_is_to_be_retried_is_cancelled() -> None:
     bench = Bench()
     drained: list[str] = []
-    pendings = [bench.submit(name, POISON)[0] for name in "ab"]
+    calls = [bench.submit(name, POISON)[0] for name in "ab"]
     bench.clock.settle()
     bench.batcher.when_drained(lambda: drained.append("drained"))
     bench.instances[0].finish()
-    for pending in pendings:
-        pending.cancel()
+    for call in calls:
+        call.cancel()
     bench.finish_all()
     assert drained == ["drained"]
     assert len(bench.instances[0].runs) == 1
@@ -326,9 +326,9 @@ def test_a_batch_is_counted_with_rows_and_times() -> None:
 
 def test_failures_are_counted_by_reason_with_their_time() -> None:
     bench = Bench(timing_out())
-    pending, _ = bench.submit("cancelled")
+    call, _ = bench.submit("cancelled")
     bench.clock.advance(10)
-    pending.cancel()
+    call.cancel()
     assert bench.statistics.fail_ns == 10
     bench.submit("running", POISON)
     bench.clock.settle()

@@ -27,11 +27,11 @@ ORDERED = SchedulingPolicy(BatchPolicy(1), preserve_ordering=True)
 
 def test_a_request_that_is_cancelled_in_the_queue_never_runs() -> None:
     bench = Bench()
-    pending, sink = bench.submit("a")
+    call, sink = bench.submit("a")
     bench.submit("b")
-    pending.cancel()
+    call.cancel()
     assert bench.batcher.waiting == 1
-    assert pending.request.inputs == {}
+    assert call.inputs == {}
     bench.finish_all()
     assert bench.instances[0].runs == [["b"]]
     assert (bench.log, sink.calls) == (["b"], 0)
@@ -39,10 +39,10 @@ def test_a_request_that_is_cancelled_in_the_queue_never_runs() -> None:
 
 def test_a_running_request_that_is_cancelled_is_not_answered() -> None:
     bench = Bench()
-    pending, sink = bench.submit("a", 1)
+    call, sink = bench.submit("a", 1)
     _, other = bench.submit("b", 2)
     bench.clock.settle()
-    pending.cancel()
+    call.cancel()
     bench.finish_all()
     assert (sink.calls, other.values) == (0, [4])
     counted = bench.statistics
@@ -67,11 +67,11 @@ def test_cancelling_again_or_too_late_does_nothing() -> None:
 def test_a_request_that_is_cancelled_before_its_retry_does_not_run_again() -> None:
     bench = Bench()
     (instance,) = bench.instances
-    pending, _ = bench.submit("bad", POISON)
+    call, _ = bench.submit("bad", POISON)
     _, other = bench.submit("good", 1)
     bench.clock.settle()
     instance.finish()
-    pending.cancel()
+    call.cancel()
     bench.finish_all()
     assert instance.runs == [["bad", "good"], ["good"]]
     assert (other.values, [n for n, _ in bench.reports]) == ([2], [2])
@@ -80,8 +80,8 @@ def test_a_request_that_is_cancelled_before_its_retry_does_not_run_again() -> No
 def test_a_sink_may_cancel_another_request_of_its_batch() -> None:
     bench = Bench()
     _, first = bench.submit("a")
-    pending, second = bench.submit("b")
-    first.then = pending.cancel  # both came over one connection, which broke
+    call, second = bench.submit("b")
+    first.then = call.cancel  # both came over one connection, which broke
     bench.finish_all()
     assert (first.calls, second.calls) == (1, 0)
     assert bench.statistics.success_count + bench.statistics.fail_count == 2
@@ -118,11 +118,11 @@ def test_answers_keep_the_order_of_requests() -> None:
 def test_a_request_that_is_cancelled_while_it_waits_its_turn_is_not_answered() -> None:
     bench = Bench(ORDERED, instances=2)
     bench.submit("a")
-    pending, sink = bench.submit("b")
+    call, sink = bench.submit("b")
     bench.clock.settle()
     by_name = {instance.running[0]: instance for instance in bench.instances}
     by_name["b"].finish()
-    pending.cancel()
+    call.cancel()
     bench.submit("c")
     bench.finish_all()
     assert (bench.log, sink.calls) == (["a", "c"], 0)
@@ -173,8 +173,8 @@ def test_requests_that_time_out_together_are_all_answered_in_order() -> None:
 def test_a_sink_may_cancel_what_waits_for_its_turn() -> None:
     bench = Bench(ORDERED, instances=2)
     _, first = bench.submit("a")
-    pending, second = bench.submit("b")
-    first.then = pending.cancel
+    call, second = bench.submit("b")
+    first.then = call.cancel
     bench.clock.settle()
     by_name = {instance.running[0]: instance for instance in bench.instances}
     by_name["b"].finish()
@@ -268,9 +268,9 @@ def test_what_the_client_did_wrong_it_is_told() -> None:
 
 def test_a_cancelled_request_that_fails_is_counted_once() -> None:
     bench = Bench()
-    pending, sink = bench.submit("a", POISON)
+    call, sink = bench.submit("a", POISON)
     bench.clock.settle()
-    pending.cancel()
+    call.cancel()
     bench.finish_all()
     assert sink.calls == 0
     assert bench.statistics.failures == {"REJECTED": 0, "CANCELED": 1, "BACKEND": 0, "OTHER": 0}
@@ -299,9 +299,9 @@ def test_what_took_too_long_is_not_run_again_in_halves() -> None:
 
 def test_what_nobody_waits_for_is_not_run_again() -> None:
     bench, drained = Bench(), list[bool]()
-    pending, sink = bench.submit("a")
+    call, sink = bench.submit("a")
     bench.clock.settle()
-    pending.cancel()
+    call.cancel()
     bench.batcher.suspend(bench.instances[0])
     bench.batcher.when_drained(lambda: drained.append(True))
     assert not drained

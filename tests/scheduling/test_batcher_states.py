@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headrace.core.errors import ExecutionFailed, QueueFull, QueueTimeout
-from headrace.scheduling.batch import Pending
+from headrace.core.requests import Call
 from headrace.scheduling.policy import BatchPolicy, QueuePolicy, SchedulingPolicy, TimeoutAction
 from tests.scheduling.fakes import POISON, Bench, FakeSink, signature
 
@@ -27,7 +27,7 @@ class Asked:
     level: int
     width: int
     arrived: int
-    pending: Pending
+    call: Call
     sink: FakeSink
     cancelled: bool = False
     calls_at_cancel: int = field(default=0)
@@ -93,7 +93,7 @@ class Scheduling(RuleBasedStateMachine):
         name = str(number)
         sink = FakeSink(name, self.bench.log)
         try:
-            pending = self.bench.submit_to(
+            call = self.bench.submit_to(
                 sink, values, width, priority=priority, timeout=5 * (number % 4 == 1)
             )
         except QueueFull:
@@ -102,7 +102,7 @@ class Scheduling(RuleBasedStateMachine):
             return
         assert not self.limit or waiting < self.limit
         arrived = self.bench.clock.time
-        self.asked.append(Asked(name, values * width, level, width, arrived, pending, sink))
+        self.asked.append(Asked(name, values * width, level, width, arrived, call, sink))
         self.settled = False
 
     @precondition(lambda self: self.asked)
@@ -111,7 +111,7 @@ class Scheduling(RuleBasedStateMachine):
         asked = data.draw(st.sampled_from(self.asked))
         if not asked.cancelled:
             asked.cancelled, asked.calls_at_cancel = True, asked.sink.calls
-        asked.pending.cancel()
+        asked.call.cancel()
         self.settled = False
 
     @rule(which=st.integers(0, 2))
@@ -138,9 +138,7 @@ class Scheduling(RuleBasedStateMachine):
 
     def waiting(self) -> list[Asked]:
         started = set(self.bench.started)
-        return [
-            asked for asked in self.asked if asked.name not in started and not asked.pending.ended
-        ]
+        return [asked for asked in self.asked if asked.name not in started and not asked.call.ended]
 
     @invariant()
     def nobody_is_answered_twice_or_after_cancelling(self) -> None:

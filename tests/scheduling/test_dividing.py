@@ -2,13 +2,13 @@
 
 from functools import partial
 
-from headrace.core.requests import InferRequest
+from headrace.core.requests import Call
 from headrace.scheduling.dividing import DividingBatcher
 from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy
 from tests.scheduling.fakes import Bench
 
 
-def tenant(request: InferRequest) -> object:
+def tenant(request: Call) -> object:
     """The first letter of the id."""
     return request.id[0]
 
@@ -41,9 +41,9 @@ def test_the_others_run_at_the_same_time_where_they_can() -> None:
 def test_what_waits_for_its_turn_can_be_cancelled() -> None:
     world = bench(1)
     world.submit("a1")
-    pending, sink = world.submit("b1")
+    call, sink = world.submit("b1")
     world.clock.settle()
-    pending.cancel()
+    call.cancel()
     world.finish_all()
     assert world.instances[0].runs == [["a1"]]
     assert not sink.calls

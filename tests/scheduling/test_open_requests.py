@@ -3,8 +3,8 @@
 import numpy as np
 
 from headrace.core.errors import ExecutionFailed, InvalidRequest
-from headrace.core.requests import InferResponse
-from headrace.scheduling.batch import Deferral, Part, Pending
+from headrace.core.requests import Call, InferResponse
+from headrace.scheduling.batch import Deferral, Part
 from tests.scheduling.fakes import Bench, FakeSink
 
 LATER, AGAIN = Deferral.LATER, Deferral.AGAIN
@@ -26,13 +26,13 @@ class FakeExecution:
     """Where a request runs; remembers what it is told."""
 
     def __init__(self) -> None:
-        self.cancelled: list[Pending] = []
+        self.cancelled: list[Call] = []
         self.held: list[bool] = []
 
-    def cancel(self, pending: Pending) -> None:
-        self.cancelled.append(pending)
+    def cancel(self, call: Call) -> None:
+        self.cancelled.append(call)
 
-    def hold(self, pending: Pending, held: bool) -> None:
+    def hold(self, call: Call, held: bool) -> None:
         self.held.append(held)
 
 
@@ -41,35 +41,35 @@ def part(value: int, rows: int = 1) -> Part:
     return Part({"y": np.full((rows, 1), value, np.int64)}, {})
 
 
-def opened(bench: Bench) -> tuple[Pending, ManySink, FakeExecution]:
+def opened(bench: Bench) -> tuple[Call, ManySink, FakeExecution]:
     """A request whose batch is done with."""
     sink = ManySink()
-    pending = bench.submit_to(sink, [1], 1, priority=0, timeout=0)
+    call = bench.submit_to(sink, [1], 1, priority=0, timeout=0)
     bench.clock.settle()
-    pending.execution = execution = FakeExecution()
+    call.execution = execution = FakeExecution()
     bench.instances[0].report(parts=[LATER])
-    return pending, sink, execution
+    return call, sink, execution
 
 
 def test_responses_come_one_by_one() -> None:
     bench = Bench()
-    pending, sink, _ = opened(bench)
+    call, sink, _ = opened(bench)
     assert not sink.calls
-    bench.batcher.answer(pending, part(1), False)
+    bench.batcher.answer(call, part(1), False)
     assert bench.batcher.busy == (len(sink.responses) == 1)
-    bench.batcher.answer(pending, part(2), True)
+    bench.batcher.answer(call, part(2), True)
     assert [int(np.asarray(r.outputs[0].array)[0, 0]) for r in sink.responses] == [1, 2]
     assert sink.finals == [False, True]
     assert not bench.batcher.busy
     assert (bench.statistics.success_count, bench.statistics.execution_count) == (1, 1)
-    bench.batcher.answer(pending, part(3), True)
+    bench.batcher.answer(call, part(3), True)
     assert len(sink.responses) == 2
 
 
 def test_an_end_without_a_response() -> None:
     bench = Bench()
-    pending, sink, _ = opened(bench)
-    bench.batcher.answer(pending, None, True)
+    call, sink, _ = opened(bench)
+    bench.batcher.answer(call, None, True)
     assert sink.finished
     assert not sink.calls
     assert bench.statistics.success_count == 1
@@ -78,9 +78,9 @@ def test_an_end_without_a_response() -> None:
 def test_an_answer_before_the_batch_is_done() -> None:
     bench = Bench()
     sink = ManySink()
-    pending = bench.submit_to(sink, [1], 1, priority=0, timeout=0)
+    call = bench.submit_to(sink, [1], 1, priority=0, timeout=0)
     bench.clock.settle()
-    bench.batcher.answer(pending, part(1), True)
+    bench.batcher.answer(call, part(1), True)
     assert sink.finals == [True]
     bench.instances[0].report(parts=[LATER])
     assert not bench.batcher.busy
@@ -89,9 +89,9 @@ def test_an_answer_before_the_batch_is_done() -> None:
 
 def test_an_error_ends_a_request_after_responses() -> None:
     bench = Bench()
-    pending, sink, _ = opened(bench)
-    bench.batcher.answer(pending, part(1), False)
-    bench.batcher.answer(pending, InvalidRequest("no"), False)
+    call, sink, _ = opened(bench)
+    bench.batcher.answer(call, part(1), False)
+    bench.batcher.answer(call, InvalidRequest("no"), False)
     assert len(sink.responses) == 1
     assert isinstance(sink.errors[0], InvalidRequest)
     assert not bench.batcher.busy
@@ -99,27 +99,27 @@ def test_an_error_ends_a_request_after_responses() -> None:
 
 def test_a_response_that_breaks_the_signature_ends_the_request() -> None:
     bench = Bench()
-    pending, sink, execution = opened(bench)
+    call, sink, execution = opened(bench)
     wrong = Part({"y": np.zeros((1, 1), np.float32)}, {})
-    bench.batcher.answer(pending, wrong, False)
+    bench.batcher.answer(call, wrong, False)
     assert isinstance(sink.errors[0], ExecutionFailed)
-    assert execution.cancelled == [pending]
+    assert execution.cancelled == [call]
     assert not bench.batcher.busy
 
 
 def test_who_does_not_wait_any_more_is_told_of() -> None:
     bench = Bench()
     drained: list[int] = []
-    pending, sink, execution = opened(bench)
+    call, sink, execution = opened(bench)
     bench.batcher.when_drained(lambda: drained.append(1))
-    pending.hold(True)
-    pending.hold(False)
+    call.hold(True)
+    call.hold(False)
     assert execution.held == [True, False]
-    pending.cancel()
-    assert execution.cancelled == [pending]
+    call.cancel()
+    assert execution.cancelled == [call]
     assert drained == [1]
-    bench.batcher.answer(pending, part(1), False)
-    pending.hold(True)
+    bench.batcher.answer(call, part(1), False)
+    call.hold(True)
     assert not sink.calls
     assert len(execution.held) == 2
 
@@ -136,8 +136,8 @@ def test_a_request_that_is_given_back_runs_again_alone() -> None:
 
 def test_an_open_request_may_be_given_back() -> None:
     bench = Bench()
-    pending, sink, _ = opened(bench)
-    bench.batcher.answer(pending, AGAIN, True)
+    call, sink, _ = opened(bench)
+    bench.batcher.answer(call, AGAIN, True)
     bench.clock.settle()
     bench.instances[0].report(parts=[part(7)])
     assert sink.finals == [True]
@@ -145,12 +145,12 @@ def test_an_open_request_may_be_given_back() -> None:
 
 def test_a_bug_of_a_sink_hurts_nobody() -> None:
     bench = Bench()
-    pending, sink, _ = opened(bench)
+    call, sink, _ = opened(bench)
 
     def respond(response: InferResponse, final: bool) -> None:
         raise RuntimeError("a bug")
 
     sink.respond = respond  # type: ignore[method-assign]
-    bench.batcher.answer(pending, part(1), False)
-    bench.batcher.answer(pending, None, True)
+    bench.batcher.answer(call, part(1), False)
+    bench.batcher.answer(call, None, True)
     assert sink.finished

@@ -1,15 +1,13 @@
 """Which inputs are suspected, cleared, refused and forgotten."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ExecutionFailed, InvalidRequest, Quarantined, WorkerDied
-from headrace.core.requests import InferRequest
+from headrace.core.requests import Call
 from headrace.core.tensors import Array, Tensor
-from headrace.scheduling.batch import Batch, Deferral, NotStarted, Outcome, Part, Pending
+from headrace.scheduling.batch import Batch, Deferral, NotStarted, Outcome, Part
 from headrace.scheduling.quarantine import Quarantine, Screened
 from tests.scheduling.fakes import Bench, FakeSink, request, signature
 
@@ -17,23 +15,23 @@ HOUR = 3_600 * 10**9
 _OWNER = Bench().batcher
 
 
-def pending(asked: InferRequest) -> Pending:
-    return Pending(asked, FakeSink(), 1, None, 0, _OWNER)
+def call(asked: Call) -> Call:
+    return asked.enter(FakeSink(), 1, None, 0, _OWNER)
 
 
-def texts(*elements: bytes) -> InferRequest:
+def texts(*elements: bytes) -> Call:
     array = np.empty(len(elements), object)
     array[:] = elements
     return of(array, Datatype.BYTES)
 
 
-def of(array: Array, datatype: Datatype = Datatype.FP32) -> InferRequest:
-    return InferRequest("m", "", "", {"x": Tensor("x", datatype, array)})
+def of(array: Array, datatype: Datatype = Datatype.FP32) -> Call:
+    return Call("m", "", "", {"x": Tensor("x", datatype, array)})
 
 
-def ended(found: Quarantine, error: Exception | None, *asked: InferRequest, now: int = 1) -> None:
+def ended(found: Quarantine, error: Exception | None, *asked: Call, now: int = 1) -> None:
     """Tell of the end of a batch of these requests."""
-    batch = Batch(signature(), [pending(one) for one in asked])
+    batch = Batch(signature(), [call(one) for one in asked])
     found.learn_batch(batch, Outcome((), error, now, now, now), now)
 
 
@@ -41,7 +39,7 @@ def death() -> WorkerDied:
     return WorkerDied("it ended")
 
 
-def died(*asked: InferRequest, deaths: int = 2, times: int = 1) -> Quarantine:
+def died(*asked: Call, deaths: int = 2, times: int = 1) -> Quarantine:
     """A quarantine that has seen so many deaths with these requests, at 0."""
     found = Quarantine("m", deaths)
     for _ in range(times):
@@ -49,8 +47,8 @@ def died(*asked: InferRequest, deaths: int = 2, times: int = 1) -> Quarantine:
     return found
 
 
-def verdict(found: Quarantine, asked: InferRequest, now: int = 1) -> str:
-    screened = found.screen([pending(asked)], now)
+def verdict(found: Quarantine, asked: Call, now: int = 1) -> str:
+    screened = found.screen([call(asked)], now)
     [name] = [name for name in Screened._fields if getattr(screened, name)]
     return name
 
@@ -101,13 +99,13 @@ def test_the_same_input_several_times_at_one_death_counts_once() -> None:
         (of(np.zeros(99, np.float32)), of(np.eye(1, 99, 50, dtype=np.float32)[0])),
         (texts(b"a", b"bc"), texts(b"ab", b"c")),
         (texts(b"x" * 100), texts(b"x" * 99 + b"y")),
-        (A, replace(A, parameters={"seed": 1})),
-        (replace(A, parameters={"seed": True}), replace(A, parameters={"seed": 1})),
-        (A, replace(A, inputs={**A.inputs, "y": A.inputs["x"]})),
-        (A, replace(A, inputs={"y": A.inputs["x"]})),
+        (A, A.like(parameters={"seed": 1})),
+        (A.like(parameters={"seed": True}), A.like(parameters={"seed": 1})),
+        (A, A.like(inputs={**A.inputs, "y": A.inputs["x"]})),
+        (A, A.like(inputs={"y": A.inputs["x"]})),
     ],
 )
-def test_inputs_that_differ(one: InferRequest, other: InferRequest) -> None:
+def test_inputs_that_differ(one: Call, other: Call) -> None:
     assert verdict(died(one), one) == "suspects"
     assert verdict(died(one), other) == "clear"
     found = died(one)
@@ -150,7 +148,7 @@ def test_a_suspect_among_other_suspects_is_not_proven() -> None:
     found = died(A, B)
     c = request("c", 9)
     last = death()  # of a worker with several requests at a time: told of one after the other
-    found.learn_answer(pending(A), last, True, 1)
+    found.learn_answer(call(A), last, True, 1)
     ended(found, last, B, c)
     assert [verdict(found, one) for one in (A, B, c)] == ["suspects"] * 3
     ended(found, death(), A, request("d", 8))
@@ -159,20 +157,20 @@ def test_a_suspect_among_other_suspects_is_not_proven() -> None:
 
 def test_one_death_told_of_twice_is_one_death() -> None:
     found, last = Quarantine("m"), death()
-    found.learn_answer(pending(A), last, True, 1)
-    found.learn_answer(pending(A), last, True, 1)
+    found.learn_answer(call(A), last, True, 1)
+    found.learn_answer(call(A), last, True, 1)
     ended(found, last, A)
     assert verdict(found, A) == "suspects"
 
 
 def test_a_request_that_is_open_is_cleared_by_its_last_answer() -> None:
     found = died(A)
-    batch = Batch(signature(), [pending(A)])
+    batch = Batch(signature(), [call(A)])
     found.learn_batch(batch, Outcome((), None, 1, 1, 1, [Deferral.LATER]), 1)
     assert verdict(found, A) == "suspects"
-    found.learn_answer(pending(A), Part({}, {}), False, 2)
+    found.learn_answer(call(A), Part({}, {}), False, 2)
     assert verdict(found, A) == "suspects"
-    found.learn_answer(pending(A), None, True, 3)
+    found.learn_answer(call(A), None, True, 3)
     assert verdict(found, A) == "clear"
 
 

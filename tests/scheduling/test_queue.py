@@ -6,8 +6,7 @@ import weakref
 import pytest
 
 from headrace.core.errors import QueueFull
-from headrace.core.requests import Sink
-from headrace.scheduling.batch import Pending
+from headrace.core.requests import Call, Sink
 from headrace.scheduling.policy import (
     BatchPolicy,
     QueuePolicy,
@@ -30,22 +29,22 @@ def policy_of(
 
 def put(
     queue: RequestQueue, name: str, priority: int = 0, timeout: int = 0, arrived: int = 0
-) -> Pending:
+) -> Call:
     """Queue a request of one row."""
     asked = request(name, 1, priority=priority, timeout=timeout)
-    pending = Pending(asked, FakeSink(name), 1, None, arrived, Bench().batcher)
-    queue.append(pending)
-    return pending
+    call = asked.enter(FakeSink(name), 1, None, arrived, Bench().batcher)
+    queue.append(call)
+    return call
 
 
-def end(queue: RequestQueue, pending: Pending) -> None:
+def end(queue: RequestQueue, call: Call) -> None:
     """What a cancellation does to the queue."""
-    pending.ended = True
-    queue.discard(pending)
+    call.ended = True
+    queue.discard(call)
 
 
 def names(queue: RequestQueue) -> list[str]:
-    return [pending.request.id for pending in queue]
+    return [call.id for call in queue]
 
 
 def test_levels_without_end() -> None:
@@ -54,7 +53,7 @@ def test_levels_without_end() -> None:
     for name, level in (("last", 0), ("c", 10**9), ("a", 1), ("b", 2000), ("c2", 10**9)):
         put(queue, name, priority=level)
     assert names(queue) == ["a", "b", "c", "c2", "last"]
-    assert [pending.request.id for pending in queue.popleft(9)] == ["a", "b", "c", "c2", "last"]
+    assert [call.id for call in queue.popleft(9)] == ["a", "b", "c", "c2", "last"]
     gc.collect()
     before = len(gc.get_objects())
     for level in range(1, 2_000):
@@ -82,7 +81,7 @@ def test_more_urgent_levels_come_first() -> None:
     for name, priority in [("c", 3), ("default", 0), ("b", 2), ("a", 1), ("b2", 2), ("far", 17)]:
         put(queue, name, priority)
     assert names(queue) == ["a", "b", "b2", "c", "default", "far"]
-    assert [p.request.id for p in queue.popleft(4)] == ["a", "b", "b2", "c"]
+    assert [p.id for p in queue.popleft(4)] == ["a", "b", "b2", "c"]
     assert names(queue) == ["default", "far"]
 
 
@@ -133,7 +132,7 @@ def test_what_is_delayed_goes_behind_its_own_level() -> None:
     put(queue, "new", 1, arrived=6_000)
     assert names(queue) == ["in time", "new", "late", "less urgent"]
     assert queue.waiting == 4
-    assert [p.request.id for p in queue.popleft(9)] == ["in time", "new", "late", "less urgent"]
+    assert [p.id for p in queue.popleft(9)] == ["in time", "new", "late", "less urgent"]
     assert queue.next_deadline() is None
 
 
@@ -151,7 +150,7 @@ def test_what_was_cancelled_lets_go_of_its_tensors_and_is_passed_over() -> None:
     queue = RequestQueue(policy_of())
     first, second, third = (put(queue, name) for name in "abc")
     end(queue, second)
-    assert second.request.inputs == {}
+    assert second.inputs == {}
     assert (queue.waiting, names(queue)) == (2, ["a", "c"])
     assert queue.popleft(2) == [first, third]
     assert not second.started
@@ -170,11 +169,11 @@ def test_order_limits_and_deadlines_outlast_a_sweep() -> None:
     queue = RequestQueue(policy_of(timeout=100, size=300))
     kept = []
     for n in range(300):
-        pending = put(queue, str(n), timeout=90 - n % 3, arrived=n)
+        call = put(queue, str(n), timeout=90 - n % 3, arrived=n)
         if n % 50:
-            end(queue, pending)
+            end(queue, call)
         else:
-            kept.append(pending)
+            kept.append(call)
     assert queue.waiting == len(kept) == 6
     assert list(queue) == kept
     assert queue.next_deadline() == 50 + 88_000  # the first of the shortest time-outs
@@ -192,10 +191,10 @@ def test_requests_that_have_started_are_not_kept_until_their_deadline() -> None:
     put(queue, "low", 2)  # the next to time out, and in front of the others by that
     sinks = []
     for n in range(1_000):
-        pending = put(queue, str(n), 1, arrived=n)
-        sinks.append(weakref.ref(pending.sink))
+        call = put(queue, str(n), 1, arrived=n)
+        sinks.append(weakref.ref(call.sink))
         queue.popleft(1)
-        del pending
+        del call
     assert queue.next_deadline() == 10_000
     assert alive(sinks) < 100
 
@@ -205,10 +204,10 @@ def test_requests_that_were_cancelled_are_not_kept_until_they_come_to_the_head()
     put(queue, "head")
     sinks = []
     for n in range(1_000):
-        pending = put(queue, str(n))
-        sinks.append(weakref.ref(pending.sink))
-        end(queue, pending)
-        del pending
+        call = put(queue, str(n))
+        sinks.append(weakref.ref(call.sink))
+        end(queue, call)
+        del call
     assert queue.waiting == 1
     assert alive(sinks) < 100
 
@@ -223,4 +222,4 @@ def test_picking_leaves_the_others_in_their_places() -> None:
     assert [p.started for p in (first, second, third, *low)] == [True, False, True, True, False]
     put(queue, "f", 1)
     assert names(queue) == ["b", "f", "e"]
-    assert [p.request.id for p in queue.popleft(3)] == ["b", "f", "e"]
+    assert [p.id for p in queue.popleft(3)] == ["b", "f", "e"]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import ExecutionFailed, InvalidRequest, QueueFull, Unavailable
-from headrace.core.requests import InferRequest, InferResponse, Sink, Ticket, Timing
+from headrace.core.requests import Call, InferResponse, Sink, Ticket, Timing
 from headrace.scheduling.pinning import Pin
 from headrace.scheduling.sequences import SequenceQueue, SequenceRules, SequenceTable
 from tests.scheduling.fakes import FakeClock, FakeSink
@@ -21,7 +21,7 @@ class Scheduler:
 
     def __init__(self, table: SequenceTable) -> None:
         self.expected = 0
-        self.got: list[tuple[InferRequest, Sink]] = []
+        self.got: list[tuple[Call, Sink]] = []
         self.cancelled: list[str] = []
         self.held: list[tuple[str, bool]] = []
         self.full = False
@@ -32,7 +32,7 @@ class Scheduler:
         """The ids of the requests that it has."""
         return [request.id for request, _ in self.got]
 
-    def submit(self, request: InferRequest, sink: Sink, rows: int) -> Ticket:
+    def submit(self, request: Call, sink: Sink, rows: int) -> Ticket:
         if self.full:
             raise QueueFull("full")
         self.got.append((request, sink))
@@ -54,7 +54,7 @@ class Scheduler:
 
 
 class _Ticket:
-    def __init__(self, owner: Scheduler, request: InferRequest) -> None:
+    def __init__(self, owner: Scheduler, request: Call) -> None:
         self._owner = owner
         self._request = request
 
@@ -82,7 +82,7 @@ class World:
 
     def send(self, name: str, id: int | str, kind: str = "") -> tuple[Ticket, FakeSink]:
         """Submit a request; `kind` has "s" for a start and "e" for an end."""
-        request = InferRequest(
+        request = Call(
             "m", "", name, {}, sequence_id=id, sequence_start="s" in kind, sequence_end="e" in kind
         )
         sink = FakeSink(name, self.log)

@@ -39,7 +39,7 @@ class Bench:
         self.statistics = VersionStatistics()
         self.batcher = Batcher(
             signature(rows), "1", SchedulingPolicy(BatchPolicy(rows)), self.clock, self.statistics,
-            lambda pendings, error: None,
+            lambda calls, error: None,
         )  # fmt: skip
         names = "abcd"[: len(counts)]
         self.tiers = Tiers("double", names, self.batcher, self.clock, {}, queue_size)
@@ -323,12 +323,12 @@ def test_what_is_for_other_servers_is_not_for_a_backend_here() -> None:
 
 def test_cancelled_requests_do_not_go_on() -> None:
     bench = Bench(2, 1)
-    pendings = [bench.batcher.submit(request("r", 1), FakeSink(), 1) for _ in range(2)]
+    calls = [bench.batcher.submit(request("r", 1), FakeSink(), 1) for _ in range(2)]
     bench.clock.settle()
     for instance in bench.instances[0]:
         instance.report(parts=[Unavailable("full")])
-    for pending in pendings:
-        pending.cancel()
+    for call in calls:
+        call.cancel()
     bench.run()
     assert len(bench.instances[1][0].runs) == 1
     assert not bench.batcher.busy
@@ -337,13 +337,13 @@ def test_cancelled_requests_do_not_go_on() -> None:
 def test_requests_that_are_answered_by_themselves() -> None:
     bench = Bench(1, 1)
     sink = NamedSink()
-    pending = bench.batcher.submit(request("r", 1), sink, 1)
+    call = bench.batcher.submit(request("r", 1), sink, 1)
     bench.clock.settle()
     bench.instances[0][0].report(parts=[Deferral.LATER])
     assert not sink.backend
-    bench.tiers[0].answer(pending, ExecutionFailed("no"), True)
+    bench.tiers[0].answer(call, ExecutionFailed("no"), True)
     assert (sink.backend, bench.tiers[0].counts.requests) == ("a", 1)
-    bench.tiers[0].answer(pending, Part({}, {}), True)
+    bench.tiers[0].answer(call, Part({}, {}), True)
     assert bench.tiers[0].counts.requests == 1
 
 

@@ -114,14 +114,14 @@ def test_what_comes_of_a_request_that_has_ended_ends_as_well() -> None:
 def test_what_was_given_back_and_cancelled_holds_nothing_up() -> None:
     bench = Bench()
     [instance] = bench.instances
-    pending, sink = bench.submit("a")
+    call, sink = bench.submit("a")
     bench.clock.settle()
     instance.report(NotStarted())
     bench.batcher.suspend(instance)
     drained: list[int] = []
     bench.batcher.when_drained(lambda: drained.append(1))
     assert not drained
-    pending.cancel()
+    call.cancel()
     assert drained == [1]
     assert not sink.calls
 

@@ -20,7 +20,7 @@ import pytest
 
 from headrace.app import BACKENDS
 from headrace.core.datatypes import Datatype
-from headrace.core.requests import InferRequest
+from headrace.core.requests import Call
 from headrace.core.tensors import Tensor
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
@@ -80,7 +80,7 @@ async def cycle(source: ModelSource) -> None:
             file.touch()  # or there would be nothing to load
         assert await engine.load(source) == ""
         x = np.arange(size, dtype=np.float32)
-        request = InferRequest("m", "", "", {"INPUT0": Tensor("INPUT0", Datatype.FP32, x)})
+        request = Call("m", "", "", {"INPUT0": Tensor("INPUT0", Datatype.FP32, x)})
         response = await engine.find_version("m").infer(request)
         assert np.array_equal(response.outputs[0].array, x)
     await engine.unload_all()

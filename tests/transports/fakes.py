@@ -4,7 +4,7 @@ import numpy as np
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest, NotFound
-from headrace.core.requests import InferRequest, InferResponse, Sink, Timing
+from headrace.core.requests import Call, InferResponse, Sink, Timing
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Tensor
 from headrace.engine.admission import Admission
@@ -21,7 +21,7 @@ SIGNATURE = Signature(
 class Work:
     """One request that a model has been given, and what its door asked for since."""
 
-    def __init__(self, model: "Model", request: InferRequest, sink: Sink) -> None:
+    def __init__(self, model: "Model", request: Call, sink: Sink) -> None:
         self.model = model
         self.request = request
         self.sink = sink
@@ -57,7 +57,7 @@ class Model:
         self.decoupled = decoupled
         self.work: list[Work] = []
 
-    def submit(self, request: InferRequest, sink: DoorSink) -> Work:
+    def submit(self, request: Call, sink: DoorSink) -> Work:
         if request.id == "bad":
             raise InvalidRequest("as asked")
         self.work.append(Work(self, request, sink))

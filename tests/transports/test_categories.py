@@ -7,7 +7,7 @@ from starlette.routing import BaseRoute
 
 from headrace.core.tensors import Buffer
 from headrace.transports.grpc import categories as grpc_categories
-from headrace.transports.grpc.call import Call, Handlers
+from headrace.transports.grpc.call import Handlers, RpcContext
 from headrace.transports.http import categories as http_categories
 from headrace.transports.http.restricted import restricted_routes
 from headrace.wire.header_rules import Category, HeaderRules, Key
@@ -57,10 +57,10 @@ def test_every_procedure_of_the_protocol_has_a_category() -> None:
 
 
 def test_a_procedure_without_a_category_is_not_served() -> None:
-    async def unary(data: Buffer, call: Call) -> bytes:
+    async def unary(data: Buffer, call: RpcContext) -> bytes:
         raise NotImplementedError
 
-    def stream(requests: AsyncIterator[Buffer], call: Call) -> AsyncIterator[bytes]:
+    def stream(requests: AsyncIterator[Buffer], call: RpcContext) -> AsyncIterator[bytes]:
         raise NotImplementedError
 
     check = "/grpc.health.v1.Health/Check"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
-from headrace.core.requests import MAX_TENSORS, InferRequest, InferResponse, Parameter, Timing
+from headrace.core.requests import MAX_TENSORS, Call, InferResponse, Parameter, Timing
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Tensor
 from headrace.wire.generate import decode_generate, encode_generate, event
@@ -29,7 +29,7 @@ TEXT = Signature(
 )
 
 
-def decode(document: object, signature: Signature = TEXT) -> InferRequest:
+def decode(document: object, signature: Signature = TEXT) -> Call:
     """The request that a document is."""
     return decode_generate(signature, "llm", "3", orjson.dumps(document))
 

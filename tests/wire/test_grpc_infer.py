@@ -13,7 +13,7 @@ from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest, ServerError
 from headrace.core.requests import (
     MAX_TENSORS,
-    InferRequest,
+    Call,
     InferResponse,
     Parameter,
     SharedInput,
@@ -77,7 +77,7 @@ def with_parameter(name: str, **choice: Any) -> pb.ModelInferRequest:
     return given
 
 
-def over_the_wire(given: pb.ModelInferRequest) -> InferRequest:
+def over_the_wire(given: pb.ModelInferRequest) -> Call:
     data = given.SerializeToString()
     return decode_infer(parse_infer(data), len(data))
 
@@ -435,7 +435,7 @@ def test_typed_tensors_come_back(tensor: Tensor) -> None:
     assert_same(over_the_wire(message(item)).inputs["x"], tensor, bits=False)
 
 
-def decode_bytes(data: bytes) -> InferRequest:
+def decode_bytes(data: bytes) -> Call:
     return decode_infer(parse_infer(data), len(data))
 
 

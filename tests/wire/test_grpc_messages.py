@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest, ServerError
-from headrace.core.requests import InferRequest, InferResponse, SharedRequest, Timing
+from headrace.core.requests import Call, InferResponse, SharedRequest, Timing
 from headrace.core.tensors import Tensor, elsewhere, raw_bytes
 from headrace.wire.grpc_contents import varint
 from headrace.wire.grpc_infer import decode_infer, encode_infer, parse_infer
@@ -41,15 +41,15 @@ def floats(*values: float, name: str = "x") -> Tensor:
     return Tensor(name, Datatype.FP32, np.array(values, np.float32))
 
 
-def by_protobuf(data: bytes) -> InferRequest | ServerError:
+def by_protobuf(data: bytes) -> Call | ServerError:
     return outcome(lambda: decode_infer(parse_infer(data), len(data)))
 
 
-def by_reader(reader: InferReader, data: bytes | memoryview) -> InferRequest | ServerError:
+def by_reader(reader: InferReader, data: bytes | memoryview) -> Call | ServerError:
     return outcome(lambda: reader.read(data).request(len(data)))
 
 
-def assert_alike(one: InferRequest | ServerError, other: InferRequest | ServerError) -> None:
+def assert_alike(one: Call | ServerError, other: Call | ServerError) -> None:
     """The same request, or the same error."""
     if isinstance(one, ServerError) or isinstance(other, ServerError):
         assert (type(one), str(one)) == (type(other), str(other))
@@ -250,7 +250,7 @@ def test_requests_with_shared_memory_are_not_taken_for_others() -> None:
     shared.outputs.add(name="y").parameters["shared_memory_region"].string_param = "r"
     shared.outputs[0].parameters["shared_memory_byte_size"].int64_param = 8
     for _ in range(2):
-        for sent, kind in ((plain, InferRequest), (shared, SharedRequest)):
+        for sent, kind in ((plain, Call), (shared, SharedRequest)):
             assert type(by_reader(reader, sent.SerializeToString())) is kind
 
 

@@ -15,7 +15,7 @@ from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest, Overloaded, ServerError
 from headrace.core.requests import (
     MAX_TENSORS,
-    InferRequest,
+    Call,
     InferResponse,
     SharedInput,
     SharedRequest,
@@ -62,7 +62,7 @@ def document(*inputs: Any, **members: Any) -> Json:
     return {"inputs": list(inputs) or [an_input()]} | members
 
 
-def decode(request: Any, tail: bytes | None = None) -> tuple[InferRequest, ResponseForm]:
+def decode(request: Any, tail: bytes | None = None) -> tuple[Call, ResponseForm]:
     head = json.dumps(request).encode()  # not orjson: it would not write NaN
     if tail is None:
         return decode_infer("m", "3", head, None)

@@ -1,7 +1,7 @@
 """Requests, responses and errors through frames: what goes in comes out."""
 
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,8 @@ from headrace.core.errors import (
     ServerError,
 )
 from headrace.core.requests import (
-    InferRequest,
+    ASKED,
+    Call,
     InferResponse,
     RawRequest,
     SharedInput,
@@ -50,10 +51,10 @@ parameters = st.dictionaries(
     max_size=3,
 )
 named = st.lists(tensors(), max_size=3).map(
-    lambda found: {f"x{n}": replace(tensor, name=f"x{n}") for n, tensor in enumerate(found)}
+    lambda found: {f"x{n}": tensor._replace(name=f"x{n}") for n, tensor in enumerate(found)}
 )
 requests = st.builds(
-    InferRequest,
+    Call,
     texts,
     texts,
     texts,
@@ -81,12 +82,14 @@ responses = st.builds(
 
 def without_tensors(value: Any, field: str) -> str:
     """All of a request or response but its tensors; NaN is equal to NaN by its text."""
+    if isinstance(value, Call):
+        return repr([getattr(value, name) for name in ASKED if name != field])
     return repr(replace(value, **{field: {}}))
 
 
 @PROPERTY
 @given(st.lists(requests, min_size=1, max_size=3))
-def test_requests(given: list[InferRequest]) -> None:
+def test_requests(given: list[Call]) -> None:
     """Twice each: what repeats is remembered on both sides."""
     writer, reader = RequestWriter(), RequestReader()
     for request in given * 2:
@@ -129,13 +132,13 @@ shared_inputs = st.builds(
     st.dictionaries(texts, stretches, max_size=3),
 )
 def test_requests_with_shared_memory(
-    given: InferRequest,
+    given: Call,
     classes: dict[str, int],
     inputs: dict[str, SharedInput],
     outputs: dict[str, Stretch],
 ) -> None:
     writer, reader = RequestWriter(), RequestReader()
-    members = {field.name: getattr(given, field.name) for field in fields(given)}
+    members = {name: getattr(given, name) for name in ASKED}
     request = SharedRequest(
         **members | {"classes": classes}, shared_inputs=inputs, shared_outputs=outputs
     )
@@ -147,9 +150,9 @@ def test_requests_with_shared_memory(
         assert without_tensors(found, "inputs") == without_tensors(request, "inputs")
         for name, tensor in request.inputs.items():
             assert_same(found.inputs[name], tensor)
-    plain, pieces = writer.parts(replace(given, classes=None))
+    plain, pieces = writer.parts(given.like(classes=None))
     rest = b"".join(pieces)
-    assert type(reader.read(plain, rest, 0, len(rest), False)) is InferRequest
+    assert type(reader.read(plain, rest, 0, len(rest), False)) is Call
 
 
 @PROPERTY
@@ -175,7 +178,7 @@ def test_responses_without_data(datatypes: list[Datatype], shape: tuple[int, ...
 
 def test_what_was_read_can_be_changed() -> None:
     """A request's parameters are its own, though the next is read from the same memory."""
-    request = InferRequest("m", "", "", {}, (), {"a": 1})
+    request = Call("m", "", "", {}, (), {"a": 1})
     meta, pieces = RequestWriter().parts(request)
     rest = b"".join(pieces)
     reader = RequestReader()
@@ -194,7 +197,7 @@ def test_raw_bodies() -> None:
 
 @PROPERTY
 @given(requests, st.data())
-def test_damaged_requests(request: InferRequest, data: st.DataObject) -> None:
+def test_damaged_requests(request: Call, data: st.DataObject) -> None:
     """Another request, or one of the two errors."""
     meta, pieces = RequestWriter().parts(request)
     meta = data.draw(mutations(meta))
@@ -257,7 +260,7 @@ def test_what_is_no_server_error_has_no_class() -> None:
 
 def test_a_request_that_is_too_short() -> None:
     tensor = Tensor("x", Datatype.FP32, np.zeros((2, 3), np.float32))
-    meta, pieces = RequestWriter().parts(InferRequest("m", "", "id", {"x": tensor}))
+    meta, pieces = RequestWriter().parts(Call("m", "", "id", {"x": tensor}))
     rest = b"".join(pieces)
     for size in range(len(rest)):
         with pytest.raises(BrokenLink):

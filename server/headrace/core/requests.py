@@ -1,8 +1,9 @@
 """What every transport turns its input into, and what it gets back."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ServerError
@@ -16,33 +17,125 @@ MAX_TENSORS = 4096  # inputs, or named outputs, of a request; no model comes nea
 MAX_PARAMETERS = 1024
 
 
-@dataclass(slots=True)
-class InferRequest:
-    """One inference request, decoded but not yet checked against a model's signature.
+# What a call is made with.
+ASKED = (
+    "model_name", "model_version", "id", "inputs", "outputs", "parameters", "priority", "timeout",
+    "sequence_id", "sequence_start", "sequence_end", "classes", "nbytes",
+)  # fmt: skip
+
+
+class Owner(Protocol):
+    """What a call waits in or is run by, and who is told what its client wants."""
+
+    def cancel(self, call: "Call") -> None:
+        """Nobody waits for a call any more."""
+
+    def hold(self, call: "Call", held: bool) -> None:
+        """Pause the responses to a call, or go on."""
+
+
+class Call:
+    """One inference request on its way, from its door to its answer.
+
+    It is what was asked, decoded but not yet checked against a model's signature, the entry of the
+    model's queue, and the ticket by which its door cancels it. Owned by the event-loop thread.
 
     `model_version` is empty for "the version that the server's policy picks". `outputs` names the
     wanted outputs; empty means all. `classes` says of which outputs only the so many highest
     classes are wanted. `timeout` is in microseconds and bounds the wait in the queue; 0 means none.
     `priority` 0 means the model's default level. `nbytes` is the size of the request as received,
     which admission counts. `parameters` holds what is not reserved by the protocol.
+
+    From `enter` on it is queued, then started, then ended; `cancel` ends it from either of the
+    first two. `arrived`, `began` and `deadline` are nanoseconds of the scheduler's clock. `outcome`
+    is there from its end until its sink has been called, which may be later where answers keep the
+    order of calls; `cancel` takes it back until then. An execution that can be told about single
+    calls has put itself into `execution`, with the number that it knows the call by, and when it
+    began. `held` is None until the model has been asked to pause.
     """
 
-    model_name: str
-    model_version: str
-    id: str
-    inputs: dict[str, Tensor]
-    outputs: tuple[str, ...] = ()
-    parameters: dict[str, Parameter] = field(default_factory=dict)
-    priority: int = 0
-    timeout: int = 0
-    sequence_id: int | str = 0
-    sequence_start: bool = False
-    sequence_end: bool = False
-    classes: Mapping[str, int] | None = None
-    nbytes: int = 0
+    __slots__ = (
+        "arrived", "began", "classes", "deadline", "ended", "execution", "held", "id", "inputs",
+        "key", "level", "model_name", "model_version", "nbytes", "number", "outcome", "outputs",
+        "owner", "parameters", "priority", "rows", "sequence_end", "sequence_id", "sequence_start",
+        "sink", "started", "timeout",
+    )  # fmt: skip
+
+    sink: "Sink"
+    owner: Owner
+    key: object
+    rows: int
+    arrived: int
+    began: int
+    deadline: int | None
+    level: int
+    number: int
+    started: bool
+    ended: bool
+    held: bool | None
+    execution: Owner | None
+    outcome: "InferResponse | Exception | None"
+
+    def __init__(
+        self,
+        model_name: str,
+        model_version: str,
+        id: str,
+        inputs: dict[str, Tensor],
+        outputs: tuple[str, ...] = (),
+        parameters: dict[str, Parameter] | None = None,
+        priority: int = 0,
+        timeout: int = 0,
+        sequence_id: int | str = 0,
+        sequence_start: bool = False,
+        sequence_end: bool = False,
+        classes: Mapping[str, int] | None = None,
+        nbytes: int = 0,
+    ) -> None:
+        self.model_name = model_name
+        self.model_version = model_version
+        self.id = id
+        self.inputs = inputs
+        self.outputs = outputs
+        self.parameters = {} if parameters is None else parameters
+        self.priority = priority
+        self.timeout = timeout
+        self.sequence_id = sequence_id
+        self.sequence_start = sequence_start
+        self.sequence_end = sequence_end
+        self.classes = classes
+        self.nbytes = nbytes
+
+    def like(self, **changes: Any) -> "Call":
+        """Another call that asks the same, but for `changes`."""
+        return type(self)(**{name: getattr(self, name) for name in ASKED} | changes)
+
+    def enter(self, sink: "Sink", rows: int, key: object, arrived: int, owner: Owner) -> "Call":
+        """Be queued by `owner`, with `rows` rows, from now on; itself.
+
+        `key` is what it has in common with those that it may share a batch with.
+        """
+        self.sink = sink
+        self.rows = rows
+        self.key = key
+        self.arrived = self.began = arrived
+        self.owner = owner
+        self.level = 1
+        self.number = 0
+        self.started = self.ended = False
+        self.deadline = self.held = self.execution = self.outcome = None
+        return self
+
+    def cancel(self) -> None:
+        """Drop the call; a run that has begun goes on, but its answer goes nowhere."""
+        self.owner.cancel(self)
+
+    def hold(self, held: bool) -> None:
+        """Have the model pause its further responses, or go on."""
+        self.owner.hold(self, held)
 
 
-class RawRequest(InferRequest):
+class RawRequest(Call):
     """A request that is nothing yet but the bytes of a model's only input.
 
     They are its one input, under no name. What knows the signature makes a request of them.
@@ -69,26 +162,38 @@ class SharedInput:
     place: Stretch
 
 
-@dataclass(slots=True)
-class SharedRequest(InferRequest):
+class SharedRequest(Call):
     """A request with tensors in shared memory: inputs that are not among `inputs`, and outputs.
 
     Its `classes` are never None, so that one look tells requests of which something is asked that
     is not a model's to do.
     """
 
-    classes: Mapping[str, int] | None = field(default_factory=dict)
-    shared_inputs: Mapping[str, SharedInput] = field(default_factory=dict)
-    shared_outputs: Mapping[str, Stretch] = field(default_factory=dict)
+    __slots__ = ("shared_inputs", "shared_outputs")
+
+    def __init__(
+        self,
+        *asked: Any,
+        shared_inputs: Mapping[str, SharedInput] | None = None,
+        shared_outputs: Mapping[str, Stretch] | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(*asked, **more)
+        self.classes = self.classes or {}
+        self.shared_inputs = shared_inputs or {}
+        self.shared_outputs = shared_outputs or {}
 
 
-@dataclass(slots=True)
-class Timing:
+class Timing(NamedTuple):
     """Where a request's time went: nanoseconds in the queue and in execution, rows of its batch."""
 
     queue_ns: int
     compute_ns: int
     batch_rows: int
+
+
+# One for each answer, made without a call of Python.
+new_timing: Callable[[tuple[int, int, int]], Timing] = partial(tuple.__new__, Timing)
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest
-from headrace.core.requests import InferRequest
+from headrace.core.requests import Call
 from headrace.core.shapes import brackets
 from headrace.core.tensors import Tensor, TensorArray
 
@@ -59,7 +59,8 @@ class Signature:
     _inputs: dict[str, TensorSpec] = field(init=False, repr=False, compare=False)
     _outputs: dict[str, TensorSpec] = field(init=False, repr=False, compare=False)
     _required: int = field(init=False, repr=False, compare=False)
-    _uniform: bool = field(init=False, repr=False, compare=False)
+    # Whether all requests may share batches: every input is there, in a fixed shape.
+    uniform: bool = field(init=False, repr=False, compare=False)
     _known: dict[object, int] = field(init=False, repr=False, compare=False, default_factory=dict)
     _differing: set[str] = field(init=False, repr=False, compare=False, default_factory=set)
 
@@ -71,7 +72,7 @@ class Signature:
         object.__setattr__(self, "_inputs", {spec.name: spec for spec in self.inputs})
         object.__setattr__(self, "_outputs", {spec.name: spec for spec in self.outputs})
         object.__setattr__(self, "_required", len(required))
-        object.__setattr__(self, "_uniform", uniform)
+        object.__setattr__(self, "uniform", uniform)
 
     @property
     def batches(self) -> bool:
@@ -107,7 +108,7 @@ class Signature:
         if self.batches and shape[0] > self.max_batch_size * self.parts:
             raise InvalidRequest(self._too_many_rows(shape[0]))
 
-    def check(self, request: InferRequest) -> int:
+    def check(self, request: Call) -> int:
         """The number of rows in `request` (1 if the model does not batch).
 
         Raises `InvalidRequest` naming the first thing that does not fit: an unknown output, a
@@ -123,7 +124,7 @@ class Signature:
                 self._known[key] = rows
         return rows
 
-    def _check(self, request: InferRequest) -> int:
+    def _check(self, request: Call) -> int:
         for name in request.outputs:
             if name not in self._outputs:
                 raise InvalidRequest(
@@ -175,9 +176,9 @@ class Signature:
         self._differing.add(output)
         return True
 
-    def batch_key(self, request: InferRequest) -> object:
+    def batch_key(self, request: Call) -> object:
         """What requests in one batch must have in common: which inputs, in which row shapes."""
-        if self._uniform:
+        if self.uniform:
             return None
         inputs = request.inputs
         return tuple(

@@ -18,7 +18,7 @@ from headrace.core.errors import (
     Unsupported,
 )
 from headrace.core.requests import (
-    InferRequest,
+    Call,
     InferResponse,
     RawRequest,
     Sink,
@@ -93,12 +93,12 @@ class AwaitedTarget:
         self._door = door
         self._refusal = refusal
         self._held = False
-        self._request: InferRequest | None = None
+        self._request: Call | None = None
         self._sink: Sink | None = None
         self._ticket: Ticket | None = None
         self._forget: Callable[[], None] | None = None
 
-    def submit(self, request: InferRequest, sink: Sink) -> Ticket:
+    def submit(self, request: Call, sink: Sink) -> Ticket:
         """Have the request run once the model is there."""
         self._request, self._sink = request, sink
         self._forget = self._bringing.when_loaded(self.model, self._on_loaded)
@@ -144,7 +144,7 @@ class AwaitedTarget:
         else:
             sink.fail(error)
 
-    def _hand_over(self, request: InferRequest, sink: Sink) -> None:
+    def _hand_over(self, request: Call, sink: Sink) -> None:
         found = self._engine.find(self.model, self.version)
         self.name, self.decoupled = found.name, found.decoupled
         if found.decoupled and self._refusal:
@@ -230,7 +230,7 @@ def submit_raw(
         raise InvalidRequest("a raw request without a body")
     body, generates = body_of(request), bool(door & Flag.GENERATE)
 
-    def submit(decoded: InferRequest) -> Ticket:
+    def submit(decoded: Call) -> Ticket:
         decoded.nbytes = request.nbytes
         if request.timeout and not 0 < decoded.timeout < request.timeout:  # from headers, too
             decoded.timeout = request.timeout
@@ -247,9 +247,7 @@ def submit_raw(
     )  # fmt: skip
 
 
-def _decoded(
-    signature: Signature, request: RawRequest, generates: bool, charge: Charge
-) -> InferRequest:
+def _decoded(signature: Signature, request: RawRequest, generates: bool, charge: Charge) -> Call:
     names, body = (request.model_name, request.model_version), body_of(request)
     if generates:
         found = decode_generate(signature, *names, body, charge)

@@ -11,10 +11,7 @@ class LoopClock:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self.now = monotonic_ns
-
-    def soon(self, callback: Callable[[], None]) -> asyncio.Handle:
-        """Run `callback` after everything that is ready in this tick."""
-        return self._loop.call_soon(callback)
+        self.soon = loop.call_soon  # after everything that is ready in this tick
 
     def at(self, when: int, callback: Callable[[], None]) -> asyncio.TimerHandle:
         """Run `callback` at `when`; a loop whose timers are coarser may be early, never lost."""

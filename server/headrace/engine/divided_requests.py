@@ -15,7 +15,7 @@ from time import monotonic_ns
 from typing import Any
 
 from headrace.core.errors import ExecutionFailed, Overloaded, QueueFull, ServerError
-from headrace.core.requests import InferRequest, InferResponse, Sink, Ticket, Timing, name_backend
+from headrace.core.requests import Call, InferResponse, Sink, Ticket, Timing, name_backend
 from headrace.core.shapes import brackets
 from headrace.core.tensors import Tensor, concatenated
 from headrace.engine.shared_calls import Queue
@@ -35,7 +35,7 @@ class DividedRequest:
 
     def __init__(
         self,
-        request: InferRequest,
+        request: Call,
         sink: Sink,
         rows: int,
         part_rows: int,
@@ -116,7 +116,7 @@ class DividedRequest:
             self._tickets[number] = ticket
             self._next += 1
 
-    def _part(self, start: int, stop: int) -> InferRequest:
+    def _part(self, start: int, stop: int) -> Call:
         whole = self._request
         timeout = whole.timeout
         if timeout:
@@ -125,7 +125,7 @@ class DividedRequest:
             name: Tensor(name, tensor.datatype, tensor.array[start:stop])
             for name, tensor in whole.inputs.items()
         }
-        return InferRequest(
+        return Call(
             whole.model_name, whole.model_version, whole.id, inputs, whole.outputs,
             dict(whole.parameters), whole.priority, timeout, whole.sequence_id,
             whole.sequence_start and not start, whole.sequence_end and stop == self._rows,

@@ -7,7 +7,7 @@ request asks for is found, checked and refused only after it was submitted.
 from typing import Protocol, runtime_checkable
 
 from headrace.core.errors import Overloaded, ServerError
-from headrace.core.requests import InferRequest, Sink, Ticket
+from headrace.core.requests import Call, Sink, Ticket
 from headrace.core.signature import Signature
 from headrace.engine.admission import Admission
 
@@ -48,7 +48,7 @@ class RoutedSink(Sink, Protocol):
     def header(self, name: str) -> str:
         """What the client sent under a name in lower case, "" for nothing."""
 
-    def routed(self, request: InferRequest, target: "Target") -> None:
+    def routed(self, request: Call, target: "Target") -> None:
         """Take what serves the request, now that it is decided."""
 
 
@@ -71,7 +71,7 @@ class Target(Protocol):
     def signature(self) -> Signature | None:
         """The declared inputs and outputs, None in a front end."""
 
-    def submit(self, request: InferRequest, sink: DoorSink) -> Ticket:
+    def submit(self, request: Call, sink: DoorSink) -> Ticket:
         """Check and queue a request; raises `ServerError`, or has the sink refused later."""
 
 

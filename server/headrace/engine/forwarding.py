@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from headrace.core.errors import InvalidRequest
-from headrace.core.requests import InferRequest, Ticket
+from headrace.core.requests import Call, Ticket
 from headrace.core.signature import Signature
 from headrace.engine.doors import DoorSink, Entrance, Target
 from headrace.wire.header_rules import HeaderPattern
@@ -48,7 +48,7 @@ class _Target:
     def signature(self) -> Signature | None:
         return self._target.signature
 
-    def submit(self, request: InferRequest, sink: DoorSink) -> Ticket:
+    def submit(self, request: Call, sink: DoorSink) -> Ticket:
         request.parameters.update(self._parameters)
         return self._target.submit(request, sink)
 

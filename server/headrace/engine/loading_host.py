@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from headrace.core.errors import InvalidRequest, ServerError
-from headrace.core.requests import InferRequest, InferResponse, Sink, Ticket
+from headrace.core.requests import Call, InferResponse, Sink, Ticket
 from headrace.execution.host import Host
 
 Answer = Callable[[object, ServerError | None], None]
@@ -43,7 +43,7 @@ class LoadingHost:
         if bool(before) != bool(self._asked):
             self._wait(bool(self._asked))
 
-    def submit(self, request: InferRequest, decoupled: bool, inside: bool, sink: Sink) -> Ticket:
+    def submit(self, request: Call, decoupled: bool, inside: bool, sink: Sink) -> Ticket:
         """Have a model run; errors come to the sink."""
         asked = _Asked(self, self._loop, asyncio.get_running_loop(), sink)
         _on(self._loop, asked.begin, self._host, request, decoupled, inside)
@@ -95,7 +95,7 @@ class _Asked:
 
     # --- on the server's event loop
 
-    def begin(self, host: Host, request: InferRequest, decoupled: bool, inside: bool) -> None:
+    def begin(self, host: Host, request: Call, decoupled: bool, inside: bool) -> None:
         """Submit it."""
         self._owner.count(1)
         try:

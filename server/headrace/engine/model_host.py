@@ -17,7 +17,7 @@ from headrace.core.errors import (
     Unsupported,
 )
 from headrace.core.load_parameters import LoadParameters
-from headrace.core.requests import InferRequest, Sink, Ticket
+from headrace.core.requests import Call, Sink, Ticket
 from headrace.core.trace_context import TRACE_PARAMETER
 from headrace.engine.traced_calls import PassedCall, TracedCall
 from headrace.engine.tracing import Tracing
@@ -38,7 +38,7 @@ class Found(Protocol):
     def waits_for(self, version: object) -> bool:
         """Whether a request may have to wait until that version has done what it does."""
 
-    def submit(self, request: InferRequest, sink: Sink) -> Ticket:
+    def submit(self, request: Call, sink: Sink) -> Ticket:
         """Check and queue a request; raises `ServerError`."""
 
 
@@ -87,7 +87,7 @@ class ModelHost:
         self._metrics = metrics
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def submit(self, request: InferRequest, decoupled: bool, inside: bool, sink: Sink) -> Ticket:
+    def submit(self, request: Call, decoupled: bool, inside: bool, sink: Sink) -> Ticket:
         """Have a model run; raises `ServerError`."""
         refusal = "" if decoupled else _decoupled(request.model_name)
         found = self._models.find_for_model(request.model_name, request.model_version, refusal)

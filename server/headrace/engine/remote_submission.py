@@ -9,7 +9,7 @@ from time import monotonic_ns
 from typing import Any
 
 from headrace.core.parameter_names import DEADLINE_PARAMETER, FORWARD_PARAMETER
-from headrace.core.requests import InferRequest, Sink, Ticket
+from headrace.core.requests import Call, Sink, Ticket
 from headrace.scheduling.sequences import Submit
 
 
@@ -24,7 +24,7 @@ class RemoteSubmission:
         self._submit = submit
         self._headers = [(name, FORWARD_PARAMETER + name) for name in headers]
 
-    def submit(self, request: InferRequest, sink: Sink, rows: int) -> Ticket:
+    def submit(self, request: Call, sink: Sink, rows: int) -> Ticket:
         """See `Batcher.submit`."""
         door: Any = sink  # what models ask for comes by none, and has neither of these
         if self._headers and (header := getattr(door, "header", None)) is not None:

@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from time import monotonic_ns
 
 from headrace.core.errors import ExecutionFailed, ServerError
-from headrace.core.requests import InferRequest, InferResponse, Sink, Ticket
+from headrace.core.requests import Call, InferResponse, Sink, Ticket
 from headrace.observability.responses import FIRST_RESPONSE_BOUNDS, FirstResponses, Responses
-from headrace.scheduling.batch import Pending
 from headrace.scheduling.batcher import Batcher
 
 
@@ -35,19 +34,19 @@ class ResponseCounting:
         self._responses = responses
         self._now = now
 
-    def submit(self, request: InferRequest, sink: Sink, rows: int) -> Ticket:
+    def submit(self, request: Call, sink: Sink, rows: int) -> Ticket:
         """See `Batcher.submit`."""
         counted = _Counted(sink, self._responses, self._now)
-        counted.pending = self._batcher.submit(request, counted, rows)
+        counted.call = self._batcher.submit(request, counted, rows)
         return counted
 
 
 class _Counted:
     """A request's sink and ticket, for the scheduler and for its door."""
 
-    __slots__ = ("_ended", "_now", "_ordinal", "_responses", "_sink", "pending")
+    __slots__ = ("_ended", "_now", "_ordinal", "_responses", "_sink", "call")
 
-    pending: Pending
+    call: Call
 
     def __init__(self, sink: Sink, responses: Responses, now: Callable[[], int]) -> None:
         self._sink = sink
@@ -62,9 +61,9 @@ class _Counted:
         ended = self._now()
         began = self._ended
         if not self._ordinal:
-            began = self.pending.arrived + response.timing.queue_ns
+            began = self.call.arrived + response.timing.queue_ns
             if self._responses.first is not None:
-                self._responses.first.observe(ended - self.pending.arrived)
+                self._responses.first.observe(ended - self.call.arrived)
         counters = self._responses.of(self._ordinal)
         counters.compute_infer.add(max(came - began, 0))
         counters.compute_output.add(ended - came)
@@ -79,17 +78,17 @@ class _Counted:
     def fail(self, error: ServerError) -> None:
         # What no instance has begun has no response, and only a run itself fails where there is no
         # execution that can be told about single requests.
-        if self.pending.execution is not None or isinstance(error, ExecutionFailed):
+        if self.call.execution is not None or isinstance(error, ExecutionFailed):
             self._responses.of(self._ordinal).fail.add(self._elapsed())
         self._sink.fail(error)
 
     def cancel(self) -> None:
-        if self.pending.started and not self.pending.ended:
+        if self.call.started and not self.call.ended:
             self._responses.of(self._ordinal).cancel.add(self._elapsed())
-        self.pending.cancel()
+        self.call.cancel()
 
     def hold(self, held: bool) -> None:
-        self.pending.hold(held)
+        self.call.hold(held)
 
     def _elapsed(self) -> int:
-        return self._now() - (self._ended or self.pending.began)
+        return self._now() - (self._ended or self.call.began)

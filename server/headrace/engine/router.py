@@ -15,7 +15,7 @@ from typing import Any
 
 from headrace.core.errors import ServerError
 from headrace.core.parameter_names import HEADER_PARAMETER
-from headrace.core.requests import InferRequest, Sink, Ticket
+from headrace.core.requests import Call, Sink, Ticket
 from headrace.core.signature import Signature
 from headrace.engine.admission import Admission
 from headrace.engine.shadow import ShadowCopies
@@ -132,7 +132,7 @@ class Router:
         """What part of the requests each version gets."""
         return self._split.shares if self._ways else {}
 
-    def submit(self, request: InferRequest, sink: Sink) -> Ticket:
+    def submit(self, request: Call, sink: Sink) -> Ticket:
         """Have one of the versions check and queue a request; raises `ServerError`."""
         key = self._key(request, sink) if self._sticky is not None else ""
         number = self._split.of(key) if key else self._split.at(self._points.next())
@@ -192,7 +192,7 @@ class Router:
                 self._versions[number], rule, self._ledgers.shadow(number), self._admission
             )
 
-    def _key(self, request: InferRequest, sink: Sink) -> str:
+    def _key(self, request: Call, sink: Sink) -> str:
         """What the request has in common with those that get the same version; "" for nothing."""
         assert self._sticky is not None
         name = self._sticky.parameter

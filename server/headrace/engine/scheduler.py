@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from headrace.core.requests import Call
 from headrace.core.shares import ModelLoad
 from headrace.engine.clock import LoopClock
 from headrace.engine.loading import LoadedVersion
 from headrace.engine.remote_submission import RemoteSubmission
 from headrace.execution.model_kinds import in_worker, is_elsewhere
 from headrace.observability.statistics import VersionStatistics
-from headrace.scheduling.batch import Pending
 from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.dividing import DividingBatcher
 from headrace.scheduling.quarantine import Quarantine
@@ -32,7 +32,7 @@ def make_batcher(
     version: str,
     loop: asyncio.AbstractEventLoop,
     statistics: VersionStatistics,
-    report: Callable[[Sequence[Pending], Exception], None],
+    report: Callable[[Sequence[Call], Exception], None],
     load: ModelLoad,
 ) -> Batcher:
     """A scheduler without instances; `report` is told which requests a backend failed on.

@@ -14,7 +14,7 @@ from time import monotonic_ns
 
 from headrace.core.bytes_array import BytesArray
 from headrace.core.errors import ServerError
-from headrace.core.requests import InferRequest, InferResponse, Ticket
+from headrace.core.requests import Call, InferResponse, Ticket
 from headrace.core.tensors import Tensor
 from headrace.core.trace_context import TRACE_PARAMETER
 from headrace.engine.admission import Admission
@@ -35,7 +35,7 @@ class _Copy:
 
     __slots__ = ("begun", "owner", "request", "ticket")
 
-    def __init__(self, owner: "ShadowCopies", request: InferRequest) -> None:
+    def __init__(self, owner: "ShadowCopies", request: Call) -> None:
         self.owner = owner
         self.request = request
         self.begun = 0
@@ -81,7 +81,7 @@ class ShadowCopies:
         self._nbytes = 0
         admission.watch_close(self.close)
 
-    def copy(self, request: InferRequest) -> None:
+    def copy(self, request: Call) -> None:
         """Make a copy of a request that was submitted just now, or do not."""
         if self._points.next() >= self._bound:
             return
@@ -131,8 +131,8 @@ class ShadowCopies:
             or _tight(admission.bytes, admission.max_bytes)
         )
 
-    def _copied(self, request: InferRequest) -> InferRequest:
-        return InferRequest(
+    def _copied(self, request: Call) -> Call:
+        return Call(
             request.model_name,
             self.version.name,
             request.id,

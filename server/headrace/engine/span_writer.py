@@ -1,6 +1,6 @@
 """Traces as spans of OpenTelemetry, for a collector. To import this needs the extra `otel`.
 
-As with Triton, a request is three spans: `InferRequest`, the exchange with the client; the model's,
+As with Triton, a request is three spans: `Call`, the exchange with the client; the model's,
 under its name; and `compute`. What a model has asked for is the latter two, within that model's.
 Spans are made of finished traces, on the traces' thread, and exported by the SDK on its own.
 """
@@ -72,7 +72,7 @@ class SpanWriter:
             return spans
         root = TraceContext(ids.trace_id, ids.root, ids.model.flags, ids.model.state)
         spans.append(self._model_span(trace, ids, root, model))
-        span = self._span("InferRequest", root, ids.parent, exchange, trace.error, times)
+        span = self._span("Call", root, ids.parent, exchange, trace.error, times)
         return [*spans, span]
 
     def _call_span(self, call: CallSpan, parent: TraceContext, offset: int) -> ReadableSpan:

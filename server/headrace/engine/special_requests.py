@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
 from headrace.core.requests import (
-    InferRequest,
+    Call,
     InferResponse,
     SharedRequest,
     Sink,
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 _AT_ONCE = 16 << 10  # bytes to look for classes in, each of which becomes a text at worst
 
-Submit = Callable[[InferRequest, Sink, int], Ticket]
+Submit = Callable[[Call, Sink, int], Ticket]
 
 
 class _Classifying:
@@ -148,7 +148,7 @@ class SpecialRequests:
         self._queue = queue
         self._submit = submit
 
-    def submit(self, request: InferRequest, sink: Sink) -> Ticket:
+    def submit(self, request: Call, sink: Sink) -> Ticket:
         """Check and queue a request; raises `ServerError`."""
         call: SharedCall | None = None
         classifying: _Classifying | None = None
@@ -174,6 +174,6 @@ class SpecialRequests:
         return call
 
 
-def with_id(request: InferRequest, error: InvalidRequest) -> InvalidRequest:
+def with_id(request: Call, error: InvalidRequest) -> InvalidRequest:
     """An error of the check against a signature, with the request's id in front."""
     return InvalidRequest(f"[request id: {request.id or '<id_unknown>'}] {error}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from headrace.core.errors import Cancelled, ServerError
 from headrace.core.parameter_names import HEADER_PARAMETER
-from headrace.core.requests import InferRequest, InferResponse, Sink, Ticket, name_backend
+from headrace.core.requests import Call, InferResponse, Sink, Ticket, name_backend
 from headrace.core.signature import Signature
 from headrace.core.trace_context import (
     TRACE_PARAMETER,
@@ -21,7 +21,7 @@ from headrace.core.trace_context import (
 from headrace.engine.doors import CONTEXT_HEADERS, DoorSink, Target
 from headrace.observability.trace_settings import Sampler
 from headrace.observability.traces import BACKEND_OUTPUT, QUEUE_INPUT, Trace
-from headrace.scheduling.batch import Pending
+from headrace.scheduling.batcher import Batcher
 
 if TYPE_CHECKING:
     from headrace.engine.tracing import Tracing
@@ -32,7 +32,7 @@ _RECEIVE = {"HTTP": "HTTP_RECV", "GRPC": "GRPC_WAITREAD"}
 class Submits(Protocol):
     """What takes requests, whether a door finds it or a model."""
 
-    def submit(self, request: InferRequest, sink: Any) -> Ticket:
+    def submit(self, request: Call, sink: Any) -> Ticket:
         """Check and queue a request; raises `ServerError`."""
 
 
@@ -66,7 +66,7 @@ class TracedTarget:
         """Whether it takes requests."""
         return cast(bool, self._target.ready)
 
-    def submit(self, request: InferRequest, sink: DoorSink) -> Ticket:
+    def submit(self, request: Call, sink: DoorSink) -> Ticket:
         """`Target.submit`."""
         context = _context(request, sink) if self._contexts else None
         if context is None:
@@ -87,18 +87,28 @@ class TracedRequest:
     after its responses.
     """
 
-    __slots__ = ("_computed", "_ended", "_pending", "_sink", "_ticket", "_trace", "_tracing")
+    __slots__ = (
+        "_batcher",
+        "_call",
+        "_computed",
+        "_ended",
+        "_sink",
+        "_ticket",
+        "_trace",
+        "_tracing",
+    )
 
     def __init__(self, tracing: "Tracing", trace: Trace, sink: Sink) -> None:
         self._tracing = tracing
         self._trace = trace
         self._sink: Any = sink
         self._ticket: Ticket | None = None
-        self._pending: Pending | None = None
+        self._call: Call | None = None
+        self._batcher: Batcher | None = None
         self._computed = False
         self._ended = False
 
-    def submit(self, target: Submits, request: InferRequest) -> Ticket:
+    def submit(self, target: Submits, request: Call) -> Ticket:
         """Submit the request to `target`; raises `ServerError`."""
         trace, sink = self._trace, self._sink
         now = monotonic_ns()
@@ -120,11 +130,12 @@ class TracedRequest:
             self._end(monotonic_ns())
             raise
         self._ticket = ticket
-        pending = getattr(ticket, "pending", ticket)
-        if isinstance(pending, Pending):
-            self._pending = pending
-            trace.time("QUEUE_START", pending.arrived)
-            pending.owner.watch(pending, self._on_computed)
+        call = getattr(ticket, "call", ticket)
+        if isinstance(call, Call) and isinstance(call.owner, Batcher):
+            self._call = call
+            trace.time("QUEUE_START", call.arrived)
+            self._batcher = call.owner
+            call.owner.watch(call, self._on_computed)
         return self
 
     # --- the sink
@@ -181,7 +192,7 @@ class TracedRequest:
         remaining: Any = getattr(self._sink, "remaining", None)
         return 0.0 if remaining is None else float(remaining())
 
-    def routed(self, request: InferRequest, target: Target) -> None:
+    def routed(self, request: Call, target: Target) -> None:
         """Take what serves the request, now that it is decided."""
         self._trace.version = _number(target.name)
         routed: Any = getattr(self._sink, "routed", None)
@@ -221,7 +232,7 @@ class TracedRequest:
     def _complete(self) -> None:
         """All responses have been passed on."""
         self._ended = True
-        if self._computed or self._pending is None:
+        if self._computed or self._call is None:
             self._hand_on()
 
     def _end(self, now: int) -> None:
@@ -232,13 +243,13 @@ class TracedRequest:
             self._hand_on()
 
     def _hand_on(self) -> None:
-        if self._pending is not None:
-            self._pending.owner.unwatch(self._pending, self._on_computed)
-            self._pending = None
+        if self._call is not None and self._batcher is not None:
+            self._batcher.unwatch(self._call, self._on_computed)
+            self._call = None
         self._tracing.end(self._trace)
 
 
-def _context(request: InferRequest, sink: Sink) -> TraceContext | None:
+def _context(request: Call, sink: Sink) -> TraceContext | None:
     """What the request's client says of its own trace."""
     parent, state = CONTEXT_HEADERS
     text = request.parameters.pop(HEADER_PARAMETER + parent, None)

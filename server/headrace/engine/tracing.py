@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from time import monotonic_ns, time_ns
 
 from headrace.core.errors import InvalidRequest
-from headrace.core.requests import InferRequest, Sink, Ticket
+from headrace.core.requests import Call, Sink, Ticket
 from headrace.core.trace_context import TRACE_PARAMETER, TraceContext, read_link
 from headrace.engine.doors import Target
 from headrace.engine.span_ids import child_span, new_context
@@ -120,7 +120,7 @@ class Tracing:
         return self._config.mode is Mode.OPENTELEMETRY
 
     def begin(
-        self, sampler: Sampler, request: InferRequest, door: str, context: TraceContext | None
+        self, sampler: Sampler, request: Call, door: str, context: TraceContext | None
     ) -> Trace:
         """The trace of a request that was picked; `context` is its client's."""
         trace = self._trace(sampler, request, door, 0)
@@ -131,7 +131,7 @@ class Tracing:
             self._forget_found()
         return trace
 
-    def submit_child(self, target: Submits, request: InferRequest, sink: Sink) -> Ticket:
+    def submit_child(self, target: Submits, request: Call, sink: Sink) -> Ticket:
         """Submit what a model asks for as part of a trace; raises `ServerError`.
 
         If there is no such trace under way, it is submitted as it is.
@@ -159,7 +159,7 @@ class Tracing:
     def _is_live(self, trace: Trace) -> bool:
         return self._live.get(trace.number) is trace
 
-    def _trace(self, sampler: Sampler, request: InferRequest, door: str, parent: int) -> Trace:
+    def _trace(self, sampler: Sampler, request: Call, door: str, parent: int) -> Trace:
         sampler.open += 1
         number = next(self._numbers)
         offset = time_ns() - monotonic_ns()

@@ -8,7 +8,7 @@ from sys import maxsize
 from typing import TYPE_CHECKING
 
 from headrace.core.errors import InvalidRequest, ModelNotReady, ServerError
-from headrace.core.requests import InferRequest, InferResponse, Sink, Ticket
+from headrace.core.requests import Call, InferResponse, Sink, Ticket
 from headrace.core.signature import Signature
 from headrace.engine.admission import ModelAccount
 from headrace.engine.divided_requests import DividedRequest
@@ -35,7 +35,6 @@ from headrace.observability.workers import WorkerSeries
 from headrace.repository.origin import Origin
 from headrace.repository.reading import first_response_bounds
 from headrace.repository.uploads import Upload
-from headrace.scheduling.batch import Pending
 from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.sequences import SequenceQueue
 from headrace.scheduling.tiers import Tier
@@ -82,7 +81,7 @@ class ModelVersion:
         self.decoupled = False
         self._split = False
         self._batcher: Batcher | None = None
-        self._submit: Callable[[InferRequest, Sink, int], Ticket] | None = None
+        self._submit: Callable[[Call, Sink, int], Ticket] | None = None
         self._config: ModelConfig | None = None
         self._signature: Signature | None = None
         self._host: ModelHost | None = None
@@ -101,9 +100,14 @@ class ModelVersion:
         self._given_up = False  # nothing that could run it comes back for now
 
     @property
-    def ready(self) -> bool:
-        """Whether it takes requests."""
-        return self.state is State.READY
+    def state(self) -> State:
+        """What has become of it; `ready` is whether it takes requests."""
+        return self._state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._state = state
+        self.ready = state is State.READY
 
     @property
     def healthy(self) -> bool:
@@ -211,7 +215,7 @@ class ModelVersion:
         waiting = self._batcher.waiting if self._batcher else 0
         return waiting if self._sequences is None else waiting + self._sequences.waiting
 
-    def submit(self, request: InferRequest, sink: Sink) -> Ticket:
+    def submit(self, request: Call, sink: Sink) -> Ticket:
         """Check and queue a request; raises `ServerError`."""
         if self._submit is None or self._signature is None:
             raise self.not_ready()
@@ -227,7 +231,7 @@ class ModelVersion:
             return self._divide(request, sink, rows)
         return self._submit(request, sink, rows)
 
-    def _submit_checked(self, request: InferRequest, sink: Sink, rows: int) -> Ticket:
+    def _submit_checked(self, request: Call, sink: Sink, rows: int) -> Ticket:
         """Queue a request that has been checked, perhaps a while ago; raises `ServerError`."""
         if self._submit is None or self._signature is None:
             raise self.not_ready()
@@ -237,7 +241,7 @@ class ModelVersion:
             return self._divide(request, sink, rows)
         return self._submit(request, sink, rows)
 
-    def _divide(self, request: InferRequest, sink: Sink, rows: int) -> Ticket:
+    def _divide(self, request: Call, sink: Sink, rows: int) -> Ticket:
         """Queue a request of more rows than a batch has."""
         assert self._batcher is not None
         assert self._submit is not None
@@ -245,7 +249,7 @@ class ModelVersion:
             request, sink, rows, self._batch_rows, self._submit, self._batcher, self._bench
         ).begin()
 
-    async def infer(self, request: InferRequest) -> InferResponse:
+    async def infer(self, request: Call) -> InferResponse:
         """Submit a request and wait for its response; cancelling the wait cancels the request."""
         sink = FutureSink(asyncio.get_running_loop().create_future())
         ticket = self.submit(request, sink)
@@ -426,19 +430,19 @@ class ModelVersion:
             retry_after=int(self.state is State.LOADING),
         )
 
-    def _report(self, pendings: Sequence[Pending], error: Exception) -> None:
+    def _report(self, calls: Sequence[Call], error: Exception) -> None:
         fields = {"model": self.model, "version": self.name}
-        if len(pendings) == 1 and isinstance(error, ServerError):
-            log.error("%s", error, extra=fields | {"request_id": pendings[0].request.id})
-        elif len(pendings) == 1:
+        if len(calls) == 1 and isinstance(error, ServerError):
+            log.error("%s", error, extra=fields | {"request_id": calls[0].id})
+        elif len(calls) == 1:
             log.error(
                 "model %(model)s version %(version)s failed to execute a request", fields,
-                exc_info=error, extra=fields | {"request_id": pendings[0].request.id},
+                exc_info=error, extra=fields | {"request_id": calls[0].id},
             )  # fmt: skip
         elif not self._split:
             # Once: such a model answers, but it runs every request several times.
             self._split = True
             log.warning(
                 "model %s version %s failed to execute a batch of %d requests, which are run again"
-                " in halves: %s", self.model, self.name, len(pendings), error, extra=fields,
+                " in halves: %s", self.model, self.name, len(calls), error, extra=fields,
             )  # fmt: skip

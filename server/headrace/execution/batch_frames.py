@@ -22,11 +22,11 @@ from headrace.core.errors import (
     Unknown,
     Unsupported,
 )
-from headrace.core.requests import InferRequest
+from headrace.core.requests import Call
 from headrace.core.signature import Signature, reshaped
 from headrace.core.tensors import Array, Tensor, TensorArray, raw_bytes
 from headrace.core.trace_context import TRACE_PARAMETER
-from headrace.scheduling.batch import Answer, Batch, Deferral, Outcome, Part, Pending
+from headrace.scheduling.batch import Answer, Batch, Deferral, Outcome, Part
 from headrace.workers.bytes_elements import walk
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import BatchMeta, BrokenFrame, offsets, unpack_result
@@ -75,15 +75,14 @@ class BatchFrames:
 
         Its requests get the numbers from `number` on.
         """
-        pendings = batch.pendings
-        plan = self._plan(batch, pendings[0].request.inputs)
+        calls = batch.calls
+        plan = self._plan(batch, calls[0].inputs)
         blocks: list[list[Buffer]] = [
-            [raw_bytes(pending.request.inputs[name].array) for pending in pendings]
-            for name in plan.inputs
+            [raw_bytes(call.inputs[name].array) for call in calls] for name in plan.inputs
         ]
-        rows = [pending.rows for pending in pendings]
-        ids = [pending.request.id for pending in pendings]
-        return BatchMeta(number, plan.form, rows, ids, _extras(pendings), []), blocks
+        rows = [call.rows for call in calls]
+        ids = [call.id for call in calls]
+        return BatchMeta(number, plan.form, rows, ids, _extras(calls), []), blocks
 
     def _plan(self, batch: Batch, inputs: Mapping[str, Tensor]) -> "_Plan":
         """How batches of this kind are told; the worker knows their form from now on."""
@@ -137,7 +136,7 @@ class BatchFrames:
         """What has come of a batch whose responses differ; raises what nonsense raises."""
         places = _places(document["sizes"], size)
         parts = [_answer(told, places, data) for told in document["responses"]]
-        if len(parts) != len(batch.pendings):
+        if len(parts) != len(batch.calls):
             raise BrokenFrame("a wrong number of responses")
         began, ended = _times(sent, document["began"], document["ended"])
         return Outcome((), None, began, began, ended, parts)
@@ -235,11 +234,11 @@ def _times(sent: int, began: int, ended: int) -> tuple[int, int]:
     return began, min(max(int(ended), began), now)
 
 
-def _extras(pendings: Sequence[Pending]) -> bytes:
+def _extras(calls: Sequence[Call]) -> bytes:
     """What is special about the requests of a batch, as JSON by their index; "" if nothing."""
     extras: dict[str, dict[str, object]] = {}
-    for index, pending in enumerate(pendings):
-        request = pending.request
+    for index, call in enumerate(calls):
+        request = call
         if (
             request.parameters or request.outputs or request.priority or request.timeout
             or request.sequence_id
@@ -248,7 +247,7 @@ def _extras(pendings: Sequence[Pending]) -> bytes:
     return json.dumps(extras).encode() if extras else b""
 
 
-def special_of(request: InferRequest) -> dict[str, object]:
+def special_of(request: Call) -> dict[str, object]:
     """What a model is told of a request beside its id and its inputs; mostly nothing."""
     special: dict[str, object] = {}
     parameters = request.parameters

@@ -13,6 +13,7 @@ from time import monotonic_ns
 from typing import Any, Protocol
 
 from headrace.core.errors import WorkerDied
+from headrace.core.requests import Call
 from headrace.core.signature import Signature
 from headrace.execution.batch_frames import (
     BatchFrames,
@@ -24,20 +25,12 @@ from headrace.execution.host import Host
 from headrace.execution.model_calls import ModelCalls
 from headrace.execution.progress import Pulse
 from headrace.execution.worker import WorkerProcess
-from headrace.scheduling.batch import (
-    Answer,
-    Batch,
-    Deferral,
-    Instance,
-    NotStarted,
-    Outcome,
-    Pending,
-)
+from headrace.scheduling.batch import Answer, Batch, Deferral, Instance, NotStarted, Outcome
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import BrokenFrame, Header, Kind, lay_out, pack_batch, pack_request
 
 Done = Callable[[Instance, Batch, Outcome], None]
-Give = Callable[[Pending, Answer | None, bool], None]
+Give = Callable[[Call, Answer | None, bool], None]
 
 
 class Owner(Protocol):
@@ -115,13 +108,13 @@ class Conversation:
         self._frames = BatchFrames(signature, lambda form: process.send(Kind.FORM, form))
         self._calls = ModelCalls(process, host)
         self._next = 1
-        self._open: dict[int, Pending] = {}
-        self._held_before: list[Pending] = []  # of the batch that is being sent
+        self._open: dict[int, Call] = {}
+        self._held_before: list[Call] = []  # of the batch that is being sent
 
     @property
     def idle(self) -> bool:
         """Whether nobody waits for anything from the model."""
-        return not self.under_way and all(pending.ended for pending in self._open.values())
+        return not self.under_way and all(call.ended for call in self._open.values())
 
     @property
     def executing(self) -> list[Slot]:
@@ -135,8 +128,8 @@ class Conversation:
         None while the model waits for a client that reads slowly.
         """
         assert slot.batch is not None
-        for pendings in (slot.batch.pendings, self._open.values()):
-            if any(pending.held and not pending.ended for pending in pendings):
+        for calls in (slot.batch.calls, self._open.values()):
+            if any(call.held and not call.ended for call in calls):
                 return None
         # Of coroutines it is not known which one asks another model.
         return slot.sent, slot.responses, self._calls.moves
@@ -149,9 +142,9 @@ class Conversation:
         """
         executing = self.executing
         return bool(executing) and all(
-            pending.ended
-            for pendings in (self._open.values(), *(s.batch.pendings for s in executing if s.batch))
-            for pending in pendings
+            call.ended
+            for calls in (self._open.values(), *(s.batch.calls for s in executing if s.batch))
+            for call in calls
         )
 
     # --- to the worker
@@ -167,29 +160,29 @@ class Conversation:
         meta = pack_batch(said)
         self._process.link.send_data(Kind.EXECUTE, slot.number, meta, pieces, total)
         sent = slot.sent
-        for pending in batch.pendings:
-            pending.execution = self
-            pending.number = number
-            pending.began = sent
+        for call in batch.calls:
+            call.execution = self
+            call.number = number
+            call.began = sent
             number += 1
-            if pending.held:
-                self._held_before.append(pending)
+            if call.held:
+                self._held_before.append(call)
         self._next = number
         self.under_way[slot.number] = slot
         while self._held_before:
             self.hold(self._held_before.pop(), True)
 
-    def cancel(self, pending: Pending) -> None:
+    def cancel(self, call: Call) -> None:
         """Nobody waits for a request any more; see `headrace.scheduling.batch.Execution`."""
-        self._process.send(Kind.CANCEL, pack_request(pending.number))
-        slot = self._slot_of(pending.number)
+        self._process.send(Kind.CANCEL, pack_request(call.number))
+        slot = self._slot_of(call.number)
         batch = slot.batch if slot is not None else None
-        if batch is not None and all(other.ended for other in batch.pendings):
+        if batch is not None and all(other.ended for other in batch.calls):
             self._calls.abandon(batch)  # or nothing might ever end the batch
 
-    def hold(self, pending: Pending, held: bool) -> None:
+    def hold(self, call: Call, held: bool) -> None:
         """Pause the responses to a request, or go on."""
-        self._process.send(Kind.HOLD, pack_request(pending.number, held))
+        self._process.send(Kind.HOLD, pack_request(call.number, held))
 
     # --- from the worker
 
@@ -237,9 +230,9 @@ class Conversation:
             outcome = self._frames.result(slot.sent, batch, meta, data, header.data)
         elif header.kind is Kind.RESPONSES:
             outcome = self._frames.responses(slot.sent, batch, json.loads(meta), data, header.data)
-            for pending, part in zip(batch.pendings, outcome.parts or (), strict=True):
-                if part is Deferral.LATER and not pending.ended:
-                    self._open[pending.number] = pending
+            for call, part in zip(batch.calls, outcome.parts or (), strict=True):
+                if part is Deferral.LATER and not call.ended:
+                    self._open[call.number] = call
         else:
             outcome = self._broken(slot, batch, json.loads(meta))
         del self.under_way[header.slot]
@@ -255,32 +248,32 @@ class Conversation:
     def _on_response(self, document: dict[str, Any], data: Buffer, size: int) -> None:
         """A response to one request, or its end."""
         number, final = int(document["request"]), bool(document["final"])
-        pending = self._find(number)
+        call = self._find(number)
         if final:
             self._open.pop(number, None)
-        if pending is None or pending.ended:
+        if call is None or call.ended:
             if not final:  # the model has not seen it, or does not care
                 self._process.send(Kind.CANCEL, pack_request(number))
             return
         answer = one_answer(document, data, size) if "response" in document else None
-        self._give(pending, answer, final)
+        self._give(call, answer, final)
         opened = self._open.get(number)
         if opened is not None and opened.ended:
             del self._open[number]
 
-    def _find(self, number: int) -> Pending | None:
+    def _find(self, number: int) -> Call | None:
         """The request, in a batch or open, that the model has answered by its number."""
-        pending = self._open.get(number)
-        if pending is None and (slot := self._slot_of(number)) is not None:
+        call = self._open.get(number)
+        if call is None and (slot := self._slot_of(number)) is not None:
             slot.responses += 1
             assert slot.batch is not None
-            pending = slot.batch.pendings[number - slot.first]
-        return pending
+            call = slot.batch.calls[number - slot.first]
+        return call
 
     def _slot_of(self, number: int) -> Slot | None:
         """The slot whose batch has the request of a number."""
         for slot in self.under_way.values():
-            if slot.batch is not None and 0 <= number - slot.first < len(slot.batch.pendings):
+            if slot.batch is not None and 0 <= number - slot.first < len(slot.batch.calls):
                 return slot
         return None
 
@@ -299,8 +292,8 @@ class Conversation:
         )
         under_way, self.under_way = list(self.under_way.values()), {}
         open_requests, self._open = list(self._open.values()), {}
-        for pending in open_requests:
-            self._give(pending, died, True)
+        for call in open_requests:
+            self._give(call, died, True)
         for index, slot in enumerate(under_way):
             begun = (self._concurrent or not index) and not abandoned
             error = died if begun else NotStarted()

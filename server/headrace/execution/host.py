@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from headrace.core.errors import ServerError, Unavailable
-from headrace.core.requests import InferRequest, Sink, Ticket
+from headrace.core.requests import Call, Sink, Ticket
 
 
 class Host(Protocol):
     """The server, as far as models may ask something of it."""
 
-    def submit(self, request: InferRequest, decoupled: bool, inside: bool, sink: Sink) -> Ticket:
+    def submit(self, request: Call, decoupled: bool, inside: bool, sink: Sink) -> Ticket:
         """Have a model run; raises `ServerError`, also if it is decoupled and must not be.
 
         `inside` means that the model that asks does nothing else until it is answered.
@@ -31,7 +31,7 @@ class NoHost:
     def __init__(self, text: str) -> None:
         self._text = text
 
-    def submit(self, request: InferRequest, decoupled: bool, inside: bool, sink: Sink) -> Ticket:
+    def submit(self, request: Call, decoupled: bool, inside: bool, sink: Sink) -> Ticket:
         """Raise `Unavailable`."""
         raise Unavailable(self._text)
 

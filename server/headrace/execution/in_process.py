@@ -177,8 +177,8 @@ class LoadedInProcess(InServer):
 
     def _failed(self, batch: Batch, text: str, lines: str) -> ExecutionFailed:
         """The error of a batch, which is in the log unless it is run again in halves."""
-        if len(batch.pendings) > 1:
-            log.debug("%s; its %d requests are run again in halves", text, len(batch.pendings),
+        if len(batch.calls) > 1:
+            log.debug("%s; its %d requests are run again in halves", text, len(batch.calls),
                       extra=self._fields())  # fmt: skip
         else:
             log.error("%s: %s", self._spec.instance, text, extra=self._fields(lines))
@@ -199,8 +199,8 @@ def _requests(batch: Batch) -> list[pb.InferenceRequest]:
     declared = [(spec.name, spec.datatype.value, spec) for spec in signature.inputs]
     outputs = [spec.name for spec in batch.outputs]
     requests: list[pb.InferenceRequest] = []
-    for pending in batch.pendings:
-        request = pending.request
+    for call in batch.calls:
+        request = call
         inputs = request.inputs
         tensors = [
             pb.received(name, datatype, _given(inputs[name].array, spec, signature))

@@ -184,7 +184,7 @@ class LocalInstance:
         batch, limits = self._batch, self._limits
         number = self._number if batch is not None else None
         self.silent = self._pulse.look(number, elapsed)
-        wanted = batch is None or not all(pending.ended for pending in batch.pendings)
+        wanted = batch is None or not all(call.ended for call in batch.calls)
         abandoned = self._abandoned.look(None if wanted else number, elapsed)
         stalled = 0 < limits.stall_secs <= self.silent
         if stalled is not self.stalled:
@@ -254,8 +254,8 @@ class LocalInstance:
 def _is_heavy(texts: Sequence[str], batch: Batch) -> bool:
     """Whether the BYTES inputs of these names are too much for the event loop."""
     elements = nbytes = 0
-    for pending in batch.pendings:
-        inputs = pending.request.inputs
+    for call in batch.calls:
+        inputs = call.inputs
         for name in texts:
             if name in inputs:
                 array = inputs[name].array

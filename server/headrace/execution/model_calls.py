@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.core.datatypes import BY_NAME
 from headrace.core.errors import Cancelled, ExecutionFailed, ServerError
-from headrace.core.requests import InferRequest, InferResponse, Ticket
+from headrace.core.requests import Call, InferResponse, Ticket
 from headrace.core.tensors import Tensor, raw_bytes
 from headrace.core.trace_context import TRACE_PARAMETER
 from headrace.execution.batch_frames import ERRORS, read_array
@@ -162,7 +162,7 @@ class ModelCalls:
             ticket.hold(self._paused or number in self._held)
 
 
-def _request(document: Mapping[str, Any], data: Buffer, size: int) -> InferRequest:
+def _request(document: Mapping[str, Any], data: Buffer, size: int) -> Call:
     sizes = document["sizes"]
     inputs: dict[str, Tensor] = {}
     for (name, datatype, shape), start, nbytes in zip(
@@ -176,7 +176,7 @@ def _request(document: Mapping[str, Any], data: Buffer, size: int) -> InferReque
     parameters = dict(document["parameters"])
     if "trace" in document:
         parameters[TRACE_PARAMETER] = str(document["trace"])
-    return InferRequest(
+    return Call(
         str(document["model"]),
         "" if version < 0 else str(version),
         str(document["id"]),

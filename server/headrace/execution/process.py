@@ -20,6 +20,7 @@ from time import monotonic_ns
 from typing import Protocol
 
 from headrace.core.errors import RepositoryError
+from headrace.core.requests import Call
 from headrace.core.signature import Signature
 from headrace.execution.choice import InstanceKind
 from headrace.execution.conversation import Conversation, Slot
@@ -29,7 +30,7 @@ from headrace.execution.starting import start_aside
 from headrace.execution.worker import NoResources, WorkerProcess
 from headrace.execution.worker_spec import Ways
 from headrace.observability.workers import EndKind, WorkerCounters
-from headrace.scheduling.batch import Answer, Batch, Instance, NotStarted, Outcome, Pending
+from headrace.scheduling.batch import Answer, Batch, Instance, NotStarted, Outcome
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import SLOTS, Header, Kind
 
@@ -59,7 +60,7 @@ class Outside(Protocol):
     def resume(self, slot: Instance) -> None:
         """It can again."""
 
-    def give(self, pending: Pending, answer: Answer | None, final: bool) -> None:
+    def give(self, call: Call, answer: Answer | None, final: bool) -> None:
         """Something has come for a request by itself; see `Batcher.answer`."""
 
     def changed(self) -> None:
@@ -195,7 +196,7 @@ class WorkerInstance:
         except Exception as error:  # no memory for its file, say: it belongs to this batch alone
             self._end_soon(slot, error)
             return
-        self.requests += len(batch.pendings)
+        self.requests += len(batch.calls)
 
     def _end_soon(self, slot: Slot, error: Exception) -> None:
         """Report that a batch did not get to the worker, once whoever sends it is done."""
@@ -291,11 +292,11 @@ class WorkerInstance:
 
     def _report(self, batch: Batch, text: str, lines: str) -> None:
         fields = {"model": self._signature.model, "worker": self.pid}
-        if len(batch.pendings) > 1:
-            log.debug("%s; its %d requests are run again in halves", text, len(batch.pendings),
+        if len(batch.calls) > 1:
+            log.debug("%s; its %d requests are run again in halves", text, len(batch.calls),
                       extra=fields)  # fmt: skip
         else:
-            self._process.note(logging.ERROR, text, lines, batch.pendings[0].request.id)
+            self._process.note(logging.ERROR, text, lines, batch.calls[0].id)
 
     # --- whether the model says that it is ready
 

@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
+from headrace.core.requests import Call
 from headrace.core.signature import Signature
 from headrace.execution.host import Host
 from headrace.execution.process import WorkerInstance
@@ -28,7 +29,7 @@ from headrace.observability.workers import (
     WorkerCounters,
     WorkerSeries,
 )
-from headrace.scheduling.batch import Answer, Instance, Pending
+from headrace.scheduling.batch import Answer, Instance
 from headrace.scheduling.quarantine import Quarantine
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Scheduler(Protocol):
     def resume(self, instance: Instance) -> None:
         """It can again."""
 
-    def answer(self, pending: Pending, answer: Answer | None, final: bool) -> None:
+    def answer(self, call: Call, answer: Answer | None, final: bool) -> None:
         """Something has come for a request by itself."""
 
 

@@ -15,11 +15,11 @@ import numpy as np
 
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import LoadFailed, ServerError
-from headrace.core.requests import InferRequest, InferResponse
+from headrace.core.requests import Call, InferResponse
 from headrace.core.signature import Signature
 from headrace.core.tensors import Array, Tensor
 from headrace.observability.statistics import VersionStatistics
-from headrace.scheduling.batch import Batch, Instance, Outcome, Pending
+from headrace.scheduling.batch import Batch, Instance, Outcome
 from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy
 
@@ -65,10 +65,10 @@ class Sample:
     count: int
     inputs: Mapping[str, SampleInput]
 
-    def requests(self, model: str, version: str) -> list[InferRequest]:
+    def requests(self, model: str, version: str) -> list[Call]:
         """The requests of one batch."""
         return [
-            InferRequest(
+            Call(
                 model,
                 version,
                 "",
@@ -165,7 +165,7 @@ class Warming:
             self.batcher.submit(request, sink, self._signature.check(request))
         await asyncio.gather(*(sink.ended for sink in sinks))
 
-    def _report(self, pendings: Sequence[Pending], error: Exception) -> None:
+    def _report(self, calls: Sequence[Call], error: Exception) -> None:
         self._raised = error
 
 

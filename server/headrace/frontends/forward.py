@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headrace.core.errors import ServerError
 from headrace.core.tensors import Buffer
 from headrace.frontends.remote import EngineLink, Pieces
-from headrace.transports.grpc.call import Call, Unary
+from headrace.transports.grpc.call import RpcContext, Unary
 from headrace.transports.http.access import OPERATION
 from headrace.wire.http_infer import error_body
 from headrace.wire.status import STATUS, retry_after
@@ -82,7 +82,7 @@ def _pieces(receive: Receive) -> Pieces:
 def forwarding_handler(link: EngineLink, path: str) -> Unary:
     """A procedure that is answered by the engine's process."""
 
-    async def handler(data: Buffer, call: Call) -> bytes:
+    async def handler(data: Buffer, call: RpcContext) -> bytes:
         _, message = await link.call({"grpc": path, "metadata": dict(call.metadata())}, data)
         return message
 

@@ -17,7 +17,7 @@ import orjson
 
 from headrace.core.errors import ServerError
 from headrace.core.requests import (
-    InferRequest,
+    Call,
     InferResponse,
     RawRequest,
     Ticket,
@@ -77,7 +77,7 @@ class _Request:
         self.host.leave(self)
         self.host.send_error(self.number, error, self.version, _REFUSE)
 
-    def routed(self, request: InferRequest, target: Target) -> None:
+    def routed(self, request: Call, target: Target) -> None:
         """Take what serves the request, now that it is decided."""
         self.version = target.name
 

@@ -13,7 +13,7 @@ import orjson
 
 from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
 from headrace.core.requests import (
-    InferRequest,
+    Call,
     RawRequest,
     Ticket,
     name_backend,
@@ -56,7 +56,7 @@ class RemoteTarget:
         self._link = link
         self._door = door
 
-    def submit(self, request: InferRequest, sink: DoorSink) -> Ticket:
+    def submit(self, request: Call, sink: DoorSink) -> Ticket:
         """Send the request to the engine."""
         self.sink = sink
         flags = self._door
@@ -98,7 +98,7 @@ class HeaderTarget:
         self._door = door
         self._headers = headers
 
-    def submit(self, request: InferRequest, sink: DoorSink) -> Ticket:
+    def submit(self, request: Call, sink: DoorSink) -> Ticket:
         """Send the request to the engine, with the headers' values as parameters."""
         target = RemoteTarget(self._link, self._door, self.model, self.name)
         routed = cast(RoutedSink, sink)
@@ -168,7 +168,7 @@ class EngineLink:
         if grown:
             self._channel.send(frame(Kind.ANSWERS, 0, orjson.dumps(grown)))
 
-    def submit(self, target: RemoteTarget, request: InferRequest, flags: int) -> None:
+    def submit(self, target: RemoteTarget, request: Call, flags: int) -> None:
         """Send a request; its target gets what comes back."""
         meta, pieces = self._writer.parts(request)
         target.number = number = self._next()

@@ -4,91 +4,26 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from headrace.core.datatypes import BY_NUMPY, NUMPY, Datatype
 from headrace.core.errors import ExecutionFailed, ServerError
 from headrace.core.requests import (
-    InferRequest,
+    Call,
     InferResponse,
     Parameter,
-    Sink,
     Timing,
+    new_timing,
 )
 from headrace.core.shapes import brackets
 from headrace.core.signature import Signature, TensorSpec, fits, reshaped
-from headrace.core.tensors import Array, Tensor, TensorArray, concatenated
-
-if TYPE_CHECKING:
-    from headrace.scheduling.batcher import Batcher
+from headrace.core.tensors import Array, Tensor, TensorArray, concatenated, new_tensor
 
 log = logging.getLogger(__name__)
 
 _ROOM_FROM, _ROOM_TO = 256 << 10, 256 << 20  # bytes of a batch's input that is put into a `Room`
-
-
-class Pending:
-    """A request on its way through one model's scheduler, and the ticket that its transport holds.
-
-    Owned by the event-loop thread. States, in order: queued, started, ended; `cancel` ends it from
-    either of the first two. `outcome` is there from its end until its sink has been called, which
-    may be later where answers keep the order of requests; `cancel` takes it back until then.
-    An execution that can be told about single requests has put itself into `execution`, with the
-    number that it knows the request by, and when it began. `held` is None until the model has been
-    asked to pause.
-    """
-
-    __slots__ = (
-        "arrived", "began", "deadline", "ended", "execution", "held", "key", "level", "number",
-        "outcome", "owner", "request", "rows", "sink", "started",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        request: InferRequest,
-        sink: Sink,
-        rows: int,
-        key: object,
-        arrived: int,
-        owner: "Batcher",
-    ) -> None:
-        self.request = request
-        self.sink = sink
-        self.rows = rows
-        self.key = key
-        self.arrived = arrived
-        self.owner = owner
-        self.level = 1
-        self.deadline: int | None = None
-        self.started = False
-        self.ended = False
-        self.execution: Execution | None = None
-        self.number = 0
-        self.held: bool | None = None
-        self.began = arrived
-        self.outcome: InferResponse | Exception | None = None
-
-    def cancel(self) -> None:
-        """Drop the request; a run that has begun goes on, but its answer goes nowhere."""
-        self.owner.cancel(self)
-
-    def hold(self, held: bool) -> None:
-        """Have the model pause its further responses, or go on."""
-        self.held = held
-        if self.execution is not None and not self.ended:
-            self.execution.hold(self, held)
-
-
-class Execution(Protocol):
-    """Where requests are run that may be answered one by one."""
-
-    def cancel(self, pending: Pending) -> None:
-        """Nobody waits for a request any more."""
-
-    def hold(self, pending: Pending, held: bool) -> None:
-        """Pause the responses to a request, or go on."""
 
 
 class NotStarted(Exception):
@@ -103,23 +38,20 @@ class Part:
     parameters: dict[str, Parameter]
 
     def response_to(
-        self, signature: Signature, version: str, pending: Pending, timing: Timing
+        self, signature: Signature, version: str, call: Call, timing: Timing
     ) -> InferResponse:
         """A response to one request; raises `ExecutionFailed` if it breaks the signature.
 
         A decoupled model answers with as many rows as it likes, and so does one without inputs,
         since nothing says how many were asked for.
         """
-        request = pending.request
-        rows = pending.rows if signature.inputs and not signature.decoupled else None
+        rows = call.rows if signature.inputs and not signature.decoupled else None
         outputs = [
             _output(signature, spec, self.arrays[spec.name], rows)
             for spec in signature.outputs
             if spec.name in self.arrays
         ]
-        return InferResponse(
-            request.model_name, version, request.id, outputs, timing, self.parameters
-        )
+        return InferResponse(call.model_name, version, call.id, outputs, timing, self.parameters)
 
 
 class Deferral(Enum):
@@ -142,7 +74,7 @@ class Unanswered(NamedTuple):
     `broken` means that what the model gave for it breaks the signature.
     """
 
-    pending: Pending
+    call: Call
     reason: ServerError | Deferral
     broken: bool = False
 
@@ -165,26 +97,26 @@ class Outcome:
 class Batch:
     """Requests that run together. `outputs` are all outputs that any of them wants."""
 
-    __slots__ = ("outputs", "pendings", "rows", "signature")
+    __slots__ = ("calls", "outputs", "rows", "signature")
 
-    def __init__(self, signature: Signature, pendings: list[Pending]) -> None:
+    def __init__(self, signature: Signature, calls: list[Call]) -> None:
         self.signature = signature
-        self.pendings = pendings
-        self.rows = pendings[0].rows if len(pendings) == 1 else sum([p.rows for p in pendings])
-        self.outputs = _wanted(signature, pendings)
+        self.calls = calls
+        self.rows = calls[0].rows if len(calls) == 1 else sum([p.rows for p in calls])
+        self.outputs = _wanted(signature, calls)
 
     def gather(self, room: "Room | None" = None) -> dict[str, TensorArray]:
         """The inputs as the model sees them; concatenated, in `room`, only if they are several."""
-        signature, pendings = self.signature, self.pendings
+        signature, calls = self.signature, self.calls
         arrays: dict[str, TensorArray] = {}
         for spec in signature.inputs:
             name = spec.name
-            if name not in pendings[0].request.inputs:
+            if name not in calls[0].inputs:
                 continue  # optional and absent; the batch key makes that so for all
-            if len(pendings) == 1:
-                array = pendings[0].request.inputs[name].array
+            if len(calls) == 1:
+                array = calls[0].inputs[name].array
             else:
-                parts: list[Any] = [p.request.inputs[name].array for p in pendings]
+                parts: list[Any] = [p.inputs[name].array for p in calls]
                 if spec.datatype is Datatype.BYTES:
                     array = concatenated(parts)
                 else:
@@ -204,7 +136,7 @@ class Batch:
                 f"model '{signature.model}' gave {len(arrays)} outputs,"
                 f" asked for {len(self.outputs)}"
             )
-        alone = len(self.pendings) == 1
+        alone = len(self.calls) == 1
         rows = self.rows if signature.inputs or not alone else None
         tensors = [
             _output(signature, spec, array, rows)
@@ -214,30 +146,24 @@ class Batch:
             return [tensors]
         parts: list[list[Tensor]] = []
         start = 0
-        for pending in self.pendings:
-            end = start + pending.rows
-            names = pending.request.outputs
-            parts.append(
-                [
-                    Tensor(t.name, t.datatype, t.array[start:end])
-                    for t in tensors
-                    if not names or t.name in names
-                ]
-            )
+        for call in self.calls:
+            end, names = start + call.rows, call.outputs
+            part: list[Tensor] = []
+            for name, datatype, whole in tensors:
+                if not names or name in names:
+                    part.append(new_tensor((name, datatype, whole[start:end])))
+            parts.append(part)
             start = end
         return parts
 
     def respond(self, version: str, parts: list[list[Tensor]], outcome: Outcome) -> None:
         """Put each request's response into its `outcome`, unless nobody waits for it."""
-        compute = outcome.computed - outcome.started
-        for pending, outputs in zip(self.pendings, parts, strict=True):
-            if pending.ended:
-                continue
-            request = pending.request
-            timing = Timing(outcome.started - pending.arrived, compute, self.rows)
-            pending.outcome = InferResponse(
-                request.model_name, version, request.id, outputs, timing
-            )
+        started, rows = outcome.started, self.rows
+        compute = outcome.computed - started
+        for call, outputs in zip(self.calls, parts, strict=True):
+            if not call.ended:
+                timing = new_timing((started - call.arrived, compute, rows))
+                call.outcome = InferResponse(call.model_name, version, call.id, outputs, timing)
 
     def respond_each(
         self, version: str, parts: Sequence[Answer], outcome: Outcome
@@ -245,25 +171,25 @@ class Batch:
         """As `respond`, from what each request gets; those without a response."""
         compute = outcome.computed - outcome.started
         others: list[Unanswered] = []
-        for pending, part in zip(self.pendings, parts, strict=True):
-            if pending.ended:
+        for call, part in zip(self.calls, parts, strict=True):
+            if call.ended:
                 continue
             if not isinstance(part, Part):
-                others.append(Unanswered(pending, part))
+                others.append(Unanswered(call, part))
                 continue
-            timing = Timing(outcome.started - pending.arrived, compute, self.rows)
+            timing = Timing(outcome.started - call.arrived, compute, self.rows)
             try:
-                pending.outcome = part.response_to(self.signature, version, pending, timing)
+                call.outcome = part.response_to(self.signature, version, call, timing)
             except ExecutionFailed as error:
-                others.append(Unanswered(pending, error, True))
+                others.append(Unanswered(call, error, True))
         return others
 
     def halves(self) -> "tuple[Batch, Batch]":
         """Two batches with the same requests; only for a batch of several."""
-        middle = len(self.pendings) // 2
+        middle = len(self.calls) // 2
         return (
-            Batch(self.signature, self.pendings[:middle]),
-            Batch(self.signature, self.pendings[middle:]),
+            Batch(self.signature, self.calls[:middle]),
+            Batch(self.signature, self.calls[middle:]),
         )
 
 
@@ -316,12 +242,12 @@ class Instance(Protocol):
         """Give the model's resources back; no batch is under way."""
 
 
-def _wanted(signature: Signature, pendings: list[Pending]) -> tuple[TensorSpec, ...]:
+def _wanted(signature: Signature, calls: list[Call]) -> tuple[TensorSpec, ...]:
     wanted: set[str] = set()
-    for pending in pendings:
-        if not pending.request.outputs:
+    for call in calls:
+        if not call.outputs:
             return signature.outputs
-        wanted.update(pending.request.outputs)
+        wanted.update(call.outputs)
     return tuple(spec for spec in signature.outputs if spec.name in wanted)
 
 

@@ -30,7 +30,7 @@ from headrace.core.errors import (
     ServerError,
     WorkerDied,
 )
-from headrace.core.requests import InferRequest, InferResponse, Sink, Timing
+from headrace.core.requests import Call, InferResponse, Sink, Timing
 from headrace.core.shares import ModelLoad
 from headrace.core.signature import Signature
 from headrace.scheduling.batch import (
@@ -42,7 +42,6 @@ from headrace.scheduling.batch import (
     NotStarted,
     Outcome,
     Part,
-    Pending,
     Unanswered,
 )
 from headrace.scheduling.clock import Clock, Timer
@@ -68,7 +67,7 @@ class Batcher:
         policy: SchedulingPolicy,
         clock: Clock,
         recorder: Recorder,
-        report: Callable[[Sequence[Pending], Exception], None],
+        report: Callable[[Sequence[Call], Exception], None],
         quarantine: Quarantine | None = None,
         load: ModelLoad | None = None,
     ) -> None:
@@ -87,10 +86,13 @@ class Batcher:
         self._report = report
         self._queue = RequestQueue(policy)
         self._retries: deque[Batch] = deque()
-        self._open: set[Pending] = set()
+        self._open: set[Call] = set()
         self._delivery = Delivery(policy.preserve_ordering, self._load)
         self._instances = Instances()
         self._idle = self._instances.idle
+        self._ordered = policy.preserve_ordering
+        self._uniform = signature.uniform
+        self._now, self._soon = clock.now, clock.soon
         self._flush_scheduled = False
         self._timer: Timer | None = None
         self._timer_at = 0
@@ -131,96 +133,112 @@ class Batcher:
         """End everything that no instance has begun: there is none to run it; True."""
         now = self._clock.now()
         while self._retries or self._queue.waiting:  # what ends may bring the next of a sequence
-            waiting = [p for batch in self._retries for p in batch.pendings if not p.ended]
+            waiting = [p for batch in self._retries for p in batch.calls if not p.ended]
             self._retries.clear()
             waiting += self._queue.popleft(self._queue.waiting)
-            for pending in waiting:
-                self._end(pending, error, "OTHER", now)
+            for call in waiting:
+                self._end(call, error, "OTHER", now)
         self._check_drained()
         return True
 
-    def submit(self, request: InferRequest, sink: Sink, rows: int) -> Pending:
-        """Queue a request that has been checked; raises `QueueFull` or `Overloaded`."""
+    def submit(self, call: Call, sink: Sink, rows: int) -> Call:
+        """Queue a call that has been checked; raises `QueueFull` or `Overloaded`."""
         load = self._load
         if load.requests >= load.free_requests or load.bytes >= load.free_bytes:
             load.check()
-        key = self._signature.batch_key(request)
-        pending = Pending(request, sink, rows, key, self._clock.now(), self)
-        self._queue.append(pending)
-        self._delivery.expect(pending)
-        if self._idle:
-            self._schedule_flush()
-        if pending.deadline is not None:
-            self._arm(pending.deadline)
-        return pending
+        call.sink = sink
+        call.rows = rows
+        call.key = None if self._uniform else self._signature.batch_key(call)
+        call.arrived = call.began = self._now()
+        call.owner = self
+        call.level = 1
+        call.started = call.ended = False
+        call.deadline = call.held = call.execution = call.outcome = None
+        deadline = self._queue.append(call)
+        load.requests += 1
+        load.bytes += call.nbytes
+        if self._ordered:
+            self._delivery.expect(call)
+        if self._idle and not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._soon(self._flush)
+        if deadline is not None:
+            self._arm(deadline)
+        return call
 
     def expect(self, count: int) -> None:
         """So many requests more, or less, are about to be submitted: it is not drained before."""
         self._expected += count
         self._check_drained()
 
-    def cancel(self, pending: Pending) -> None:
-        """End `pending` without an answer."""
-        if pending.ended:
-            pending.outcome = None  # it may still wait for its turn to be released
+    def cancel(self, call: Call) -> None:
+        """End `call` without an answer."""
+        if call.ended:
+            call.outcome = None  # it may still wait for its turn to be released
             return
-        pending.ended = True
-        if not pending.started:
-            self._queue.discard(pending)
+        call.ended = True
+        if not call.started:
+            self._queue.discard(call)
         elif self._retries:  # a batch of which nobody wants anything any more is none
-            wanted = [b for b in self._retries if not all(p.ended for p in b.pendings)]
+            wanted = [b for b in self._retries if not all(p.ended for p in b.calls)]
             self._retries = deque(wanted)
-        if pending.execution is not None:
-            self._open.discard(pending)
-            pending.execution.cancel(pending)
-        self._recorder.request_failed("CANCELED", self._clock.now() - pending.arrived)
-        self._delivery.release([pending])
+        if call.execution is not None:
+            self._open.discard(call)
+            call.execution.cancel(call)
+        self._recorder.request_failed("CANCELED", self._clock.now() - call.arrived)
+        self._delivery.release([call])
         self._check_drained()
 
-    def answer(self, pending: Pending, answer: Answer | None, final: bool) -> None:
+    def hold(self, call: Call, held: bool) -> None:
+        """Have the model pause the further responses to `call`, or go on."""
+        call.held = held
+        if call.execution is not None and not call.ended:
+            call.execution.hold(call, held)
+
+    def answer(self, call: Call, answer: Answer | None, final: bool) -> None:
         """Take what an execution gives one request by itself; None is the end alone.
 
         In or after its batch; with an error or a `Deferral` the request is done with there.
         """
         now = self._clock.now()
         if self.quarantine.cases or isinstance(answer, WorkerDied):
-            self.quarantine.learn_answer(pending, answer, final, now)
-        if pending.ended:
+            self.quarantine.learn_answer(call, answer, final, now)
+        if call.ended:
             return
         if isinstance(answer, Part):
             try:
-                timing = Timing(pending.began - pending.arrived, now - pending.began, pending.rows)
-                response = answer.response_to(self._signature, self._version, pending, timing)
+                timing = Timing(call.began - call.arrived, now - call.began, call.rows)
+                response = answer.response_to(self._signature, self._version, call, timing)
             except ExecutionFailed as error:
-                self._report([pending], error)
-                self._close_open(pending, error, now)
-                if pending.execution is not None and not final:
-                    pending.execution.cancel(pending)
+                self._report([call], error)
+                self._close_open(call, error, now)
+                if call.execution is not None and not final:
+                    call.execution.cancel(call)
                 return
             if not final:
-                give(pending, response)
+                give(call, response)
                 return
-            self._close_open(pending, response, now)
+            self._close_open(call, response, now)
         elif answer is None:
-            self._close_open(pending, NoResponse(), now)
+            self._close_open(call, NoResponse(), now)
         elif isinstance(answer, ServerError):
-            self._close_open(pending, answer, now)
+            self._close_open(call, answer, now)
         else:
-            self._open.discard(pending)
-            self._run_again(pending)
+            self._open.discard(call)
+            self._run_again(call)
 
-    def watch(self, pending: Pending, tell: Computed) -> None:
-        """Tell when `pending` is computed, if it is and before `unwatch` is called."""
+    def watch(self, call: Call, tell: Computed) -> None:
+        """Tell when `call` is computed, if it is and before `unwatch` is called."""
         recorder = self._recorder
         if not isinstance(recorder, WatchingRecorder):
             recorder = self._recorder = WatchingRecorder(recorder)
-        recorder.watch(pending.arrived, tell)
+        recorder.watch(call.arrived, tell)
 
-    def unwatch(self, pending: Pending, tell: Computed) -> None:
+    def unwatch(self, call: Call, tell: Computed) -> None:
         """Tell no more of a request."""
         recorder = self._recorder
         if isinstance(recorder, WatchingRecorder):
-            recorder.unwatch(pending.arrived, tell)
+            recorder.unwatch(call.arrived, tell)
             if recorder.idle:
                 self._recorder = recorder.recorder
 
@@ -260,7 +278,7 @@ class Batcher:
         while True:
             if self._retries:
                 batch = self._retries.popleft()
-                pendings = [pending for pending in batch.pendings if not pending.ended]
+                calls = [call for call in batch.calls if not call.ended]
             elif self._queue.waiting:
                 positions, reason, ask_at = self._policy.batch.take(self._queue, now)
                 if not positions:
@@ -269,24 +287,24 @@ class Batcher:
                     return None
                 self._closed[reason] += 1
                 if type(positions) is range:  # as nearly always: from the head on
-                    pendings = self._queue.popleft(len(positions))
+                    calls = self._queue.popleft(len(positions))
                 else:
-                    pendings = self._queue.pick(positions)
+                    calls = self._queue.pick(positions)
             else:
                 return None
             if self.quarantine.cases:
-                pendings = self._screened(pendings, now)
-            if pendings:
-                return Batch(self._signature, pendings)
+                calls = self._screened(calls, now)
+            if calls:
+                return Batch(self._signature, calls)
 
-    def _screened(self, pendings: list[Pending], now: int) -> list[Pending]:
+    def _screened(self, calls: list[Call], now: int) -> list[Call]:
         """Those that may run now; those that are to run alone do so next."""
-        clear, suspects, refused = self.quarantine.screen(pendings, now)
+        clear, suspects, refused = self.quarantine.screen(calls, now)
         if not clear:
             clear, suspects = suspects[:1], suspects[1:]
-        self._retries.extend([Batch(self._signature, [pending]) for pending in suspects])
-        for pending in refused:
-            self._end(pending, self.quarantine.error(), "REJECTED", now)
+        self._retries.extend([Batch(self._signature, [call]) for call in suspects])
+        for call in refused:
+            self._end(call, self.quarantine.error(), "REJECTED", now)
         return clear
 
     def _finished(self, instance: Instance, batch: Batch, outcome: Outcome) -> None:
@@ -304,22 +322,22 @@ class Batcher:
                     others = batch.respond_each(self._version, outcome.parts, outcome)
             except Exception as broken:  # not even an array, say: the backend's fault like a raise
                 error = broken
-                if len(batch.pendings) == 1 and isinstance(broken, ServerError):
-                    self._report(batch.pendings, broken)
+                if len(batch.calls) == 1 and isinstance(broken, ServerError):
+                    self._report(batch.calls, broken)
         if error is None:
             if others:
                 self._deal_with(others, batch, outcome)
-            if len(others) < len(batch.pendings):
+            if len(others) < len(batch.calls):
                 self._succeed(batch, outcome)
         elif isinstance(error, NotStarted):
-            if not all(pending.ended for pending in batch.pendings):
+            if not all(call.ended for call in batch.calls):
                 self._retries.append(batch)
-        elif len(batch.pendings) == 1 or isinstance(error, WorkerDied | ExecutionTimeout):
-            for pending in batch.pendings:
-                self._fail(pending, error, outcome, batch.rows)
+        elif len(batch.calls) == 1 or isinstance(error, WorkerDied | ExecutionTimeout):
+            for call in batch.calls:
+                self._fail(call, error, outcome, batch.rows)
         else:
             if not isinstance(error, ServerError):
-                self._report(batch.pendings, error)
+                self._report(batch.calls, error)
             self._retries.extend(batch.halves())
         if self._retries or self._queue.waiting:
             self._schedule_flush()
@@ -329,50 +347,50 @@ class Batcher:
     def _deal_with(self, others: Sequence[Unanswered], batch: Batch, outcome: Outcome) -> None:
         """Deal with requests that a batch has brought no response."""
         later = 0
-        for pending, reason, broken in others:
+        for call, reason, broken in others:
             if isinstance(reason, ServerError):
                 if broken:
-                    self._report([pending], reason)
-                self._end(pending, reason, "BACKEND", outcome.computed, outcome.started, batch.rows)
+                    self._report([call], reason)
+                self._end(call, reason, "BACKEND", outcome.computed, outcome.started, batch.rows)
             elif reason is Deferral.AGAIN:
-                self._run_again(pending)
+                self._run_again(call)
             else:
                 later += 1
-                self._open.add(pending)
-        if later and len(others) == len(batch.pendings):
+                self._open.add(call)
+        if later and len(others) == len(batch.calls):
             self._recorder.batch_opened(
                 batch.rows, outcome.started, outcome.gathered, outcome.computed
             )
 
-    def _run_again(self, pending: Pending) -> None:
-        self._retries.append(Batch(self._signature, [pending]))
+    def _run_again(self, call: Call) -> None:
+        self._retries.append(Batch(self._signature, [call]))
         self._schedule_flush()
 
     def _close_open(
-        self, pending: Pending, outcome: InferResponse | ServerError | NoResponse, now: int
+        self, call: Call, outcome: InferResponse | ServerError | NoResponse, now: int
     ) -> None:
         """End a request that is answered by itself."""
-        self._open.discard(pending)
+        self._open.discard(call)
         if isinstance(outcome, ServerError):
-            self._end(pending, outcome, "BACKEND", now, pending.began, pending.rows)
+            self._end(call, outcome, "BACKEND", now, call.began, call.rows)
         else:
-            pending.ended = True
-            pending.outcome = outcome
-            self._delivery.release([pending])
-            moments = pending.began, now, pending.held is not None
-            self._recorder.request_completed(pending.arrived, pending.rows, *moments)
+            call.ended = True
+            call.outcome = outcome
+            self._delivery.release([call])
+            moments = call.began, now, call.held is not None
+            self._recorder.request_completed(call.arrived, call.rows, *moments)
         self._check_drained()
 
     def _succeed(self, batch: Batch, outcome: Outcome) -> None:
         """Let those have their answers who still wait, and count the batch."""
-        alive = [p for p in batch.pendings if p.outcome is not None and not p.ended]
+        alive = [p for p in batch.calls if p.outcome is not None and not p.ended]
         ended = self._clock.now()
-        for pending in alive:
-            pending.ended = True
+        for call in alive:
+            call.ended = True
         self._delivery.release(alive)
         self._recorder.batch_succeeded(
-            [pending.arrived for pending in alive],
-            sum([pending.rows for pending in alive]),
+            [call.arrived for call in alive],
+            sum([call.rows for call in alive]),
             batch.rows,
             outcome.started,
             outcome.gathered,
@@ -380,17 +398,17 @@ class Batcher:
             ended,
         )
 
-    def _fail(self, pending: Pending, error: Exception, outcome: Outcome, rows: int) -> None:
+    def _fail(self, call: Call, error: Exception, outcome: Outcome, rows: int) -> None:
         if not isinstance(error, ServerError):
-            self._report([pending], error)
+            self._report([call], error)
             error = ExecutionFailed(
                 f"model '{self._signature.model}' failed to execute the request"
             )
-        self._end(pending, error, "BACKEND", outcome.computed, outcome.started, rows)
+        self._end(call, error, "BACKEND", outcome.computed, outcome.started, rows)
 
     def _end(
         self,
-        pending: Pending,
+        call: Call,
         error: ServerError,
         reason: str,
         now: int,
@@ -398,27 +416,27 @@ class Batcher:
         rows: int = 0,
     ) -> None:
         """End a request with an error, unless it has ended; `started` is 0 if it was never run."""
-        if not pending.ended:
-            pending.ended = True
+        if not call.ended:
+            call.ended = True
             begun = started or now
-            pending.outcome = error.of_request(begun - pending.arrived, now - begun, rows)
-            self._recorder.request_failed(reason, now - pending.arrived, is_fault(error))
-            self._delivery.release([pending])
+            call.outcome = error.of_request(begun - call.arrived, now - begun, rows)
+            self._recorder.request_failed(reason, now - call.arrived, is_fault(error))
+            self._delivery.release([call])
 
     def _expire(self, now: int) -> None:
         expired = self._queue.expire(now)
-        for pending in expired:
-            error = self._late(pending)
-            pending.outcome = error.of_request(now - pending.arrived, 0, 0)
-            self._recorder.request_failed("REJECTED", now - pending.arrived)
+        for call in expired:
+            error = self._late(call)
+            call.outcome = error.of_request(now - call.arrived, 0, 0)
+            self._recorder.request_failed("REJECTED", now - call.arrived)
         self._delivery.release(expired)
 
-    def _late(self, pending: Pending) -> QueueTimeout:
+    def _late(self, call: Call) -> QueueTimeout:
         """The error of a request that has waited for as long as it may."""
-        assert pending.deadline is not None
-        limit = pending.deadline - pending.arrived
-        configured = self._policy.queue_policy(pending.level).configured
-        own = not configured or pending.request.timeout * 1_000 == limit
+        assert call.deadline is not None
+        limit = call.deadline - call.arrived
+        configured = self._policy.queue_policy(call.level).configured
+        own = not configured or call.timeout * 1_000 == limit
         whose = "its own timeout" if own else "the timeout of the model's queue policy"
         return QueueTimeout(
             f"Request timeout expired: it has waited in the queue of model"

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from headrace.core.errors import ExecutionFailed, ServerError
-from headrace.core.requests import InferResponse
+from headrace.core.requests import Call, InferResponse
 from headrace.core.shares import ModelLoad
-from headrace.scheduling.batch import NoResponse, Pending
+from headrace.scheduling.batch import NoResponse
 
 log = logging.getLogger(__name__)
 
@@ -19,55 +19,54 @@ log = logging.getLogger(__name__)
 class Delivery:
     """Calls the sinks of requests that have ended; `ordered` ones wait for all before them.
 
-    `load` counts the requests from `expect` to their `release`.
+    `load` counts the calls until their `release`.
     """
 
     def __init__(self, ordered: bool, load: ModelLoad) -> None:
         self._load = load
         self._ordered = ordered
-        self._order: deque[Pending] = deque()  # what has not been answered
+        self._order: deque[Call] = deque()  # what has not been answered
 
-    def expect(self, pending: Pending) -> None:
-        """A request has been accepted."""
-        load = self._load
-        load.requests += 1
-        load.bytes += pending.request.nbytes
-        if self._ordered:
-            self._order.append(pending)
+    def expect(self, call: Call) -> None:
+        """A call has been accepted whose answer keeps the order."""
+        self._order.append(call)
 
-    def release(self, ended: Sequence[Pending]) -> None:
-        """Answer ended requests, or let them wait for all that came earlier."""
+    def release(self, ended: Sequence[Call]) -> None:
+        """Answer ended calls, or let them wait for all that came earlier."""
         load = self._load
         load.requests -= len(ended)
-        for pending in ended:
-            load.bytes -= pending.request.nbytes
-            if not self._ordered:
-                _deliver(pending)
-        order = self._order
+        for call in ended:
+            load.bytes -= call.nbytes
+        if not self._ordered:
+            _deliver(ended)
+            return
+        order, answered = self._order, []
         while order and order[0].ended:
-            _deliver(order.popleft())
+            answered.append(order.popleft())
+        _deliver(answered)
 
 
-def give(pending: Pending, response: InferResponse) -> None:
-    """Give a request a response that is not its last one."""
+def give(call: Call, response: InferResponse) -> None:
+    """Give a call a response that is not its last one."""
     try:
-        pending.sink.respond(response, False)
+        call.sink.respond(response, False)
     except Exception:
         log.exception("bug while answering a request")
 
 
-def _deliver(pending: Pending) -> None:
-    outcome, pending.outcome = pending.outcome, None  # which is None if it was cancelled
-    sink = pending.sink
-    del pending.sink  # it mostly holds its ticket: tensors must not wait for the cycle collector
-    try:
-        if isinstance(outcome, InferResponse):
-            sink.respond(outcome, True)
-        elif isinstance(outcome, NoResponse):
-            sink.finish()
-        elif isinstance(outcome, ServerError):
-            sink.fail(outcome)
-    except Exception:  # whatever is wrong with one answer, the others of its batch must go out
-        log.exception("bug while answering a request")
-        with suppress(Exception):
-            sink.fail(ExecutionFailed("internal error"))
+def _deliver(calls: Sequence[Call]) -> None:
+    for call in calls:
+        outcome, call.outcome = call.outcome, None  # which is None if it was cancelled
+        sink = call.sink
+        del call.sink  # it mostly holds the call: tensors must not wait for the cycle collector
+        try:
+            if isinstance(outcome, InferResponse):
+                sink.respond(outcome, True)
+            elif isinstance(outcome, NoResponse):
+                sink.finish()
+            elif isinstance(outcome, ServerError):
+                sink.fail(outcome)
+        except Exception:  # whatever is wrong with one answer, the others of its batch must go out
+            log.exception("bug while answering a request")
+            with suppress(Exception):
+                sink.fail(ExecutionFailed("internal error"))

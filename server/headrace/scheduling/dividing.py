@@ -8,28 +8,28 @@ turns do not keep each other from growing batches.
 from collections.abc import Callable
 from typing import Any
 
-from headrace.core.requests import InferRequest
-from headrace.scheduling.batch import Batch, Pending
+from headrace.core.requests import Call
+from headrace.scheduling.batch import Batch
 from headrace.scheduling.batcher import Batcher
 
 
 class DividingBatcher(Batcher):
     """`Batcher` whose batches have only requests of which `alike` gives the same."""
 
-    def __init__(self, *given: Any, alike: Callable[[InferRequest], object], **named: Any) -> None:
+    def __init__(self, *given: Any, alike: Callable[[Call], object], **named: Any) -> None:
         """`alike` gives something that can be a key; the rest is for `Batcher`."""
         super().__init__(*given, **named)
         self._alike = alike
 
     def _next_batch(self, now: int) -> Batch | None:
         batch = super()._next_batch(now)
-        if batch is None or len(batch.pendings) == 1:
+        if batch is None or len(batch.calls) == 1:
             return batch
-        groups: dict[object, list[Pending]] = {}
-        for pending in batch.pendings:
-            groups.setdefault(self._alike(pending.request), []).append(pending)
+        groups: dict[object, list[Call]] = {}
+        for call in batch.calls:
+            groups.setdefault(self._alike(call), []).append(call)
         if len(groups) == 1:
             return batch
-        first, *others = (Batch(self._signature, pendings) for pendings in groups.values())
+        first, *others = (Batch(self._signature, calls) for calls in groups.values())
         self._retries.extendleft(reversed(others))  # they have their turn at once
         return first

@@ -22,7 +22,8 @@ from headrace.core.errors import (
     Unavailable,
     WorkerDied,
 )
-from headrace.scheduling.batch import Batch, Deferral, NotStarted, Outcome, Pending
+from headrace.core.requests import Call
+from headrace.scheduling.batch import Batch, Deferral, NotStarted, Outcome
 
 _LOST = (RemoteLost, RemoteTimeout, RemoteUnavailable)
 FAILURES = 5  # in a row, for which a backend is passed over
@@ -108,16 +109,16 @@ def verdict(outcome: Outcome) -> Verdict:
     return Verdict.SERVED
 
 
-def answered(batch: Batch, outcome: Outcome) -> list[Pending]:
+def answered(batch: Batch, outcome: Outcome) -> list[Call]:
     """The requests of a batch that are answered by what has become of it."""
-    waiting = [pending for pending in batch.pendings if not pending.ended]
+    waiting = [call for call in batch.calls if not call.ended]
     if outcome.error is not None:
         whole = isinstance(outcome.error, WorkerDied | ExecutionTimeout)
-        alone = len(batch.pendings) == 1 or whole
+        alone = len(batch.calls) == 1 or whole
         return waiting if alone else []
     if outcome.parts is None:
         return waiting
-    parts = zip(batch.pendings, outcome.parts, strict=True)
+    parts = zip(batch.calls, outcome.parts, strict=True)
     return [p for p, part in parts if not (p.ended or isinstance(part, Deferral))]
 
 

@@ -23,10 +23,10 @@ from typing import NamedTuple
 from weakref import ref
 
 from headrace.core.errors import Quarantined, WorkerDied
-from headrace.core.requests import InferRequest, Parameter
+from headrace.core.requests import Call, Parameter
 from headrace.core.tensors import TensorArray, raw_bytes
 from headrace.core.trace_context import TRACE_PARAMETER
-from headrace.scheduling.batch import Answer, Batch, Deferral, NotStarted, Outcome, Pending
+from headrace.scheduling.batch import Answer, Batch, Deferral, NotStarted, Outcome
 
 DEATHS = 2  # from which on an input is refused, unless a model's configuration says otherwise
 _CASES = 1024
@@ -46,9 +46,9 @@ class _Case:
 class Screened(NamedTuple):
     """Requests by what may become of them: run together, run alone, or refused."""
 
-    clear: list[Pending]
-    suspects: list[Pending]
-    refused: list[Pending]
+    clear: list[Call]
+    suspects: list[Call]
+    refused: list[Call]
 
 
 class Quarantine:
@@ -70,34 +70,34 @@ class Quarantine:
     def learn_batch(self, batch: Batch, outcome: Outcome, now: int) -> None:
         """Take into account how the execution of a batch has ended."""
         if isinstance(outcome.error, WorkerDied):
-            self._blame(outcome.error, [pending.request for pending in batch.pendings], now)
+            self._blame(outcome.error, [call for call in batch.calls], now)
         elif not isinstance(outcome.error, NotStarted):
             parts = enumerate(outcome.parts or ())
             later = {
                 index for index, part in parts if part is Deferral.LATER
             }  # they may still kill
-            pendings = enumerate(batch.pendings)
-            self._clear([pending.request for index, pending in pendings if index not in later])
+            calls = enumerate(batch.calls)
+            self._clear([call for index, call in calls if index not in later])
 
-    def learn_answer(self, pending: Pending, answer: Answer | None, final: bool, now: int) -> None:
+    def learn_answer(self, call: Call, answer: Answer | None, final: bool, now: int) -> None:
         """Take into account what one request has been answered by itself."""
         if isinstance(answer, WorkerDied):
-            self._blame(answer, [pending.request], now)
+            self._blame(answer, [call], now)
         elif final:
-            self._clear([pending.request])
+            self._clear([call])
 
-    def screen(self, pendings: Sequence[Pending], now: int) -> Screened:
+    def screen(self, calls: Sequence[Call], now: int) -> Screened:
         """Sort requests that are about to run; those to be refused are counted."""
         self._age(now)
         screened = Screened([], [], [])
-        for pending in pendings:
-            deaths = self._known_deaths(pending.request)
+        for call in calls:
+            deaths = self._known_deaths(call)
             if not deaths:
-                screened.clear.append(pending)
+                screened.clear.append(call)
             elif deaths < self._deaths:
-                screened.suspects.append(pending)
+                screened.suspects.append(call)
             else:
-                screened.refused.append(pending)
+                screened.refused.append(call)
         self.refused += len(screened.refused)
         return screened
 
@@ -108,7 +108,7 @@ class Quarantine:
             f" '{self._model}' ended while they executed it; it is not run again for now"
         )
 
-    def _blame(self, death: WorkerDied, requests: Sequence[InferRequest], now: int) -> None:
+    def _blame(self, death: WorkerDied, requests: Sequence[Call], now: int) -> None:
         """A worker has died while it had these, and maybe others, which come with this death."""
         if not self._deaths:
             return
@@ -140,12 +140,12 @@ class Quarantine:
         elif len(suspects) == 1:
             suspects[0].deaths -= 1
 
-    def _clear(self, requests: Sequence[InferRequest]) -> None:
+    def _clear(self, requests: Sequence[Call]) -> None:
         for request in requests:
             if self._sketches[_sketch(request)] and (key := _digest(request)) in self.cases:
                 self._drop(key)
 
-    def _known_deaths(self, request: InferRequest) -> int:
+    def _known_deaths(self, request: Call) -> int:
         if not self._sketches[_sketch(request)]:
             return 0
         case = self.cases.get(_digest(request))
@@ -171,7 +171,7 @@ class Quarantine:
             del self._sketches[sketch]
 
 
-def _sketch(request: InferRequest) -> int:
+def _sketch(request: Call) -> int:
     """What differs for most inputs that differ, and costs the same for large ones as for small."""
     inputs = request.inputs
     return hash(
@@ -185,7 +185,7 @@ def _sketch(request: InferRequest) -> int:
     )
 
 
-def _parameters(request: InferRequest) -> list[tuple[str, Parameter]]:
+def _parameters(request: Call) -> list[tuple[str, Parameter]]:
     """The parameters that may matter to a model: not the trace that the request is part of."""
     return sorted(item for item in request.parameters.items() if item[0] != TRACE_PARAMETER)
 
@@ -196,7 +196,7 @@ def _ends(array: TensorArray) -> bytes:
     return bytes(raw[:_ENDS]) + bytes(raw[-_ENDS:])
 
 
-def _digest(request: InferRequest) -> bytes:
+def _digest(request: Call) -> bytes:
     """A hash of all that a model may have died of: tensors with names and types, and parameters."""
     inputs = request.inputs
     result = blake2b(repr(_parameters(request)).encode(), digest_size=16)

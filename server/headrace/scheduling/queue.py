@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from headrace.core.errors import QueueFull
-from headrace.scheduling.batch import Pending
+from headrace.core.requests import Call
 from headrace.scheduling.policy import NO_POLICY, SchedulingPolicy, TimeoutAction
 
 _SWEEP = 64  # so many dead entries are never worth a sweep
@@ -31,38 +31,39 @@ class RequestQueue:
         # The levels that requests have named, in order: there may be as many as numbers.
         self._levels = [1]
         # Two deques for each of them: in time, and timed out with the action DELAY.
-        self._deques: list[deque[Pending]] = [deque(), deque()]
+        self._deques: list[deque[Call]] = [deque(), deque()]
         self._sizes = {1: 0}
-        self._deadlines: list[tuple[int, int, Pending]] = []
+        self._deadlines: list[tuple[int, int, Call]] = []
         self._count = 0
         self._dead = 0  # ended, but still in a deque
         self.waiting = 0
 
-    def append(self, pending: Pending) -> None:
-        """Add a request; raises `QueueFull`."""
-        if self._plain and not pending.request.timeout:
-            self._deques[0].append(pending)
+    def append(self, call: Call) -> int | None:
+        """Add a request, and give it its deadline, if it has one; raises `QueueFull`."""
+        if self._plain and not call.timeout:
+            self._deques[0].append(call)
             self._sizes[1] += 1
             self.waiting += 1
-            return
-        level = self._policy.level(pending.request.priority)
+            return None
+        level = self._policy.level(call.priority)
         policy = self._policy.queue_policy(level)
         place = self._place(level)
         if policy.max_size and self._sizes[level] >= policy.max_size:
             raise QueueFull(
-                f"[request id: {pending.request.id or '<id_unknown>'}] Exceeds maximum queue size"
-                f" of {policy.max_size} for model '{pending.request.model_name}'"
+                f"[request id: {call.id or '<id_unknown>'}] Exceeds maximum queue size"
+                f" of {policy.max_size} for model '{call.model_name}'"
             )
-        pending.level = level
-        pending.deadline = policy.deadline(pending.arrived, pending.request.timeout)
-        if pending.deadline is not None:
+        call.level = level
+        call.deadline = policy.deadline(call.arrived, call.timeout)
+        if call.deadline is not None:
             self._count += 1  # breaks ties, so that two requests are never compared
-            heapq.heappush(self._deadlines, (pending.deadline, self._count, pending))
+            heapq.heappush(self._deadlines, (call.deadline, self._count, call))
             if len(self._deadlines) > 2 * self.waiting + _SWEEP:
                 self._sweep_deadlines()
-        self._deques[place].append(pending)
+        self._deques[place].append(call)
         self._sizes[level] += 1
         self.waiting += 1
+        return call.deadline
 
     def _place(self, level: int) -> int:
         """Where the first deque of a level is, which may be new."""
@@ -77,79 +78,79 @@ class RequestQueue:
         self._sizes[level] = 0
         return 2 * at
 
-    def __iter__(self) -> Iterator[Pending]:
+    def __iter__(self) -> Iterator[Call]:
         first, *others = self._deques
         if not self._dead and not any(others):  # as nearly always
             return iter(first)
         return self._alive()
 
-    def _alive(self) -> Iterator[Pending]:
+    def _alive(self) -> Iterator[Call]:
         for queue in self._deques:
-            for pending in queue:
-                if not pending.ended:
-                    yield pending
+            for call in queue:
+                if not call.ended:
+                    yield call
 
-    def popleft(self, count: int) -> list[Pending]:
+    def popleft(self, count: int) -> list[Call]:
         """Take the first `count` requests; they count as started."""
-        taken: list[Pending] = []
+        taken: list[Call] = []
         for queue in self._deques:
             while queue and (len(taken) < count or queue[0].ended):
-                pending = queue.popleft()
-                if pending.ended:
+                call = queue.popleft()
+                if call.ended:
                     self._dead -= 1
                     continue
-                pending.started = True
-                taken.append(pending)
-                self._sizes[pending.level] -= 1
+                call.started = True
+                taken.append(call)
+                self._sizes[call.level] -= 1
         self.waiting -= len(taken)
         return taken
 
-    def pick(self, positions: Sequence[int]) -> list[Pending]:
+    def pick(self, positions: Sequence[int]) -> list[Call]:
         """Take the requests at these ascending positions; they count as started."""
-        taken: list[Pending] = []
+        taken: list[Call] = []
         position = 0
         for queue in self._deques:
-            passed: list[Pending] = []
+            passed: list[Call] = []
             while queue and len(taken) < len(positions):
-                pending = queue.popleft()
-                if pending.ended:
+                call = queue.popleft()
+                if call.ended:
                     self._dead -= 1
                     continue
                 if position == positions[len(taken)]:
-                    pending.started = True
-                    taken.append(pending)
-                    self._sizes[pending.level] -= 1
+                    call.started = True
+                    taken.append(call)
+                    self._sizes[call.level] -= 1
                 else:
-                    passed.append(pending)
+                    passed.append(call)
                 position += 1
             queue.extendleft(reversed(passed))
         self.waiting -= len(taken)
         return taken
 
-    def discard(self, pending: Pending) -> None:
+    def discard(self, call: Call) -> None:
         """Count a request out that was ended while it was queued, and let go of its tensors."""
-        pending.request.inputs = {}
-        self._sizes[pending.level] -= 1
+        call.inputs = {}
+        self._sizes[call.level] -= 1
         self.waiting -= 1
         self._dead += 1
         if self._dead > self.waiting + _SWEEP:
             self._sweep()
 
-    def expire(self, now: int) -> list[Pending]:
+    def expire(self, now: int) -> list[Call]:
         """Take out the requests that are to be rejected at `now`; move those to be delayed."""
-        rejected: list[Pending] = []
+        rejected: list[Call] = []
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, _, pending = heapq.heappop(self._deadlines)
-            if pending.started or pending.ended:
+            _, _, call = heapq.heappop(self._deadlines)
+            if call.started or call.ended:
                 continue
-            if self._policy.queue_policy(pending.level).action is TimeoutAction.REJECT:
-                pending.ended = True
-                self.discard(pending)
-                rejected.append(pending)
+            if self._policy.queue_policy(call.level).action is TimeoutAction.REJECT:
+                call.ended = True
+                self.discard(call)
+                rejected.append(call)
             else:
-                place = self._place(pending.level)
-                self._deques[place].remove(pending)
-                self._deques[place + 1].append(pending)
+                place = self._place(call.level)
+                self._deques[place].remove(call)
+                self._deques[place + 1].append(call)
         return rejected
 
     def next_deadline(self) -> int | None:
@@ -160,7 +161,7 @@ class RequestQueue:
 
     def _sweep(self) -> None:
         for index, queue in enumerate(self._deques):
-            self._deques[index] = deque(pending for pending in queue if not pending.ended)
+            self._deques[index] = deque(call for call in queue if not call.ended)
         self._dead = 0
         self._sweep_deadlines()
 

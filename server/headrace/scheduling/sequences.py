@@ -16,10 +16,10 @@ wait; all others of the line wait.
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from headrace.core.errors import InvalidRequest, ServerError, Unavailable
-from headrace.core.requests import InferRequest, InferResponse, Parameter, Sink, Ticket
+from headrace.core.requests import Call, InferResponse, Parameter, Sink, Ticket
 from headrace.scheduling.pinning import Pin
 
 MOST_SEQUENCES = 32_768  # of a model, at a time
@@ -28,7 +28,7 @@ MOST_SEQUENCES = 32_768  # of a model, at a time
 SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END = "sequence_id", "sequence_start", "sequence_end"
 
 Id = int | str
-Submit = Callable[[InferRequest, Sink, int], Ticket]
+Submit = Callable[[Call, Sink, int], Ticket]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class SequenceQueue:
         self._starts = 0  # that the scheduler has
         self._waiting_starts: OrderedDict[_Turn, None] = OrderedDict()
 
-    def submit(self, request: InferRequest, sink: Sink, rows: int) -> Ticket:
+    def submit(self, request: Call, sink: Sink, rows: int) -> Ticket:
         """Queue a request that has been checked; raises `InvalidRequest` or `Unavailable`."""
         self._table.forget_idle()
         id = request.sequence_id
@@ -146,7 +146,8 @@ class SequenceQueue:
                 f"inference request to model '{self._model}' must specify batch-size 1 due to"
                 " requirements of sequence batcher"
             )
-        turn = _Turn(self, _with_parameters(request), sink, rows, self._table.now())
+        _tell(request)
+        turn = _Turn(self, request, sink, rows, self._table.now())
         line = self._lines.get(id)
         if line is not None:
             line[turn] = None
@@ -255,7 +256,7 @@ class _Turn:
     )  # fmt: skip
 
     def __init__(
-        self, queue: SequenceQueue, request: InferRequest, sink: Sink, rows: int, arrived: int
+        self, queue: SequenceQueue, request: Call, sink: Sink, rows: int, arrived: int
     ) -> None:
         self._queue = queue
         self.arrived = arrived
@@ -302,11 +303,11 @@ class _Turn:
             self.ticket.hold(held)
 
 
-def _with_parameters(request: InferRequest) -> InferRequest:
-    """A request of which the server that runs it is told that it belongs to a sequence."""
+def _tell(request: Call) -> None:
+    """Have the server that runs a request be told that it belongs to a sequence."""
     told: dict[str, Parameter] = {**request.parameters, SEQUENCE_ID: request.sequence_id}
     if request.sequence_start:
         told[SEQUENCE_START] = True
     if request.sequence_end:
         told[SEQUENCE_END] = True
-    return replace(request, parameters=told)
+    request.parameters = told

@@ -21,18 +21,10 @@ from functools import partial
 
 from headrace.core.errors import ServerError
 from headrace.core.parameter_names import DEADLINE_PARAMETER, FORWARD_PARAMETER
-from headrace.core.requests import InferRequest, Parameter, Sink, name_backend
+from headrace.core.requests import Call, Parameter, Sink, name_backend
 from headrace.observability.backends import BackendCounts
 from headrace.scheduling import fail_over as rules
-from headrace.scheduling.batch import (
-    Answer,
-    Batch,
-    Deferral,
-    Instance,
-    NotStarted,
-    Outcome,
-    Pending,
-)
+from headrace.scheduling.batch import Answer, Batch, Deferral, Instance, NotStarted, Outcome
 from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.clock import Clock, Timer
 from headrace.scheduling.fail_over import Standing, Verdict
@@ -54,7 +46,7 @@ class _Job:
     @property
     def wanted(self) -> bool:
         """Whether anybody waits for it."""
-        return not all(pending.ended for pending in self.batch.pendings)
+        return not all(call.ended for call in self.batch.calls)
 
 
 class Tier:
@@ -120,18 +112,18 @@ class Tier:
         self.hopeless = True
         return self.tiers.hopeless and self.tiers.batcher.fail_waiting(error)
 
-    def answer(self, pending: Pending, answer: Answer | None, final: bool) -> None:
+    def answer(self, call: Call, answer: Answer | None, final: bool) -> None:
         """`Batcher.answer`."""
-        if not (pending.ended or answer is Deferral.AGAIN):
-            self.name_to([pending])
+        if not (call.ended or answer is Deferral.AGAIN):
+            self.name_to([call])
             self.counts.requests += final
-        self.tiers.batcher.answer(pending, answer, final)
+        self.tiers.batcher.answer(call, answer, final)
 
-    def name_to(self, pendings: Sequence[Pending]) -> None:
+    def name_to(self, calls: Sequence[Call]) -> None:
         """Tell the sinks of requests who answers them."""
-        for pending in pendings:
-            if not pending.ended:
-                name_backend(pending.sink, self.name)
+        for call in calls:
+            if not call.ended:
+                name_backend(call.sink, self.name)
 
     def take(self, job: _Job) -> None:
         """Have a batch run that another tier has refused, as soon as an instance is free."""
@@ -209,9 +201,9 @@ class _Guard:
     def _run(self, job: _Job) -> None:
         self.job = job
         if self.tier.here:
-            for pending in job.batch.pendings:
-                if pending.request.parameters:
-                    pending.request.parameters = _kept_here(pending.request.parameters)
+            for call in job.batch.calls:
+                if call.parameters:
+                    call.parameters = _kept_here(call.parameters)
         self._runs = True
         self.instance.execute(job.batch, self._done)
         self._runs = False
@@ -267,12 +259,12 @@ class Tiers:
         """Whether nothing waits for any of them."""
         return all(tier.hopeless for tier in self._tiers)
 
-    def submit(self, request: InferRequest, sink: Sink, rows: int) -> Pending:
+    def submit(self, request: Call, sink: Sink, rows: int) -> Call:
         """`Batcher.submit`, for a queue of limited size."""
-        pending = self.batcher.submit(request, sink, rows)
+        call = self.batcher.submit(request, sink, rows)
         if self._helper is None and self.batcher.waiting >= self._queue_size:
             self._have_helped()
-        return pending
+        return call
 
     def close(self) -> None:
         """Decide nothing any more."""

@@ -1,4 +1,4 @@
-"""The flat JSON of generate requests to an `InferRequest`, and an `InferResponse` to flat JSON.
+"""The flat JSON of generate requests to an `Call`, and an `InferResponse` to flat JSON.
 
 A request says neither shapes nor datatypes: members that are named as inputs of the model become
 these, by what its signature declares. All others become parameters where the model may read any,
@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from headrace.core.errors import InvalidRequest
-from headrace.core.requests import MAX_TENSORS, InferRequest, InferResponse, Parameter
+from headrace.core.requests import MAX_TENSORS, Call, InferResponse, Parameter
 from headrace.core.shapes import brackets
 from headrace.core.signature import Signature, TensorSpec, quoted
 from headrace.core.tensors import Buffer, Tensor
@@ -109,7 +109,7 @@ class _Members:
 
 def decode_generate(
     signature: Signature, model: str, version: str, body: Buffer, charge: Charge = uncharged
-) -> InferRequest:
+) -> Call:
     """Decode a body for a model of this signature.
 
     Members are taken in their order, those of the member `parameters` in its place, and the first
@@ -135,7 +135,7 @@ def decode_generate(
             if signature.parameters is not None:
                 continue  # nobody reads it as a parameter
         members.add(name, value)
-    return InferRequest(
+    return Call(
         model, version, request_id, members.inputs, (), members.custom, nbytes=len(body),
         **members.reserved,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from headrace.core.errors import InvalidRequest
 from headrace.core.requests import (
     MAX_PARAMETERS,
     MAX_TENSORS,
-    InferRequest,
+    Call,
     InferResponse,
     Parameter,
     SharedInput,
@@ -49,7 +49,7 @@ def decode_infer(
     raw: Sequence[Buffer] | None = None,
     signature: Signature | None = None,
     contents: Contents | None = None,
-) -> InferRequest:
+) -> Call:
     """Turn a message of `nbytes` bytes into a request; raises `InvalidRequest`.
 
     `raw` are its raw contents where the message itself was parsed without them, `contents` those of
@@ -130,7 +130,7 @@ def decode_infer(
             *names, tensors, outputs, custom, classes=classes, nbytes=nbytes, **reserved,
             shared_inputs=shared, shared_outputs=places,
         )  # fmt: skip
-    return InferRequest(
+    return Call(
         *names, tensors, outputs, custom, classes=classes or None, nbytes=nbytes, **reserved
     )
 

@@ -10,13 +10,12 @@ Responses are built the other way around: what outputs of the same names, dataty
 in common is serialised once, and the id and the raw tensors are put beside it.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from headrace.core.datatypes import NUMPY, Datatype
-from headrace.core.requests import InferRequest, InferResponse
+from headrace.core.requests import Call, InferResponse
 from headrace.core.signature import Signature
 from headrace.core.tensors import Array, Buffer, Tensor, raw_bytes
 from headrace.core.texts import bounded
@@ -103,7 +102,7 @@ class _Template:
 
     __slots__ = ("empty_final", "inputs", "request")
 
-    def __init__(self, request: InferRequest, empty_final: bool) -> None:
+    def __init__(self, request: Call, empty_final: bool) -> None:
         self.empty_final = empty_final
         self.inputs = [
             (
@@ -112,7 +111,7 @@ class _Template:
             )
             for tensor in request.inputs.values()
         ]  # fmt: skip
-        self.request = replace(request, inputs={}, parameters=dict(request.parameters))
+        self.request = request.like(inputs={}, parameters=dict(request.parameters))
 
 
 class InferMessage:
@@ -162,9 +161,7 @@ class InferMessage:
         assert self._message is not None
         return wants_empty_final(self._message)
 
-    def request_long(
-        self, nbytes: int, signature: Signature | None, charge: Charge
-    ) -> InferRequest:
+    def request_long(self, nbytes: int, signature: Signature | None, charge: Charge) -> Call:
         """The request, on any thread; inputs are held against `signature` before they are decoded.
 
         `charge` is called with the bytes that data is about to take, and may raise.
@@ -173,9 +170,7 @@ class InferMessage:
         charge_objects(request.inputs.values(), charge)
         return request
 
-    def _request_long(
-        self, nbytes: int, signature: Signature | None, charge: Charge
-    ) -> InferRequest:
+    def _request_long(self, nbytes: int, signature: Signature | None, charge: Charge) -> Call:
         template, view = self._template, memoryview(self._data)
         if template is not None:
             if signature is not None:
@@ -192,7 +187,7 @@ class InferMessage:
         self._message.id = self.id  # the fields that repeat are without it
         return decode_infer(self._message, nbytes, raw, signature)
 
-    def request(self, nbytes: int) -> InferRequest:
+    def request(self, nbytes: int) -> Call:
         """The request; raises `InvalidRequest`."""
         fields, template = self._fields, self._template
         if fields is None:
@@ -214,7 +209,7 @@ class InferMessage:
                 raw = memoryview(data)[start:stop]
                 Tensor.from_bytes(name, datatype, shape, raw, template.request.model_name, self.id)
         known = template.request
-        return InferRequest(
+        return Call(
             known.model_name, known.model_version, self.id, inputs, known.outputs,
             dict(known.parameters), known.priority, known.timeout, known.sequence_id,
             known.sequence_start, known.sequence_end, known.classes, nbytes,
@@ -252,14 +247,14 @@ class InferReader:
         fields: Fields,
         id: str,
         nbytes: int,
-    ) -> InferRequest:
+    ) -> Call:
         """The request of a message whose head is new, and the memory of it."""
         assert message is not None
         view = memoryview(data)
         raw = [view[start:stop] for start, stop in fields.raw]
         message.id = id  # the fields that repeat are without it
         request = decode_infer(message, nbytes, raw)
-        plain = type(request) is InferRequest and len(raw) == len(message.inputs)
+        plain = type(request) is Call and len(raw) == len(message.inputs)
         if plain and len(fields.head) <= _REMEMBERED_SIZE:
             if len(self._templates) >= _REMEMBERED:
                 self._templates.clear()

@@ -1,4 +1,4 @@
-"""The body of an HTTP inference request to an `InferRequest`.
+"""The body of an HTTP inference request to an `Call`.
 
 Layout of a body with binary tensors: JSON of `Inference-Header-Content-Length` bytes, then the
 bytes of each binary tensor in the order in which the JSON names them. Without that header the whole
@@ -18,7 +18,7 @@ from headrace.core.errors import InvalidRequest
 from headrace.core.requests import (
     MAX_PARAMETERS,
     MAX_TENSORS,
-    InferRequest,
+    Call,
     Parameter,
     RawRequest,
     SharedRequest,
@@ -58,7 +58,7 @@ def decode_infer(
     json_size: int | None,
     signature: Signature | None = None,
     charge: Charge = uncharged,
-) -> tuple[InferRequest, ResponseForm]:
+) -> tuple[Call, ResponseForm]:
     """Decode a body whose first `json_size` bytes are JSON, all of it for None.
 
     Inputs with much data that do not fit `signature`, if there is one, are refused before their
@@ -122,7 +122,7 @@ def decode_infer(
         classes = _outputs(wanted, form, reserved) or None
         outputs = tuple(form.named)
     if not reserved:  # as nearly always; arguments without names are the quickest
-        request = InferRequest(
+        request = Call(
             model, version, request_id, tensors, outputs, custom, 0, 0, 0, False, False, classes,
             size,
         )  # fmt: skip
@@ -136,7 +136,7 @@ def decode_infer(
         if _SHARED_OUTPUTS in reserved:
             form = SharedForm(form.binary, form.named, frozenset(reserved[_SHARED_OUTPUTS]))
         return request, form
-    request = InferRequest(
+    request = Call(
         model, version, request_id, tensors, outputs, custom, classes=classes, nbytes=size,
         **reserved,
     )  # fmt: skip
@@ -145,7 +145,7 @@ def decode_infer(
 
 def decode_raw(
     signature: Signature, model: str, version: str, body: Buffer
-) -> tuple[InferRequest, ResponseForm]:
+) -> tuple[Call, ResponseForm]:
     """Decode a body that is nothing but the data of a model's only input; one row if it batches.
 
     A variable dimension (one at most) is found from the number of bytes. Raises `InvalidRequest`.
@@ -179,11 +179,11 @@ def decode_raw(
                 unit *= 1 if d == -1 else d
             shape[shape.index(-1)] = len(body) // unit if unit else 0
         tensor = Tensor.from_bytes(spec.name, spec.datatype, shape, body, model)
-    request = InferRequest(model, version, "", {spec.name: tensor}, nbytes=len(body))
+    request = Call(model, version, "", {spec.name: tensor}, nbytes=len(body))
     return request, ResponseForm(binary=True)
 
 
-def pass_raw(model: str, version: str, body: Buffer) -> tuple[InferRequest, ResponseForm]:
+def pass_raw(model: str, version: str, body: Buffer) -> tuple[Call, ResponseForm]:
     """Take a body for `decode_raw` where the signature is not known; `body_of` gives it back."""
     tensor = Tensor("", Datatype.UINT8, np.frombuffer(body, np.uint8))
     return RawRequest(model, version, "", {"": tensor}, nbytes=len(body)), ResponseForm(binary=True)

@@ -17,7 +17,7 @@ from headrace.core.bytes_array import BytesArray
 from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
 from headrace.core.errors import InvalidRequest, ServerError
 from headrace.core.requests import (
-    InferRequest,
+    Call,
     InferResponse,
     Parameter,
     RawRequest,
@@ -63,7 +63,7 @@ class RequestWriter:
     def __init__(self) -> None:
         self._known: _Memory[bytes] = _Memory()
 
-    def parts(self, request: InferRequest) -> tuple[bytes, list[Buffer]]:
+    def parts(self, request: Call) -> tuple[bytes, list[Buffer]]:
         """`meta`, and the pieces of `rest`."""
         id = request.id.encode(errors="replace")
         pieces: list[Buffer] = [_REQUEST.pack(request.nbytes, len(id)) + id]
@@ -137,7 +137,7 @@ def _add_tensors(pieces: list[Buffer], tensors: Any) -> tuple[tuple[Any, ...], .
     return tuple(layout)
 
 
-def _request_meta(request: InferRequest, layout: Any, reserved: Sequence[object]) -> bytes:
+def _request_meta(request: Call, layout: Any, reserved: Sequence[object]) -> bytes:
     document = [
         request.model_name, request.model_version, layout, list(request.outputs),
         _spelled(request.parameters), reserved, dict(request.classes or {}),
@@ -175,7 +175,7 @@ class RequestReader:
     def __init__(self) -> None:
         self._known: _Memory[_Template] = _Memory()
 
-    def read(self, meta: bytes, buffer: Buffer, start: int, stop: int, raw: bool) -> InferRequest:
+    def read(self, meta: bytes, buffer: Buffer, start: int, stop: int, raw: bool) -> Call:
         """The request, `raw` if it is a `RawRequest`; raises `BrokenLink`, `InvalidRequest`."""
         template = self._known.get(meta)
         if template is None:
@@ -254,7 +254,7 @@ def _request_template(document: Any) -> _Template:
         raise TypeError("a sequence's id must be a number or a text")
     counts = {_is(str, name): _is(int, count) for name, count in classes.items()}
     common = (
-        _shared_kind(*more) if more else InferRequest, _is(str, model), _is(str, version),
+        _shared_kind(*more) if more else Call, _is(str, model), _is(str, version),
         tuple([_is(str, name) for name in outputs]),
         (_is(int, priority), _is(int, timeout), sequence_id, _is(bool, sequence_start),
          _is(bool, sequence_end)),
@@ -263,7 +263,7 @@ def _request_template(document: Any) -> _Template:
     return _Template(common, _layout(layout), _unspelled(parameters))
 
 
-def _shared_kind(inputs: Any, outputs: Any) -> Callable[..., InferRequest]:
+def _shared_kind(inputs: Any, outputs: Any) -> Callable[..., Call]:
     """What makes requests with these tensors in shared memory."""
     return partial(
         SharedRequest,

@@ -12,7 +12,7 @@ from headrace.core.requests import MAX_PARAMETERS, Parameter
 from headrace.core.texts import shown
 from headrace.core.trace_context import TRACE_PARAMETER
 
-# What InferRequest calls each reserved parameter, and what it takes.
+# What Call calls each reserved parameter, and what it takes.
 _RESERVED: dict[str, tuple[tuple[type, ...], str]] = {
     "sequence_id": ((int, str), "an unsigned integer or a string"),
     "sequence_start": ((bool,), "a boolean"),
@@ -31,7 +31,7 @@ _MAX_UNSIGNED = 2**64 - 1
 def split_parameters(
     given: dict[str, Any], also_reserved: frozenset[str]
 ) -> tuple[dict[str, Any], dict[str, Parameter]]:
-    """Reserved parameters as arguments of `InferRequest`, and the rest, which models may read.
+    """Reserved parameters as arguments of `Call`, and the rest, which models may read.
 
     Names in `also_reserved` belong to the transport and are left out, as are those by which the
     server itself tells of traces, headers and deadlines. Raises `InvalidRequest` for a value of a

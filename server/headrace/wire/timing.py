@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 
 from headrace.core.errors import InvalidRequest, ServerError
-from headrace.core.requests import InferRequest, InferResponse, Timing
+from headrace.core.requests import Call, InferResponse, Timing
 
 TIMING = "server-timing"  # a trailer of gRPC
 TIMING_PARAMETER = (
@@ -52,7 +52,7 @@ def timeout_of(headers: Mapping[bytes, str]) -> int:
     return max(int(min(found)), 1) if found else 0
 
 
-def wants_timing(request: InferRequest) -> bool:
+def wants_timing(request: Call) -> bool:
     """Whether the request asks for timings; takes the parameter out, it is not the model's."""
     return bool(request.parameters) and request.parameters.pop(TIMING_PARAMETER, False) is True
 

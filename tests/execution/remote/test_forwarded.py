@@ -6,12 +6,11 @@ from typing import Any, cast
 import pytest
 
 from headrace.core.parameter_names import DEADLINE_PARAMETER, FORWARD_PARAMETER
-from headrace.core.requests import InferRequest
+from headrace.core.requests import Call
 from headrace.core.trace_context import TRACE_PARAMETER, TraceContext
 from headrace.engine.traced_calls import PassedCall
 from headrace.execution.remote.forwarded import Forwarding
 from headrace.execution.remote.options import RemoteOptions
-from headrace.scheduling.batch import Pending
 
 MS = 1_000_000
 
@@ -21,22 +20,22 @@ def forwarding(**parameters: str) -> Forwarding:
     return Forwarding(RemoteOptions.of(given, "m", 0, Path()))
 
 
-def request(parameters: Any = None, **fields: Any) -> InferRequest:
-    return InferRequest("m", "", "", {}, parameters=parameters or {}, **fields)
+def request(parameters: Any = None, **fields: Any) -> Call:
+    return Call("m", "", "", {}, parameters=parameters or {}, **fields)
 
 
-def pending(given: InferRequest, arrived: int = 0) -> Pending:
-    return Pending(given, cast(Any, None), 1, None, arrived, cast(Any, None))
+def call(given: Call, arrived: int = 0) -> Call:
+    return given.enter(cast(Any, None), 1, None, arrived, cast(Any, None))
 
 
 def test_a_plain_request_has_nothing() -> None:
     assert forwarding().alike(request(priority=1)) is None
-    assert tuple(forwarding().of([pending(request(priority=1))], 0)) == ({}, (), 0, None)
+    assert tuple(forwarding().of([call(request(priority=1))], 0)) == ({}, (), 0, None)
 
 
 def test_headers_and_parameters_go_their_ways() -> None:
     given = {"a": 1, FORWARD_PARAMETER + "x-tenant": "me", TRACE_PARAMETER: "7"}
-    found = forwarding().of([pending(request(given))], 0)
+    found = forwarding().of([call(request(given))], 0)
     assert tuple(found) == ({"a": 1}, [("x-tenant", "me")], 0, None)
 
 
@@ -57,7 +56,7 @@ def test_who_shares_a_call(one: Any, other: Any, alike: bool) -> None:
 
 def test_priorities_are_forwarded_where_that_is_asked_for() -> None:
     rules = forwarding(forward_priority="true")
-    assert rules.of([pending(request(priority=2))], 0).parameters == {"priority": 2}
+    assert rules.of([call(request(priority=2))], 0).parameters == {"priority": 2}
     assert rules.alike(request(priority=2)) != rules.alike(request(priority=1))
 
 
@@ -65,18 +64,18 @@ def test_a_queue_timeout_is_what_is_left_of_it() -> None:
     rules = forwarding()
     assert rules.alike(request(timeout=5)) == rules.alike(request(timeout=6))
     assert rules.alike(request(timeout=5)) != rules.alike(request())
-    both = [pending(request(timeout=5_000)), pending(request(timeout=4_500), 2 * MS)]
+    both = [call(request(timeout=5_000)), call(request(timeout=4_500), 2 * MS)]
     assert rules.of(both, 3 * MS).parameters == {"timeout": 3_500}
     assert rules.of(both, 60 * MS).parameters == {"timeout": 1}
 
 
 def test_a_call_lasts_as_long_as_anybody_waits() -> None:
     first, last = (
-        pending(request({DEADLINE_PARAMETER: 5})),
-        pending(request({DEADLINE_PARAMETER: 9})),
+        call(request({DEADLINE_PARAMETER: 5})),
+        call(request({DEADLINE_PARAMETER: 9})),
     )
     assert forwarding().of([first, last], 0).deadline == 9
-    assert forwarding().of([last, pending(request())], 0).deadline == 0
+    assert forwarding().of([last, call(request())], 0).deadline == 0
 
 
 class Traces:
@@ -102,8 +101,8 @@ class Traces:
 def test_a_call_is_part_of_one_trace(links: list[str], begun: list[str], told: int) -> None:
     rules = forwarding()
     rules.traces = traces = Traces()
-    pendings = [pending(request()), *(pending(request({TRACE_PARAMETER: x})) for x in links)]
-    found = rules.of(pendings, 0)
+    calls = [call(request()), *(call(request({TRACE_PARAMETER: x})) for x in links)]
+    found = rules.of(calls, 0)
     assert traces.begun == begun
     expected = [
         ("traceparent", f"00-{7:032x}-{told:016x}-{1 - told % 2:02x}"), ("tracestate", "a=b")

@@ -69,7 +69,7 @@ class Idle:
     def fail_waiting(self, error: object) -> bool:
         return True
 
-    def answer(self, pending: object, answer: object, final: bool) -> None:
+    def answer(self, call: object, answer: object, final: bool) -> None:
         pass
 
 

@@ -12,7 +12,7 @@ from starlette.routing import Match
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ExecutionFailed, NotFound, QueueTimeout
-from headrace.core.requests import InferRequest, InferResponse, RawRequest, Timing
+from headrace.core.requests import Call, InferResponse, RawRequest, Timing
 from headrace.core.tensors import Tensor
 from headrace.engine.doors import PAUSE_BYTES
 from headrace.transports.http.generate import (
@@ -27,7 +27,7 @@ Message = dict[str, Any]
 _EVENTS = b"text/event-stream; charset=utf-8"
 
 
-class Call:
+class AskedCall:
     """One request through the route, and its client."""
 
     def __init__(self, engine: FakeEngine, path: str, body: bytes | None, **headers: str) -> None:
@@ -100,10 +100,10 @@ async def calling(
     body: bytes | None = b'{"x":1,"id":"a"}',
     model: str = "many",
     **headers: str,
-) -> AsyncIterator[Call]:
+) -> AsyncIterator[AskedCall]:
     """A request; after it nothing may stay counted."""
     engine = FakeEngine()
-    call = Call(engine, f"/v2/models/{model}/{verb}", body, **headers)
+    call = AskedCall(engine, f"/v2/models/{model}/{verb}", body, **headers)
     try:
         yield call
     finally:
@@ -293,7 +293,7 @@ def test_errors_before_inference(
 def test_a_wrong_method() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
-        call = Call(engine, "/v2/models/many/generate", b"")
+        call = AskedCall(engine, "/v2/models/many/generate", b"")
         call.scope["method"] = "GET"
         assert (await call.answer())[0] == 405
 
@@ -446,7 +446,7 @@ def test_a_model_that_does_not_pause_is_given_up() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
         responses = Responses(counted, 10 * PAUSE_BYTES)
-        work = Work(engine.many, InferRequest("many", "", "", {}), responses)
+        work = Work(engine.many, Call("many", "", "", {}), responses)
         responses.attach(work)
         responses.respond(rows(20 * PAUSE_BYTES), False)  # one may be of any size
         assert (work.held, work.cancelled) == (True, False)
@@ -466,7 +466,7 @@ def test_what_comes_before_there_is_a_ticket() -> None:
         engine = FakeEngine()
         responses = Responses(counted)
         responses.respond(rows(PAUSE_BYTES + 1), False)
-        work = Work(engine.many, InferRequest("many", "", "", {}), responses)
+        work = Work(engine.many, Call("many", "", "", {}), responses)
         responses.attach(work)
         assert [work.held] == [True]
         assert [len(text) for text in responses.take()] == [PAUSE_BYTES + 1]

@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from headrace.core.parameter_names import DEADLINE_PARAMETER, FORWARD_PARAMETER
-from headrace.core.requests import InferRequest, Parameter
+from headrace.core.requests import Call, Parameter
 from headrace.core.trace_context import TRACE_PARAMETER
 from headrace.execution.remote.connection import CallTrace, CallTraces
 from headrace.execution.remote.options import RemoteOptions
-from headrace.scheduling.batch import Pending
 
 _PREFIX = len(FORWARD_PARAMETER)
 _LONGEST = (1 << 63) - 1  # it travels with a sign
@@ -38,7 +37,7 @@ class Forwarding:
         self.traces: CallTraces | None = None
         self._priority = options.forward_priority
 
-    def alike(self, request: InferRequest) -> object:
+    def alike(self, request: Call) -> object:
         """What requests of one call have in common, beside what all of a batch have."""
         priority = request.priority if self._priority else 0
         timed = bool(request.timeout)
@@ -51,10 +50,10 @@ class Forwarding:
         )
         return (priority, timed, *items) if priority or timed or items else None
 
-    def of(self, pendings: Sequence[Pending], now: int) -> Forwarded:
+    def of(self, calls: Sequence[Call], now: int) -> Forwarded:
         """What a call for these has, which are alike; `now` is of the monotonic clock, in ns."""
-        first = pendings[0].request
-        if not (first.timeout or self._priority or any(p.request.parameters for p in pendings)):
+        first = calls[0]
+        if not (first.timeout or self._priority or any(p.parameters for p in calls)):
             return _NOTHING
         parameters: dict[str, Parameter] = {}
         headers: list[tuple[str, str]] = []
@@ -67,23 +66,23 @@ class Forwarding:
             parameters["priority"] = first.priority
         if first.timeout:
             # Of the time in queues, which all of those on the way share.
-            left = max(p.request.timeout - (now - p.arrived) // 1000 for p in pendings)
+            left = max(p.timeout - (now - p.arrived) // 1000 for p in calls)
             parameters["timeout"] = min(max(left, 1), _LONGEST)
-        trace = self._trace(pendings)
+        trace = self._trace(calls)
         if trace is not None:
             headers = [item for item in headers if item[0] not in ("traceparent", "tracestate")]
             headers.append(("traceparent", trace.context.traceparent))
             if trace.context.state:
                 headers.append(("tracestate", trace.context.state))
-        return Forwarded(parameters, headers, _deadline(pendings), trace)
+        return Forwarded(parameters, headers, _deadline(calls), trace)
 
-    def _trace(self, pendings: Sequence[Pending]) -> CallTrace | None:
+    def _trace(self, calls: Sequence[Call]) -> CallTrace | None:
         """What the call is part of: the trace of the first request that is traced."""
         if self.traces is None:
             return None
         passed: CallTrace | None = None
-        for pending in pendings:
-            link = pending.request.parameters.get(TRACE_PARAMETER)
+        for call in calls:
+            link = call.parameters.get(TRACE_PARAMETER)
             found = None if link is None else self.traces.begin_call(str(link))
             if found is not None:
                 if found.context.sampled:
@@ -92,11 +91,11 @@ class Forwarding:
         return passed
 
 
-def _deadline(pendings: Sequence[Pending]) -> int:
+def _deadline(calls: Sequence[Call]) -> int:
     """When the last one stops to wait; 0 if any of them waits for ever."""
     latest = 0
-    for pending in pendings:
-        deadline = pending.request.parameters.get(DEADLINE_PARAMETER)
+    for call in calls:
+        deadline = call.parameters.get(DEADLINE_PARAMETER)
         if not isinstance(deadline, int):
             return 0
         latest = max(latest, deadline)

@@ -19,6 +19,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Protocol
 
 from headrace.core.errors import InvalidOption, LoadFailed, ModelNotReady, ServerError
+from headrace.core.requests import Call
 from headrace.core.signature import Signature
 from headrace.execution.aside import aside
 from headrace.execution.choice import InstanceKind
@@ -27,7 +28,7 @@ from headrace.execution.remote.options import Endpoint
 from headrace.execution.remote.slot import Slot
 from headrace.execution.remote.slots import make_slots
 from headrace.observability.endpoints import EndpointCounts, EndpointSeries
-from headrace.scheduling.batch import Answer, Instance, Pending
+from headrace.scheduling.batch import Answer, Instance
 from headrace.scheduling.endpoints import Condition, choose
 from headrace.scheduling.sequences import SequenceQueue, SequenceTable, Submit
 
@@ -55,7 +56,7 @@ class Scheduler(Protocol):
     def fail_waiting(self, error: ServerError) -> bool:
         """End all that waits, unless something else may run it; whether it has ended."""
 
-    def answer(self, pending: Pending, answer: Answer | None, final: bool) -> None:
+    def answer(self, call: Call, answer: Answer | None, final: bool) -> None:
         """Take what comes for a request by itself."""
 
 

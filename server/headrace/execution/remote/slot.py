@@ -10,6 +10,7 @@ from headrace.core.errors import (
     ExecutionFailed,
     ServerError,
 )
+from headrace.core.requests import Call
 from headrace.core.signature import Signature, reshaped
 from headrace.core.tensors import TensorArray
 from headrace.execution.remote.connection import (
@@ -18,15 +19,7 @@ from headrace.execution.remote.connection import (
 )
 from headrace.execution.remote.errand import Errand, ErrandMaker, Lost, Members, Sent
 from headrace.execution.remote.forwarded import Forwarding
-from headrace.scheduling.batch import (
-    Answer,
-    Batch,
-    Instance,
-    NotStarted,
-    Outcome,
-    Part,
-    Pending,
-)
+from headrace.scheduling.batch import Answer, Batch, Instance, NotStarted, Outcome, Part
 from headrace.wire.remote_infer import RemoteAnswer, RemoteInput
 from headrace.wire.remote_status import Fate
 
@@ -73,8 +66,8 @@ class Slot:
         """Send `batch`; see `headrace.scheduling.batch.Instance`."""
         self._batch, self._done = batch, done
         self._started = self._gathered = monotonic_ns()
-        for pending in batch.pendings:
-            pending.execution = self
+        for call in batch.calls:
+            call.execution = self
         try:
             errand = self._errands(self._pool, self._request(batch), self)
             self._gathered = monotonic_ns()
@@ -91,18 +84,18 @@ class Slot:
         """End the pool, with whichever of its slots is closed first."""
         self._pool.close()
 
-    def cancel(self, pending: Pending) -> None:
+    def cancel(self, call: Call) -> None:
         """Nobody waits for a request any more; the call ends with the last of its batch."""
         batch, errand = self._batch, self._errand
-        if batch is None or errand is None or pending not in batch.pendings:
+        if batch is None or errand is None or call not in batch.calls:
             return
-        if all(other.ended for other in batch.pendings):
+        if all(other.ended for other in batch.calls):
             self._errand = None
             errand.cancel()
             # Not at once: whoever has cancelled is not done with it yet.
             self._loop.call_soon(self.failed, Cancelled("nobody waits for the answer"))
 
-    def hold(self, pending: Pending, held: bool) -> None:
+    def hold(self, call: Call, held: bool) -> None:
         """There is only one response to a request."""
 
     def answered(self, answer: RemoteAnswer) -> None:
@@ -118,8 +111,8 @@ class Slot:
         assert batch is not None
         assert done is not None
         self._batch = self._done = self._errand = None
-        for pending in batch.pendings:
-            pending.execution = None
+        for call in batch.calls:
+            call.execution = None
         outcome = Outcome((), None, self._started, self._gathered, monotonic_ns())
         if answer is not None:
             try:
@@ -130,31 +123,31 @@ class Slot:
             self._trace = None
             trace.ended("" if error is None else str(error))
         if error is not None:
-            _fail(error, outcome, len(batch.pendings))
+            _fail(error, outcome, len(batch.calls))
         done(self, batch, outcome)
         self._pool.rest(self)
 
     def _request(self, batch: Batch) -> RemoteRequest:
         """The request for those of a batch, which are alike."""
-        signature, pendings, rows = self._signature, batch.pendings, batch.rows
-        first = pendings[0].request
+        signature, calls, rows = self._signature, batch.calls, batch.rows
+        first = calls[0]
         inputs = []
         for spec in signature.inputs:
             if spec.name not in first.inputs:
                 continue  # optional and absent; the batch key makes that so for all
-            parts = [pending.request.inputs[spec.name].array for pending in pendings]
+            parts = [call.inputs[spec.name].array for call in calls]
             shape = reshaped(parts[0], spec, signature.batches, to_model=True).shape
             if signature.batches:
                 shape = (rows, *shape[1:])
             inputs.append(RemoteInput(spec.name, spec.datatype, shape, parts))
-        id = first.id if len(pendings) == 1 else ""
+        id = first.id if len(calls) == 1 else ""
         names = [spec.name for spec in batch.outputs]
-        parameters, headers, deadline, self._trace = self._forwarding.of(pendings, self._started)
+        parameters, headers, deadline, self._trace = self._forwarding.of(calls, self._started)
         return RemoteRequest(inputs, names, parameters, id, headers, deadline, self._trace)
 
     def _take(self, batch: Batch, answer: RemoteAnswer, outcome: Outcome) -> None:
         """Put what has come into the outcome; raises `ExecutionFailed`."""
-        model, pendings = self._signature.model, batch.pendings
+        model, calls = self._signature.model, batch.calls
         for spec in batch.outputs:
             if spec.name not in answer.outputs:
                 raise ExecutionFailed(
@@ -164,20 +157,20 @@ class Slot:
         if not answer.parameters:
             outcome.arrays = arrays
             return
-        alone = len(pendings) == 1
+        alone = len(calls) == 1
         if not alone and any(array.shape[:1] != (batch.rows,) for array in arrays):
             raise ExecutionFailed(f"the server of model '{model}' has not given {batch.rows} rows")
         parts: list[Answer] = []
         start = 0
-        for pending in pendings:
-            wanted = pending.request.outputs
+        for call in calls:
+            wanted = call.outputs
             own = {
-                spec.name: array if alone else array[start : start + pending.rows]
+                spec.name: array if alone else array[start : start + call.rows]
                 for spec, array in zip(batch.outputs, arrays, strict=True)
                 if not wanted or spec.name in wanted
             }
             parts.append(Part(own, dict(answer.parameters)))
-            start += pending.rows
+            start += call.rows
         outcome.parts = parts
 
 

@@ -10,17 +10,18 @@ from collections.abc import Callable
 from time import monotonic_ns
 
 from headrace.core.errors import Cancelled, ServerError
+from headrace.core.requests import Call
 from headrace.core.signature import Signature
 from headrace.execution.remote.errand import Lost
 from headrace.execution.remote.forwarded import Forwarding
 from headrace.execution.remote.slot import Done, Pool, Slot
 from headrace.execution.remote.stream_errand import StreamErrandMaker, StreamSent
-from headrace.scheduling.batch import Answer, Batch, Deferral, NotStarted, Outcome, Part, Pending
+from headrace.scheduling.batch import Answer, Batch, Deferral, NotStarted, Outcome, Part
 from headrace.wire.remote_infer import RemoteAnswer
 
 _TELL_END = "triton_enable_empty_final_response"
 
-Give = Callable[[Pending, Answer | None, bool], None]
+Give = Callable[[Call, Answer | None, bool], None]
 
 
 class StreamSlot(Slot):
@@ -43,10 +44,10 @@ class StreamSlot(Slot):
 
     def execute(self, batch: Batch, done: Done) -> None:
         """Send the request of `batch`; see `headrace.scheduling.batch.Instance`."""
-        [pending] = batch.pendings
+        [call] = batch.calls
         self._batch, self._done = batch, done
-        self._started = self._gathered = pending.began = monotonic_ns()
-        pending.execution = self
+        self._started = self._gathered = call.began = monotonic_ns()
+        call.execution = self
         try:
             request = self._request(batch)
             parameters = {**request.parameters, _TELL_END: True}
@@ -60,44 +61,44 @@ class StreamSlot(Slot):
             self._loop.call_soon(self.failed, NotStarted())
             return
         self._stream = stream
-        if pending.held:
+        if call.held:
             stream.hold(True)
 
-    def cancel(self, pending: Pending) -> None:
+    def cancel(self, call: Call) -> None:
         """Nobody waits for the request any more."""
-        stream = self._stream_of(pending)
+        stream = self._stream_of(call)
         if stream is not None:
             self._stream = None
             stream.cancel()
             # Not at once: whoever has cancelled is not done with it yet.
             self._loop.call_soon(self.failed, Cancelled("nobody waits for the answer"))
 
-    def hold(self, pending: Pending, held: bool) -> None:
+    def hold(self, call: Call, held: bool) -> None:
         """Have the server pause, or go on."""
-        stream = self._stream_of(pending)
+        stream = self._stream_of(call)
         if stream is not None:
             stream.hold(held)
 
     def received(self, answer: RemoteAnswer) -> None:
         """`headrace.execution.remote.stream_errand.StreamSender.received`."""
         assert self._batch is not None
-        self._give(self._batch.pendings[0], _part(answer), False)
+        self._give(self._batch.calls[0], _part(answer), False)
 
     def finished(self, answer: RemoteAnswer | None) -> None:
         """`headrace.execution.remote.stream_errand.StreamSender.finished`."""
         assert self._batch is not None
         # The request first: it ends the batch for nobody else.
-        self._give(self._batch.pendings[0], None if answer is None else _part(answer), True)
+        self._give(self._batch.calls[0], None if answer is None else _part(answer), True)
         self._end_stream(None)
 
     def failed(self, error: Exception) -> None:
         """`headrace.execution.remote.stream_errand.StreamSender.failed`."""
         self._end_stream(error)
 
-    def _stream_of(self, pending: Pending) -> StreamSent | None:
+    def _stream_of(self, call: Call) -> StreamSent | None:
         """What is under way for a request, if that is this slot's."""
         batch = self._batch
-        return self._stream if batch is not None and batch.pendings[0] is pending else None
+        return self._stream if batch is not None and batch.calls[0] is call else None
 
     def _end_stream(self, error: Exception | None) -> None:
         batch, done = self._batch, self._done
@@ -109,7 +110,7 @@ class StreamSlot(Slot):
             self._trace = None
             trace.ended("" if error is None else str(error))
         if isinstance(error, NotStarted):
-            batch.pendings[0].execution = None
+            batch.calls[0].execution = None
         if isinstance(error, Lost):
             error = error.failure.error
         if error is None or isinstance(error, ServerError):

@@ -13,7 +13,7 @@ from headrace.wire.header_rules import Key
 Message = list[Buffer]  # one message in pieces, which are written one after the other
 
 
-class Call(Protocol):
+class RpcContext(Protocol):
     """One remote procedure call."""
 
     def metadata(self) -> Mapping[str, str]:
@@ -33,7 +33,7 @@ class Call(Protocol):
         """Put these into the call's line of the access log."""
 
 
-class Reply(Call, Protocol):
+class Reply(RpcContext, Protocol):
     """A unary call that is answered by calling this, exactly once, on the event-loop thread."""
 
     def respond(self, message: Message, timing: Timing) -> None:
@@ -43,7 +43,7 @@ class Reply(Call, Protocol):
         """Answer with an error, and with `server-timing` beside it."""
 
 
-class Peer(Call, Protocol):
+class Peer(RpcContext, Protocol):
     """The client's end of a stream of messages both ways."""
 
     @property
@@ -95,8 +95,8 @@ class Server(Protocol):
 
 # The ticket is for the transport to cancel; None if the reply was called already.
 Direct = Callable[[Buffer, Reply], Ticket | None]
-Unary = Callable[[Buffer, Call], Awaitable[bytes]]
-Stream = Callable[[AsyncIterator[Buffer], Call], AsyncIterator[bytes]]
+Unary = Callable[[Buffer, RpcContext], Awaitable[bytes]]
+Stream = Callable[[AsyncIterator[Buffer], RpcContext], AsyncIterator[bytes]]
 Open = Callable[[Peer], Session]
 
 

@@ -6,7 +6,7 @@ from google.protobuf.message import DecodeError
 
 from headrace.core.tensors import Buffer
 from headrace.engine.engine import Engine
-from headrace.transports.grpc.call import Call, Unary
+from headrace.transports.grpc.call import RpcContext, Unary
 from headrace.transports.grpc.log_settings import log_settings_handler
 from headrace.transports.grpc.procedures import INFERENCE
 from headrace.transports.grpc.repository import repository_handlers
@@ -59,7 +59,7 @@ def _bringing(
 ) -> Unary:
     """A procedure that has the model that it tells about loaded first."""
 
-    async def bring(data: Buffer, call: Call) -> bytes:
+    async def bring(data: Buffer, call: RpcContext) -> bytes:
         with suppress(DecodeError):  # which the handler tells of
             message = kind.FromString(bytes(data))
             await engine.bring(message.name, message.version)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Admission
-from headrace.transports.grpc.call import Call, Stream, Unary
+from headrace.transports.grpc.call import RpcContext, Stream, Unary
 from headrace.transports.grpc.procedures import CHECK, HEALTH
 from headrace.wire.pb import health_pb2 as pb
 
@@ -32,7 +32,7 @@ class Watched(Serving, Protocol):
 def check_handlers(engine: Serving) -> dict[str, Unary]:
     """Check."""
 
-    async def check(data: Buffer, call: Call) -> bytes:
+    async def check(data: Buffer, call: RpcContext) -> bytes:
         return _status(engine.ready)
 
     return {CHECK: check}
@@ -41,7 +41,7 @@ def check_handlers(engine: Serving) -> dict[str, Unary]:
 def watch_handlers(server: Watched, admission: Admission) -> dict[str, Stream]:
     """Watch: whether `server` is ready now, and each time that has changed, until it exits."""
 
-    async def watch(requests: AsyncIterator[Buffer], call: Call) -> AsyncIterator[bytes]:
+    async def watch(requests: AsyncIterator[Buffer], call: RpcContext) -> AsyncIterator[bytes]:
         last: bool | None = None
         changed = asyncio.Event()
         server.watch(changed.set)

@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Buffer
 from headrace.core.texts import bounded
-from headrace.transports.grpc.call import Call, Stream
+from headrace.transports.grpc.call import RpcContext, Stream
 from headrace.wire.pb import POOL, reflection_pb2, reflection_v1alpha_pb2
 
 _NOT_FOUND = 5
@@ -19,7 +19,7 @@ def reflection_handlers(services: tuple[str, ...]) -> dict[str, Stream]:
     """ServerReflectionInfo of both packages; `services` are the names that it lists."""
 
     # The messages of the two packages are the same on the wire; only their names differ.
-    async def info(requests: AsyncIterator[Buffer], call: Call) -> AsyncIterator[bytes]:
+    async def info(requests: AsyncIterator[Buffer], call: RpcContext) -> AsyncIterator[bytes]:
         async for data in requests:
             try:
                 request = reflection_pb2.ServerReflectionRequest.FromString(bytes(data))

@@ -1,7 +1,7 @@
 """ModelInfer of `GRPCInferenceService`, from message bytes to message bytes."""
 
 from headrace.core.errors import ExecutionFailed, ServerError, Unsupported
-from headrace.core.requests import InferRequest, InferResponse, Ticket
+from headrace.core.requests import Call, InferResponse, Ticket
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
 from headrace.engine.deferred import Deferred
@@ -64,10 +64,10 @@ class _Answer:
         return self.reply.metadata().get(name, "")
 
     def remaining(self) -> float:
-        """`Call.remaining`."""
+        """`RpcContext.remaining`."""
         return self.reply.remaining()
 
-    def routed(self, request: InferRequest, target: Target) -> None:
+    def routed(self, request: Call, target: Target) -> None:
         """Take what serves the request, now that it is decided."""
         self.reply.note(target.model, target.name, request.id)
 
@@ -131,7 +131,7 @@ class InferenceService:
     def _defer(self, message: InferMessage, signature: Signature | None, answer: _Answer) -> Ticket:
         """Decode on a thread, then queue the request."""
 
-        def submit(request: InferRequest) -> Ticket:
+        def submit(request: Call) -> Ticket:
             request.nbytes = answer.nbytes
             answer.timed = wants_timing(request)
             # The model may have been replaced meanwhile.

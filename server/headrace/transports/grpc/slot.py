@@ -4,7 +4,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from headrace.core.errors import ServerError
-from headrace.core.requests import InferRequest, InferResponse, Ticket
+from headrace.core.requests import Call, InferResponse, Ticket
 from headrace.engine.doors import Target
 from headrace.transports.grpc.call import Message
 from headrace.wire.grpc_messages import stream_message, stream_response
@@ -88,10 +88,10 @@ class Slot:
         return self.stream.metadata().get(name, "")
 
     def remaining(self) -> float:
-        """`Call.remaining`."""
+        """`RpcContext.remaining`."""
         return self.stream.remaining()
 
-    def routed(self, request: InferRequest, target: Target) -> None:
+    def routed(self, request: Call, target: Target) -> None:
         """Take what serves the request, now that it is decided."""
         self.found = target
 

@@ -16,7 +16,7 @@ from collections import deque
 from itertools import chain
 
 from headrace.core.errors import ExecutionFailed, ServerError, ServerExiting
-from headrace.core.requests import InferRequest, Ticket
+from headrace.core.requests import Call, Ticket
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
 from headrace.engine.deferred import Deferred
@@ -337,7 +337,7 @@ class StreamInfer:
     def _defer(self, slot: Slot, message: InferMessage, signature: Signature | None) -> None:
         """Decode a request on a thread, submit it, and then those behind it."""
 
-        def submit(request: InferRequest) -> Ticket:
+        def submit(request: Call) -> Ticket:
             request.nbytes = slot.nbytes
             if message.empty_final:
                 slot.empty_final = message.model_name, message.model_version

@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError, Message
 
 from headrace.core.errors import InvalidRequest, PayloadTooLarge
 from headrace.core.tensors import Buffer
-from headrace.transports.grpc.call import Call, Unary
+from headrace.transports.grpc.call import RpcContext, Unary
 from headrace.wire.compression import too_large
 
 M = TypeVar("M", bound=Message)
@@ -23,7 +23,7 @@ def check_size(data: Buffer, limit: int) -> int:
 def answers(kind: type[M], answer: Callable[[M], Message]) -> Unary:
     """A procedure that answers at once from the engine's state."""
 
-    async def handler(data: Buffer, call: Call) -> bytes:
+    async def handler(data: Buffer, call: RpcContext) -> bytes:
         return answer(_parsed(kind, data)).SerializeToString()
 
     return handler
@@ -34,7 +34,7 @@ def awaits(
 ) -> Unary:
     """A procedure whose answer takes its time; 0 leaves its limit to the transport."""
 
-    async def handler(data: Buffer, call: Call) -> bytes:
+    async def handler(data: Buffer, call: RpcContext) -> bytes:
         if max_request_bytes:
             check_size(data, max_request_bytes)
         return (await answer(_parsed(kind, data))).SerializeToString()

@@ -14,7 +14,7 @@ from headrace.core.errors import (
     Unsupported,
     UnsupportedEncoding,
 )
-from headrace.core.requests import InferRequest, InferResponse, Ticket
+from headrace.core.requests import Call, InferResponse, Ticket
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Account
@@ -159,7 +159,7 @@ class Exchange:
             self._more = wants_timing(request)
         return found.submit(request, sink)
 
-    def bound(self, request: InferRequest) -> None:
+    def bound(self, request: Call) -> None:
         """Have a request wait no longer than its head allows."""
         timeout = self.head.timeout
         if timeout and not 0 < request.timeout < timeout:
@@ -169,7 +169,7 @@ class Exchange:
         """What the client sent under a name in lower case, "" for nothing."""
         return self.head.headers.get(name.encode("latin-1"), "")
 
-    def routed(self, request: InferRequest, target: Target) -> None:
+    def routed(self, request: Call, target: Target) -> None:
         """Take what serves the request, now that it is decided."""
         self.found = target
 
@@ -274,7 +274,7 @@ class Exchange:
     def _takes_long(self, body: Buffer, signature: Signature | None) -> bool:
         return takes_long(body, self.head.json_size, signature)
 
-    def _decode(self, body: Buffer, signature: Signature | None, charge: Charge) -> InferRequest:
+    def _decode(self, body: Buffer, signature: Signature | None, charge: Charge) -> Call:
         """The request in a body that may be compressed; on a thread."""
         head = self.head
         if head.content_encoding is not None:
@@ -292,7 +292,7 @@ class Exchange:
     ) -> Ticket:
         """Decode on a thread, then queue the request."""
 
-        def submit(request: InferRequest) -> Ticket:
+        def submit(request: Call) -> Ticket:
             found = self._find()  # it may have been replaced meanwhile
             self.bound(request)
             request.nbytes = self.nbytes
@@ -337,7 +337,7 @@ class Exchange:
 
 def decode_body(
     head: Head, body: Buffer, signature: Signature | None, charge: Charge = uncharged
-) -> tuple[InferRequest, ResponseForm]:
+) -> tuple[Call, ResponseForm]:
     """The request in a body, and how to answer it; raises `InvalidRequest`."""
     json_size = None if head.json_size is None else parse_json_size(head.json_size, len(body))
     if json_size != 0:

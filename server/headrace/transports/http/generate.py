@@ -12,7 +12,7 @@ from contextlib import suppress
 from starlette.types import Receive, Scope, Send
 
 from headrace.core.errors import InvalidRequest
-from headrace.core.requests import InferRequest, InferResponse, Ticket, Timing
+from headrace.core.requests import Call, InferResponse, Ticket, Timing
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
 from headrace.engine.doors import DoorSink
@@ -82,7 +82,7 @@ class GenerateExchange(Exchange):
         self.bound(request)
         return found.submit(request, sink)
 
-    def _decode(self, body: Buffer, signature: Signature | None, charge: Charge) -> InferRequest:
+    def _decode(self, body: Buffer, signature: Signature | None, charge: Charge) -> Call:
         assert signature is not None, "a request for nobody knows what. This is a bug."
         request = decode_generate(signature, self.head.model, self.head.version, body, charge)
         charge_objects(request.inputs.values(), charge)

@@ -17,7 +17,7 @@ class Head:
 
     `version` is "" where the path names none. `json_size` and the encodings are the headers' text.
     `entrance` is where the request goes, `headers` are all that came. `timeout` is as of
-    `InferRequest`: microseconds, 0 for none.
+    `Call`: microseconds, 0 for none.
     """
 
     entrance: Entrance

@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
 from headrace.core.errors import InvalidRequest, ServerExiting
-from headrace.core.requests import InferRequest, InferResponse
+from headrace.core.requests import Call, InferResponse
 from headrace.engine.admission import Account
 from headrace.engine.doors import Entrance, Target
 from headrace.engine.future_sink import FutureSink
@@ -53,7 +53,7 @@ class _RouteSink(FutureSink):
         """`Exchange.header`."""
         return self._exchange.header(name)
 
-    def routed(self, request: InferRequest, target: Target) -> None:
+    def routed(self, request: Call, target: Target) -> None:
         """`Exchange.routed`."""
         self._exchange.routed(request, target)
 

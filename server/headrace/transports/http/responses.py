@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from headrace.core.errors import ServerError
-from headrace.core.requests import InferRequest, InferResponse, Ticket
+from headrace.core.requests import Call, InferResponse, Ticket
 from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES, Target, not_read
 from headrace.engine.workbench import LARGE, Job
 from headrace.transports.http.exchange import Exchange
@@ -143,7 +143,7 @@ class Responses:
         """`Exchange.header`."""
         return "" if self._exchange is None else self._exchange.header(name)
 
-    def routed(self, request: InferRequest, target: Target) -> None:
+    def routed(self, request: Call, target: Target) -> None:
         """`Exchange.routed`."""
         if self._exchange is not None:
             self._exchange.routed(request, target)

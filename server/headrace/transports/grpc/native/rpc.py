@@ -99,23 +99,23 @@ class Rpc(Stream):
     # --- what handlers see
 
     def metadata(self) -> dict[str, str]:
-        """`Call.metadata`."""
+        """`RpcContext.metadata`."""
         return self.head.metadata
 
     def remaining(self) -> float:
-        """`Call.remaining`."""
+        """`RpcContext.remaining`."""
         # Not by the timer: uvloop's does not tell when a deadline is less than a millisecond away.
         deadline = self._deadline
         return max(deadline - self._host.loop.time(), 1e-6) if deadline else 0.0
 
     def set_trailing(self, name: str, value: str) -> None:
-        """`Call.set_trailing`."""
+        """`RpcContext.set_trailing`."""
         field = name.encode()
         kept = [(known, v) for known, v in self._trailing or () if known != field]
         self._trailing = [*kept, (field, value.encode())]
 
     def note(self, model: str, version: str, request_id: str) -> None:
-        """`Call.note`."""
+        """`RpcContext.note`."""
         if self._host.access_log:
             self._notes = {"model": model, "version": version, "request_id": request_id}
 
