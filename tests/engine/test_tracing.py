@@ -31,6 +31,7 @@ class Version:
     name: str = "3"
     decoupled: bool = False
     signature: None = None
+    direct: None = None
     ready: bool = True
     error: ServerError | None = None
     got: list[tuple[Call, Any]] = field(default_factory=list)

@@ -54,6 +54,7 @@ class Model:
     name = "7"
     decoupled = False
     signature: Signature | None = None
+    direct = None
 
     def __init__(self) -> None:
         self.work: list[Work] = []

@@ -50,6 +50,7 @@ class Model:
     """One model; it refuses requests with the id `bad`."""
 
     signature: Signature | None = SIGNATURE
+    direct = None
 
     def __init__(self, model: str, decoupled: bool) -> None:
         self.model = model

@@ -59,6 +59,8 @@ class Signature:
     _inputs: dict[str, TensorSpec] = field(init=False, repr=False, compare=False)
     _outputs: dict[str, TensorSpec] = field(init=False, repr=False, compare=False)
     _required: int = field(init=False, repr=False, compare=False)
+    names: list[str] = field(init=False, repr=False, compare=False)  # of the outputs
+    batches: bool = field(init=False, repr=False, compare=False)  # axis 0 of tensors counts rows
     # Whether all requests may share batches: every input is there, in a fixed shape.
     uniform: bool = field(init=False, repr=False, compare=False)
     _known: dict[object, int] = field(init=False, repr=False, compare=False, default_factory=dict)
@@ -69,15 +71,12 @@ class Signature:
         uniform = len(required) == len(self.inputs) and all(-1 not in s.dims for s in self.inputs)
         texts = tuple(spec.name for spec in self.inputs if spec.datatype is Datatype.BYTES)
         object.__setattr__(self, "texts", texts)
+        object.__setattr__(self, "names", [spec.name for spec in self.outputs])
+        object.__setattr__(self, "batches", self.max_batch_size > 0)
         object.__setattr__(self, "_inputs", {spec.name: spec for spec in self.inputs})
         object.__setattr__(self, "_outputs", {spec.name: spec for spec in self.outputs})
         object.__setattr__(self, "_required", len(required))
         object.__setattr__(self, "uniform", uniform)
-
-    @property
-    def batches(self) -> bool:
-        """Whether axis 0 of every tensor counts rows."""
-        return self.max_batch_size > 0
 
     def wire_shape(self, spec: TensorSpec) -> Shape:
         """The shape that clients see: with a leading -1 where the model batches."""

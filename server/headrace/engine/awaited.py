@@ -64,6 +64,8 @@ class AwaitedTarget:
     Invariant: `_sink` is there until the request is handed to the model, refused or cancelled.
     """
 
+    direct = None
+
     __slots__ = (
         "_bringing", "_door", "_engine", "_forget", "_held", "_refusal", "_request", "_sink",
         "_ticket", "decoupled", "model", "name", "version",

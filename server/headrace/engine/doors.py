@@ -4,12 +4,15 @@ A door is in the engine's process, or in a front end, which knows nothing of mod
 request asks for is found, checked and refused only after it was submitted.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from headrace.core.errors import Overloaded, ServerError
 from headrace.core.requests import Call, Sink, Ticket
 from headrace.core.signature import Signature
 from headrace.engine.admission import Admission
+from headrace.wire.plain_json import PlainJson
 
 CONTEXT_HEADERS = ("traceparent", "tracestate")  # which trace a request is part of
 
@@ -52,6 +55,20 @@ class RoutedSink(Sink, Protocol):
         """Take what serves the request, now that it is decided."""
 
 
+@dataclass(slots=True)
+class Direct:
+    """The way of plain calls into the queue of a version: their door has checked them.
+
+    `json` reads and writes bodies. `known` has the rows of calls that have passed the check, by
+    what a door knows those by that ask alike: the same model, names, datatypes and shapes.
+    `enqueue` takes a call with its rows; raises `ServerError`.
+    """
+
+    json: PlainJson
+    known: dict[object, int]
+    enqueue: Callable[[Call, Sink, int], Ticket]
+
+
 class Target(Protocol):
     """What serves a request."""
 
@@ -70,6 +87,10 @@ class Target(Protocol):
     @property
     def signature(self) -> Signature | None:
         """The declared inputs and outputs, None in a front end."""
+
+    @property
+    def direct(self) -> Direct | None:
+        """The way of calls that the door has checked; None if all are to be submitted."""
 
     def submit(self, request: Call, sink: DoorSink) -> Ticket:
         """Check and queue a request; raises `ServerError`, or has the sink refused later."""

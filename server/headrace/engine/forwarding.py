@@ -26,6 +26,8 @@ def forwarding(
 class _Target:
     """A target whose requests get parameters, in place of those of the same names."""
 
+    direct = None
+
     __slots__ = ("_parameters", "_target")
 
     def __init__(self, target: Target, parameters: Mapping[str, str]) -> None:

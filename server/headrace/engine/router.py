@@ -50,6 +50,8 @@ class Ledgers:
 class Router:
     """Chooses among the versions of one model. `refresh` comes before anything else."""
 
+    direct = None
+
     name = ""  # the version, which differs from one request to the next
 
     def __init__(

@@ -39,6 +39,8 @@ class Submits(Protocol):
 class TracedTarget:
     """A target some of whose requests are traced; to a door it is that target."""
 
+    direct = None
+
     def __init__(self, target: Target, sampler: Sampler, tracing: "Tracing") -> None:
         self.model = target.model
         self._target: Any = target

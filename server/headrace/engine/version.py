@@ -12,6 +12,7 @@ from headrace.core.requests import Call, InferResponse, Sink, Ticket
 from headrace.core.signature import Signature
 from headrace.engine.admission import ModelAccount
 from headrace.engine.divided_requests import DividedRequest
+from headrace.engine.doors import Direct
 from headrace.engine.fail_over import FailOver
 from headrace.engine.footprint import GpuMemory
 from headrace.engine.future_sink import FutureSink
@@ -39,6 +40,7 @@ from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.sequences import SequenceQueue
 from headrace.scheduling.tiers import Tier
 from headrace.wire.pb.model_config_pb2 import ModelConfig
+from headrace.wire.plain_json import PlainJson
 
 if TYPE_CHECKING:
     from headrace.execution.process import WorkerInstance
@@ -72,6 +74,10 @@ class ModelVersion:
         self.model = model
         self.number = number
         self.name = str(number)
+        self.direct: Direct | None = None
+        self._plain_json: PlainJson | None = None
+        self._given_up = False  # nothing that could run it comes back for now
+        self._submit: Callable[[Call, Sink, int], Ticket] | None = None
         self.state = State.LOADING
         self.reason = ""
         self.statistics = statistics or VersionStatistics()
@@ -81,7 +87,6 @@ class ModelVersion:
         self.decoupled = False
         self._split = False
         self._batcher: Batcher | None = None
-        self._submit: Callable[[Call, Sink, int], Ticket] | None = None
         self._config: ModelConfig | None = None
         self._signature: Signature | None = None
         self._host: ModelHost | None = None
@@ -97,7 +102,6 @@ class ModelVersion:
         self._memory: dict[str, int] = {}
         self._gpu_memory: dict[str, GpuMemory] = {}
         self._leaves = False  # `unload` was called
-        self._given_up = False  # nothing that could run it comes back for now
 
     @property
     def state(self) -> State:
@@ -108,6 +112,7 @@ class ModelVersion:
     def state(self, state: State) -> None:
         self._state = state
         self.ready = state is State.READY
+        self._compose()
 
     @property
     def healthy(self) -> bool:
@@ -318,6 +323,8 @@ class ModelVersion:
         self._special = SpecialRequests(
             loaded.signature, loaded.labels, regions, batcher, self._submit_checked
         )
+        if not self.decoupled:
+            self._plain_json = PlainJson(loaded.signature, self.model, self.name)
         self.load_seconds = loaded.seconds
         self.origin = loaded.origin
         self.state = State.READY
@@ -395,6 +402,7 @@ class ModelVersion:
         if self._host is not None:
             self._host.close()
         self._batcher = self._submit = self._config = self._signature = self.upload = None
+        self._plain_json = None
         self.state = State.UNAVAILABLE
         self.reason = "unloaded"
 
@@ -410,6 +418,14 @@ class ModelVersion:
     def _on_instances(self) -> None:
         """Something that runs it has gone, or is back, or nothing waits for it any more."""
         self._given_up = all(instances.given_up for instances in self._sets)
+        self._compose()
+
+    def _compose(self) -> None:
+        """Say what is before the queue of calls that their doors have checked: mostly nothing."""
+        self.direct = None
+        json, submit = self._plain_json, self._submit
+        if self.ready and not self._given_up and json is not None and submit is not None:
+            self.direct = Direct(json, {}, submit)
 
     def _waiting_error(self) -> ServerError:
         """What a request is told that nothing can run."""

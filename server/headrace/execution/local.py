@@ -238,17 +238,16 @@ class LocalInstance:
             if outcome.error is not None:  # or it has come to its end at the last moment
                 outcome.error = self._verdict
             self._verdict = None
-        if self._auto is not None:
-            self._observe(self._auto, outcome)
-        done(self, batch, outcome)
-
-    def _observe(self, auto: AutoChoice, outcome: Outcome) -> None:
         # A run that failed may have ended early: it must not bring a heavy model back inline.
-        if outcome.error is not None and self._kind is InstanceKind.THREAD:
-            return
-        if auto.observe(outcome.computed - outcome.started):
+        auto = self._auto
+        if (
+            auto is not None
+            and (outcome.error is None or self._kind is InstanceKind.INLINE)
+            and auto.observe(outcome.computed - outcome.started)
+        ):
             self._kind = auto.kind
             log.info("instance %s now runs %s by its measured cost", self.name, self._kind)
+        done(self, batch, outcome)
 
 
 def _is_heavy(texts: Sequence[str], batch: Batch) -> bool:

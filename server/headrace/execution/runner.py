@@ -59,7 +59,7 @@ def run(model: LoadedModel, batch: Batch, room: Room | None = None) -> Outcome:
     try:
         inputs = batch.gather(room)
         gathered = monotonic_ns()
-        arrays = model.infer(inputs, [spec.name for spec in batch.outputs])
+        arrays = model.infer(inputs, batch.names)
     except Exception as raised:  # whatever a backend raises belongs to this batch alone
         error = raised
     return Outcome(arrays, error, started, gathered, monotonic_ns())

@@ -42,6 +42,8 @@ _Waiting: TypeAlias = asyncio.Queue[tuple[bytes, bytes] | ServerError | None]
 class RemoteTarget:
     """What serves one request, and the ticket of it."""
 
+    direct = None
+
     __slots__ = ("_door", "_link", "decoupled", "model", "name", "nbytes", "number", "sink")
 
     signature = None
@@ -78,6 +80,8 @@ class RemoteTarget:
 
 class HeaderTarget:
     """What serves one request to which the values of headers belong."""
+
+    direct = None
 
     __slots__ = ("_door", "_headers", "_link", "model", "name")
 

@@ -95,34 +95,43 @@ class Outcome:
 
 
 class Batch:
-    """Requests that run together. `outputs` are all outputs that any of them wants."""
+    """Requests that run together. `outputs`, with `names`, are all that any of them wants."""
 
-    __slots__ = ("calls", "outputs", "rows", "signature")
+    __slots__ = ("calls", "names", "outputs", "rows", "signature")
 
     def __init__(self, signature: Signature, calls: list[Call]) -> None:
         self.signature = signature
         self.calls = calls
-        self.rows = calls[0].rows if len(calls) == 1 else sum([p.rows for p in calls])
-        self.outputs = _wanted(signature, calls)
+        self.rows = calls[0].rows if len(calls) == 1 else sum([call.rows for call in calls])
+        self.outputs, self.names = signature.outputs, signature.names
+        for call in calls:
+            if not call.outputs:
+                break
+        else:
+            self.outputs = _wanted(signature, calls)
+            self.names = [spec.name for spec in self.outputs]
 
     def gather(self, room: "Room | None" = None) -> dict[str, TensorArray]:
         """The inputs as the model sees them; concatenated, in `room`, only if they are several."""
         signature, calls = self.signature, self.calls
         arrays: dict[str, TensorArray] = {}
+        first = calls[0].inputs
         for spec in signature.inputs:
             name = spec.name
-            if name not in calls[0].inputs:
+            if name not in first:
                 continue  # optional and absent; the batch key makes that so for all
             if len(calls) == 1:
-                array = calls[0].inputs[name].array
+                array = first[name].array
             else:
-                parts: list[Any] = [p.inputs[name].array for p in calls]
+                parts: list[Any] = [call.inputs[name].array for call in calls]
                 if spec.datatype is Datatype.BYTES:
                     array = concatenated(parts)
                 else:
                     place = room.place(name, parts, self.rows) if room is not None else None
                     array = np.concatenate(parts, out=place)
-            arrays[name] = reshaped(array, spec, signature.batches, to_model=True)
+            if spec.reshape is not None:
+                array = reshaped(array, spec, signature.batches, to_model=True)
+            arrays[name] = array
         return arrays
 
     def split(self, arrays: Sequence[TensorArray]) -> list[list[Tensor]]:
@@ -138,10 +147,9 @@ class Batch:
             )
         alone = len(self.calls) == 1
         rows = self.rows if signature.inputs or not alone else None
-        tensors = [
-            _output(signature, spec, array, rows)
-            for spec, array in zip(self.outputs, arrays, strict=True)
-        ]
+        tensors: list[Tensor] = []
+        for spec, array in zip(self.outputs, arrays, strict=True):
+            tensors.append(_output(signature, spec, array, rows))
         if alone:
             return [tensors]
         parts: list[list[Tensor]] = []
@@ -245,8 +253,6 @@ class Instance(Protocol):
 def _wanted(signature: Signature, calls: list[Call]) -> tuple[TensorSpec, ...]:
     wanted: set[str] = set()
     for call in calls:
-        if not call.outputs:
-            return signature.outputs
         wanted.update(call.outputs)
     return tuple(spec for spec in signature.outputs if spec.name in wanted)
 
@@ -260,7 +266,7 @@ def _output(signature: Signature, spec: TensorSpec, array: TensorArray, rows: in
         rows = array.shape[0]
     expected = (rows, *spec.dims) if signature.batches else spec.dims
     if spec.reshape is None and array.shape == expected and array.dtype == NUMPY[spec.datatype]:
-        return Tensor(spec.name, spec.datatype, array)  # as nearly always
+        return new_tensor((spec.name, spec.datatype, array))  # as nearly always
     shape = array.shape
     if signature.batches and shape[:1] != (rows,):
         raise ExecutionFailed(

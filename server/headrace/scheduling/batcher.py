@@ -261,8 +261,10 @@ class Batcher:
 
     def _flush(self) -> None:
         self._flush_scheduled = False
-        now = self._clock.now()
-        self._expire(now)
+        now = self._now()
+        queue = self._queue
+        if queue.deadlines:
+            self._expire(now)
         # Each instance runs one batch at most: an inline one is idle again at once, and between two
         # of its batches the event loop must get to read what has arrived.
         for _ in range(len(self._idle)):
@@ -270,9 +272,10 @@ class Batcher:
             if batch is None:
                 break
             self._instances.pick().execute(batch, self._finished)
-        if (deadline := self._queue.next_deadline()) is not None:
+        if queue.deadlines and (deadline := queue.next_deadline()) is not None:
             self._arm(deadline)
-        self._check_drained()
+        if self._on_drained:
+            self._check_drained()
 
     def _next_batch(self, now: int) -> Batch | None:
         while True:
@@ -341,7 +344,7 @@ class Batcher:
             self._retries.extend(batch.halves())
         if self._retries or self._queue.waiting:
             self._schedule_flush()
-        else:
+        elif self._on_drained:
             self._check_drained()
 
     def _deal_with(self, others: Sequence[Unanswered], batch: Batch, outcome: Outcome) -> None:
@@ -383,19 +386,19 @@ class Batcher:
 
     def _succeed(self, batch: Batch, outcome: Outcome) -> None:
         """Let those have their answers who still wait, and count the batch."""
-        alive = [p for p in batch.calls if p.outcome is not None and not p.ended]
-        ended = self._clock.now()
-        for call in alive:
-            call.ended = True
+        alive: list[Call] = []
+        arrived: list[int] = []
+        rows = 0
+        for call in batch.calls:
+            if call.outcome is not None and not call.ended:
+                call.ended = True
+                alive.append(call)
+                arrived.append(call.arrived)
+                rows += call.rows
+        ended = self._now()
         self._delivery.release(alive)
         self._recorder.batch_succeeded(
-            [call.arrived for call in alive],
-            sum([call.rows for call in alive]),
-            batch.rows,
-            outcome.started,
-            outcome.gathered,
-            outcome.computed,
-            ended,
+            arrived, rows, batch.rows, outcome.started, outcome.gathered, outcome.computed, ended
         )
 
     def _fail(self, call: Call, error: Exception, outcome: Outcome, rows: int) -> None:

@@ -33,7 +33,7 @@ class RequestQueue:
         # Two deques for each of them: in time, and timed out with the action DELAY.
         self._deques: list[deque[Call]] = [deque(), deque()]
         self._sizes = {1: 0}
-        self._deadlines: list[tuple[int, int, Call]] = []
+        self.deadlines: list[tuple[int, int, Call]] = []
         self._count = 0
         self._dead = 0  # ended, but still in a deque
         self.waiting = 0
@@ -57,8 +57,8 @@ class RequestQueue:
         call.deadline = policy.deadline(call.arrived, call.timeout)
         if call.deadline is not None:
             self._count += 1  # breaks ties, so that two requests are never compared
-            heapq.heappush(self._deadlines, (call.deadline, self._count, call))
-            if len(self._deadlines) > 2 * self.waiting + _SWEEP:
+            heapq.heappush(self.deadlines, (call.deadline, self._count, call))
+            if len(self.deadlines) > 2 * self.waiting + _SWEEP:
                 self._sweep_deadlines()
         self._deques[place].append(call)
         self._sizes[level] += 1
@@ -139,8 +139,8 @@ class RequestQueue:
     def expire(self, now: int) -> list[Call]:
         """Take out the requests that are to be rejected at `now`; move those to be delayed."""
         rejected: list[Call] = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, _, call = heapq.heappop(self._deadlines)
+        while self.deadlines and self.deadlines[0][0] <= now:
+            _, _, call = heapq.heappop(self.deadlines)
             if call.started or call.ended:
                 continue
             if self._policy.queue_policy(call.level).action is TimeoutAction.REJECT:
@@ -155,9 +155,9 @@ class RequestQueue:
 
     def next_deadline(self) -> int | None:
         """When `expire` will next have something to do, as far as is known."""
-        while self._deadlines and (self._deadlines[0][2].started or self._deadlines[0][2].ended):
-            heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
+        while self.deadlines and (self.deadlines[0][2].started or self.deadlines[0][2].ended):
+            heapq.heappop(self.deadlines)
+        return self.deadlines[0][0] if self.deadlines else None
 
     def _sweep(self) -> None:
         for index, queue in enumerate(self._deques):
@@ -174,6 +174,6 @@ class RequestQueue:
         self._sizes = {level: self._sizes[level] for level in self._levels}
 
     def _sweep_deadlines(self) -> None:
-        alive = [entry for entry in self._deadlines if not (entry[2].started or entry[2].ended)]
+        alive = [entry for entry in self.deadlines if not (entry[2].started or entry[2].ended)]
         heapq.heapify(alive)
-        self._deadlines = alive
+        self.deadlines = alive

@@ -67,8 +67,8 @@ _CODES: dict[Datatype, str] = {
     Datatype.INT64: "q", Datatype.FP32: "f", Datatype.FP64: "d",
 }  # fmt: skip
 
-
-_FLAT = {
+# Datatypes whose elements are numbers in JSON, by name.
+FLAT = {
     datatype.value: (datatype, code, NUMPY[datatype])
     for datatype, code in _CODES.items()
     if datatype is not Datatype.BOOL
@@ -244,7 +244,7 @@ def tensor_from_flat(item: dict[str, Any]) -> Tensor | None:
         return None
     try:
         name, shape, data = item["name"], item["shape"], item["data"]
-        datatype, code, dtype = _FLAT[item["datatype"]]
+        datatype, code, dtype = FLAT[item["datatype"]]
         count = len(data)
         if (
             type(name) is not str

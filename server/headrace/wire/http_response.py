@@ -30,7 +30,7 @@ class ResponseForm:
         parts = [b"{"]
         if response.id:
             parts += (b'"id":', orjson.dumps(response.id), b",")
-        parts.append(_model_text(response.model_name, response.model_version))
+        parts.append(model_text(response.model_name, response.model_version))
         if response.parameters:
             parts += (b'"parameters":', json_parameters(response.parameters), b",")
         parts.append(b'"outputs":[')
@@ -40,14 +40,14 @@ class ResponseForm:
             if self.named.get(tensor.name, self.binary):
                 raw = raw_bytes(array)
                 parts += (
-                    _tensor_text(tensor.name, tensor.datatype, array.shape),
+                    tensor_text(tensor.name, tensor.datatype, array.shape),
                     b'"parameters":{"binary_data_size":%d}},' % len(raw),
                 )
                 if raw:
                     buffers.append(raw)
             else:
                 parts += (
-                    _tensor_text(tensor.name, tensor.datatype, array.shape),
+                    tensor_text(tensor.name, tensor.datatype, array.shape),
                     b'"data":',
                     *json_pieces(tensor),
                     b"},",
@@ -71,7 +71,7 @@ class SharedForm(ResponseForm):
         # Not by `super`, which does not know its class in one that was made again for its slots.
         buffers, size = ResponseForm.encode(self, replace(response, outputs=here))
         texts = [
-            _tensor_text(tensor.name, tensor.datatype, tensor.array.shape)[:-1] + b"}"
+            tensor_text(tensor.name, tensor.datatype, tensor.array.shape)[:-1] + b"}"
             for tensor in response.outputs
             if tensor.name in self.shared
         ]
@@ -81,12 +81,12 @@ class SharedForm(ResponseForm):
 
 
 @lru_cache(1024)
-def _model_text(model: str, version: str) -> bytes:
+def model_text(model: str, version: str) -> bytes:
     """The members of a response that name its model."""
     return orjson.dumps({"model_name": model, "model_version": version})[1:-1] + b","
 
 
 @lru_cache(4096)
-def _tensor_text(name: str, datatype: Datatype, shape: tuple[int, ...]) -> bytes:
+def tensor_text(name: str, datatype: Datatype, shape: tuple[int, ...]) -> bytes:
     """The beginning of an output, up to its data or parameters."""
     return orjson.dumps({"name": name, "datatype": datatype, "shape": shape})[:-1] + b","

@@ -79,7 +79,7 @@ class Exchange:
     request_id = ""
     nbytes = 0  # what admission has counted, so that it is counted out whatever happens
     _held = False  # whether it is a message on its way
-    _entered = False
+    entered = False
     _consumed = False
     _again = False  # look at the model when the body is there: it may have been replaced meanwhile
     _form: ResponseForm | None = None
@@ -98,24 +98,25 @@ class Exchange:
         self._engine = head.entrance
         self._limit = limit
 
-    def open(self, nbytes: int = -1) -> None:
+    def open(self) -> None:
+        """Find the model and count a message in whose body is yet to come; raises `ServerError`."""
+        self._find()
+        declared = self.head.length or 0
+        self._check_size(declared)
+        self.account.begin(declared)
+        self._held = True
+
+    def open_whole(self, nbytes: int) -> None:
         """Find the model and count the request in, its body of `nbytes` being there.
 
-        Without `nbytes`, the body is yet to come. Raises `ServerError`.
+        Raises `ServerError`.
         """
-        head = self.head
         self._find()
-        if nbytes < 0:
-            declared = head.length or 0
-            self._check_size(declared)
-            self.account.begin(declared)
-            self._held = True
-            return
         if nbytes > self._limit:
             self._check_size(nbytes)
         self.account.enter(nbytes)
         self.nbytes = nbytes
-        self._entered = True
+        self.entered = True
 
     def _check_size(self, declared: int) -> None:
         if declared > self._limit:
@@ -244,8 +245,8 @@ class Exchange:
 
     def close(self) -> None:
         """Count the request out."""
-        if self._entered:
-            self._entered = False
+        if self.entered:
+            self.entered = False
             self.account.leave(self.nbytes)
         elif self._held:
             self._held = False
@@ -254,7 +255,7 @@ class Exchange:
     def enter(self) -> None:
         """The body is there as a whole: count it as a request; raises `Overloaded`."""
         self.account.admit()
-        self._held, self._entered = False, True
+        self._held, self.entered = False, True
 
     def fields(self) -> dict[str, str]:
         """What the access log says of the request besides its path."""

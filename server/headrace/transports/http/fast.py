@@ -17,7 +17,7 @@ from typing import Any
 
 from headrace.core.blocks import BLOCKS
 from headrace.core.errors import ExecutionFailed, ServerError, ServerExiting
-from headrace.core.requests import InferResponse, Ticket
+from headrace.core.requests import Call, InferResponse, Ticket, Timing
 from headrace.core.tensors import Buffer
 from headrace.engine.deferred import Deferred
 from headrace.engine.doors import Entrance
@@ -35,8 +35,8 @@ from headrace.transports.http.head import Head
 from headrace.transports.http.heads import Heads
 from headrace.transports.http.protocol import HEAD_LIMIT, BoundedProtocol
 from headrace.wire.http_infer import error_body
+from headrace.wire.plain_json import HTTP_ANSWER, PlainJson
 
-_START = b"POST /v2/models/"
 _END = b"\r\n\r\n"
 _UNDER_WAY = 64  # requests of one connection that are executed at once; more wait to be read
 _COPIED = 4096  # bytes up to which a copy of a body costs less than a view of it
@@ -57,15 +57,25 @@ class _Request(Exchange):
     answer: Answer | None = None
     body: memoryview | None = None  # what is being gathered, `filled` bytes of it there
     filled = 0
+    json: PlainJson | None = None  # which has read the body, and may write the answer
 
     def __init__(self, connection: "FastProtocol", limit: int, head: Head) -> None:
-        super().__init__(limit, head, connection.account)
+        # As `Exchange.__init__`, which would be a call more for each request.
+        self.head = head
+        self.account = connection.account
+        self._engine = head.entrance
+        self._limit = limit
         self.connection = connection
         if connection.access_log:
             self.begun = perf_counter()
 
     def respond(self, response: InferResponse, final: bool) -> None:
         """Answer with `response`."""
+        json = self.json
+        if json is not None and not (self._more or response.parameters):
+            body = json.encode(response.id, response.outputs)
+            if body is not None and self.connection.answer(self, response.timing, body):
+                return
         for tensor in response.outputs:
             if tensor.array.nbytes > LARGE and self.encodes_long(response):
                 self.ticket = self.succeed_later(response, self.end)
@@ -118,16 +128,6 @@ class FastProtocol(BoundedProtocol):
         self._consuming = False
         self._closing = False
         self._deferring = False  # the last request is not queued yet; those after it wait
-
-    def data_received(self, data: bytes) -> None:
-        if self.timeout_keep_alive_task is not None:
-            self._unset_keepalive_if_required()
-        if not self._in_head:
-            self._touched = self.loop.time()
-        if self._held:
-            self._held += data  # one piece may still come after reading was paused
-        else:
-            self._consume(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget()
@@ -203,9 +203,42 @@ class FastProtocol(BoundedProtocol):
         self._touched = self.loop.time()
         self._go_on()
 
-    def _consume(self, data: bytes) -> None:
-        """Take in what was received, as far as it can be dealt with now."""
+    def answer(self, request: _Request, timing: Timing, body: bytes) -> bool:
+        """Write the answer to the only request under way, if nothing else is to be done."""
+        requests = self._requests
+        if (
+            len(requests) > 1
+            or self._closing
+            or self.access_log
+            or self.flow.write_paused
+            or self._admission.exiting
+        ):
+            return False
+        requests.popleft()
+        request.ticket = None
+        request.account.leave(request.nbytes)
+        queue_ns, compute_ns, rows = timing
+        self.transport.write(
+            HTTP_ANSWER % (queue_ns / 1e6, compute_ns / 1e6, rows, len(body), body)
+        )
+        self._answers[200] += 1
+        self._touched = self.loop.time()
+        if self._held:
+            self._go_on()
+        return True
+
+    def data_received(self, data: bytes) -> None:
+        """Take in what was received, or held, as far as it can be dealt with now."""
+        if self.timeout_keep_alive_task is not None:
+            self._unset_keepalive_if_required()
+        if not self._in_head:
+            self._touched = self.loop.time()
+        if self._held:
+            self._held += data  # one piece may still come after reading was paused
+            return
         self._consuming = True
+        known, requests = self._heads.known, self._requests
+        cycle: Any = self.cycle  # of the application's last request, if it ever had one
         position, size = 0, len(data)
         while position < size and not self.transport.is_closing():
             if self._gathering is not None:
@@ -214,47 +247,65 @@ class FastProtocol(BoundedProtocol):
                 passed = min(self._skip, size - position)
                 self._skip -= passed
                 position += passed
-            elif self._in_message or self.answering:
+            elif self._in_message or (cycle is not None and self.answering):
                 super().data_received(data[position:])
                 break
-            elif len(self._requests) >= _UNDER_WAY or self.flow.write_paused or self._deferring:
+            elif len(requests) >= _UNDER_WAY or self.flow.write_paused or self._deferring:
                 self._hold(data[position:])
                 break
             else:
-                end = -1
-                if data.startswith(_START, position):
-                    end = data.find(_END, position, position + HEAD_LIMIT)
-                head = self._heads.read(data[position : end + 4]) if end >= 0 else None
+                start = data.find(_END, position, position + HEAD_LIMIT) + 4
+                raw = data[position:start] if start > 3 else b""
+                head = known.get(raw) or self._heads.read(raw)
                 if head is None:
-                    if self._requests:
+                    if requests:
                         self._hold(data[position:])  # their answers come first
                     else:
                         super().data_received(data[position:])
                     break
                 request = _Request(self, self._limit, head)
-                self._requests.append(request)
-                start = end + 4
+                requests.append(request)
                 length = head.length or 0
                 if start + length <= size:
                     position = start + length
                     whole = memoryview(data) if length > _COPIED else data
-                    self._begin(request, length, whole[start:position])
+                    self._begin(request, whole[start:position])
                 else:
                     position = start
                     self._gathering = request
                     self._begun = self.loop.time()
-                    self._begin(request, -1, None)
+                    self._begin_message(request)
         self._consuming = False
 
-    def _begin(self, request: _Request, nbytes: int, body: Buffer | None) -> None:
-        """Count a request in, and submit it if its body is there, of `nbytes`."""
+    def _begin(self, request: _Request, body: Buffer) -> None:
+        """Count a request in whose body is there, and submit it."""
         try:
-            request.open(nbytes)
+            nbytes, head = len(body), request.head
+            request.found = found = head.entrance.find(head.model, head.version)
+            direct = found.direct
+            if direct is None or not head.is_plain or nbytes > self._limit:
+                request.open_whole(nbytes)
+            else:
+                request.account.enter(nbytes)
+                request.nbytes, request.entered = nbytes, True
+                if (plain := direct.json.decode(body)) is not None:
+                    request.json = direct.json
+                    request.request_id, inputs, rows = plain
+                    call = Call(head.model, head.version, request.request_id, inputs)
+                    call.nbytes = nbytes
+                    request.ticket = direct.enqueue(call, request, rows)
+                    return
         except Exception as error:
             request.end(request.failure(error))
             return
-        if body is not None:
-            self._submit(request, body)
+        self._submit(request, body)
+
+    def _begin_message(self, request: _Request) -> None:
+        """Count a message in whose body is yet to come."""
+        try:
+            request.open()
+        except Exception as error:
+            request.end(request.failure(error))
 
     def _submit(self, request: _Request, body: Buffer) -> None:
         try:
@@ -344,7 +395,7 @@ class FastProtocol(BoundedProtocol):
         ):
             data, self._held = self._held, b""
             self.count_waiting()
-            self._consume(data)
+            self.data_received(data)
             if not self._held:
                 self.flow.resume_reading()
 

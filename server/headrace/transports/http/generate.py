@@ -52,9 +52,9 @@ class GenerateExchange(Exchange):
     _one_answer = False
     timing: Timing | None = None  # of the last response
 
-    def open(self, nbytes: int = -1) -> None:
+    def open(self) -> None:
         """`Exchange.open`."""
-        super().open(nbytes)
+        super().open()
         encoding = self.head.content_encoding
         if encoding is not None and encoding.strip().lower() not in ("", "identity"):
             raise InvalidRequest(

@@ -31,6 +31,12 @@ class Head:
     headers: Mapping[bytes, str] = field(default_factory=dict)
     timeout: int = 0
 
+    is_plain: bool = field(init=False)  # it says nothing but how long a body of JSON is
+
+    def __post_init__(self) -> None:
+        said = self.json_size, self.content_encoding, self.accept_encoding
+        self.is_plain = said == (None, None, None) and self.length is not None and not self.timeout
+
 
 def header_entrance(
     engine: Entrance, pattern: HeaderPattern, headers: Sequence[tuple[bytes, bytes]]

@@ -10,6 +10,7 @@ from headrace.transports.http.head import Head, header_entrance, opens, read_hea
 from headrace.transports.http.protocol import without_upgrade
 from headrace.wire.header_rules import HeaderPattern, Key
 
+_START = b"POST /v2/models/"
 _KNOWN_HEADS = 1024
 _KNOWN_HEAD_SIZE = 4096
 
@@ -21,21 +22,23 @@ class Heads:
         self, engine: Entrance, pattern: HeaderPattern | None = None, key: Key | None = None
     ) -> None:
         """`pattern` picks headers for models; without `key`, heads are for the plain route."""
-        self._known: dict[bytes, Head | None] = {}
+        self.known: dict[bytes, Head | None] = {}  # those that `read` was asked for
         self._engine = engine
         self._pattern = pattern
         self._key = key
 
     def read(self, raw: bytes) -> Head | None:
         """What `raw`, up to and with its empty line, says."""
+        if not raw.startswith(_START):
+            return None
         try:
-            return self._known[raw]
+            return self.known[raw]
         except KeyError:
             head = self._parse(raw)
         if len(raw) <= _KNOWN_HEAD_SIZE:
-            if len(self._known) >= _KNOWN_HEADS:
-                self._known.clear()
-            self._known[raw] = head
+            if len(self.known) >= _KNOWN_HEADS:
+                self.known.clear()
+            self.known[raw] = head
         return head
 
     def _parse(self, raw: bytes) -> Head | None:
