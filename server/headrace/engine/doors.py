@@ -14,6 +14,8 @@ from headrace.core.signature import Signature
 from headrace.engine.admission import Admission
 from headrace.wire.plain_json import PlainJson
 
+_KNOWN = 1024  # kinds of calls that are remembered
+
 CONTEXT_HEADERS = ("traceparent", "tracestate")  # which trace a request is part of
 
 # Why a decoupled model, which answers as often as it likes, is refused by doors with one answer.
@@ -67,6 +69,12 @@ class Direct:
     json: PlainJson
     known: dict[object, int]
     enqueue: Callable[[Call, Sink, int], Ticket]
+
+    def remember(self, alike: object, rows: int) -> None:
+        """Know the rows of calls that ask alike."""
+        if len(self.known) >= _KNOWN:
+            self.known.clear()
+        self.known[alike] = rows
 
 
 class Target(Protocol):

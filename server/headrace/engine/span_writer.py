@@ -72,7 +72,7 @@ class SpanWriter:
             return spans
         root = TraceContext(ids.trace_id, ids.root, ids.model.flags, ids.model.state)
         spans.append(self._model_span(trace, ids, root, model))
-        span = self._span("Call", root, ids.parent, exchange, trace.error, times)
+        span = self._span("InferRequest", root, ids.parent, exchange, trace.error, times)
         return [*spans, span]
 
     def _call_span(self, call: CallSpan, parent: TraceContext, offset: int) -> ReadableSpan:

@@ -17,7 +17,7 @@ import numpy as np
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.requests import Call, InferResponse
 from headrace.core.signature import Signature
-from headrace.core.tensors import Array, Buffer, Tensor, raw_bytes
+from headrace.core.tensors import Array, Buffer, Tensor, new_tensor, raw_bytes
 from headrace.core.texts import bounded
 from headrace.wire.bytes_tensor import decode_bytes_tensor
 from headrace.wire.elements import Charge, charge_objects
@@ -100,7 +100,7 @@ def walk(data: Buffer) -> Fields | None:
 class _Template:
     """What requests with the same head have in common, which is all but id and tensors' data."""
 
-    __slots__ = ("empty_final", "inputs", "request")
+    __slots__ = ("empty_final", "fixed", "inputs", "request")
 
     def __init__(self, request: Call, empty_final: bool) -> None:
         self.empty_final = empty_final
@@ -111,6 +111,8 @@ class _Template:
             )
             for tensor in request.inputs.values()
         ]  # fmt: skip
+        # Whether only data of fixed sizes differ, and nothing is asked that is not a model's to do.
+        self.fixed = request.classes is None and Datatype.BYTES not in {i[1] for i in self.inputs}
         self.request = request.like(inputs={}, parameters=dict(request.parameters))
 
 
@@ -239,6 +241,42 @@ class InferReader:
                         break  # protobuf has its own message for this
                 return InferMessage(self, data, fields, template, None, id)
         return self._read_new(data)
+
+    def call(self, data: Buffer, nbytes: int) -> tuple[object, Call] | None:
+        """The request of a message like an earlier one, and what all that ask alike have in common.
+
+        None for any other, and for those with text: they are to be `read`. `data` must stay as it
+        is.
+        """
+        for fields, template in self._layouts.get(len(data), ()):
+            for start, stop, content in fields.fixed:
+                if data[start:stop] != content:
+                    break
+            else:
+                if not template.fixed:
+                    return None
+                id = ""
+                if fields.id_stop:
+                    try:
+                        id = str(data[fields.id_start : fields.id_stop], "utf-8")
+                    except UnicodeDecodeError:
+                        return None
+                inputs: dict[str, Tensor] = {}
+                for (name, datatype, dtype, shape, size), (start, stop) in zip(
+                    template.inputs, fields.raw, strict=True
+                ):
+                    if stop - start != size:
+                        return None
+                    array: Array = np.ndarray(shape, dtype, data, start)
+                    inputs[name] = new_tensor((name, datatype, array))
+                known = template.request
+                request = Call(
+                    known.model_name, known.model_version, id, inputs, known.outputs,
+                    known.parameters.copy(), known.priority, known.timeout, known.sequence_id,
+                    known.sequence_start, known.sequence_end, None, nbytes,
+                )  # fmt: skip
+                return template, request
+        return None
 
     def decode(
         self,

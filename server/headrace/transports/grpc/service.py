@@ -108,25 +108,45 @@ class InferenceService:
         account = reply.account
         account.enter(nbytes)
         try:
-            message = self._reader.read(data)
-            found = self._engine.find(message.model_name, message.model_version)
-            reply.note(found.model, found.name, message.id)
-            if found.decoupled:
-                raise Unsupported(GRPC_NOT_DECOUPLED)
+            read = self._reader.call(data, nbytes)
+            if read is None:
+                message = self._reader.read(data)
+                found = self._find(message.model_name, message.model_version)
+            else:
+                alike, request = read
+                found = self._find(request.model_name, request.model_version)
             answer = _Answer(self, reply, nbytes)
             if not found.name:  # in a front end, or by rules, the answer says which version it was
                 answer.named = False
-            if message.long:
-                answer.ticket = self._defer(message, found.signature, answer)
-                return answer
-            request = message.request(nbytes)
+            if read is None:
+                reply.note(found.model, found.name, message.id)
+                if message.long:
+                    answer.ticket = self._defer(message, found.signature, answer)
+                    return answer
+                request = message.request(nbytes)
+            else:
+                reply.note(found.model, found.name, request.id)
             if request.parameters:
                 answer.timed = wants_timing(request)
-            answer.ticket = found.submit(request, answer)
+            direct = found.direct
+            if direct is None or read is None:
+                answer.ticket = found.submit(request, answer)
+            elif (rows := direct.known.get(alike)) is not None:
+                answer.ticket = direct.enqueue(request, answer, rows)
+            else:
+                answer.ticket = found.submit(request, answer)
+                if answer.ticket is request:  # it was queued as it is
+                    direct.remember(alike, request.rows)
         except BaseException:
             account.leave(nbytes)
             raise
         return answer
+
+    def _find(self, model: str, version: str) -> Target:
+        found = self._engine.find(model, version)
+        if found.decoupled:
+            raise Unsupported(GRPC_NOT_DECOUPLED)
+        return found
 
     def _defer(self, message: InferMessage, signature: Signature | None, answer: _Answer) -> Ticket:
         """Decode on a thread, then queue the request."""

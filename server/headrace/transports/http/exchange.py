@@ -336,6 +336,11 @@ class Exchange:
         return answer
 
 
+def plain_lines(response: InferResponse) -> bytes:
+    """The header lines of an answer that is nothing but JSON."""
+    return JSON + _TIMING % server_timing(response.timing)
+
+
 def decode_body(
     head: Head, body: Buffer, signature: Signature | None, charge: Charge = uncharged
 ) -> tuple[Call, ResponseForm]:

@@ -30,11 +30,13 @@ from headrace.transports.http.exchange import (
     JSON,
     Answer,
     Exchange,
+    plain_lines,
 )
 from headrace.transports.http.head import Head
 from headrace.transports.http.heads import Heads
 from headrace.transports.http.protocol import HEAD_LIMIT, BoundedProtocol
 from headrace.wire.http_infer import error_body
+from headrace.wire.http_response import ResponseForm
 from headrace.wire.plain_json import HTTP_ANSWER, PlainJson
 
 _END = b"\r\n\r\n"
@@ -71,11 +73,14 @@ class _Request(Exchange):
 
     def respond(self, response: InferResponse, final: bool) -> None:
         """Answer with `response`."""
-        json = self.json
-        if json is not None and not (self._more or response.parameters):
-            body = json.encode(response.id, response.outputs)
-            if body is not None and self.connection.answer(self, response.timing, body):
-                return
+        if self.json is not None:
+            if not (self._more or response.parameters):
+                body = self.json.encode(response.id, response.outputs)
+                if body is not None:
+                    if not self.connection.answer(self, response.timing, body):
+                        self.end(Answer(200, plain_lines(response), [body]))
+                    return
+            self._form = ResponseForm()
         for tensor in response.outputs:
             if tensor.array.nbytes > LARGE and self.encodes_long(response):
                 self.ticket = self.succeed_later(response, self.end)

@@ -74,7 +74,7 @@ _GENERATE_RESPONSE: dict[str, Any] = {
 _ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
 _SCHEMAS = {
     "Tensor": _TENSOR,
-    "Call": _REQUEST,
+    "InferRequest": _REQUEST,
     "InferResponse": _RESPONSE,
     "GenerateRequest": _GENERATE_REQUEST,
     "GenerateResponse": _GENERATE_RESPONSE,
@@ -141,7 +141,7 @@ def _operation(
 
 
 def _infer(name: str, parameters: list[str]) -> dict[str, Any]:
-    request = _json("Call") | {
+    request = _json("InferRequest") | {
         "application/octet-stream": {"schema": {"type": "string", "format": "binary"}}
     }
     good = _answer("The outputs", "InferResponse")
