@@ -181,3 +181,13 @@ def test_where_memory_cannot_be_shared(tmp_path: Path, given: dict[str, str], te
     with pytest.raises(InvalidOption, match=text) as error:
         options(tmp_path, 0, **{"shared_memory": "true", **given})
     assert error.value.path == "parameters['shared_memory']"
+
+
+def test_untouched_bytes_may_be_asked_for_anywhere(tmp_path: Path) -> None:
+    """Since that has the requests sent one by one, and no more."""
+    both = "grpc://127.0.0.1,http://127.0.0.1"
+    for asked in (
+        {"endpoints": both}, {"endpoints": both, "protocol": "tfserving"}, {"shared_memory": "true"}
+    ):  # fmt: skip
+        alike = options(tmp_path, 0, **asked)
+        assert options(tmp_path, 0, forward="transparent", **asked) == alike
