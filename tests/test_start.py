@@ -1,9 +1,11 @@
 """What a process does not use, it does not import: commands, front ends, servers and workers."""
 
+import json
 import re
 import subprocess
 import sys
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -18,6 +20,9 @@ LIBRARIES = {
 }  # fmt: skip
 # Of the standard library, what takes long.
 SLOW = {"asyncio", "email", "http.client", "multiprocessing", "ssl", "tempfile"}
+
+# What answers everything over HTTP but inference and probes.
+FRAMEWORK = {"fastapi", "pydantic", "pydantic_core", "starlette.routing"}
 
 # What is for models that are not ONNX, and for front ends.
 OTHERS = {
@@ -68,22 +73,43 @@ def test_a_server_imports_what_it_uses_and_does_so_before_it_is_ready(tmp_path: 
     with ServerProcess(onnx_examples(tmp_path), environment=told) as server:
         at_start = _IMPORT.findall(server.log)
         assert "headrace.backends.onnx" in at_start
-        assert among(at_start, {*OTHERS, "grpc"}) == []
+        assert among(at_start, {*OTHERS, *FRAMEWORK, "grpc"}) == []
         row = np.ones((1, 16), np.int32)
         tensors = [
             {"name": name, "shape": [1, 16], "datatype": "INT32", "data": row.tolist()}
             for name in ("INPUT0", "INPUT1")
         ]
+        content = json.dumps({"inputs": tensors}).encode()
         with httpx.Client(base_url=server.url) as http:
-            for path in ("health/ready", "models/simple", "models/simple/config", "models/stats"):
+            for path in ("health/live", "health/ready", "models/simple/ready"):
                 assert http.get(f"/v2/{path}").status_code == 200
             assert http.get(f"http://{server.metrics}/metrics").status_code == 200
             for model, status in (("simple", 200), ("nope", 404)):
                 path = f"/v2/models/{model}/infer"
-                assert http.post(path, json={"inputs": tensors}).status_code == status
+                assert http.post(path, content=content).status_code == status
+                assert http.post(path, content=iter([content])).status_code == status  # chunked
         with GrpcClient(server.grpc) as grpc:
             grpc.infer("simple", {"INPUT0": row, "INPUT1": row})
+            assert grpc.ready()
         assert _IMPORT.findall(server.log)[len(at_start) :] == []
+
+
+def test_the_web_framework_comes_with_the_first_request_that_needs_it(tmp_path: Path) -> None:
+    told = {"PYTHONPROFILEIMPORTTIME": "1"}
+    asked = (
+        ("GET", "/docs", b"<html"), ("POST", "/v2/repository/index", b'"name":"simple"'),
+        ("GET", "/openapi.json", b'"openapi":'), ("GET", "/v2", b'"name":"headrace"'),
+    )  # fmt: skip
+    with ServerProcess(onnx_examples(tmp_path), environment=told) as server:
+        assert among(_IMPORT.findall(server.log), FRAMEWORK) == []
+
+        def answered(method: str, path: str, part: bytes) -> bool:
+            answer = httpx.request(method, server.url + path, timeout=60)
+            return answer.status_code == 200 and part in answer.content
+
+        with ThreadPoolExecutor(len(asked)) as pool:
+            assert all(pool.map(lambda one: answered(*one), asked))
+        assert set(among(_IMPORT.findall(server.log), FRAMEWORK)) > {"fastapi", "pydantic"}
 
 
 def test_a_worker_imports_an_event_loop_for_coroutines_alone() -> None:

@@ -14,7 +14,7 @@ from headrace.transports.grpc.health import check_handlers
 from headrace.transports.grpc.traffic import traffic_handlers
 from headrace.transports.http import server
 from headrace.transports.http.access import CountedApp
-from headrace.transports.http.app import create_app
+from headrace.transports.http.late_app import late_app
 
 
 class FrontDoors:
@@ -30,9 +30,10 @@ class FrontDoors:
     async def open(self) -> None:
         """Answer from now on, and say where; raises `OSError`."""
         settings, engine = self._settings, self._engine
-        limits = settings.max_request_bytes, settings.http_body_timeout_secs
         app = CountedApp(
-            create_app(engine, *limits, settings.http_rules), engine.admission.answers, False
+            late_app(engine, settings.max_request_bytes, settings.http_rules),
+            engine.admission.answers,
+            False,
         )
         documents = document_handlers(engine, settings.max_request_bytes)
         unary = documents | traffic_handlers(engine) | check_handlers(engine)

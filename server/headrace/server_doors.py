@@ -15,6 +15,8 @@ from headrace.settings import Settings
 from headrace.transports.grpc.call import Server as GrpcServer
 from headrace.transports.grpc.native.server import NativeServer
 from headrace.transports.http.access import CountedApp
+from headrace.transports.http.categories import inference_routes
+from headrace.transports.http.late_app import late_app
 from headrace.transports.http.metrics import create_metrics_app
 from headrace.transports.http.server import FastPath, HttpServer
 from headrace.wire.link_frames import Flag
@@ -47,24 +49,21 @@ class ServerDoors:
             self._front_ends = FrontDoors(settings, engine, count)
             await self._front_ends.open()
         if settings.allow_http and not count:
-            from headrace.transports.http.app import create_app
-
-            app = create_app(
-                engine,
-                settings.max_request_bytes,
+            limit, rules = settings.max_request_bytes, settings.http_rules
+            entrance = engine.at_door(Flag.HTTP)
+            inference = inference_routes(
+                entrance,
+                limit,
                 settings.http_body_timeout_secs,
-                settings.http_rules,
+                rules,
+                engine.at_door(Flag.GENERATE),
             )
+            app = late_app(engine, limit, rules, inference)
             counted = CountedApp(app, engine.admission.answers, settings.access_log)
             listener = bind(
                 settings.http_address, settings.http_port, "HTTP", settings.reuse_http_port
             )
-            fast_path = FastPath.by_rules(
-                engine.at_door(Flag.HTTP),
-                settings.max_request_bytes,
-                settings.access_log,
-                settings.http_rules,
-            )
+            fast_path = FastPath.by_rules(entrance, limit, settings.access_log, rules)
             server = HttpServer(
                 counted,
                 listener,

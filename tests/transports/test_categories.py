@@ -3,12 +3,12 @@
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from starlette.routing import BaseRoute
 
 from headrace.core.tensors import Buffer
 from headrace.transports.grpc import categories as grpc_categories
 from headrace.transports.grpc.call import Handlers, RpcContext
 from headrace.transports.http import categories as http_categories
+from headrace.transports.http.infer import Route
 from headrace.transports.http.restricted import restricted_routes
 from headrace.wire.header_rules import Category, HeaderRules, Key
 from headrace.wire.origins import AllowedOrigins
@@ -44,9 +44,9 @@ def test_the_bare_routes_are_inference() -> None:
     assert {type(route) for route in restricted} == {http_categories.RestrictedInference}
 
 
-def _claiming(routes: list[BaseRoute], path: str) -> Iterator[BaseRoute]:
+def _claiming(routes: list[Route], path: str) -> Iterator[Route]:
     for route in routes:
-        if route.matches({"type": "http", "path": path})[0].value:
+        if route.claims("POST", path):
             yield route
 
 

@@ -7,8 +7,6 @@ one that is refused for its head is read, and what is read is counted where all 
 from collections.abc import Sequence
 from typing import Any
 
-from starlette.requests import ClientDisconnect
-from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.core.errors import ServerError
@@ -16,26 +14,27 @@ from headrace.core.tensors import Buffer
 from headrace.frontends.remote import EngineLink, Pieces
 from headrace.transports.grpc.call import RpcContext, Unary
 from headrace.transports.http.access import OPERATION
+from headrace.transports.http.infer import Disconnected, Route
 from headrace.wire.http_infer import error_body
 from headrace.wire.status import STATUS, retry_after
 
 _NO_BODY = b"0"  # a length
 
 
-def forwarding_app(link: EngineLink, routes: Sequence[BaseRoute]) -> ASGIApp:
-    """An application that takes what its routes match itself, and hands everything else on."""
+def forwarding_app(link: EngineLink, routes: Sequence[Route]) -> ASGIApp:
+    """An application that takes what its routes claim itself, and hands everything else on."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         for route in routes:
-            if route.matches(scope)[0] is Match.FULL:
+            if route.claims(scope["method"], scope["path"]):
                 await route.handle(scope, receive, send)
                 return
         scope[OPERATION] = ""  # the engine's process counts it
         try:
             document, content = await link.call(_head(scope), pieces=_pieces(receive))
-        except ClientDisconnect:
+        except Disconnected:
             return
         except ServerError as error:
             content = error_body(str(error))
@@ -73,7 +72,7 @@ def _pieces(receive: Receive) -> Pieces:
     async def next_piece() -> tuple[bytes, bool]:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ClientDisconnect
+            raise Disconnected
         return message.get("body", b""), not message.get("more_body", False)
 
     return next_piece

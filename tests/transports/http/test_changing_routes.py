@@ -10,8 +10,6 @@ from fastapi.routing import APIRoute
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from headrace.transports.http.app import create_app
-from headrace.transports.http.generate import GenerateRoute
-from headrace.transports.http.infer import InferRoute
 from headrace.wire.header_rules import HeaderRules
 from tests.engine.test_engine_loading import LOAD_OPTIONS
 
@@ -21,16 +19,13 @@ SAFE = {"GET", "HEAD", "OPTIONS"}
 
 def application(*origins: str) -> FastAPI:
     engine = Engine("server", "0", {}, LOAD_OPTIONS, Admission(0, 0))
-    app = create_app(engine, 1 << 20, 60, HeaderRules(origins=origins))
-    return app
+    return create_app(engine, 1 << 20, HeaderRules(origins=origins))
 
 
 def unsafe(app: FastAPI) -> list[tuple[str, str]]:
     """Methods and paths of the routes that may change something."""
     found: list[tuple[str, str]] = []
     for route in app.routes:
-        if isinstance(route, InferRoute | GenerateRoute):
-            continue  # inference changes nothing
         methods: set[str] = getattr(route, "methods", None) or {"ANY"}
         path: str = getattr(route, "path", "?")
         found += [(method, path) for method in sorted(methods - SAFE)]
@@ -91,7 +86,7 @@ def test_routes_that_change_something_are_for_allowed_pages() -> None:
 def test_every_route_is_of_a_kind_that_this_test_knows() -> None:
     for route in application().routes:
         methods: set[str] = getattr(route, "methods", None) or {"ANY"}
-        assert isinstance(route, APIRoute | InferRoute | GenerateRoute) or methods <= SAFE
+        assert isinstance(route, APIRoute) or methods <= SAFE
 
 
 def test_reading_is_for_every_page() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from starlette.routing import Match
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ExecutionFailed, NotFound, QueueTimeout
@@ -47,7 +46,7 @@ class AskedCall:
             "type": "http", "method": "POST", "path": path, "headers": self._headers,
         }  # fmt: skip
         self.route = GenerateRoute(engine, 1_000, 5)
-        assert self.route.matches(self.scope)[0] is Match.FULL
+        assert self.route.claims("POST", path)
         self.task = asyncio.create_task(self.route.handle(self.scope, self._receive, self._send))
 
     async def _receive(self) -> Message:

@@ -1,17 +1,17 @@
-"""All HTTP routes of the protocol, with OpenAPI documentation."""
+"""The HTTP routes of the protocol but for inference, with OpenAPI documentation of all."""
 
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Path, Request, Response
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from headrace import __version__
 from headrace.core.errors import ServerError
 from headrace.engine.engine import Engine
-from headrace.transports.http import openapi
-from headrace.transports.http.categories import inference_routes
+from headrace.transports.http import health, openapi
 from headrace.transports.http.described import (
     LIVE,
     MODEL_CONFIG,
@@ -35,7 +35,6 @@ from headrace.transports.http.traffic import add_traffic_routes
 from headrace.wire.documents import to_json
 from headrace.wire.header_rules import NO_RULES, HeaderRules
 from headrace.wire.http_infer import error_body
-from headrace.wire.link_frames import Flag
 from headrace.wire.status import INTERNAL, INTERNAL_TEXT, STATUS, retry_after
 
 log = logging.getLogger(__name__)
@@ -48,10 +47,9 @@ _JSON = "application/json"
 def create_app(
     engine: Engine,
     max_request_bytes: int,
-    body_timeout_secs: int,
     rules: HeaderRules = NO_RULES,
 ) -> FastAPI:
-    """The application that answers for `engine`, by these rules for headers."""
+    """The application that answers for `engine`, by these rules for headers; see `LateApp`."""
     keys = rules.keys()
     app = FastAPI(
         title="headrace",
@@ -66,10 +64,6 @@ def create_app(
     )
     app.router.route_class = restricted_routes(keys, rules.allowed_origins())
     app.state.admission = engine.admission  # which counts the bodies that are being read
-    app.router.routes[:0] = inference_routes(
-        engine.at_door(Flag.HTTP), max_request_bytes, body_timeout_secs, rules,
-        engine.at_door(Flag.GENERATE),
-    )  # fmt: skip
     _health(app, engine)
     _metadata(app, engine)
     add_repository_routes(app, engine, max_request_bytes)
@@ -101,7 +95,7 @@ def _health(app: FastAPI, engine: Engine) -> None:
     )  # fmt: skip
     @app.head("/v2/health/live", include_in_schema=False)
     async def live() -> Response:
-        return json_answer({"live": engine.live})
+        return json_answer(*health.live(engine))
 
     @app.get(
         "/v2/health/ready", tags=["health"], summary="Does the server take requests?",
@@ -109,9 +103,7 @@ def _health(app: FastAPI, engine: Engine) -> None:
     )  # fmt: skip
     @app.head("/v2/health/ready", include_in_schema=False)
     async def ready() -> Response:
-        if reason := engine.readiness.reason:
-            return json_answer({"ready": False, "reason": reason}, 503)
-        return json_answer({"ready": True})
+        return json_answer(*health.ready(engine))
 
     @app.get(
         "/v2/models/{name}/ready", tags=["health"], summary="Does the model take requests?",
@@ -119,7 +111,7 @@ def _health(app: FastAPI, engine: Engine) -> None:
     )  # fmt: skip
     @app.head("/v2/models/{name}/ready", include_in_schema=False)
     async def model_ready(name: Name) -> Response:
-        return _model_ready(engine, name, "")
+        return json_answer(*health.model_ready(engine, name, ""))
 
     @app.get(
         "/v2/models/{name}/versions/{version}/ready", tags=["health"],
@@ -128,7 +120,7 @@ def _health(app: FastAPI, engine: Engine) -> None:
     )  # fmt: skip
     @app.head("/v2/models/{name}/versions/{version}/ready", include_in_schema=False)
     async def version_ready(name: Name, version: Version) -> Response:
-        return _model_ready(engine, name, version)
+        return json_answer(*health.model_ready(engine, name, version))
 
 
 def _metadata(app: FastAPI, engine: Engine) -> None:
@@ -218,8 +210,6 @@ def _errors(app: FastAPI) -> None:
         return Response(error_body(text), error.status_code, error.headers, _JSON)
 
     # A path parameter that does not fit: a version that is no number has no route, as in Triton.
-    from fastapi.exceptions import RequestValidationError
-
     @app.exception_handler(RequestValidationError)
     async def no_route(_: Request, error: RequestValidationError) -> Response:
         return Response(error_body(NO_ROUTE), 404, media_type=_JSON)
@@ -228,11 +218,3 @@ def _errors(app: FastAPI) -> None:
     async def bug(request: Request, error: Exception) -> Response:
         log.error("bug while answering %s", request.url.path, exc_info=error)
         return Response(error_body(INTERNAL_TEXT), INTERNAL.http, media_type=_JSON)
-
-
-def _model_ready(engine: Engine, name: str, version: str) -> Response:
-    reason = engine.model_obstacle(name, version)
-    answer: dict[str, Any] = {"name": name, "ready": not reason}
-    if reason:
-        answer |= {"error": "Model version not ready", "reason": reason}
-    return json_answer(answer, 503 if reason else 200)

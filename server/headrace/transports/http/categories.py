@@ -7,7 +7,6 @@ not here is not served at all, so that none can be forgotten.
 import re
 from collections.abc import Iterable
 
-from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
 from headrace.core.errors import Restricted
@@ -16,7 +15,7 @@ from headrace.transports.http.access import OPERATION
 from headrace.transports.http.exchange import JSON, Answer
 from headrace.transports.http.generate import GenerateRoute
 from headrace.transports.http.head import opens
-from headrace.transports.http.infer import InferRoute, PostRoute, send_answer
+from headrace.transports.http.infer import InferRoute, PostRoute, Route, send_answer
 from headrace.wire.header_rules import Category, HeaderRules, Key, named
 from headrace.wire.http_infer import error_body
 from headrace.wire.status import STATUS
@@ -79,19 +78,19 @@ def changes(path: str, methods: Iterable[str]) -> bool:
     return not _SAFE.issuperset(methods) and _PART.sub("{}", path) not in _READING
 
 
-class RestrictedInference(BaseRoute):
+class RestrictedInference:
     """One of the bare routes, for whoever has the key of inference."""
 
     def __init__(self, route: PostRoute, key: Key) -> None:
         self._route = route
         self._key = key
 
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Starlette's routing interface."""
-        return self._route.matches(scope)
+    def claims(self, method: str, path: str) -> bool:
+        """`Route.claims`."""
+        return self._route.claims(method, path)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Starlette's routing interface. Never raises."""
+        """`Route.handle`."""
         scope[OPERATION] = self._route.operation(scope["path"])
         if opens(self._key, scope["headers"]):
             await self._route.handle(scope, receive, send)
@@ -107,7 +106,7 @@ def inference_routes(
     body_timeout_secs: int,
     rules: HeaderRules,
     generate: Entrance | None = None,
-) -> list[BaseRoute]:
+) -> list[Route]:
     """The bare routes, restricted if inference is; `generate` is another way to the engine."""
     key, pattern = rules.keys().get(Category.INFERENCE), rules.pattern()
     given = max_request_bytes, body_timeout_secs, pattern

@@ -1,8 +1,8 @@
 """Generate requests: flat JSON in, and flat JSON or a stream of server-sent events out.
 
-A bare ASGI endpoint inside the FastAPI application, as the infer route is. Responses are encoded
-when they come and sent when the client reads. While it does not, they wait, and the model is asked
-to pause; when it goes away, the request is cancelled.
+A bare ASGI endpoint in front of the FastAPI application, as the infer route is. Responses are
+encoded when they come and sent when the client reads. While it does not, they wait, and the model
+is asked to pause; when it goes away, the request is cancelled.
 """
 
 import asyncio
@@ -100,8 +100,8 @@ class GenerateExchange(Exchange):
 class GenerateRoute(PostRoute):
     """Matches `/v2/models/{name}[/versions/{digits}]/generate[_stream]` and answers it."""
 
-    def claims(self, path: str) -> bool:
-        """Whether a path is for this route."""
+    def claims(self, method: str, path: str) -> bool:
+        """`Route.claims`."""
         return generate_target(path) is not None
 
     def operation(self, path: str) -> str:

@@ -1,4 +1,4 @@
-"""The plain infer route: a bare ASGI endpoint over bytes, inside the FastAPI application.
+"""The plain infer route: a bare ASGI endpoint over bytes, in front of the FastAPI application.
 
 It takes none of FastAPI's routing and dependency machinery. What a connection answers in front of
 the application (`headrace.transports.http.fast`) never comes here; this is its reference, and takes
@@ -7,9 +7,8 @@ what it leaves: chunked bodies, `Expect: 100-continue`, HTTP/1.0.
 
 import asyncio
 from collections.abc import Callable
-from typing import cast
+from typing import Protocol, cast
 
-from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
 from headrace.core.errors import InvalidRequest, ServerExiting
@@ -62,7 +61,17 @@ class _RouteSink(FutureSink):
         self._exchange.answered_by(backend)
 
 
-class PostRoute(BaseRoute):
+class Route(Protocol):
+    """What answers some paths in front of an application."""
+
+    def claims(self, method: str, path: str) -> bool:
+        """Whether such requests are for this route."""
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; ASGI. Never raises."""
+
+
+class PostRoute:
     """A route for POST that reads bodies itself; a subclass says for which paths."""
 
     def __init__(
@@ -78,14 +87,8 @@ class PostRoute(BaseRoute):
         self._limit = max_request_bytes
         self._body_timeout = body_timeout_secs
 
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Starlette's routing interface."""
-        if scope["type"] != "http" or not self.claims(scope["path"]):
-            return Match.NONE, {}
-        return Match.FULL, {}
-
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Starlette's routing interface. Never raises."""
+        """`Route.handle`."""
         scope[OPERATION] = self.operation(scope["path"])
         if scope["method"] != "POST":
             await send_answer(
@@ -105,8 +108,8 @@ class PostRoute(BaseRoute):
         found: Account = scope.get(ACCOUNT) or self._engine.admission
         return found
 
-    def claims(self, path: str) -> bool:
-        """Whether a path is for this route."""
+    def claims(self, method: str, path: str) -> bool:
+        """`Route.claims`."""
         raise NotImplementedError
 
     def operation(self, path: str) -> str:
@@ -121,8 +124,8 @@ class PostRoute(BaseRoute):
 class InferRoute(PostRoute):
     """Matches `/v2/models/{name}[/versions/{digits}]/infer` and answers it."""
 
-    def claims(self, path: str) -> bool:
-        """Whether a path is for this route."""
+    def claims(self, method: str, path: str) -> bool:
+        """`Route.claims`."""
         return infer_target(path) is not None
 
     def operation(self, path: str) -> str:
