@@ -5,19 +5,19 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from starlette.types import ASGIApp
+
 from headrace.doors import bind, grpc_handlers, tls_files, url_host
 from headrace.engine.engine import Engine
 from headrace.execution.cores import core_limit
 from headrace.observability.gpus import GpuSeries
 from headrace.observability.machine import Machine
-from headrace.observability.metrics import ServerCollector, process_registry, scrape
 from headrace.settings import Settings
 from headrace.transports.grpc.call import Server as GrpcServer
 from headrace.transports.grpc.native.server import NativeServer
 from headrace.transports.http.access import CountedApp
 from headrace.transports.http.categories import inference_routes
-from headrace.transports.http.late_app import late_app
-from headrace.transports.http.metrics import create_metrics_app
+from headrace.transports.http.late_app import LateApp, late_app
 from headrace.transports.http.server import FastPath, HttpServer
 from headrace.wire.link_frames import Flag
 
@@ -84,8 +84,29 @@ class ServerDoors:
             port = await self._open_grpc()
             print(f"gRPC     {url_host(settings.grpc_address)}:{port}")
         if settings.allow_metrics:
-            interval = settings.metrics_interval_ms / 1000
-            machine = Machine(interval_secs=interval) if settings.allow_cpu_metrics else None
+            listener = bind(settings.metrics_address, settings.metrics_port, "metrics")
+            server = HttpServer(
+                self._metrics_app(),
+                listener,
+                settings.http_keep_alive_secs,
+                settings.http_body_timeout_secs,
+            )
+            self._http.append(server)
+            server.start()
+            engine.metrics_at = settings.metrics_address, server.port
+            print(f"metrics  http://{url_host(settings.metrics_address)}:{server.port}/metrics")
+        sys.stdout.flush()
+
+    def _metrics_app(self) -> LateApp:
+        settings, engine = self._settings, self._engine
+        interval = settings.metrics_interval_ms / 1000
+        machine = Machine(interval_secs=interval) if settings.allow_cpu_metrics else None
+
+        def build() -> ASGIApp:
+            # Which imports prometheus_client: 20 ms and 4 MB.
+            from headrace.observability.metrics import ServerCollector, process_registry, scrape
+            from headrace.transports.http.metrics import create_metrics_app
+
             collector = ServerCollector(
                 engine.server_series,
                 engine.version_series,
@@ -96,20 +117,11 @@ class ServerDoors:
                 self._gpus,
             )
             process = process_registry()
-            listener = bind(settings.metrics_address, settings.metrics_port, "metrics")
-            server = HttpServer(
-                create_metrics_app(
-                    lambda: scrape(collector, process, engine.model_metrics.plain_counters)
-                ),
-                listener,
-                settings.http_keep_alive_secs,
-                settings.http_body_timeout_secs,
+            return create_metrics_app(
+                lambda: scrape(collector, process, engine.model_metrics.plain_counters)
             )
-            self._http.append(server)
-            server.start()
-            engine.metrics_at = settings.metrics_address, server.port
-            print(f"metrics  http://{url_host(settings.metrics_address)}:{server.port}/metrics")
-        sys.stdout.flush()
+
+        return LateApp([], build)
 
     async def _open_grpc(self) -> int:
         """Answer over gRPC; the port."""

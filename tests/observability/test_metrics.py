@@ -11,14 +11,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from headrace.observability.machine import Machine
 from headrace.observability.metrics import (
     CONTENT_TYPE,
-    LoadCounts,
     ServerCollector,
-    ServerSeries,
-    VersionSeries,
     process_registry,
 )
 from headrace.observability.metrics import scrape as scrape_in_turns
 from headrace.observability.model_metrics import ModelMetrics
+from headrace.observability.series import LoadCounts, ServerSeries, VersionSeries
 from headrace.observability.statistics import LATENCY_BOUNDS, Closed, VersionStatistics
 
 COUNTERS = {

@@ -34,8 +34,8 @@ from headrace.engine.traffic import Traffic
 from headrace.engine.version import ModelVersion, State
 from headrace.execution.progress import ABANDONED_SECS
 from headrace.observability.logs import LogSettings
-from headrace.observability.metrics import LoadCounts, ServerSeries, VersionSeries
 from headrace.observability.model_metrics import ModelMetrics
+from headrace.observability.series import LoadCounts, ServerSeries, VersionSeries
 from headrace.observability.statistics import VersionStatistics
 from headrace.observability.trace_settings import TraceConfig
 from headrace.repository.catalogue import ambiguous

@@ -23,7 +23,7 @@ from headrace.engine.lifecycle import EXITING
 from headrace.engine.model import Model, parse_version
 from headrace.engine.residency import ResidencyOptions, Resident, idle, make_room, surplus
 from headrace.engine.version import ModelVersion, State
-from headrace.observability.metrics import MemoryCounts
+from headrace.observability.series import MemoryCounts
 from headrace.repository.catalogue import DUPLICATE
 from headrace.repository.fingerprint import Fingerprint, fingerprint
 from headrace.repository.layout import ModelSource, looked_at_again

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from headrace.engine.version import ModelVersion
-from headrace.observability.metrics import VersionSeries
+from headrace.observability.series import VersionSeries
 
 
 def series_of(version: ModelVersion) -> VersionSeries:

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from prometheus_client.core import Metric
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 
 @dataclass(slots=True)
@@ -30,8 +32,10 @@ class BackendSeries:
 
 def backend_families(
     found: Iterable[tuple[dict[str, str], Sequence[BackendSeries]]],
-) -> Iterator[Metric]:
+) -> "Iterator[Metric]":
     """The metric families, from the labels and the backends of each version that has several."""
+    from prometheus_client.core import Metric  # as late as that: see `metrics`
+
     requests = Metric(
         "headrace_backend_requests", "Requests that a backend of a model has answered", "counter"
     )

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from prometheus_client.core import Metric
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 
 @dataclass(slots=True)
@@ -38,8 +40,10 @@ class EndpointSeries:
 
 def endpoint_families(
     found: Iterable[tuple[dict[str, str], Sequence[EndpointSeries]]],
-) -> Iterator[Metric]:
+) -> "Iterator[Metric]":
     """The metric families, from the labels and the servers of each version that has any."""
+    from prometheus_client.core import Metric  # as late as that: see `metrics`
+
     requests = Metric("headrace_endpoint_requests", "Calls to a server of a model", "counter")
     failures = Metric(
         "headrace_endpoint_failures", "Calls that a server of a model has not answered well",

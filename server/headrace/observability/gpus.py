@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-
-from prometheus_client.core import Metric
+from typing import TYPE_CHECKING
 
 from headrace.observability.nvml import GpuReading
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,10 @@ _FAMILIES: tuple[tuple[str, str, str, Callable[[GpuReading], float | None]], ...
 )  # fmt: skip
 
 
-def gpu_families(series: GpuSeries) -> Iterator[Metric]:
+def gpu_families(series: GpuSeries) -> "Iterator[Metric]":
     """The families that have samples: none where there are no GPUs."""
+    from prometheus_client.core import Metric  # as late as that: see `metrics`
+
     for name, documentation, kind, value in _FAMILIES:
         family = Metric(name, documentation, kind)
         for reading in series.readings:

@@ -6,12 +6,15 @@ Quantiles need every latency, which ordinary statistics do not keep. A version w
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from time import monotonic_ns
+from typing import TYPE_CHECKING
 
 import numpy as np
-from prometheus_client.core import HistogramMetricFamily, Metric
 
 from headrace.observability.responses import FIRST_RESPONSE, FirstResponses
 from headrace.observability.statistics import VersionStatistics
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 _KEPT = 4096  # requests
 _AGE_NS = 60 * 10**9  # older ones are left out
@@ -82,8 +85,10 @@ class SummarisedStatistics(VersionStatistics):
         self.window.add(ended, ended - arrived, started - arrived, 0, ended - started, 0)
 
 
-def summary_families(found: Iterable[Labelled], quantiles: Sequence[float]) -> Iterator[Metric]:
+def summary_families(found: Iterable[Labelled], quantiles: Sequence[float]) -> "Iterator[Metric]":
     """The summaries of versions that keep what they need."""
+    from prometheus_client.core import Metric  # as late as that: see `metrics`
+
     families = [
         Metric(
             f"nv_inference_{kind}_summary_us",
@@ -110,8 +115,10 @@ def summary_families(found: Iterable[Labelled], quantiles: Sequence[float]) -> I
     yield from families
 
 
-def first_response_family(found: Iterable[Labelled]) -> Metric:
+def first_response_family(found: Iterable[Labelled]) -> "Metric":
     """The histogram of the time to the first response, of versions that answer many times."""
+    from prometheus_client.core import HistogramMetricFamily  # as late as that: see `metrics`
+
     family = HistogramMetricFamily(
         FIRST_RESPONSE, "Milliseconds from accepting a request to its first response", labels=()
     )
@@ -122,7 +129,7 @@ def first_response_family(found: Iterable[Labelled]) -> Metric:
     return family
 
 
-def _add(family: Metric, labels: Mapping[str, str], first: FirstResponses) -> None:
+def _add(family: "Metric", labels: Mapping[str, str], first: FirstResponses) -> None:
     running = 0
     for bound, count in zip([*first.bounds, float("inf")], first.counts, strict=True):
         running += count

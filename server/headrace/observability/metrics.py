@@ -2,14 +2,15 @@
 
 The `nv_*` names and labels are Triton's, because dashboards, autoscalers and load generators read
 them; the `headrace_*` ones are histograms and gauges that Triton does not have.
+
+This module and what makes metric families are alone with prometheus_client, which brings an HTTP
+server and 4 MB along: it is imported for the first scrape.
 """
 
 import asyncio
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterable, Iterator
 from itertools import islice
-from typing import NamedTuple
 
 from prometheus_client import (
     CollectorRegistry,
@@ -21,16 +22,17 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from headrace.observability.answers import Sample
-from headrace.observability.backends import BackendSeries, backend_families
-from headrace.observability.endpoints import EndpointSeries, endpoint_families
+from headrace.observability.backends import backend_families
+from headrace.observability.endpoints import endpoint_families
 from headrace.observability.gpus import GpuSeries, gpu_families
 from headrace.observability.latencies import first_response_family, summary_families
 from headrace.observability.machine import Machine
 from headrace.observability.metrics_options import MetricsOptions
 from headrace.observability.model_metrics import ModelMetrics
+from headrace.observability.series import ServerSeries, VersionSeries
 from headrace.observability.statistics import LATENCY_BOUNDS, Histogram, VersionStatistics
 from headrace.observability.traffic import TrafficSeries, traffic_families
-from headrace.observability.workers import WorkerSeries, worker_families
+from headrace.observability.workers import worker_families
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # prometheus_client ends every counter's name with _total in the header lines, also where the
@@ -40,76 +42,6 @@ _HEADER = re.compile(rb"^# (?:HELP|TYPE) .*\n", re.MULTILINE)
 _VERSIONS_A_PART = 5
 _SAMPLES_A_TURN = 200  # written in a millisecond or two
 _BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-
-
-@dataclass(frozen=True, slots=True)
-class VersionSeries:
-    """One model version as a scrape sees it. `tags` are the configuration's `metric_tags`.
-
-    `workers` is None where the model runs in this process. `memory_bytes` is 0 if it is not known.
-    `instances` has how many there are by their kind, `endpoints` the servers that run it, if others
-    do. `gpu_memory` has the bytes that it takes of each GPU, `backends` all of them if there are
-    several. `stalled` is how many instances have made no progress for too long.
-    """
-
-    model: str
-    version: str
-    statistics: VersionStatistics
-    pending: int
-    load_seconds: float
-    tags: Mapping[str, str] = field(default_factory=dict)
-    workers: WorkerSeries | None = None
-    memory_bytes: int = 0
-    instances: Mapping[str, int] = field(default_factory=dict)
-    endpoints: Sequence[EndpointSeries] = ()
-    gpu_memory: Mapping[str, int] = field(default_factory=dict)
-    backends: Sequence[BackendSeries] = ()
-    stalled: int = 0
-
-
-class LoadCounts(NamedTuple):
-    """How often a model was loaded, or loaded again, and how often that failed."""
-
-    model: str
-    succeeded: int
-    failed: int
-
-
-class MemoryCounts(NamedTuple):
-    """Models in memory, the bytes that they may take, and how many have gone for others."""
-
-    models: int
-    budget: int
-    evictions: int
-
-
-@dataclass(frozen=True, slots=True)
-class ServerSeries:
-    """The server as a scrape sees it: what is admitted, what may be, and what was refused.
-
-    `memory` is None if all models are always loaded. `connections` are by door, `given_up` those
-    whose clients made no progress, by what they did not do. `answers` are those of all requests.
-    """
-
-    ready: bool
-    admitted_requests: int
-    admitted_bytes: int
-    max_requests: int
-    max_bytes: int
-    overloaded: int
-    loads: Sequence[LoadCounts] = ()
-    memory: MemoryCounts | None = None
-    incoming: int = 0
-    unread_bytes: int = 0
-    connections: Mapping[str, int] = field(default_factory=dict)
-    max_connections: int = 0
-    refused_connections: int = 0
-    given_up: Mapping[str, int] = field(default_factory=dict)
-    dropped_lines: int = 0  # of the log
-    peak_bytes: int = 0
-    answers: Iterable[Sample] = ()
-    instance_id: str = ""  # of the process
-    failed_accepts: int = 0
 
 
 class ServerCollector:

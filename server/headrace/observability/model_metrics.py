@@ -9,11 +9,12 @@ import logging
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
-
-from prometheus_client.core import Metric
+from typing import TYPE_CHECKING, Any
 
 from headrace.core.errors import AlreadyExists, InvalidRequest, ServerError
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 log = logging.getLogger(__name__)
 
@@ -128,8 +129,10 @@ class ModelMetrics:
             if family.kind == "counter" and not name.endswith("_total")
         )
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> "Iterator[Metric]":
         """The families with their samples."""
+        from prometheus_client.core import Metric  # as late as that: see `metrics`
+
         for name, family in self._families.items():
             # The library puts _total behind the name of a counter in the lines above its samples.
             base = name.removesuffix("_total") if family.kind == "counter" else name
@@ -142,7 +145,7 @@ class ModelMetrics:
             yield result
 
 
-def _add_histogram(result: Metric, name: str, labels: dict[str, str], metric: _Values) -> None:
+def _add_histogram(result: "Metric", name: str, labels: dict[str, str], metric: _Values) -> None:
     running = 0
     # As Prometheus' own libraries write them, but Python's: le="1", not "1.0".
     bounds = [repr(bound).removesuffix(".0") for bound in metric.bounds]

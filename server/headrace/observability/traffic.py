@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-
-from prometheus_client.core import HistogramMetricFamily, Metric
+from typing import TYPE_CHECKING
 
 from headrace.observability.statistics import LATENCY_BOUNDS, Histogram
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 
 @dataclass(slots=True)
@@ -42,8 +44,13 @@ class TrafficSeries:
     shadows: Mapping[str, ShadowLedger]
 
 
-def traffic_families(found: Iterable[TrafficSeries]) -> Iterator[Metric]:
+def traffic_families(found: Iterable[TrafficSeries]) -> "Iterator[Metric]":
     """The metric families."""
+    from prometheus_client.core import (  # as late as that: see `metrics`
+        HistogramMetricFamily,
+        Metric,
+    )
+
     weight = Metric(
         "headrace_traffic_weight",
         "Share of the requests without a version that a version gets by the rules, 0 to 1",
@@ -82,7 +89,7 @@ def traffic_families(found: Iterable[TrafficSeries]) -> Iterator[Metric]:
     yield from (weight, routed, rollbacks, shadows, durations)
 
 
-def _add(family: Metric, labels: dict[str, str], histogram: Histogram) -> None:
+def _add(family: "Metric", labels: dict[str, str], histogram: Histogram) -> None:
     running = 0
     bounds = [*(str(bound / 1e9) for bound in LATENCY_BOUNDS), "+Inf"]
     for bound, count in zip(bounds, histogram.counts, strict=True):

@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from prometheus_client.core import Metric
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 
 class EndKind(StrEnum):
@@ -50,8 +52,10 @@ class WorkerSeries:
 
 def worker_families(
     found: Iterable[tuple[dict[str, str], WorkerSeries]],
-) -> Iterator[Metric]:
+) -> "Iterator[Metric]":
     """The metric families, from the labels and the workers of each version that has any."""
+    from prometheus_client.core import Metric  # as late as that: see `metrics`
+
     wanted = Metric("headrace_workers", "Worker processes that there should be", "gauge")
     running = Metric("headrace_workers_running", "Worker processes that run", "gauge")
     resident = Metric(

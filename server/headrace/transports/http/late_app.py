@@ -60,7 +60,7 @@ class LateApp:
         try:
             self._app = await self._threads.run(self._build)
         except Exception as error:
-            log.error("bug while building the HTTP application", exc_info=error)
+            log.error("bug while building an HTTP application", exc_info=error)
         self._building = None
         return self._app
 
