@@ -19,7 +19,7 @@ LIBRARIES = {
     "uvicorn",
 }  # fmt: skip
 # Of the standard library, what takes long.
-SLOW = {"asyncio", "email", "http.client", "multiprocessing", "ssl", "tempfile"}
+SLOW = {"asyncio", "email", "http.client", "multiprocessing", "ssl", "tempfile", "tomllib"}
 
 # What answers everything over HTTP but inference and probes.
 FRAMEWORK = {"fastapi", "pydantic", "pydantic_core", "starlette.routing"}

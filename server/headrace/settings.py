@@ -9,7 +9,6 @@ this order. Names are Triton's wherever Triton has the option.
 import difflib
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -298,6 +297,8 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Value]:
 
 def from_file(path: Path) -> dict[str, Value]:
     """Settings in a TOML file, by field; raises `SettingsError` naming the file."""
+    import tomllib  # which few starts need
+
     by_name = {name: option for option in OPTIONS for name in (option.name, *option.aliases)}
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -1,14 +1,15 @@
 """What `headrace top` takes on its command line."""
 
 import argparse
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from headrace.commands.parser import Commands
 from headrace.commands.remote import add_json, add_remote, parse_address, parse_positive
-from headrace.commands.top_table import ORDERS
 
 if TYPE_CHECKING:
     from headrace.client.server import Server
+    from headrace.commands.activity import VersionActivity
 
 _EPILOG = """\
 Keys in a terminal: r requests, o rows, e errors, w waiting, 5 p50, 9 p99,
@@ -20,6 +21,19 @@ P50, P99  half of the requests, and all    INST    instances that run the model
           but one in a hundred, were       MEMORY  that the model takes
           answered in less
 """
+
+# By the key that chooses them: largest first, but names.
+ORDERS: Mapping[str, tuple[str, "Callable[[VersionActivity], Any]"]] = {
+    "requests": ("r", lambda v: v.requests),
+    "rows": ("o", lambda v: v.rows),
+    "errors": ("e", lambda v: v.failures),
+    "waiting": ("w", lambda v: v.waiting),
+    "p50": ("5", lambda v: v.latency["p50"] or 0),
+    "p99": ("9", lambda v: v.latency["p99"] or 0),
+    "batch": ("b", lambda v: v.batch_rows or 0),
+    "memory": ("m", lambda v: v.memory or 0),
+    "name": ("n", lambda v: 0),
+}
 
 
 def add_top(commands: Commands) -> None:

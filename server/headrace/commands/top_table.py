@@ -1,11 +1,12 @@
 """The table of `headrace top`: its columns, its order, and as text, JSON or for rich."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.commands.activity import ServerActivity, VersionActivity
 from headrace.commands.text import duration, number, size
+from headrace.commands.top_options import ORDERS
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -61,18 +62,6 @@ _COLUMNS = (
             alarms=lambda v: v.servers_in < len(v.servers), told=lambda v: v.servers),
 )  # fmt: skip
 
-# By the key that chooses them: largest first, but names.
-ORDERS: Mapping[str, tuple[str, Callable[[VersionActivity], Any]]] = {
-    "requests": ("r", lambda v: v.requests),
-    "rows": ("o", lambda v: v.rows),
-    "errors": ("e", lambda v: v.failures),
-    "waiting": ("w", lambda v: v.waiting),
-    "p50": ("5", lambda v: v.latency["p50"] or 0),
-    "p99": ("9", lambda v: v.latency["p99"] or 0),
-    "batch": ("b", lambda v: v.batch_rows or 0),
-    "memory": ("m", lambda v: v.memory or 0),
-    "name": ("n", lambda v: 0),
-}
 KEYS = {key: order for order, (key, _) in ORDERS.items()}
 
 
