@@ -7,6 +7,7 @@ meanwhile; those that come until it is there wait for the same build.
 """
 
 import asyncio
+import gc
 import logging
 from collections.abc import Callable, Sequence
 
@@ -61,6 +62,8 @@ class LateApp:
             self._app = await self._threads.run(self._build)
         except Exception as error:
             log.error("bug while building an HTTP application", exc_info=error)
+        else:
+            gc.freeze()  # what was imported and built stays, and need not be looked through again
         self._building = None
         return self._app
 
