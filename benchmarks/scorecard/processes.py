@@ -128,14 +128,12 @@ def _await(
         protocol = PROTOCOLS[name]
         host = target.address(protocol.transport)
         exchange = protocol.exchanges(host, ALL_MODELS[model])[0]
-        fault = "no answer"
-        while fault:
+        while fault := ask(host, protocol.name, exchange):
             if process.poll() is not None:
                 raise BenchmarkError(f"it ended with {process.returncode}")
             if perf_counter() - begun > START_SECS:
                 raise BenchmarkError(f"not ready after {START_SECS:g} s, last: {fault}")
             sleep(_POLL_SECS)
-            fault = ask(host, protocol.name, exchange)
 
 
 def ask(host: str, protocol: str, exchange: Exchange, timeout: float = 30.0) -> str:
