@@ -23,7 +23,7 @@ BESIDE := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-re
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-slow coverage check fmt bench scorecard protos models lock clean
+.PHONY: help serve test test-slow coverage check fmt bench scorecard path protos models lock clean
 .DELETE_ON_ERROR:
 
 help: ## show this list
@@ -49,6 +49,7 @@ check: $(VENV)/.dev ## check format, style, types, floors and generated files
 	$(BIN)/python -m pytest tests/architecture -q
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/protos --check
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/config_docs --check
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/request_path --check
 
 fmt: $(VENV)/.dev ## format the code and mend what can be mended
 	$(BIN)/ruff check --fix . $(SCRIPTS)
@@ -59,6 +60,9 @@ bench: $(VENV)/.dev ## run the benchmarks
 
 scorecard: $(VENV)/.dev ## measure this server beside others, see docs/benchmarks.md
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/bench --scorecard $(ARGS)
+
+path: $(VENV)/.dev ## regenerate docs/request-path.md from real requests
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/request_path $(ARGS)
 
 protos: $(VENV)/.dev ## regenerate server/headrace/wire/pb from protos/
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/protos $(ARGS)
