@@ -23,7 +23,7 @@ BESIDE := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-re
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-slow coverage check fmt bench scorecard path protos models lock clean
+.PHONY: help serve test test-slow coverage check fmt bench scorecard weight path protos models lock clean
 .DELETE_ON_ERROR:
 
 help: ## show this list
@@ -42,7 +42,7 @@ coverage: $(VENV)/.dev ## run the tests and show which lines they miss
 	$(BIN)/python -m coverage run -m pytest $(ARGS)
 	$(BIN)/python -m coverage report
 
-check: $(VENV)/.dev ## check format, style, types, floors and generated files
+check: $(VENV)/.dev ## check format, style, types, floors, generated files and weight
 	$(BIN)/ruff format --check . $(SCRIPTS)
 	$(BIN)/ruff check . $(SCRIPTS)
 	$(BIN)/mypy $(CHECKED)
@@ -50,6 +50,7 @@ check: $(VENV)/.dev ## check format, style, types, floors and generated files
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/protos --check
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/config_docs --check
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/request_path --check
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/weight --check
 
 fmt: $(VENV)/.dev ## format the code and mend what can be mended
 	$(BIN)/ruff check --fix . $(SCRIPTS)
@@ -60,6 +61,9 @@ bench: $(VENV)/.dev ## run the benchmarks
 
 scorecard: $(VENV)/.dev ## measure this server beside others, see docs/benchmarks.md
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/bench --scorecard $(ARGS)
+
+weight: $(VENV)/.dev ## print what the server weighs: lines, files, calls a request, with budgets
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/weight $(ARGS)
 
 path: $(VENV)/.dev ## regenerate docs/request-path.md from real requests
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/request_path $(ARGS)
