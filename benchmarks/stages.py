@@ -145,7 +145,6 @@ def _batch_stages(model: OnnxModel, rows: int) -> dict[str, Work]:
     batch = Batch(_SIGNATURE, calls)
     inputs = batch.gather()
     arrays = model.infer(inputs, ["output"])
-    parts = batch.split(arrays)
     outcome = Outcome(arrays, None, 0, 0, 0)
 
     def schedule() -> None:
@@ -156,8 +155,7 @@ def _batch_stages(model: OnnxModel, rows: int) -> dict[str, Work]:
     return {
         "gather": batch.gather,
         "run": partial(model.infer, inputs, ["output"]),
-        "split": partial(batch.split, arrays),
-        "respond": partial(batch.respond, "1", parts, outcome),
+        "respond": partial(batch.respond, "1", outcome),
         "from submit to sink, all of these included": schedule,
     }
 

@@ -62,7 +62,7 @@ def test_requests_of_both_doors_and_their_answers_pass_without_objects() -> None
     sizes, pieces, size = lay_out(blocks)
     data = b"".join(pieces)
     outcome = frames.result(0, batch, pack_result(1, 0, 0, sizes), data, size)
-    batch.respond("1", batch.split(outcome.arrays), outcome)
+    batch.respond("1", outcome)
     answers = [call.outcome for call in calls]
     over_grpc = writer.pieces(answers[0])  # type: ignore[arg-type]
     over_http, _ = form.encode(answers[1])  # type: ignore[arg-type]
@@ -99,7 +99,7 @@ def test_what_is_garbled_in_a_large_answer_fails_where_it_matters() -> None:
     batch = Batch(TEXTS, calls)
     outcome = frames.result(0, batch, pack_result(1, 0, 0, [len(raw)]), raw, len(raw))
     with pytest.raises(ValueError, match="are not 400000 elements with their lengths"):
-        batch.split(outcome.arrays)
+        batch.respond("1", outcome)
     with pytest.raises(ValueError, match="1599999 bytes for BYTES of shape"):
         frames.result(
             0, batch, pack_result(1, 0, 0, [1_600_000 - 1]), raw[: 1_600_000 - 1], 1_600_000 - 1

@@ -7,6 +7,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -80,6 +81,9 @@ class OnnxModel:
         Raises `LoadFailed` for a combination of datatypes that cannot be run.
         """
         self._session: ort.InferenceSession | None = session
+        # What `run` calls after it has looked through inputs that are checked before they come
+        # here; where a version of ONNX Runtime has it under another name, `run` itself.
+        self._run: Callable[..., list[Any]] | None = getattr(session, "_sess", session).run
         self.file_bytes = file_bytes
         self._make_options = make_options
         self._options = make_options()  # of the run under way, or the next one
@@ -108,13 +112,13 @@ class OnnxModel:
         Raises `InvalidRequest` for strings that are not UTF-8, or too many, and whatever the run
         raises.
         """
-        session = self._session
+        session, run = self._session, self._run
         assert session is not None, "infer after close. This is a bug."
+        assert run is not None, "infer after close. This is a bug."
         if self._has_bf16:
             return self._infer_values(session, inputs, outputs)
         if not self._strings:
-            results: Sequence[TensorArray] = session.run(outputs, inputs, self._options)
-            return results
+            return run(outputs, inputs, self._options)
         texts = sum(inputs[name].size for name in self._strings if name in inputs)
         if texts > MAX_TEXTS:
             raise InvalidRequest(
@@ -146,7 +150,7 @@ class OnnxModel:
 
     def close(self) -> None:
         """Free the session."""
-        self._session = None
+        self._session = self._run = None
 
     def _infer_values(
         self,

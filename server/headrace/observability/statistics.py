@@ -50,15 +50,6 @@ class Histogram:
         self.counts[bisect_left(LATENCY_BOUNDS, duration_ns)] += times
         self.total_ns += duration_ns * times
 
-    def observe_since(self, moments: Sequence[int], now: int) -> int:
-        """Count the durations from each of the moments until `now`; the sum of them."""
-        counts = self.counts
-        for moment in moments:
-            counts[bisect_left(LATENCY_BOUNDS, now - moment)] += 1
-        total = now * len(moments) - sum(moments)
-        self.total_ns += total
-        return total
-
 
 class BatchCounters:
     """Executions of one batch size."""
@@ -93,6 +84,7 @@ class VersionStatistics:
         self.queue_histogram = Histogram()
         self.compute_histogram = Histogram()
         self.request_histogram = Histogram()
+        self._histograms = self.compute_histogram, self.queue_histogram, self.request_histogram
         self.paused_histogram = Histogram()  # compute times that clients made longer by not reading
         self.responses = Responses()
         self.backends: dict[str, BackendCounts] = {}  # by name, of a model that has several
@@ -133,9 +125,19 @@ class VersionStatistics:
         batch.compute_input_ns += inputs
         batch.compute_infer_ns += infer
         batch.compute_output_ns += outputs
-        self.compute_histogram.observe(ended - started, count)
-        self.queue_ns += self.queue_histogram.observe_since(arrived, started)
-        self.success_ns += self.request_histogram.observe_since(arrived, ended)
+        compute, queue, request = self._histograms
+        compute.counts[bisect_left(LATENCY_BOUNDS, ended - started)] += count
+        compute.total_ns += (ended - started) * count
+        waits, lasts = queue.counts, request.counts
+        for moment in arrived:
+            waits[bisect_left(LATENCY_BOUNDS, started - moment)] += 1
+            lasts[bisect_left(LATENCY_BOUNDS, ended - moment)] += 1
+        arrivals = sum(arrived)
+        waited, lasted = started * count - arrivals, ended * count - arrivals
+        queue.total_ns += waited
+        request.total_ns += lasted
+        self.queue_ns += waited
+        self.success_ns += lasted
 
     def batch_opened(self, batch_rows: int, started: int, gathered: int, computed: int) -> None:
         """Count a batch whose requests are answered later."""

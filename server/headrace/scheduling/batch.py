@@ -18,7 +18,7 @@ from headrace.core.requests import (
     new_timing,
 )
 from headrace.core.shapes import brackets
-from headrace.core.signature import Signature, TensorSpec, fits, reshaped
+from headrace.core.signature import Shape, Signature, TensorSpec, fits, reshaped
 from headrace.core.tensors import Array, Tensor, TensorArray, concatenated, new_tensor
 
 log = logging.getLogger(__name__)
@@ -134,44 +134,42 @@ class Batch:
             arrays[name] = array
         return arrays
 
-    def split(self, arrays: Sequence[TensorArray]) -> list[list[Tensor]]:
-        """Each request's own outputs, as views.
+    def respond(self, version: str, outcome: Outcome) -> None:
+        """Put each request's own outputs, as views, into its `outcome`, unless it has ended.
 
         Raises `ExecutionFailed` if the model broke its signature.
         """
-        signature = self.signature
+        signature, calls, arrays = self.signature, self.calls, outcome.arrays
         if len(arrays) != len(self.outputs):
             raise ExecutionFailed(
                 f"model '{signature.model}' gave {len(arrays)} outputs,"
                 f" asked for {len(self.outputs)}"
             )
-        alone = len(self.calls) == 1
+        alone = len(calls) == 1
         rows = self.rows if signature.inputs or not alone else None
         tensors: list[Tensor] = []
         for spec, array in zip(self.outputs, arrays, strict=True):
+            if rows is not None and signature.batches and spec.reshape is None:
+                expected: Shape = (rows, *spec.dims)
+                if array.shape == expected and array.dtype == NUMPY[spec.datatype]:  # mostly
+                    tensors.append(new_tensor((spec.name, spec.datatype, array)))
+                    continue
             tensors.append(_output(signature, spec, array, rows))
-        if alone:
-            return [tensors]
-        parts: list[list[Tensor]] = []
-        start = 0
-        for call in self.calls:
-            end, names = start + call.rows, call.outputs
-            part: list[Tensor] = []
-            for name, datatype, whole in tensors:
-                if not names or name in names:
-                    part.append(new_tensor((name, datatype, whole[start:end])))
-            parts.append(part)
-            start = end
-        return parts
-
-    def respond(self, version: str, parts: list[list[Tensor]], outcome: Outcome) -> None:
-        """Put each request's response into its `outcome`, unless nobody waits for it."""
-        started, rows = outcome.started, self.rows
+        started = outcome.started
         compute = outcome.computed - started
-        for call, outputs in zip(self.calls, parts, strict=True):
+        start = 0
+        for call in calls:
+            end, names = start + call.rows, call.outputs
             if not call.ended:
-                timing = new_timing((started - call.arrived, compute, rows))
-                call.outcome = InferResponse(call.model_name, version, call.id, outputs, timing)
+                part = tensors
+                if not alone:
+                    part = []
+                    for name, datatype, whole in tensors:
+                        if not names or name in names:
+                            part.append(new_tensor((name, datatype, whole[start:end])))
+                timing = new_timing((started - call.arrived, compute, self.rows))
+                call.outcome = InferResponse(call.model_name, version, call.id, part, timing)
+            start = end
 
     def respond_each(
         self, version: str, parts: Sequence[Answer], outcome: Outcome

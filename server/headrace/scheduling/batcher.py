@@ -173,8 +173,8 @@ class Batcher:
 
     def cancel(self, call: Call) -> None:
         """End `call` without an answer."""
+        call.outcome = None  # it may still wait for its turn to be released, or to be run again
         if call.ended:
-            call.outcome = None  # it may still wait for its turn to be released
             return
         call.ended = True
         if not call.started:
@@ -271,7 +271,8 @@ class Batcher:
             batch = self._next_batch(now)
             if batch is None:
                 break
-            self._instances.pick().execute(batch, self._finished)
+            instance = self._idle.pop() if len(self._idle) == 1 else self._instances.pick()
+            instance.execute(batch, self._finished)
         if queue.deadlines and (deadline := queue.next_deadline()) is not None:
             self._arm(deadline)
         if self._on_drained:
@@ -283,16 +284,12 @@ class Batcher:
                 batch = self._retries.popleft()
                 calls = [call for call in batch.calls if not call.ended]
             elif self._queue.waiting:
-                positions, reason, ask_at = self._policy.batch.take(self._queue, now)
-                if not positions:
+                calls, reason, ask_at = self._queue.take(now)
+                if not calls:
                     if ask_at is not None:
                         self._arm(ask_at)
                     return None
                 self._closed[reason] += 1
-                if type(positions) is range:  # as nearly always: from the head on
-                    calls = self._queue.popleft(len(positions))
-                else:
-                    calls = self._queue.pick(positions)
             else:
                 return None
             if self.quarantine.cases:
@@ -320,7 +317,7 @@ class Batcher:
         if error is None:
             try:
                 if outcome.parts is None:
-                    batch.respond(self._version, batch.split(outcome.arrays), outcome)
+                    batch.respond(self._version, outcome)
                 else:
                     others = batch.respond_each(self._version, outcome.parts, outcome)
             except Exception as broken:  # not even an array, say: the backend's fault like a raise

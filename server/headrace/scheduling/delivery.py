@@ -37,13 +37,25 @@ class Delivery:
         load.requests -= len(ended)
         for call in ended:
             load.bytes -= call.nbytes
-        if not self._ordered:
-            _deliver(ended)
-            return
-        order, answered = self._order, []
-        while order and order[0].ended:
-            answered.append(order.popleft())
-        _deliver(answered)
+        if self._ordered:
+            order, ended = self._order, []
+            while order and order[0].ended:
+                ended.append(order.popleft())
+        for call in ended:
+            outcome, call.outcome = call.outcome, None  # which is None if it was cancelled
+            sink = call.sink
+            del call.sink  # it mostly holds the call: tensors must not wait for the collector
+            try:
+                if isinstance(outcome, InferResponse):
+                    sink.respond(outcome, True)
+                elif isinstance(outcome, NoResponse):
+                    sink.finish()
+                elif isinstance(outcome, ServerError):
+                    sink.fail(outcome)
+            except Exception:  # whatever is wrong with one answer, others of its batch must go out
+                log.exception("bug while answering a request")
+                with suppress(Exception):
+                    sink.fail(ExecutionFailed("internal error"))
 
 
 def give(call: Call, response: InferResponse) -> None:
@@ -52,21 +64,3 @@ def give(call: Call, response: InferResponse) -> None:
         call.sink.respond(response, False)
     except Exception:
         log.exception("bug while answering a request")
-
-
-def _deliver(calls: Sequence[Call]) -> None:
-    for call in calls:
-        outcome, call.outcome = call.outcome, None  # which is None if it was cancelled
-        sink = call.sink
-        del call.sink  # it mostly holds the call: tensors must not wait for the cycle collector
-        try:
-            if isinstance(outcome, InferResponse):
-                sink.respond(outcome, True)
-            elif isinstance(outcome, NoResponse):
-                sink.finish()
-            elif isinstance(outcome, ServerError):
-                sink.fail(outcome)
-        except Exception:  # whatever is wrong with one answer, the others of its batch must go out
-            log.exception("bug while answering a request")
-            with suppress(Exception):
-                sink.fail(ExecutionFailed("internal error"))

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from headrace.core.errors import QueueFull
 from headrace.core.requests import Call
+from headrace.observability.statistics import Closed
 from headrace.scheduling.policy import NO_POLICY, SchedulingPolicy, TimeoutAction
 
 _SWEEP = 64  # so many dead entries are never worth a sweep
@@ -78,9 +79,25 @@ class RequestQueue:
         self._sizes[level] = 0
         return 2 * at
 
+    def take(self, now: int) -> tuple[list[Call], Closed, int | None]:
+        """The calls of the batch to run at `now`, which count as started; as `BatchPolicy.take`."""
+        first = self._deques[0]
+        single = len(self._deques) == 2 and not (self._dead or self._deques[1])
+        if single and self.waiting == 1 and not self._policy.batch.max_delay:  # mostly
+            call = first.popleft()
+            call.started = True
+            self._sizes[call.level] -= 1
+            self.waiting = 0
+            full = call.rows >= self._policy.batch.max_rows
+            return [call], Closed.FULL if full else Closed.IDLE, None
+        positions, reason, ask_at = self._policy.batch.take(first if single else self, now)
+        if type(positions) is range:  # as nearly always: from the head on
+            return self.popleft(len(positions)), reason, ask_at
+        return self.pick(positions), reason, ask_at
+
     def __iter__(self) -> Iterator[Call]:
         first, *others = self._deques
-        if not self._dead and not any(others):  # as nearly always
+        if not self._dead and not any(others):
             return iter(first)
         return self._alive()
 
