@@ -106,6 +106,8 @@ class Call:
         self.classes = classes
         self.nbytes = nbytes
 
+    ask = __init__  # for a door that knows what is asked when the call is there already
+
     def like(self, **changes: Any) -> "Call":
         """Another call that asks the same, but for `changes`."""
         return type(self)(**{name: getattr(self, name) for name in ASKED} | changes)

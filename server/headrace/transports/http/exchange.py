@@ -141,7 +141,7 @@ class Exchange:
         head, found = self.head, self.found
         assert found is not None, "submit before open. This is a bug."
         if self._held:
-            self.enter()
+            self.admit()
         if self._again:
             found = self._find()
         signature = found.signature
@@ -252,7 +252,7 @@ class Exchange:
             self._held = False
             self.account.drop(self.nbytes)
 
-    def enter(self) -> None:
+    def admit(self) -> None:
         """The body is there as a whole: count it as a request; raises `Overloaded`."""
         self.account.admit()
         self._held, self.entered = False, True

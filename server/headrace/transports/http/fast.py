@@ -50,8 +50,8 @@ _STATUS_LINES = {
 }
 
 
-class _Request(Exchange):
-    """One request, and the sink of its response."""
+class _Request(Exchange, Call):
+    """One request, and the sink of its response; a plain one is the call as well."""
 
     door = "HTTP"
     begun = 0.0
@@ -292,13 +292,15 @@ class FastProtocol(BoundedProtocol):
                 request.open_whole(nbytes)
             else:
                 request.account.enter(nbytes)
-                request.nbytes, request.entered = nbytes, True
+                request.nbytes = nbytes
+                request.entered = True
                 if (plain := direct.json.decode(body)) is not None:
                     request.json = direct.json
                     request.request_id, inputs, rows = plain
-                    call = Call(head.model, head.version, request.request_id, inputs)
-                    call.nbytes = nbytes
-                    request.ticket = direct.enqueue(call, request, rows)
+                    request.ask(
+                        head.model, head.version, request.request_id, inputs, nbytes=nbytes
+                    )
+                    request.ticket = direct.enqueue(request, request, rows)
                     return
         except Exception as error:
             request.end(request.failure(error))

@@ -68,7 +68,7 @@ class GenerateExchange(Exchange):
         self._consumed = True
         head, found = self.head, self.found
         assert found is not None, "submit before open. This is a bug."
-        self.enter()
+        self.admit()
         if self._again:
             found = self._find()
         if found.signature is None:
