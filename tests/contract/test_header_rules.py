@@ -17,6 +17,7 @@ from headrace.wire.status import STATUS
 from tests.contract.conftest import CARRIERS, FIRST_CARRIER
 from tests.support.grpc_client import OPTIONS, SERVICE, infer_message, procedure
 from tests.support.http_socket import HttpSocket, RawAnswer, ask, request
+from tests.support.scrape import until
 from tests.support.server_process import ServerProcess, clean_server
 
 _MODEL = """
@@ -348,7 +349,8 @@ def test_a_server_warns_of_what_is_restricted_at_one_door_alone(repository: Path
     with ServerProcess(
         repository, options=["--http-restricted-api=model-repository:a=secret"], wait=False
     ) as process:
-        assert "model-repository: restricted over HTTP, but open to all over gRPC" in process.log
+        warning = "model-repository: restricted over HTTP, but open to all over gRPC"
+        until(lambda: warning in process.log, "the warning")  # a thread writes it
         assert "secret" not in process.log
 
 
