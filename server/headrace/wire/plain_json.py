@@ -109,7 +109,7 @@ class PlainJson:
         if len(tensors) != len(outputs) or not outputs:
             return None
         pieces = [b'{"id":', orjson.dumps(request_id), b","] if request_id else [b"{"]
-        for (dtype, heads, before, spec), (name, _, array) in zip(outputs, tensors, strict=True):
+        for (dtype, heads, before, spec), (name, _, array) in zip(outputs, tensors, strict=False):
             if array.dtype is not dtype or name != spec.name:
                 return None
             head = heads.get(array.shape)
