@@ -22,8 +22,7 @@ from headrace.wire.grpc_response import (
     UNKNOWN,
     ResponseBlock,
 )
-from headrace.wire.http2.client_connection import ClientConnection
-from headrace.wire.http2.client_streams import ClientStream
+from headrace.wire.http2.client_connection import ClientConnection, ClientStream
 from headrace.wire.http2.protocol import ErrorCode
 
 MAX_MESSAGE = (1 << 31) - 1  # bytes; no message of protobuf is longer
@@ -124,6 +123,7 @@ class ClientCall(ClientStream):
 
     def renew(self) -> None:
         """Be as before it was begun."""
+        super().renew()
         ClientCall.__init__(self, self.deadline, self.largest)
 
     def cancel(self) -> None:

@@ -24,7 +24,8 @@ def test_how_long_its_client_waits(timeout: float | None, least: float, most: fl
         link: Any = SimpleNamespace(host=host, account=Admission(0, 0))
         head = CallHead("/any.Service/Any")
         head.timeout = timeout
-        call = Rpc(link, 1, head)
+        head.link = link
+        call = Rpc(head, 1)
         call.finished = True  # which its timer is to see
         return call.remaining()
 

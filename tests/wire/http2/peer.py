@@ -28,8 +28,7 @@ from headrace.wire.http2.protocol import (
     ErrorCode,
     Setting,
 )
-from headrace.wire.http2.response_sender import OK_FIELDS
-from headrace.wire.http2.server_connection import ServerConnection
+from headrace.wire.http2.server_connection import OK_FIELDS, ServerConnection
 from headrace.wire.http2.stream import Stream
 
 REQUEST = [
@@ -66,8 +65,6 @@ class Frame:
 
 class Kept(Stream):
     """A stream that keeps its data; with `echo`, it is answered with them in the end."""
-
-    __slots__ = ("data", "echo", "ended", "filled", "gone", "head", "pieces", "room", "server")
 
     def __init__(self, number: int, server: "Server", head: dict[bytes, bytes], echo: bool) -> None:
         super().__init__(number)
@@ -130,11 +127,15 @@ class _Head:
     fields: dict[bytes, bytes]
     length: int
 
-    def open(self, number: int) -> Kept:
-        stream = Kept(number, self.server, self.fields, self.server.echo)
-        stream.expected = self.length
-        self.server.streams[number] = stream
+    @staticmethod
+    def kind(head: "_Head", number: int) -> Kept:
+        stream = head.server.stream(number, head.server, head.fields, head.server.echo)
+        stream.expected = head.length
+        head.server.streams[number] = stream
         return stream
+
+    def overflown(self) -> "_Head":
+        return self
 
 
 class Bench:
@@ -189,9 +190,11 @@ class Server(Bench):
         echo: bool = False,
         greet: bool = True,
         keep_alive: KeepAlive | None = None,
+        stream: type[Kept] = Kept,
     ) -> None:
         super().__init__()
         self.echo = echo
+        self.stream = stream
         self.streams: dict[int, Kept] = {}
         self.interpreted = 0
         self.connection = ServerConnection(

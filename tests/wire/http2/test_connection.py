@@ -27,6 +27,7 @@ from headrace.wire.http2.protocol import (
 )
 from tests.wire.http2.peer import (
     REQUEST,
+    Kept,
     Server,
     build,
     padded,
@@ -470,3 +471,27 @@ def test_a_remembered_block_means_something_else_once_the_table_has_changed() ->
         server.feed(build(HEADERS, END_HEADERS | END_STREAM, number, entering))
         server.feed(build(HEADERS, END_HEADERS | END_STREAM, number + 2, refers))
         assert server.streams[number + 2].head[b":path"] == path.encode()
+
+
+class _Whole(Kept):
+    """Takes all that its client sends at once."""
+
+    def take_last(self, view: memoryview, start: int, stop: int) -> bool:
+        self.data, self.remote_closed = bytes(view[start:stop]), True
+        self.respond(self.data)
+        return True
+
+
+@pytest.mark.parametrize("cut", [0, 1, 9, 14, 15])
+def test_a_stream_may_take_all_at_once(cut: int) -> None:
+    """Where the last frame is here as a whole; its parts go the way of all others."""
+    server = Server(echo=True, stream=_Whole)
+    request = server.request(1, b"hello")
+    end = len(request) - cut
+    server.feed(request[:end])
+    server.feed(request[end:])
+    stream = server.streams[1]
+    assert stream.data == b"hello"
+    assert stream.ended is (0 < cut < 6)
+    assert [frame.kind for frame in server.sent()] == [HEADERS, DATA, HEADERS]
+    assert server.connection.streams.open == {}

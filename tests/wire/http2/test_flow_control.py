@@ -10,7 +10,7 @@ from headrace.wire.http2.protocol import (
     ErrorCode,
     Setting,
 )
-from headrace.wire.http2.response_sender import OK_FIELDS
+from headrace.wire.http2.server_connection import OK_FIELDS
 from tests.wire.http2.peer import REQUEST, Frame, Server, build, rst, settings, window_update
 
 SMALL = Limits(stream_window=1000, connection_window=70_000)

@@ -56,7 +56,8 @@ class BlockReader(Generic[H]):
         self._table = _WatchedTable()
         self._decoder.header_table = self._table
         self._seen = self._table.changes
-        self._known: dict[bytes, H] = {}
+        # What blocks that repeat mean; who finds a block here need not `read` it.
+        self.known: dict[bytes, H] = {}
 
     def read(self, block: bytes) -> H:
         """What a block means.
@@ -68,7 +69,7 @@ class BlockReader(Generic[H]):
             start = cut + len(self._passed_over)
             if start < len(block) == start + 1 + (block[start] & 0x7F):  # it is the last field
                 block = block[:cut]
-        known = self._known.get(block)
+        known = self.known.get(block)
         if known is not None:
             return known
         headers = self._decode(block)
@@ -76,9 +77,9 @@ class BlockReader(Generic[H]):
         self._forget_if_changed()
         head = self._interpret(headers)
         if same and len(block) <= _REMEMBERED_SIZE:
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            self._known[block] = head
+            if len(self.known) >= _REMEMBERED:
+                self.known.clear()
+            self.known[block] = head
         return head
 
     def decode(self, block: bytes) -> Headers:
@@ -100,7 +101,7 @@ class BlockReader(Generic[H]):
     def _forget_if_changed(self) -> None:
         if self._table.changes != self._seen:
             self._seen = self._table.changes
-            self._known.clear()
+            self.known.clear()
 
 
 def _check_size_updates(block: bytes) -> None:

@@ -6,7 +6,6 @@ Priorities are ignored, section 5.3.2. Nothing here raises for what a peer does:
 stream resets it, one of the connection sends GOAWAY and sets `closing`.
 """
 
-from headrace.wire.http2.block_frames import BlockFrames
 from headrace.wire.http2.budget import Limits
 from headrace.wire.http2.data_reader import DataReader
 from headrace.wire.http2.protocol import (
@@ -14,6 +13,7 @@ from headrace.wire.http2.protocol import (
     CONTINUATION,
     DATA,
     DEFAULT_FRAME,
+    END_HEADERS,
     END_STREAM,
     GOAWAY,
     HEAD_SIZE,
@@ -21,6 +21,7 @@ from headrace.wire.http2.protocol import (
     MAX_WINDOW,
     PADDED,
     PING,
+    PRIORITISED,
     PRIORITY,
     PUSH_PROMISE,
     RST_STREAM,
@@ -41,18 +42,17 @@ from headrace.wire.http2.streams import Streams
 
 _SMALL_UPDATE = 1024  # bytes; WINDOW_UPDATEs of less mean nothing by themselves
 _SETTINGS_COST = 5  # PINGs: each may change the windows of all streams
+_BLOCK_FRAMES = 32  # CONTINUATION frames of one header block
 _FIXED_SIZES = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
 
 
 class Connection:
-    """One connection. Owned by the thread of its event loop."""
+    """One connection. Owned by the thread of its event loop. Subclasses are its two sides."""
 
     # Whether a GOAWAY means nothing to us, and need not be here as a whole.
     skips_goaway = False
 
-    def __init__(
-        self, sender: Sender, streams: Streams, heads: BlockFrames, limits: Limits, preface: bytes
-    ) -> None:
+    def __init__(self, sender: Sender, streams: Streams, limits: Limits, preface: bytes) -> None:
         """`preface` is what the peer's first bytes have to be, before its SETTINGS."""
         self.limits = limits
         self.streams = streams
@@ -60,35 +60,108 @@ class Connection:
         self.settled = False  # the peer's preface and settings are here
         self.failure = ""  # why we ended it, if we did
         self._sender = sender
-        self._heads = heads
         self._preface = preface  # what of it is still to come
         self._failed = False
+        self._awaited = 0  # the stream whose header block is unfinished, else 0
+        self._block = bytearray()
+        self._block_flags = 0
+        self._block_frames = 0
 
     @property
     def closing(self) -> bool:
         """Whether the socket is to be closed once what was sent is written."""
-        return self._failed or self.streams.drained
+        return self.streams.over
 
     def receive(self, view: memoryview, end: int, now: float) -> int:
         """Take in `view[:end]`; how many bytes of it were consumed.
 
         The rest, less than a frame other than DATA, has to come again before what follows it.
         `now` is in seconds of any clock that does not go back.
+
+        What most bytes are is done in here, without a call of its own: whole frames of DATA for
+        open streams, and whole header blocks.
         """
         if self._failed:
             return end
-        self.streams.now = now
-        data = self.data
+        streams, data = self.streams, self.data
+        streams.now = now
+        opened = streams.open
+        largest = self.limits.frame
         try:
             position = self._read_preface(view, end) if self._preface else 0
             if data.left or data.skip:
                 position = data.resume(view, position, end)
-            if position < end and not self._preface:
-                position = self._frames(view, position, end)
+            while end - position >= HEAD_SIZE:
+                high, low, kind, flags, number = unpack_head(view, position)
+                length = high << 8 | low
+                number &= MAX_WINDOW
+                start = position + HEAD_SIZE
+                stop = start + length
+                if length > largest:
+                    raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "frame too large")
+                if self._awaited and (kind != CONTINUATION or number != self._awaited):
+                    raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "CONTINUATION expected")
+                if kind == DATA:
+                    stream = opened.get(number)
+                    if (
+                        stream is not None
+                        and flags <= END_STREAM
+                        and stop <= end
+                        and stream.place is None
+                        and not stream.remote_closed
+                        and 0 < length <= data.window
+                        and length <= stream.window
+                        and (
+                            stream.expected in (-1, length)
+                            or (stream.expected > length and not flags)
+                        )
+                    ):
+                        data.window -= length
+                        stream.window -= length
+                        if flags:
+                            if not stream.take_last(view, start, stop):
+                                stream.on_data(view, start, stop)
+                                streams.received_all(stream)
+                        else:
+                            if stream.expected > 0:
+                                stream.expected -= length
+                            stream.on_data(view, start, stop)
+                            data.credit(stream, length)
+                        position = stop
+                        continue
+                    after = position
+                    if stream is not None and stream.place is not None:
+                        after = data.fill(stream, view, position, end)
+                    if after == position:
+                        after = data.begin(view, flags, number, start, stop, end)
+                        if after < 0:
+                            break
+                    position = after
+                elif stop > end:
+                    self._check(kind, length)
+                    if kind > CONTINUATION or (kind == GOAWAY and self.skips_goaway):
+                        streams.count_control(1)
+                        data.skip = stop - end
+                        position = end
+                    break
+                else:
+                    if kind == HEADERS and self.settled:
+                        if (
+                            length > DEFAULT_FRAME
+                            or not number & 1
+                            or not flags & END_HEADERS
+                            or flags & (PADDED | PRIORITISED)
+                        ):
+                            self._headers(view, flags, number, start, stop)
+                        else:
+                            self._on_block(view[start:stop].tobytes(), flags, number)
+                    else:
+                        self._other(view, kind, flags, number, start, stop)
+                    position = stop
         except ConnectionFailure as failure:
             self.fail(failure.code, str(failure))
             return end
-        if data.window < self.limits.connection_window:
+        if data.window < data.low:
             data.credit_connection()
         return position
 
@@ -123,68 +196,42 @@ class Connection:
         self._preface = self._preface[position:]
         return position
 
-    def _frames(self, view: memoryview, position: int, end: int) -> int:
-        streams, data, heads = self.streams, self.data, self._heads
-        opened = streams.open
-        largest = self.limits.frame
-        while end - position >= HEAD_SIZE:
-            high, low, kind, flags, number = unpack_head(view, position)
-            length = high << 8 | low
-            number &= MAX_WINDOW
-            start = position + HEAD_SIZE
-            stop = start + length
-            if length > largest:
-                raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "frame too large")
-            if heads.awaited and (kind != CONTINUATION or number != heads.awaited):
-                raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "CONTINUATION expected")
-            if kind == DATA:
-                stream = opened.get(number)
-                if stream is not None and stream.place is not None:
-                    after = data.fill(stream, view, position, end)
-                    if data.left:
-                        return end
-                    if after > position:
-                        position = after
-                        continue
-                if (
-                    stream is None
-                    or stop > end
-                    or flags & PADDED
-                    or stream.remote_closed
-                    or not length
-                ):
-                    after = data.begin(view, flags, number, start, stop, end)
-                    if after < 0:
-                        return position
-                    if data.left or data.skip:
-                        return end
-                    position = after
-                    continue
-                data.window -= length
-                stream.window -= length
-                if data.window < 0 or stream.window < 0:
-                    data.exceeded(stream)
-                elif stream.expected < 0 or data.as_announced(stream, length, flags):
-                    stream.on_data(view, start, stop)
-                    if flags & END_STREAM:
-                        streams.received_all(stream)
-                    else:
-                        data.credit(stream, length)
-            elif stop > end:
-                self._check(kind, length)
-                if kind > CONTINUATION or (kind == GOAWAY and self.skips_goaway):
-                    streams.count_control(1)
-                    data.skip = stop - end
-                    return end
-                return position
-            elif kind == HEADERS and self.settled:
-                if length > DEFAULT_FRAME:
-                    self._check(kind, length)
-                heads.headers(view, flags, number, start, stop)
-            else:
-                self._other(view, kind, flags, number, start, stop)
-            position = stop
-        return position
+    def _headers(self, view: memoryview, flags: int, number: int, start: int, stop: int) -> None:
+        """Take a HEADERS frame that is more, or less, than a header block."""
+        self._check(HEADERS, stop - start)
+        if not number & 1:
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"HEADERS on stream {number}")
+        if flags & PADDED:
+            if start >= stop:
+                raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "HEADERS too short")
+            stop -= view[start]
+            start += 1
+        if flags & PRIORITISED:
+            start += 5
+        if start > stop:
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "more padding than HEADERS")
+        if flags & END_HEADERS:
+            self._on_block(view[start:stop].tobytes(), flags, number)
+            return
+        self._block = bytearray(view[start:stop])
+        self._awaited, self._block_flags, self._block_frames = number, flags, 0
+
+    def _continuation(self, view: memoryview, flags: int, start: int, stop: int) -> None:
+        number = self._awaited
+        if not number:
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "unexpected CONTINUATION")
+        self._block += view[start:stop]
+        self._block_frames += 1
+        if len(self._block) > self.limits.header_block or self._block_frames > _BLOCK_FRAMES:
+            raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "header block too large")
+        if flags & END_HEADERS:
+            block, self._block = bytes(self._block), bytearray()
+            self._awaited = 0
+            self._on_block(block, self._block_flags, number)
+
+    def _on_block(self, block: bytes, flags: int, number: int) -> None:
+        """Take a whole header block of a stream; raises `ConnectionFailure`."""
+        raise NotImplementedError
 
     def _check(self, kind: int, length: int) -> None:
         """Refuse frames of a wrong size before they are here as a whole, section 4.2.
@@ -218,12 +265,12 @@ class Connection:
             self._rst_stream(number, unpack_word(view, start)[0])
         elif kind == PING:
             _on_connection(number)
-            self._ping(flags, bytes(view[start:stop]))
+            self._ping(flags, view[start:stop].tobytes())
         elif kind == SETTINGS:
             _on_connection(number)
             self._settings(flags, view, start, stop)
         elif kind == CONTINUATION:
-            self._heads.continuation(view, flags, start, stop)
+            self._continuation(view, flags, start, stop)
         elif kind == PRIORITY:
             if not number:
                 raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "PRIORITY on stream 0")

@@ -28,16 +28,19 @@ class DataReader:
     """Owned by its connection, which deals with whole, unpadded frames of open streams itself.
 
     `left` bytes of the current frame's payload are still to come, then `skip` bytes of no interest.
+    `window` is the connection's; below `low` it is to be given back.
     """
 
     __slots__ = (
-        "_ends", "_half", "_limits", "_sender", "_stream", "_streams", "left", "skip", "window",
+        "_ends", "_half", "_limits", "_sender", "_stream", "_streams", "left", "low", "skip",
+        "window",
     )  # fmt: skip
 
     def __init__(self, streams: Streams, sender: Sender, limits: Limits) -> None:
         self.left = 0
         self.skip = 0
         self.window = limits.connection_window
+        self.low = limits.connection_window >> 1
         self._streams = streams
         self._sender = sender
         self._limits = limits
@@ -173,9 +176,8 @@ class DataReader:
     def credit_connection(self) -> None:
         """Give back what all streams together have taken."""
         full = self._limits.connection_window
-        if self.window < full >> 1:
-            self._sender.give_window(0, full - self.window)
-            self.window = full
+        self._sender.give_window(0, full - self.window)
+        self.window = full
 
     def expect(self, stream: Stream, nbytes: int) -> None:
         """So many more bytes will be taken for sure: let the peer send them without waiting."""
@@ -185,29 +187,20 @@ class DataReader:
             stream.consumed -= increment  # given in advance
             self._sender.give_window(stream.number, increment)
 
-    def exceeded(self, stream: Stream) -> None:
-        """A window has become negative; raises `ConnectionFailure` if it is the connection's."""
-        if self.window < 0:
-            raise ConnectionFailure(ErrorCode.FLOW_CONTROL_ERROR, "connection window exceeded")
-        self._streams.fail(stream, ErrorCode.FLOW_CONTROL_ERROR)
-
-    def as_announced(self, stream: Stream, nbytes: int, flags: int) -> bool:
-        """Hold DATA against the request's content-length, section 8.1.1; False: it was reset."""
-        stream.expected -= nbytes
-        if stream.expected < 0 or (flags & END_STREAM and stream.expected):
-            self._streams.fail(stream, ErrorCode.PROTOCOL_ERROR)
-            return False
-        return True
-
     def _accept(self, stream: Stream, length: int, nbytes: int, flags: int) -> bool:
-        """Whether the stream may have these bytes; resets it if not."""
+        """Whether the stream may have `nbytes` of a frame of `length`; resets it if not."""
         stream.window -= length
         if stream.window < 0:
-            self.exceeded(stream)
+            self._streams.fail(stream, ErrorCode.FLOW_CONTROL_ERROR)
             return False
         if not nbytes and not flags & END_STREAM:
             self._streams.count_control(1)
-        return stream.expected < 0 or self.as_announced(stream, nbytes, flags)
+        if stream.expected >= 0:  # by the request's content-length, section 8.1.1
+            stream.expected -= nbytes
+            if stream.expected < 0 or (flags & END_STREAM and stream.expected):
+                self._streams.fail(stream, ErrorCode.PROTOCOL_ERROR)
+                return False
+        return True
 
     def _stray(self, number: int, stream: Stream | None) -> None:
         """DATA for a stream that is not open, section 5.1."""

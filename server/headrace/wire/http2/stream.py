@@ -14,29 +14,34 @@ class Stream:
     `send_window` is the peer's, `window` ours; `consumed` counts received bytes that were not given
     back to the peer's window yet. `kept` counts those of whole messages that wait for more, until
     `on_keep` was told of them. `place`, if it is there, is where the next bytes belong, whatever
-    they are. A stream lives until both sides are closed.
+    they are. A stream lives until both sides are closed. Most streams are short, so what they begin
+    with is the class's: what never changes is never set.
     """
 
-    __slots__ = (
-        "consumed", "expected", "held", "kept", "local_closed", "number", "place", "queue",
-        "queued", "remote_closed", "scheduled", "send_window", "trailers", "window",
-    )  # fmt: skip
+    send_window = 0
+    window = 0
+    consumed = 0
+    place: memoryview | None = None
+    kept = 0
+    held = False  # keep the peer's window as it is for now
+    expected = -1  # bytes of DATA still to come by content-length; -1: not said
+    remote_closed = False
+    local_closed = False
+    queue: deque[Buffer] | None = None  # what waits for windows
+    queued = 0
+    scheduled = False
+    trailers: Fields | None = None  # to end our side with, after the queue
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.send_window = 0
-        self.window = 0
-        self.consumed = 0
-        self.place: memoryview | None = None
-        self.kept = 0
-        self.held = False  # keep the peer's window as it is for now
-        self.expected = -1  # bytes of DATA still to come by content-length; -1: not said
-        self.remote_closed = False
-        self.local_closed = False
-        self.queue: deque[Buffer] | None = None  # what waits for windows
-        self.queued = 0
-        self.scheduled = False
-        self.trailers: Fields | None = None  # to end our side with, after the queue
+
+    def take_last(self, view: memoryview, start: int, stop: int) -> bool:
+        """Take all that the peer sends at once, `view[start:stop]`, and that it sends no more.
+
+        False: nothing was done, so that `on_data` and `on_end` are called instead. Who takes it
+        sets `remote_closed` first, and ends the stream as any that the peer has closed.
+        """
+        return False
 
     def on_data(self, view: memoryview, start: int, stop: int) -> None:
         """Take `view[start:stop]`, which is valid during this call only."""

@@ -23,29 +23,13 @@ class Streams:
         self.last = 0  # the highest that the peer has opened
         self.now = 0.0  # seconds; when what is being dealt with has come
         self.drain_to = MAX_WINDOW  # those beyond are ignored
-        self.drained = False  # none is open, and none will be
+        self.over = False  # none is open, and none will be
         self._sender = sender
         self._limits = limits
         self._reset: deque[int] = deque(maxlen=_REMEMBERED)
         self._control = Budget(limits.control, limits.control_rate)
         self._resets = Budget(limits.resets, limits.resets_rate)
         self._earned_at = 0
-
-    def admit(self, number: int) -> bool:
-        """Whether a stream with a good head may be opened, section 5.1.2."""
-        if number > self.drain_to:
-            return False
-        self.last = number
-        if len(self.open) >= self._limits.streams:
-            self.refuse(number, ErrorCode.REFUSED_STREAM)
-            return False
-        return True
-
-    def begin(self, stream: Stream) -> None:
-        """The stream is open from now on."""
-        self.open[stream.number] = stream
-        stream.send_window = self._sender.initial_window
-        stream.window = self._limits.stream_window
 
     def refuse(self, number: int, code: ErrorCode) -> None:
         """Reset a stream that was never opened, or is no more, for what the peer did."""
@@ -100,11 +84,12 @@ class Streams:
     def look_if_drained(self) -> None:
         """After `drain_to` has been set, or a stream is over."""
         if not self.open:
-            self.drained = True
+            self.over = True
             self._sender.rouse()
 
     def lose_all(self) -> None:
         """The connection is no more."""
+        self.over = True
         streams, self.open = self.open, {}
         for stream in streams.values():
             self._sender.drop(stream)

@@ -33,33 +33,24 @@ _MAX_LENGTH_DIGITS = 18
 class CallHead:
     """What a call's HEADERS say. `kind` is how it is run; `refusal` answers it at once instead."""
 
-    __slots__ = (
-        "accepts", "answers", "content_length", "encoding", "handler", "kind", "link", "metadata",
-        "packing", "path", "refusal", "timeout",
-    )  # fmt: skip
+    link: "Link"
+    kind: "type[Rpc]"
+    handler: object = None
+    timeout: float | None = None  # seconds
+    encoding = ""  # of compressed messages; "" for none
+    accepts: tuple[str, ...] = ()
+    packing = ""  # how answers are compressed; "" for not at all
+    content_length = -1
+    refusal: tuple[int, Fields] | None = None  # HTTP status and fields
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.answers: list[int] = []  # counts by status of calls with this head
-        self.link: Link | None = None
-        self.kind: type[Rpc] | None = None
-        self.handler: object = None
         self.metadata: dict[str, str] = {}
-        self.timeout: float | None = None  # seconds
-        self.encoding = ""  # of compressed messages; "" for none
-        self.accepts: tuple[str, ...] = ()
-        self.packing = ""  # how answers are compressed; "" for not at all
-        self.content_length = -1
-        self.refusal: tuple[int, Fields] | None = None  # HTTP status and fields
 
-    def open(self, number: int) -> "Rpc":
-        """The call, as the stream that it is."""
-        link = self.link
-        assert link is not None
-        assert self.kind is not None
-        if link.sender.queued > link.host.limits.output:
-            return link.host.overflown(link, number, self.path)
-        return self.kind(link, number, self)
+    def overflown(self) -> "CallHead":
+        """The head of a call on a connection that has too much waiting for its client already."""
+        return self.link.host.overflown(self)
 
 
 def read_head(headers: Headers) -> CallHead:

@@ -9,9 +9,8 @@ from headrace.engine.admission import Admission, ConnectionAccount
 from headrace.transports.grpc.access import UNAVAILABLE, UNIMPLEMENTED
 from headrace.transports.grpc.call import Handlers
 from headrace.transports.grpc.categories import operation_of, without_key
-from headrace.transports.grpc.native.direct import DirectRpc, RefusedRpc
 from headrace.transports.grpc.native.head import CallHead, preferred, read_head, refusal
-from headrace.transports.grpc.native.rpc import Rpc
+from headrace.transports.grpc.native.rpc import DirectRpc, RefusedRpc, Rpc
 from headrace.transports.grpc.native.sessions import SessionRpc
 from headrace.transports.grpc.native.tasks import BidiStreamRpc, ServerStreamRpc, TaskRpc
 from headrace.transports.grpc.options import INFERENCE, LEVELS, GrpcOptions
@@ -90,12 +89,14 @@ class Host:
                 head.refusal = refusal(STATUS[type(error)].grpc, str(error))
         return head
 
-    def overflown(self, link: "Link", number: int, path: str) -> Rpc:
-        """A call on a connection that has too much waiting for its client already."""
-        head = CallHead(path)
-        head.answers = self.admission.answers.of("grpc", operation_of(path))
-        head.refusal = refusal(UNAVAILABLE, "too many responses wait for the client to read them")
-        return RefusedRpc(link, number, head)
+    def overflown(self, head: CallHead) -> CallHead:
+        """`CallHead.overflown`."""
+        refused = CallHead(head.path)
+        refused.link, refused.answers, refused.kind = head.link, head.answers, RefusedRpc
+        refused.refusal = refusal(
+            UNAVAILABLE, "too many responses wait for the client to read them"
+        )
+        return refused
 
     def lost(self, link: "Link") -> None:
         """A connection has closed: what it would still write goes nowhere."""

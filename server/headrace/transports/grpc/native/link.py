@@ -199,18 +199,19 @@ class Link(asyncio.BufferedProtocol):
         if sender.queued and not self._paused:
             self.http2.pump(_PUMP)
         if sender.out:
-            buffers = sender.take()
             if self._lost:  # uvloop would raise, and what others have of this turn be left lying
+                sender.out = []
                 return
-            if len(buffers) == 1:
-                self._write(buffers[0])
+            if sender.large:
+                self._transport.writelines(sender.take())
             else:
-                self._transport.writelines(buffers)
+                out, sender.out = sender.out, []
+                self._write(b"".join(out))
         if sender.queued or self._paused:
             self._count_unread()
-        if self.http2.closing:
+        if self.streams.over:
             self._close()
-        elif sender.can_pump and not self._paused:
+        elif sender.queued and sender.can_pump and not self._paused:
             sender.rouse()
 
     def _close(self) -> None:

@@ -1,5 +1,8 @@
 """A call on a stream: messages out of DATA, a deadline, and one end.
 
+Most calls are a `DirectRpc` whose message comes in one frame, and whose answer goes out in one: its
+`__init__`, `take_last` and `respond` are all that they cost here.
+
 gRPC's messages have a prefix of five bytes: whether they are compressed, and their length. A
 message that comes in one piece is taken out of the received bytes at once. A longer one is
 gathered: the length is held against the limit, the bytes are counted with the connection's account
@@ -9,13 +12,15 @@ as they come, and they go to their place in memory that the system hands out as 
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from struct import Struct
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import Any
 
 from headrace.core.blocks import BLOCKS
-from headrace.core.errors import InvalidRequest, PayloadTooLarge, ServerError
+from headrace.core.errors import ExecutionFailed, InvalidRequest, PayloadTooLarge, ServerError
 from headrace.core.patience import Patience
+from headrace.core.requests import Timing
 from headrace.core.tensors import Buffer
 from headrace.engine.workbench import LARGE, Job
 from headrace.transports.grpc.access import (
@@ -30,12 +35,10 @@ from headrace.transports.grpc.native.head import RESPONSE_HEAD, CallHead, status
 from headrace.wire.compression import compress, decompress, decompress_small, too_large
 from headrace.wire.elements import uncharged
 from headrace.wire.http2.protocol import ErrorCode
-from headrace.wire.http2.response_sender import OK_FIELDS
+from headrace.wire.http2.server_connection import OK_FIELDS
 from headrace.wire.http2.stream import Fields, Stream
 from headrace.wire.status import INTERNAL, INTERNAL_TEXT, STATUS
-
-if TYPE_CHECKING:
-    from headrace.transports.grpc.native.link import Link
+from headrace.wire.timing import TIMING, exact_timing, time_of
 
 log = logging.getLogger(__name__)
 
@@ -61,37 +64,33 @@ class _Gathering:
 class Rpc(Stream):
     """One call. Subclasses run it; exactly one of `on_gone` and the finishing methods ends it."""
 
-    __slots__ = (
-        "_begun", "_behind", "_charged", "_deadline", "_end_behind", "_gathering", "_head_sent",
-        "_host", "_link", "_notes", "_patience", "_timer", "_trailing", "_unpacking", "account",
-        "client", "finished", "head",
-    )  # fmt: skip
-
     unary = False  # whether the client has to send all at once
 
-    def __init__(self, link: "Link", number: int, head: CallHead) -> None:
-        super().__init__(number)
-        host = link.host
-        self._link = link
-        self._host = host
-        self.account = link.account
-        self._charged = 0  # bytes of kept messages that the account has counted
-        self._patience: Patience | None = None
+    finished = False
+    client = ""  # the client's address, where the access log wants it
+    _begun = 0.0
+    _charged = 0  # bytes of kept messages that the account has counted
+    _patience: Patience | None = None
+    _gathering: _Gathering | None = None
+    _unpacking: tuple[Job[Buffer], int] | None = None  # and bytes that are counted for it
+    _behind = b""  # what came since, which the client's window bounds
+    _end_behind = False
+    _head_sent = False
+    _deadline = 0.0  # by the loop's clock; 0 for none
+    _timer: asyncio.TimerHandle | None = None
+    _notes: dict[str, str] | None = None
+    _trailing: Fields | None = None
+
+    def __init__(self, head: CallHead, number: int) -> None:
+        self.number = number
         self.head = head
-        self.finished = False
-        self._gathering: _Gathering | None = None
-        self._unpacking: tuple[Job[Buffer], int] | None = None  # and bytes that are counted for it
-        self._behind = b""  # what came since, which the client's window bounds
-        self._end_behind = False
-        self._head_sent = False
-        self._deadline = 0.0  # by the loop's clock; 0 for none
-        self._timer: asyncio.TimerHandle | None = None
-        self._notes: dict[str, str] | None = None
-        self._trailing: Fields | None = None
+        self._link = link = head.link
+        self._host = host = link.host
+        self.account = link.account
         self.expected = head.content_length
         if host.access_log:
             self._begun = perf_counter()
-            self.client: str = link.peer
+            self.client = link.peer
         if head.timeout is not None:
             self._deadline = host.loop.time() + head.timeout
             self._timer = host.loop.call_at(self._deadline, self._expire)
@@ -236,7 +235,7 @@ class Rpc(Stream):
                     after = begin + length
                     if after > stop or compressed or length > self._host.max_message:
                         break
-                    self.message(bytes(view[begin:after]))
+                    self.message(view[begin:after].tobytes())
                     start = after
             while start < stop and not self.finished:
                 start = self._gather(view, start, stop)
@@ -404,3 +403,117 @@ class Rpc(Stream):
             self.on_end()
         if not self.held and not self.finished:
             self._link.http2.release(self)
+
+
+class RefusedRpc(Rpc):
+    """A call that its head alone has answered."""
+
+    def __init__(self, head: CallHead, number: int) -> None:
+        super().__init__(head, number)
+        assert head.refusal is not None
+        status, fields = head.refusal
+        self._settle(int(dict(fields).get(b"grpc-status", b"2")))
+        head.link.sender.refuse(self, status, fields)  # the connection sees that it has ended
+
+    def on_data(self, view: memoryview, start: int, stop: int) -> None:
+        """Of no interest."""
+
+
+class DirectRpc(Rpc):
+    """A unary call whose handler is called in the turn of the loop in which the message came."""
+
+    unary = True
+    _data: Buffer | None = None  # the message, until the client has closed its side
+    _ticket: Any = None
+
+    def take_last(self, view: memoryview, start: int, stop: int) -> bool:
+        """Call the handler with the one message, if that is what this is."""
+        begin = start + _PREFIX
+        if (
+            begin > stop
+            or self.finished
+            or self._gathering is not None
+            or self._unpacking is not None
+            or self._data is not None
+        ):
+            return False
+        compressed, length = _unpack_prefix(view, start)
+        if compressed or begin + length != stop or length > self._host.max_message:
+            return False
+        self.remote_closed = True
+        handler: Any = self.head.handler
+        try:
+            ticket = handler(view[begin:stop].tobytes(), self)
+        except Exception as error:
+            self.guard(error)
+        else:
+            if not self.finished:
+                self._ticket = ticket
+        return True
+
+    def message(self, data: Buffer) -> None:
+        """Keep the one message until the client has closed its side."""
+        if self._data is not None:
+            raise InvalidRequest("a unary call has one message, got another")
+        self._data = data
+        self.kept += len(data)
+
+    def end(self) -> None:
+        """Call the handler."""
+        data, self._data = self._data, None
+        if data is None:
+            raise InvalidRequest("a unary call has one message, got none")
+        if self._charged:
+            self.release(self._charged)  # the handler counts it
+        handler: Any = self.head.handler
+        ticket = handler(data, self)
+        if not self.finished:
+            self._ticket = ticket
+
+    def respond(self, message: Message, timing: Timing) -> None:
+        """`Reply.respond`."""
+        if self.finished:
+            return
+        self._ticket = None
+        head, link = self.head, self._link
+        if self._trailing is None and not head.packing and link.http2.answer(self, message, timing):
+            if self._timer is None and not self._host.access_log:  # as `_settle` does it
+                self.finished = True
+                head.answers[0] += 1
+            else:
+                self._settle(0)
+            if not link.streams.open:
+                link.flush()
+            elif not link.sender.awake:
+                link.sender.rouse()  # the others' answers may come in the same turn of the loop
+            return
+        self.set_trailing(TIMING, exact_timing(timing).decode())
+        self._ticket = self.pack_later(message, partial(self._packed, message))
+        if self._ticket is None:
+            self.write(message)
+            self.close()
+
+    def _packed(self, message: Message, packed: bytes | None, problem: Exception | None) -> None:
+        self._ticket = None
+        if packed is None:
+            self.guard(problem or ExecutionFailed("no message"))
+            return
+        self.write(message, packed)
+        self.close()
+
+    def fail(self, error: ServerError) -> None:
+        """`Reply.fail`."""
+        self._ticket = None
+        self.set_trailing(TIMING, exact_timing(time_of(error)).decode())
+        super().fail(error)
+
+    def relay(self, status: int, text: str) -> None:
+        """`Reply.relay`."""
+        self._ticket = None
+        self.close(status, text)
+
+    def abandon(self) -> None:
+        """Cancel the request."""
+        ticket, self._ticket = self._ticket, None
+        if ticket is not None:
+            ticket.cancel()

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.core.errors import ExecutionFailed, ServerError
 from headrace.core.tensors import Buffer
@@ -13,9 +13,6 @@ from headrace.transports.grpc.native.head import CallHead
 from headrace.transports.grpc.native.rpc import Rpc
 from headrace.transports.grpc.native.tasks import CONGESTED
 
-if TYPE_CHECKING:
-    from headrace.transports.grpc.native.link import Link
-
 
 class SessionRpc(Rpc):
     """A call with many messages both ways, and the client's end of it for the session.
@@ -24,13 +21,12 @@ class SessionRpc(Rpc):
     how much can come.
     """
 
-    __slots__ = ("_half_closed", "_inbox", "_outbox", "_packing", "_session")
+    _half_closed = False
+    _packing: Job[bytes] | None = None  # compresses a message, behind which others wait
 
-    def __init__(self, link: "Link", number: int, head: CallHead) -> None:
-        super().__init__(link, number, head)
+    def __init__(self, head: CallHead, number: int) -> None:
+        super().__init__(head, number)
         self._inbox: deque[Buffer] = deque()
-        self._half_closed = False
-        self._packing: Job[bytes] | None = None  # compresses a message, behind which others wait
         self._outbox: deque[Callable[[], None]] = deque()
         handler: Any = head.handler
         self._session: Session | None = handler(self)

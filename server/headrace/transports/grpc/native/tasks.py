@@ -3,15 +3,12 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Buffer
 from headrace.transports.grpc.native.head import CallHead
 from headrace.transports.grpc.native.rpc import Rpc
-
-if TYPE_CHECKING:
-    from headrace.transports.grpc.native.link import Link
 
 _INBOX = 16  # messages that wait for the handler before the client is asked to wait
 CONGESTED = 1 << 20  # bytes that wait for the client before the handler waits
@@ -20,14 +17,9 @@ CONGESTED = 1 << 20  # bytes that wait for the client before the handler waits
 class TaskRpc(Rpc):
     """A unary call whose handler is awaited."""
 
-    __slots__ = ("_data", "_task")
-
     unary = True
-
-    def __init__(self, link: "Link", number: int, head: CallHead) -> None:
-        super().__init__(link, number, head)
-        self._data: Buffer | None = None
-        self._task: asyncio.Task[None] | None = None
+    _data: Buffer | None = None
+    _task: asyncio.Task[None] | None = None
 
     def message(self, data: Buffer) -> None:
         """Keep the one message until the client has closed its side."""
@@ -72,10 +64,8 @@ class TaskRpc(Rpc):
 class ServerStreamRpc(TaskRpc):
     """A call with one message and many answers; it never ends by itself, so a stop ends it."""
 
-    __slots__ = ("_room",)
-
-    def __init__(self, link: "Link", number: int, head: CallHead) -> None:
-        super().__init__(link, number, head)
+    def __init__(self, head: CallHead, number: int) -> None:
+        super().__init__(head, number)
         self._room = asyncio.Event()
         self._host.endless.add(self)
 
@@ -110,15 +100,13 @@ class ServerStreamRpc(TaskRpc):
 class BidiStreamRpc(ServerStreamRpc):
     """A call with many messages both ways."""
 
-    __slots__ = ("_arrived", "_half_closed", "_inbox")
-
     unary = False
+    _half_closed = False
 
-    def __init__(self, link: "Link", number: int, head: CallHead) -> None:
-        super().__init__(link, number, head)
+    def __init__(self, head: CallHead, number: int) -> None:
+        super().__init__(head, number)
         self._inbox: deque[Buffer] = deque()
         self._arrived = asyncio.Event()
-        self._half_closed = False
         self._task = self._host.loop.create_task(self._guarded(b""))
 
     def message(self, data: Buffer) -> None:
