@@ -163,12 +163,12 @@ class ServerConnection(Connection):
         number = stream.number
         told = EXACT_TIMING % (timing.queue_ns, timing.compute_ns, timing.batch_rows)
         begins, name = _ENDS[len(told)]
-        sender.out += (
+        sender.out += [
             _pack_start(769, 4, number, blocks.head, nbytes << 8, 0, number, 0, size),
             *message,
             _pack_end(begins, number, blocks.trailers, name),
             told,
-        )
+        ]
         if size > JOINED:
             sender.large = True
         stream.local_closed = True
