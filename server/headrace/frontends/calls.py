@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive
 
 from headrace.core.errors import ServerError
 from headrace.engine.admission import Account
-from headrace.transports.grpc.call import Unary
+from headrace.transports.grpc.call import Noted, Unary
 from headrace.wire.link_infer import error_parts
 
 log = logging.getLogger(__name__)
@@ -55,6 +55,8 @@ class Calls(Protocol):
 class _Call:
     """A call of gRPC, of which a handler may read the metadata."""
 
+    noted: Noted | None = None  # the front end writes the access log
+
     def __init__(self, metadata: Mapping[str, str]) -> None:
         self._metadata = metadata
 
@@ -74,9 +76,6 @@ class _Call:
     def set_trailing(self, name: str, value: str) -> None:
         """The procedures that are answered here send none."""
         raise NotImplementedError
-
-    def note(self, model: str, version: str, request_id: str) -> None:
-        """The front end writes the access log."""
 
 
 class EngineCalls:

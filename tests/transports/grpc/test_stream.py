@@ -43,8 +43,7 @@ class FakePeer:
     def set_trailing(self, name: str, value: str) -> None:
         raise AssertionError(name)
 
-    def note(self, model: str, version: str, request_id: str) -> None:
-        raise AssertionError(model)
+    noted: tuple[str, str, str] | None = None
 
     def send(self, message: Message) -> None:
         assert not self.finished

@@ -13,8 +13,18 @@ from headrace.wire.header_rules import Key
 Message = list[Buffer]  # one message in pieces, which are written one after the other
 
 
+Noted = tuple[str, str, str]  # a model, its version and the id of a request
+
+
+def noted_fields(noted: Noted | None) -> dict[str, str]:
+    """What a line of the access log has of it."""
+    return dict(zip(("model", "version", "request_id"), noted or (), strict=False))
+
+
 class RpcContext(Protocol):
     """One remote procedure call."""
+
+    noted: Noted | None  # for the call's line of the access log
 
     def metadata(self) -> Mapping[str, str]:
         """What the client sent along; names in lower case, text values only."""
@@ -28,9 +38,6 @@ class RpcContext(Protocol):
 
     def set_trailing(self, name: str, value: str) -> None:
         """Send `name: value` with the status, in place of any other value of that name."""
-
-    def note(self, model: str, version: str, request_id: str) -> None:
-        """Put these into the call's line of the access log."""
 
 
 class Reply(RpcContext, Protocol):

@@ -17,7 +17,15 @@ from headrace.core.requests import Ticket, Timing
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Account, Admission, ConnectionAccount
 from headrace.transports.grpc.access import CANCELLED, error_text, log_access, retry_details
-from headrace.transports.grpc.call import Direct, Handlers, Message, Open, Session
+from headrace.transports.grpc.call import (
+    Direct,
+    Handlers,
+    Message,
+    Noted,
+    Open,
+    Session,
+    noted_fields,
+)
 from headrace.transports.grpc.categories import operation_of, without_key
 from headrace.transports.grpc.options import LEVELS, GrpcOptions
 from headrace.transports.grpc.tls import TlsFiles
@@ -39,14 +47,14 @@ _IN_FLIGHT_BYTES = 1 << 20
 class _AioCall:
     """A call of `grpc.aio`, as handlers see it."""
 
-    __slots__ = ("_context", "_metadata", "_trailing", "account", "notes")
+    __slots__ = ("_context", "_metadata", "_trailing", "account", "noted")
 
     def __init__(self, context: Any, account: Account) -> None:
         self._context = context
         self.account = account
         self._metadata: dict[str, str] | None = None
         self._trailing: list[tuple[str, str]] = []
-        self.notes: dict[str, str] = {}
+        self.noted: Noted | None = None
 
     def metadata(self) -> Mapping[str, str]:
         if self._metadata is None:
@@ -65,9 +73,6 @@ class _AioCall:
         self._trailing = [(known, v) for known, v in self._trailing if known != name]
         self._trailing.append((name, value))
         self._context.set_trailing_metadata(tuple(self._trailing))
-
-    def note(self, model: str, version: str, request_id: str) -> None:
-        self.notes |= {"model": model, "version": version, "request_id": request_id}
 
 
 class _FutureReply(_AioCall):
@@ -276,12 +281,12 @@ class GrpcioServer:
         async def answer(data: bytes, context: Any) -> bytes:
             begun = perf_counter()
             status = 0
-            notes: dict[str, str] = {}
+            noted: Noted | None = None
             try:
                 try:
                     with self._peers.account(context.peer()) as account:
                         call = _FutureReply(context, account)
-                        notes = call.notes
+                        noted = call.noted
                         return await handler(data, call)
                 except ServerError as error:
                     status, text = _told(context, error)
@@ -299,7 +304,7 @@ class GrpcioServer:
             finally:
                 answers[status] += 1
                 if self._access_log:
-                    log_access(_address(context.peer()), path, status, begun, notes)
+                    log_access(_address(context.peer()), path, status, begun, noted_fields(noted))
 
         return answer
 
@@ -312,13 +317,13 @@ class GrpcioServer:
         async def answer(request: Any, context: Any) -> AsyncIterator[bytes]:
             begun = perf_counter()
             status = 0
-            notes: dict[str, str] = {}
+            noted: Noted | None = None
             requests: AsyncIterator[Buffer] = _one(request) if single else request
             try:
                 try:
                     with self._peers.account(context.peer()) as account:
                         call = _QueuePeer(context, account)
-                        notes = call.notes
+                        noted = call.noted
                         async for message in handler(requests, call):
                             yield message
                     return
@@ -334,7 +339,7 @@ class GrpcioServer:
             finally:
                 answers[status] += 1
                 if self._access_log:
-                    log_access(_address(context.peer()), path, status, begun, notes)
+                    log_access(_address(context.peer()), path, status, begun, noted_fields(noted))
 
         return answer
 

@@ -45,7 +45,7 @@ class _Answer:
         if self.timed:
             add_timing(response)
         if not self.named:
-            reply.note(response.model_name, response.model_version, response.id)
+            reply.noted = response.model_name, response.model_version, response.id
         reply.respond(service.writer.pieces(response), response.timing)
 
     def finish(self) -> None:
@@ -69,7 +69,7 @@ class _Answer:
 
     def routed(self, request: Call, target: Target) -> None:
         """Take what serves the request, now that it is decided."""
-        self.reply.note(target.model, target.name, request.id)
+        self.reply.noted = target.model, target.name, request.id
 
     def answered_by(self, backend: str) -> None:
         """Send along which backend answers."""
@@ -108,45 +108,37 @@ class InferenceService:
         account = reply.account
         account.enter(nbytes)
         try:
-            read = self._reader.call(data, nbytes)
-            if read is None:
-                message = self._reader.read(data)
-                found = self._find(message.model_name, message.model_version)
-            else:
-                alike, request = read
-                found = self._find(request.model_name, request.model_version)
+            known = self._reader.call(data, nbytes)
+            asked = self._reader.read(data) if known is None else known[1]
+            found = self._engine.find(asked.model_name, asked.model_version)
+            if found.decoupled:
+                raise Unsupported(GRPC_NOT_DECOUPLED)
+            reply.noted = found.model, found.name, asked.id
             answer = _Answer(self, reply, nbytes)
             if not found.name:  # in a front end, or by rules, the answer says which version it was
                 answer.named = False
-            if read is None:
-                reply.note(found.model, found.name, message.id)
-                if message.long:
-                    answer.ticket = self._defer(message, found.signature, answer)
-                    return answer
-                request = message.request(nbytes)
+            if isinstance(asked, Call):
+                request = asked
+            elif asked.long:
+                answer.ticket = self._defer(asked, found.signature, answer)
+                return answer
             else:
-                reply.note(found.model, found.name, request.id)
+                request = asked.request(nbytes)
             if request.parameters:
                 answer.timed = wants_timing(request)
             direct = found.direct
-            if direct is None or read is None:
+            if direct is None or known is None:
                 answer.ticket = found.submit(request, answer)
-            elif (rows := direct.known.get(alike)) is not None:
+            elif (rows := direct.known.get(known[0])) is not None:
                 answer.ticket = direct.enqueue(request, answer, rows)
             else:
                 answer.ticket = found.submit(request, answer)
                 if answer.ticket is request:  # it was queued as it is
-                    direct.remember(alike, request.rows)
+                    direct.remember(known[0], request.rows)
         except BaseException:
             account.leave(nbytes)
             raise
         return answer
-
-    def _find(self, model: str, version: str) -> Target:
-        found = self._engine.find(model, version)
-        if found.decoupled:
-            raise Unsupported(GRPC_NOT_DECOUPLED)
-        return found
 
     def _defer(self, message: InferMessage, signature: Signature | None, answer: _Answer) -> Ticket:
         """Decode on a thread, then queue the request."""

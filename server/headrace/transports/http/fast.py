@@ -297,9 +297,7 @@ class FastProtocol(BoundedProtocol):
                 if (plain := direct.json.decode(body)) is not None:
                     request.json = direct.json
                     request.request_id, inputs, rows = plain
-                    request.ask(
-                        head.model, head.version, request.request_id, inputs, nbytes=nbytes
-                    )
+                    request.ask(head.model, head.version, request.request_id, inputs, nbytes=nbytes)
                     request.ticket = direct.enqueue(request, request, rows)
                     return
         except Exception as error:

@@ -30,7 +30,7 @@ from headrace.transports.grpc.access import (
     log_access,
     retry_details,
 )
-from headrace.transports.grpc.call import Message
+from headrace.transports.grpc.call import Message, Noted, noted_fields
 from headrace.transports.grpc.native.head import RESPONSE_HEAD, CallHead, status_fields
 from headrace.wire.compression import compress, decompress, decompress_small, too_large
 from headrace.wire.elements import uncharged
@@ -78,7 +78,7 @@ class Rpc(Stream):
     _head_sent = False
     _deadline = 0.0  # by the loop's clock; 0 for none
     _timer: asyncio.TimerHandle | None = None
-    _notes: dict[str, str] | None = None
+    noted: Noted | None = None
     _trailing: Fields | None = None
 
     def __init__(self, head: CallHead, number: int) -> None:
@@ -112,11 +112,6 @@ class Rpc(Stream):
         field = name.encode()
         kept = [(known, v) for known, v in self._trailing or () if known != field]
         self._trailing = [*kept, (field, value.encode())]
-
-    def note(self, model: str, version: str, request_id: str) -> None:
-        """`RpcContext.note`."""
-        if self._host.access_log:
-            self._notes = {"model": model, "version": version, "request_id": request_id}
 
     # --- for subclasses
 
@@ -212,7 +207,7 @@ class Rpc(Stream):
             job.cancel()
             self.account.drop(counted)
         if host.access_log:
-            log_access(self.client, self.head.path, status, self._begun, self._notes or {})
+            log_access(self.client, self.head.path, status, self._begun, noted_fields(self.noted))
 
     def _expire(self) -> None:
         self._timer = None
@@ -506,11 +501,6 @@ class DirectRpc(Rpc):
         self._ticket = None
         self.set_trailing(TIMING, exact_timing(time_of(error)).decode())
         super().fail(error)
-
-    def relay(self, status: int, text: str) -> None:
-        """`Reply.relay`."""
-        self._ticket = None
-        self.close(status, text)
 
     def abandon(self) -> None:
         """Cancel the request."""
