@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.core.datatypes import Datatype
+from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest, ServerError
 from headrace.core.requests import Call, InferResponse, SharedRequest, Timing
-from headrace.core.tensors import Tensor, elsewhere, raw_bytes
+from headrace.core.tensors import Array, Tensor, elsewhere, raw_bytes
 from headrace.wire.grpc_contents import varint
 from headrace.wire.grpc_infer import decode_infer, encode_infer, parse_infer
 from headrace.wire.grpc_messages import (
@@ -68,8 +68,18 @@ def check(data: bytes, reader: InferReader | None = None) -> None:
     """Read it when it is new, when it is known, and as a view."""
     reader = reader or InferReader()
     expected = by_protobuf(data)
+    check_known(reader, data, expected)
     for form in (data, data, memoryview(data), memoryview(bytearray(data))):
         assert_alike(by_reader(reader, form), expected)
+        check_known(reader, form, expected)
+
+
+def check_known(reader: InferReader, data: bytes | memoryview, expected: object) -> None:
+    """The same request again, if the message is known by its layout."""
+    found = reader.call(data, len(data))
+    if found is not None:
+        assert isinstance(expected, Call), expected
+        assert_alike(found[1], expected)
 
 
 @PROPERTY
@@ -171,6 +181,43 @@ def test_the_model_is_known_before_the_tensors_are_looked_at() -> None:
     assert (found.model_name, found.model_version, found.id) == ("m", "7", "42")
     with pytest.raises(InvalidRequest, match="unknown datatype 'FP33'"):
         found.request(0)
+
+
+NUMBERS = [d for d in Datatype if d is not Datatype.BYTES]
+
+
+@pytest.mark.parametrize("datatype", NUMBERS)
+def test_messages_known_by_their_layout(datatype: Datatype) -> None:
+    reader = InferReader()
+    pair: Array = np.zeros((1, 2), NUMPY[datatype])
+    given = message(Tensor("x", datatype, pair), Tensor("y", datatype, pair[0]), id="42")
+    given.outputs.add(name="o")
+    assert reader.call(given.SerializeToString(), 0) is None
+    check(given.SerializeToString(), reader)
+    kinds = set()
+    for id, byte in (("43", b"\1"), ("44", b"\0")):
+        given.id = id
+        given.raw_input_contents[1] = byte * pair.nbytes
+        found = reader.call(given.SerializeToString(), 7)
+        assert found is not None
+        kind, call = found
+        kinds.add(kind)
+        assert (call.model_name, call.outputs, call.id, call.nbytes) == ("m", ("o",), id, 7)
+        assert call.inputs["x"].array.shape == (1, 2)
+        assert raw_bytes(call.inputs["y"].array) == byte * pair.nbytes
+    assert len(kinds) == 1  # they ask alike
+
+
+@pytest.mark.parametrize("sizes", [(4, 12), (12, 4), (0, 16), (8, 4), (8, 12), (4, 8), (12, 8)])
+def test_known_layouts_with_tensors_of_wrong_sizes(sizes: tuple[int, int]) -> None:
+    reader = InferReader()
+    given = message(floats(1, 2), floats(3, 4, name="y"))
+    check(given.SerializeToString(), reader)
+    given.raw_input_contents[:] = [bytes(size) for size in sizes]
+    data = given.SerializeToString()
+    for _ in range(2):
+        check(data, reader)
+        assert reader.call(data, 0) is None
 
 
 @pytest.mark.parametrize(
