@@ -308,8 +308,10 @@ class Batcher:
         return clear
 
     def _finished(self, instance: Instance, batch: Batch, outcome: Outcome) -> None:
-        if (removed := self._instances.give_back(instance)) is not None:
-            self._clock.soon(removed)
+        if not self._instances.leaving:
+            self._idle.append(instance)
+        elif (removed := self._instances.give_back(instance)) is not None:
+            self._soon(removed)
         error = outcome.error
         if error is not None or self.quarantine.cases:
             self.quarantine.learn_batch(batch, outcome, self._clock.now())

@@ -18,7 +18,7 @@ class Instances:
         self.idle: list[Instance] = []
         self._suspended: list[Instance] = []
         self._all: list[Instance] = []
-        self._leaving: dict[Instance, Callable[[], None]] = {}
+        self.leaving: dict[Instance, Callable[[], None]] = {}
 
     @property
     def busy(self) -> bool:
@@ -37,7 +37,7 @@ class Instances:
                 resting.remove(instance)
                 self._all.remove(instance)
                 return True
-        self._leaving[instance] = removed
+        self.leaving[instance] = removed
         return False
 
     def suspend(self, instance: Instance) -> None:
@@ -69,7 +69,7 @@ class Instances:
 
     def give_back(self, instance: Instance) -> Callable[[], None] | None:
         """A busy instance is idle again; what to call if it is to be removed instead."""
-        if self._leaving and (removed := self._leaving.pop(instance, None)) is not None:
+        if self.leaving and (removed := self.leaving.pop(instance, None)) is not None:
             self._all.remove(instance)
             return removed
         self.idle.append(instance)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace.core.bytes_array import COPIED
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.requests import Call, InferResponse
 from headrace.core.signature import Signature
@@ -377,6 +378,8 @@ class InferWriter:
             if tensor.datatype is Datatype.BYTES:
                 data = raw_bytes(tensor.array)
                 pieces += (head, b"\x32" + varint(len(data)), data)
+            elif tensor.array.nbytes <= COPIED:
+                pieces += (head, tensor.array.tobytes())
             else:
                 pieces += (head, raw_bytes(tensor.array))
         return pieces
