@@ -19,8 +19,8 @@ from headrace.core.requests import Call
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array, Tensor
 from headrace.execution.choice import AutoChoice, InstanceKind
-from headrace.execution.local import LocalInstance
-from headrace.execution.runner import LoadedModel, run
+from headrace.execution.local import LocalInstance, run
+from headrace.execution.model_kinds import LoadedModel
 from headrace.scheduling.batch import Batch, Instance, NotStarted, Outcome
 from headrace.workers.bytes_elements import join
 from tests.execution.threads import no_threads

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from headrace.backends.gpus import Gpus
-from headrace.execution.model_kinds import in_worker
-from headrace.execution.runner import LoadedModel
+from headrace.execution.model_kinds import LoadedModel, in_worker
 from headrace.observability.memory import Beginning, GrowthMeter, in_process_estimate, memory_of
 
 

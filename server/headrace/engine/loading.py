@@ -24,10 +24,10 @@ from headrace.engine.measuring import measure
 from headrace.engine.opening import LoadOptions, Opened
 from headrace.execution.choice import IN_PROCESS, AutoChoice, InstanceKind
 from headrace.execution.cores import threads_for
-from headrace.execution.model_kinds import in_server, in_worker, is_elsewhere
+from headrace.execution.local import run
+from headrace.execution.model_kinds import LoadedModel, in_server, in_worker, is_elsewhere
 from headrace.execution.python_backend import PythonBackend
 from headrace.execution.remote.backend import RemoteBackend
-from headrace.execution.runner import LoadedModel, run
 from headrace.execution.triton.options import is_managed
 from headrace.execution.warming import Sample, warm_up
 from headrace.repository import completion, reading, validation

@@ -10,7 +10,7 @@ from headrace.core.datatypes import ITEM_SIZES, NUMPY, Datatype
 from headrace.core.signature import Shape, Signature, TensorSpec
 from headrace.core.tensors import Array
 from headrace.execution.choice import BUDGET_NS
-from headrace.execution.runner import LoadedModel
+from headrace.execution.model_kinds import LoadedModel
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from headrace.core.execution_limits import ExecutionLimits
 from headrace.core.model_spec import LoadSpec
 from headrace.execution.choice import IN_PROCESS, InstanceKind
 from headrace.execution.host import Host
+from headrace.execution.model_kinds import LoadedModel
 from headrace.execution.python_backend import PARAMETERS, PythonBackend
 from headrace.execution.remote.backend import RemoteBackend
-from headrace.execution.runner import LoadedModel
 from headrace.execution.triton.options import TRITON_PARAMETERS, is_managed
 from headrace.observability.memory import GrowthMeter
 from headrace.observability.responses import FIRST_RESPONSE

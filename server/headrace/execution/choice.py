@@ -36,7 +36,7 @@ class AutoChoice:
     takes a long row of light runs, so that a model does not go to and fro.
     """
 
-    __slots__ = ("_budget", "_light", "_score", "kind")
+    __slots__ = ("_budget", "_light", "_score", "calm_ns", "kind")
 
     def __init__(self, measured_ns: float, budget_ns: int = BUDGET_NS) -> None:
         """`measured_ns` is what warm-up found for the largest batch."""
@@ -44,13 +44,18 @@ class AutoChoice:
         self._score = 0.0
         self._light = 0
         self.kind = InstanceKind.INLINE if measured_ns <= budget_ns else InstanceKind.THREAD
+        # Cost up to which a run changes nothing, so that it need not be observed; -1 if any may.
+        self.calm_ns = -1
 
     def observe(self, cost_ns: int) -> bool:
         """Take the cost of one run into account; whether the kind changed by it."""
+        self.calm_ns = -1
         if self.kind is InstanceKind.INLINE:
             if cost_ns <= self._budget:
-                if self._score:
-                    self._score = max(self._score - 1, 0.0)
+                if self._score > 1:
+                    self._score -= 1
+                else:
+                    self._score, self.calm_ns = 0.0, self._budget
                 return False
             self._score += min(cost_ns / self._budget, _CAP)
             if self._score < _PATIENCE:

@@ -23,11 +23,10 @@ from typing import Literal
 
 from headrace.core.errors import ExecutionTimeout, Unavailable
 from headrace.core.execution_limits import ExecutionLimits
-from headrace.core.tensors import Array
+from headrace.core.tensors import Array, TensorArray
 from headrace.execution.choice import AutoChoice, InstanceKind
-from headrace.execution.model_kinds import in_server
+from headrace.execution.model_kinds import LoadedModel, in_server
 from headrace.execution.progress import ABANDONED_SECS, LOOK_SECS, Pulse
-from headrace.execution.runner import LoadedModel, run
 from headrace.scheduling.batch import Batch, Instance, NotStarted, Outcome, Room
 
 log = logging.getLogger(__name__)
@@ -38,6 +37,20 @@ Done = Callable[[Instance, Batch, Outcome], None]
 # BYTES elements of a batch, and bytes of them, up to which they become objects on the event loop:
 # that takes about half a microsecond each, and the hop to a thread a hundred times that.
 _MOST_ELEMENTS, _MOST_BYTES = 1000, 1 << 20
+
+
+def run(model: LoadedModel, batch: Batch, room: Room | None = None) -> Outcome:
+    """Gather the inputs of `batch` and run them. Never raises: a failure is an outcome too."""
+    started = gathered = monotonic_ns()
+    arrays: Sequence[TensorArray] = ()
+    error: Exception | None = None
+    try:
+        inputs = batch.gather(room)
+        gathered = monotonic_ns()
+        arrays = model.infer(inputs, batch.names)
+    except Exception as raised:  # whatever a backend raises belongs to this batch alone
+        error = raised
+    return Outcome(arrays, error, started, gathered, monotonic_ns())
 
 
 class LocalInstance:
@@ -239,11 +252,12 @@ class LocalInstance:
                 outcome.error = self._verdict
             self._verdict = None
         # A run that failed may have ended early: it must not bring a heavy model back inline.
-        auto = self._auto
+        auto, cost = self._auto, outcome.computed - outcome.started
         if (
             auto is not None
+            and cost > auto.calm_ns
             and (outcome.error is None or self._kind is InstanceKind.INLINE)
-            and auto.observe(outcome.computed - outcome.started)
+            and auto.observe(cost)
         ):
             self._kind = auto.kind
             log.info("instance %s now runs %s by its measured cost", self.name, self._kind)

@@ -22,6 +22,7 @@ alone, or not at all.
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from headrace.core.errors import (
     ExecutionFailed,
@@ -45,7 +46,6 @@ from headrace.scheduling.batch import (
     Unanswered,
 )
 from headrace.scheduling.clock import Clock, Timer
-from headrace.scheduling.delivery import Delivery, give
 from headrace.scheduling.instances import Instances
 from headrace.scheduling.policy import SchedulingPolicy
 from headrace.scheduling.quarantine import Quarantine
@@ -87,10 +87,10 @@ class Batcher:
         self._queue = RequestQueue(policy)
         self._retries: deque[Batch] = deque()
         self._open: set[Call] = set()
-        self._delivery = Delivery(policy.preserve_ordering, self._load)
         self._instances = Instances()
         self._idle = self._instances.idle
-        self._ordered = policy.preserve_ordering
+        # Calls that are not answered, where answers keep the order; None where they do not.
+        self._order: deque[Call] | None = deque() if policy.preserve_ordering else None
         self._uniform = signature.uniform
         self._now, self._soon = clock.now, clock.soon
         self._flush_scheduled = False
@@ -157,8 +157,8 @@ class Batcher:
         deadline = self._queue.append(call)
         load.requests += 1
         load.bytes += call.nbytes
-        if self._ordered:
-            self._delivery.expect(call)
+        if self._order is not None:
+            self._order.append(call)
         if self._idle and not self._flush_scheduled:
             self._flush_scheduled = True
             self._soon(self._flush)
@@ -186,7 +186,7 @@ class Batcher:
             self._open.discard(call)
             call.execution.cancel(call)
         self._recorder.request_failed("CANCELED", self._clock.now() - call.arrived)
-        self._delivery.release([call])
+        self._release([call])
         self._check_drained()
 
     def hold(self, call: Call, held: bool) -> None:
@@ -216,7 +216,7 @@ class Batcher:
                     call.execution.cancel(call)
                 return
             if not final:
-                give(call, response)
+                _give(call, response)
                 return
             self._close_open(call, response, now)
         elif answer is None:
@@ -378,7 +378,7 @@ class Batcher:
         else:
             call.ended = True
             call.outcome = outcome
-            self._delivery.release([call])
+            self._release([call])
             moments = call.began, now, call.held is not None
             self._recorder.request_completed(call.arrived, call.rows, *moments)
         self._check_drained()
@@ -395,10 +395,36 @@ class Batcher:
                 arrived.append(call.arrived)
                 rows += call.rows
         ended = self._now()
-        self._delivery.release(alive)
+        self._release(alive)
         self._recorder.batch_succeeded(
             arrived, rows, batch.rows, outcome.started, outcome.gathered, outcome.computed, ended
         )
+
+    def _release(self, ended: Sequence[Call]) -> None:
+        """Answer ended calls, or let them wait for all that came earlier."""
+        load = self._load
+        load.requests -= len(ended)
+        for call in ended:
+            load.bytes -= call.nbytes
+        if (order := self._order) is not None:
+            ended = []
+            while order and order[0].ended:
+                ended.append(order.popleft())
+        for call in ended:
+            outcome, call.outcome = call.outcome, None  # which is None if it was cancelled
+            sink = call.sink
+            del call.sink  # it mostly holds the call: tensors must not wait for the collector
+            try:
+                if isinstance(outcome, InferResponse):
+                    sink.respond(outcome, True)
+                elif isinstance(outcome, NoResponse):
+                    sink.finish()
+                elif isinstance(outcome, ServerError):
+                    sink.fail(outcome)
+            except Exception:  # whatever is wrong with one answer, others of its batch must go out
+                log.exception("bug while answering a request")
+                with suppress(Exception):
+                    sink.fail(ExecutionFailed("internal error"))
 
     def _fail(self, call: Call, error: Exception, outcome: Outcome, rows: int) -> None:
         if not isinstance(error, ServerError):
@@ -423,7 +449,7 @@ class Batcher:
             begun = started or now
             call.outcome = error.of_request(begun - call.arrived, now - begun, rows)
             self._recorder.request_failed(reason, now - call.arrived, is_fault(error))
-            self._delivery.release([call])
+            self._release([call])
 
     def _expire(self, now: int) -> None:
         expired = self._queue.expire(now)
@@ -431,7 +457,7 @@ class Batcher:
             error = self._late(call)
             call.outcome = error.of_request(now - call.arrived, 0, 0)
             self._recorder.request_failed("REJECTED", now - call.arrived)
-        self._delivery.release(expired)
+        self._release(expired)
 
     def _late(self, call: Call) -> QueueTimeout:
         """The error of a request that has waited for as long as it may."""
@@ -462,3 +488,11 @@ class Batcher:
             callbacks, self._on_drained = self._on_drained, []
             for callback in callbacks:
                 callback()
+
+
+def _give(call: Call, response: InferResponse) -> None:
+    """Give a call a response that is not its last one."""
+    try:
+        call.sink.respond(response, False)
+    except Exception:
+        log.exception("bug while answering a request")
