@@ -12,7 +12,7 @@ from headrace.core.requests import Call, InferResponse, Timing
 from headrace.core.tensors import Array, Tensor
 from headrace.core.trace_context import TRACE_PARAMETER, read_link
 from headrace.engine.admission import Admission
-from headrace.engine.doors import DoorSink, Target
+from headrace.engine.doors import NOTHING_KNOWN, DoorSink, Target
 from headrace.engine.trace_thread import Item, TraceThread
 from headrace.engine.traced_entrance import TracedEntrance
 from headrace.engine.tracing import Tracing
@@ -100,6 +100,8 @@ class World:
         self.entrance = TracedEntrance(self, self.admission, self.tracing)
 
     exiting = False
+
+    known = NOTHING_KNOWN
 
     def find(self, name: str, version: str = "") -> Target:
         return self.version

@@ -22,6 +22,7 @@ from headrace.core.requests import (
 from headrace.core.signature import Signature
 from headrace.core.tensors import Tensor
 from headrace.engine.admission import Admission, Held
+from headrace.engine.doors import NOTHING_KNOWN
 from headrace.frontends.channel import Channel, pair
 from headrace.frontends.host import Host
 from headrace.wire.link_frames import Flag, Frame, Kind, frame, header
@@ -71,6 +72,8 @@ class FakeEngine:
         self.admission = Admission(2, 0)
         self.model = Model()
         self.exiting = False
+
+    known = NOTHING_KNOWN
 
     def find(self, name: str, version: str = "") -> Model:
         if name != "m":

@@ -8,7 +8,7 @@ from headrace.core.requests import Call, InferResponse, Sink, Timing
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Tensor
 from headrace.engine.admission import Admission
-from headrace.engine.doors import DoorSink
+from headrace.engine.doors import NOTHING_KNOWN, DoorSink
 
 SIGNATURE = Signature(
     "any",
@@ -88,6 +88,8 @@ class FakeEngine:
     @property
     def many(self) -> Model:
         return self.models["many"]
+
+    known = NOTHING_KNOWN
 
     def find(self, name: str, version: str = "") -> Model:
         if name not in self.models:

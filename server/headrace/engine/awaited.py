@@ -30,6 +30,7 @@ from headrace.engine.deferred import Deferred
 from headrace.engine.doors import (
     GRPC_NOT_DECOUPLED,
     HTTP_NOT_DECOUPLED,
+    NOTHING_KNOWN,
     DoorSink,
     Entrance,
     Target,
@@ -171,6 +172,8 @@ class WaitingRoom:
         self._engine = engine
         self._bringing = bringing
         self._door = door
+
+    known = NOTHING_KNOWN  # whoever asks for a model uses it
 
     @property
     def admission(self) -> Admission:

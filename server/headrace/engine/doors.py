@@ -4,9 +4,10 @@ A door is in the engine's process, or in a front end, which knows nothing of mod
 request asks for is found, checked and refused only after it was submitted.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import Any, Protocol, runtime_checkable
 
 from headrace.core.errors import Overloaded, ServerError
 from headrace.core.requests import Call, Sink, Ticket
@@ -104,8 +105,15 @@ class Target(Protocol):
         """Check and queue a request; raises `ServerError`, or has the sink refused later."""
 
 
+NOTHING_KNOWN: Mapping[tuple[str, str], Any] = MappingProxyType({})
+
+
 class Entrance(Protocol):
     """The engine, or the way to it."""
+
+    @property
+    def known(self) -> Mapping[tuple[str, str], Any]:
+        """What `find` has found, by its arguments: it stands while it is `ready`."""
 
     @property
     def admission(self) -> Admission:

@@ -109,6 +109,11 @@ class Engine:
 
     # --- inference
 
+    @property
+    def known(self) -> Mapping[tuple[str, str], ModelVersion | Router]:
+        """`Entrance.known`."""
+        return self._found
+
     def find(self, name: str, version: str = "") -> ModelVersion | Router:
         """What serves a request: the version that is named, else what the model's traffic rules
         say, else the highest version that is ready.

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from headrace.core.errors import InvalidRequest
 from headrace.core.requests import Call, Ticket
 from headrace.core.signature import Signature
-from headrace.engine.doors import DoorSink, Entrance, Target
+from headrace.engine.doors import NOTHING_KNOWN, DoorSink, Entrance, Target
 from headrace.wire.header_rules import HeaderPattern
 
 
@@ -59,6 +59,8 @@ class _Forwarding:
     """An entrance for requests that get parameters, or are refused with a text."""
 
     __slots__ = ("_engine", "_parameters", "_refusal", "admission")
+
+    known = NOTHING_KNOWN
 
     def __init__(self, engine: Entrance, parameters: Mapping[str, str], refusal: str) -> None:
         self.admission = engine.admission

@@ -16,7 +16,7 @@ class TracedEntrance:
         self.admission = admission
         self._engine = engine
         self._tracing = tracing
-        self._found: dict[tuple[str, str], Any] = {}  # targets, which say whether they are ready
+        self.known: dict[tuple[str, str], Any] = {}
         tracing.changed = self.forget
 
     @property
@@ -26,14 +26,12 @@ class TracedEntrance:
 
     def find(self, name: str, version: str = "") -> Target:
         """What serves requests for a model; raises as the engine does."""
-        found = self._found.get((name, version))
-        if found is None or not found.ready:
-            if len(self._found) >= _MAX_FOUND:
-                self._found.clear()
-            found = self._tracing.dress(self._engine.find(name, version))
-            self._found[name, version] = found
+        found = self._tracing.dress(self._engine.find(name, version))
+        if len(self.known) >= _MAX_FOUND:
+            self.known.clear()
+        self.known[name, version] = found
         return found
 
     def forget(self) -> None:
         """Find everything anew: other versions may serve, or other models be traced."""
-        self._found.clear()
+        self.known.clear()

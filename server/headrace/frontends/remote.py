@@ -21,7 +21,7 @@ from headrace.core.requests import (
 from headrace.core.shares import Shares
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Admission, Held
-from headrace.engine.doors import DoorSink, RoutedSink
+from headrace.engine.doors import NOTHING_KNOWN, DoorSink, RoutedSink
 from headrace.engine.readiness import Readiness
 from headrace.frontends.channel import Channel
 from headrace.frontends.wanted_headers import WantedHeaders
@@ -345,6 +345,8 @@ class ReportedAdmission(Admission):
 
 class RemoteEngine:
     """`Entrance` for one kind of door; `door` is the flag of that kind, 0 for streams."""
+
+    known = NOTHING_KNOWN
 
     def __init__(self, link: EngineLink, admission: Admission, door: int) -> None:
         self.admission = admission

@@ -110,7 +110,10 @@ class InferenceService:
         try:
             known = self._reader.call(data, nbytes)
             asked = self._reader.read(data) if known is None else known[1]
-            found = self._engine.find(asked.model_name, asked.model_version)
+            model, version = asked.model_name, asked.model_version
+            found = self._engine.known.get((model, version))
+            if found is None or not found.ready:
+                found = self._engine.find(model, version)
             if found.decoupled:
                 raise Unsupported(GRPC_NOT_DECOUPLED)
             reply.noted = found.model, found.name, asked.id

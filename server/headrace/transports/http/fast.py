@@ -286,7 +286,10 @@ class FastProtocol(BoundedProtocol):
         """Count a request in whose body is there, and submit it."""
         try:
             nbytes, head = len(body), request.head
-            request.found = found = head.entrance.find(head.model, head.version)
+            found = head.entrance.known.get(head.key)
+            if found is None or not found.ready:
+                found = head.entrance.find(head.model, head.version)
+            request.found = found
             direct = found.direct
             if direct is None or not head.is_plain or nbytes > self._limit:
                 request.open_whole(nbytes)

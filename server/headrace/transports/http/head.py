@@ -31,9 +31,11 @@ class Head:
     headers: Mapping[bytes, str] = field(default_factory=dict)
     timeout: int = 0
 
+    key: tuple[str, str] = field(init=False)  # model and version
     is_plain: bool = field(init=False)  # it says nothing but how long a body of JSON is
 
     def __post_init__(self) -> None:
+        self.key = self.model, self.version
         said = self.json_size, self.content_encoding, self.accept_encoding
         self.is_plain = said == (None, None, None) and self.length is not None and not self.timeout
 
