@@ -12,6 +12,7 @@ from headrace.wire.pb import grpc_service_pb2 as pb
 from tests.support.client import error_by_http
 from tests.support.grpc_client import GrpcClient
 from tests.support.http_socket import HttpSocket, ask
+from tests.support.scrape import until
 from tests.support.server_process import ServerProcess
 
 DEFAULTS = {
@@ -121,7 +122,8 @@ def test_changes_take_effect_at_once(chatty: ServerProcess) -> None:
         look("third")
         change(log_format="default")
         look("last")
-        look("identity")  # by whose answer the line before it is there
+        look("identity")
+    until(lambda: "/v2/models/identity/ready" in chatty.log, "the last line")
     lines = [line for line in chatty.log.splitlines() if "/v2/models/" in line]
     assert not [line for line in lines if "second" in line]
     [first] = [line for line in lines if "first" in line]

@@ -146,13 +146,12 @@ def test_a_change_is_seen_by_the_next_request() -> None:
     assert world.entrance.find("m") is world.version
 
 
-def test_a_version_that_is_not_ready_is_looked_for_again() -> None:
+def test_what_was_found_is_known_until_something_changes() -> None:
     world = World()
     found = world.entrance.find("m")
-    assert world.entrance.find("m") is found
-    world.version.ready = False
-    world.version = Version()
-    assert world.entrance.find("m") is not found
+    assert world.entrance.known == {("m", ""): found}
+    world.tracing.change("m", {"trace_level": []})
+    assert world.entrance.known == {}
 
 
 def test_a_count_that_is_reached_ends_it() -> None:
