@@ -17,6 +17,7 @@ from benchmarks.scorecard.workloads import GROUPS
 COLOURS = (
     "#d55e00", "#0072b2", "#009e73", "#cc79a7", "#7f7f7f",
     "#56b4e9", "#b8860b", "#5b3a9e", "#222222", "#8c564b",
+    "#e377c2", "#a6d854", "#bbbbbb",
 )  # fmt: skip
 _WIDTH = 760
 _STYLE = (

@@ -1,0 +1,136 @@
+"""The scorecard's own peers, the plain path and the echo: right answers, and clear refusals."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.messages import PROTOCOLS
+from benchmarks.models import ALL_MODELS, MLP
+from benchmarks.peers import PEERS
+from benchmarks.plain.batching import Refused, Version
+from benchmarks.plain.grpc_door import GrpcCall, GrpcModel
+from benchmarks.plain.grpc_door import decode as decode_message
+from benchmarks.plain.http_door import HttpCall
+from benchmarks.plain.http_door import decode as decode_json
+from benchmarks.scorecard.processes import ask, start
+from headrace.wire.pb import grpc_service_pb2 as pb
+
+
+@pytest.fixture(scope="module")
+def version(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Version]:
+    folder = tmp_path_factory.mktemp("models")
+    ALL_MODELS[MLP].write(folder)
+    loop = asyncio.new_event_loop()
+    yield Version(MLP, str(folder / MLP / "1" / "model.onnx"), loop)
+    loop.close()
+
+
+def test_json_to_arrays(version: Version) -> None:
+    call = HttpCall()
+    tensor = {"name": "input", "datatype": "FP32", "shape": [2, 64], "data": [0.5] * 128}
+    document = {"id": "a", "parameters": {"timeout": 3}, "inputs": [tensor]}
+    decode_json(json.dumps(document).encode(), version, call)
+    assert (call.id, call.rows, call.timeout_ns) == ("a", 2, 3000)
+    assert np.array_equal(call.inputs["input"], np.full((2, 64), 0.5, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"name": "other"}, "unexpected inference input 'other'"),
+        ({"name": ["input"]}, r"unexpected inference input \['input'\]"),
+        ({"datatype": "FP64"}, "has datatype 'FP64', expected FP32"),
+        ({"shape": []}, r"expected 1 to 64 rows of \[64\]"),
+        ({"shape": [1, 32]}, r"expected 1 to 64 rows of \[64\]"),
+        ({"shape": [65, 64]}, r"expected 1 to 64 rows of \[64\]"),
+        ({"shape": [True, 64]}, r"expected 1 to 64 rows of \[64\]"),
+        ({"data": [0] * 63}, "are not 64 FP32"),
+        ({"data": ["0"] * 64}, "are not 64 FP32"),
+        ({"data": 0}, "are not 64 FP32"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(
+    version: Version, change: dict[str, object], text: str
+) -> None:
+    tensor = {"name": "input", "datatype": "FP32", "shape": [1, 64], "data": [0] * 64} | change
+    with pytest.raises(Refused, match=text):
+        decode_json(json.dumps({"inputs": [tensor]}).encode(), version, HttpCall())
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b"{", "failed to parse"),
+        (b"[]", "failed to parse"),
+        (b'{"inputs":[{}]}', "failed to parse"),
+        (b'{"inputs":[]}', "expected 1 inputs but got 0"),
+    ],
+)
+def test_documents_that_are_no_requests_are_refused(
+    version: Version, body: bytes, text: str
+) -> None:
+    with pytest.raises(Refused, match=text):
+        decode_json(body, version, HttpCall())
+
+
+def rename(request: pb.ModelInferRequest) -> None:
+    request.model_name = "other"
+
+
+def cut(request: pb.ModelInferRequest) -> None:
+    request.raw_input_contents[0] = bytes(8)
+
+
+def widen(request: pb.ModelInferRequest) -> None:
+    request.inputs[0].shape[0] = 65
+
+
+def retype(request: pb.ModelInferRequest) -> None:
+    request.inputs[0].datatype = "INT64"
+
+
+def empty(request: pb.ModelInferRequest) -> None:
+    request.ClearField("raw_input_contents")
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (rename, "unknown model 'other'"),
+        (cut, "unexpected size of the data of input 'input'"),
+        (widen, "unexpected shape of input 'input'"),
+        (retype, "unexpected inference input 'input' INT64"),
+        (empty, "expected 1 inputs with raw contents"),
+    ],
+)
+def test_messages_that_do_not_fit_are_refused(
+    version: Version, change: Callable[[pb.ModelInferRequest], None], text: str
+) -> None:
+    request = pb.ModelInferRequest(model_name=MLP, id="a")
+    request.inputs.add(name="input", datatype="FP32", shape=[1, 64])
+    request.raw_input_contents.append(bytes(256))
+    call = GrpcCall()
+    models = {MLP: GrpcModel(version)}
+    assert decode_message(request.SerializeToString(), models, call) is models[MLP]
+    assert (call.id, call.rows, call.inputs["input"].shape) == ("a", 1, (1, 64))
+    change(request)
+    with pytest.raises(Refused, match=text):
+        decode_message(request.SerializeToString(), models, GrpcCall())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["plain", "echo"])
+def test_every_answer_is_right(name: str, tmp_path: Path) -> None:
+    peer = PEERS[name]
+    server = start(peer, tmp_path, peer.models, None, sorted(peer.models))
+    try:
+        for protocol in sorted(peer.protocols):
+            host = server.target.address(PROTOCOLS[protocol].transport)
+            for exchange in 2 * PROTOCOLS[protocol].exchanges(host, ALL_MODELS[MLP]):
+                assert ask(host, protocol, exchange) == ""
+    finally:
+        server.stop()
