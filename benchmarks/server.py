@@ -68,12 +68,18 @@ class Target:
 
 def cpu_secs(processes: Sequence[psutil.Process]) -> float:
     """CPU time that those of the processes that live have used."""
-    total = 0.0
+    return sum(cpu_times(processes))
+
+
+def cpu_times(processes: Sequence[psutil.Process]) -> tuple[float, float]:
+    """Their CPU time in seconds as user and as system time."""
+    user = system = 0.0
     for process in processes:
         with suppress(psutil.Error):
             times = process.cpu_times()
-            total += times.user + times.system
-    return total
+            user += times.user
+            system += times.system
+    return user, system
 
 
 def resident(processes: Sequence[psutil.Process]) -> int:

@@ -20,7 +20,7 @@ from benchmarks.scorecard.generators import Shot, fire
 from benchmarks.scorecard.processes import Server
 from benchmarks.scorecard.sample import Metric, Sample
 from benchmarks.scorecard.workloads import Generator, Workload
-from benchmarks.server import BenchmarkError, cpu_secs, resident, split_address
+from benchmarks.server import BenchmarkError, cpu_times, resident, split_address
 from benchmarks.summary import percentile
 
 _PATIENCE = 2.0  # seconds that answers are awaited after the last arrival
@@ -82,17 +82,19 @@ def _with_costs(server: Server, workload: Workload, shoot: Callable[[], Sample])
     target, counts = server.target, server.peer.statistics
     processes = target.processes()
     counted = target.counts(workload.model) if counts else None
-    cpu, sample = cpu_secs(processes), shoot()
+    (user, system), sample = cpu_times(processes), shoot()
     processes = target.processes()
     figures = dict(sample.figures)
-    used = cpu_secs(processes) - cpu
+    user_after, system_after = cpu_times(processes)
+    user, system = user_after - user, system_after - system
     after = target.counts(workload.model) if counts else None
     rate = figures.get(Metric.THROUGHPUT)
     if rate:
         figures[Metric.ROWS] = rate * workload.rows
     answers = figures.pop(Metric.ANSWERS, None)
-    if answers and used > 0:
-        figures[Metric.CPU_PER_1000] = used / answers * 1_000
+    if answers and user + system > 0:
+        figures[Metric.CPU_PER_1000] = (user + system) / answers * 1_000
+        figures[Metric.USER_PER_1000] = user / answers * 1_000
     figures[Metric.RSS] = resident(processes)
     batch = mean_batch(counted, after)
     if batch is not None:

@@ -13,6 +13,7 @@ from benchmarks.scorecard.workloads import (
     KSERVE,
     MLSERVER,
     ORT,
+    PLAIN,
     TRITON,
 )
 
@@ -80,17 +81,33 @@ def judge(claim: Claim, results: Results) -> Verdict:
 def _claims() -> list[Claim]:
     rate, p50 = Metric.THROUGHPUT, Metric.P50
     claims: list[Claim] = []
-    for n in (16, 64):
+    for n, plain, bare in ((16, 0.85, 2.0), (64, 0.85, 2.6)):
         what = f"MLP, HTTP JSON, {n} concurrent"
-        claims.append(Claim(what, f"json-{n}", rate, 1.9, BARE_ASGI))
+        claims += [
+            Claim(what, f"json-{n}", rate, plain, PLAIN),
+            Claim(what, f"json-{n}", rate, bare, BARE_ASGI),
+        ]
         claims += [Claim(what, f"json-{n}", rate, 12.0, peer) for peer in (MLSERVER, KSERVE)]
-    for n in (16, 64):
+    for n, plain, usual in ((16, 0.85, 10.5), (64, 0.9, 12.5)):
         what = f"MLP, gRPC unary, {n} concurrent"
-        claims.append(Claim(what, f"grpc-{n}", rate, 5.5, GRPC_AIO))
+        claims += [
+            Claim(what, f"grpc-{n}", rate, plain, PLAIN),
+            Claim(what, f"grpc-{n}", rate, usual, GRPC_AIO),
+        ]
         claims += [Claim(what, f"grpc-{n}", rate, 10.0, peer) for peer in (MLSERVER, KSERVE)]
         claims.append(Claim(f"{what}, perf_analyzer", f"grpc-perf-{n}", rate, 1.9, TRITON))
     one = "1 connection"
     claims += [
+        Claim(f"MLP, HTTP JSON, {one}", "json-1", p50, 1.12, PLAIN, at_most=True),
+        Claim(f"MLP, HTTP JSON, {one}", "json-1", p50, 1.0, BARE_ASGI, at_most=True),
+        Claim(
+            "MLP, HTTP JSON, 16 concurrent",
+            "json-16",
+            Metric.USER_PER_1000,
+            0.5,
+            BARE_ASGI,
+            at_most=True,
+        ),
         Claim(f"MLP, HTTP JSON, {one}", "json-1", p50, 0.6, TRITON, at_most=True),
         Claim(f"MLP, gRPC unary, {one}", "grpc-1", p50, 0.6, TRITON, at_most=True),
         Claim(f"MLP, gRPC unary, {one}", "grpc-1", p50, 0.6, GRPC_AIO, at_most=True),
@@ -108,8 +125,8 @@ def _claims() -> list[Claim]:
               ORT, "cnn-1"),
         Claim("ResNet-50, 4 concurrent, batches of 4 alone", "cnn-4", Metric.ROWS, 0.97, ORT),
         Claim("MLP, 64 rows a request, HTTP binary", "rows-64", Metric.ROWS, 0.5, ORT),
-        Claim("idle, three small models, seconds", "start", Metric.READY, 1.5, at_most=True),
-        Claim("idle, three small models, bytes", "start", Metric.RSS, 150e6, at_most=True),
+        Claim("idle, three small models, seconds", "start", Metric.READY, 0.6, at_most=True),
+        Claim("idle, three small models, bytes", "start", Metric.RSS, 90e6, at_most=True),
     ]  # fmt: skip
     for short, protocol in (("json", "HTTP JSON"), ("grpc", "gRPC")):
         off = f"{short}-16-unbatched"
@@ -125,9 +142,9 @@ def _claims() -> list[Claim]:
 def _python_claims() -> list[Claim]:
     rate = Metric.THROUGHPUT
     required = {
-        f"{short}-{n}": (2.0, f"MLP in Python, {protocol}, {n} concurrent")
+        f"{short}-{n}": (least, f"MLP in Python, {protocol}, {n} concurrent")
         for short, protocol in (("json", "HTTP JSON"), ("grpc", "gRPC"))
-        for n in (16, 64)
+        for n, least in ((16, 2.3), (64, 2.0))
     }
     wide = {
         "rows-64": "MLP in Python, 64 rows a request, batches of 64",
@@ -140,6 +157,18 @@ def _python_claims() -> list[Claim]:
     claims = [
         Claim(subject, f"python-{name}", rate, least, TRITON, ours=HEADRACE_PYTHON)
         for name, (least, subject) in required.items()
+    ]
+    claims += [
+        Claim(
+            f"MLP in Python, {protocol}, 1 connection",
+            f"python-{short}-1",
+            Metric.P50,
+            most,
+            TRITON,
+            at_most=True,
+            ours=HEADRACE_PYTHON,
+        )
+        for short, protocol, most in (("json", "HTTP JSON", 0.8), ("grpc", "gRPC", 0.9))
     ]
     claims += [
         Claim(f"{subject}, rows/s", f"python-{name}", Metric.ROWS, 200_000.0, ours=HEADRACE_PYTHON)

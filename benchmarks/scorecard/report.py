@@ -137,7 +137,7 @@ def _group_table(group: Group, outcome: Outcome) -> str:
         return _idle_table(cells)
     header = (
         "model, protocol", "load", "server", "requests/s", "rows/s", "spread", "p50 ms", "p99 ms",
-        "p99.9 ms", "errors", "CPU s per 1 000", "mean batch", "RSS MB", "late ms",
+        "p99.9 ms", "errors", "CPU s per 1 000", "of it user", "mean batch", "RSS MB", "late ms",
     )  # fmt: skip
     rows = []
     for workload, peer, found in cells:
@@ -151,6 +151,7 @@ def _group_table(group: Group, outcome: Outcome) -> str:
             *(_figure(found, metric, 1e3, ".3f") for metric in _LATENCIES),
             str(found.errors),
             _figure(found, Metric.CPU_PER_1000, 1, ".4f"),
+            _figure(found, Metric.USER_PER_1000, 1, ".4f"),
             _figure(found, Metric.MEAN_BATCH, 1, ".1f"),
             _figure(found, Metric.RSS, 1e-6),
             _figure(found, Metric.LATE, 1e3, ".3f"),

@@ -17,6 +17,7 @@ class Metric(StrEnum):
     P99 = "p99"
     P999 = "p99.9"
     CPU_PER_1000 = "CPU s per 1 000"
+    USER_PER_1000 = "user CPU s per 1 000"
     MEAN_BATCH = "mean batch"
     RSS = "RSS"
     READY = "ready after"

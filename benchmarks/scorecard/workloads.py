@@ -15,6 +15,7 @@ from benchmarks.scorecard.peer import BINARY, GRPC, JSON
 HEADRACE, TRITON, BARE_ASGI, GRPC_AIO = "headrace", "triton", "bare_asgi", "grpc_aio"
 HEADRACE_PYTHON = "headrace_python"  # our own, with the models that Triton gets
 MLSERVER, KSERVE = "mlserver", "kserve"
+PLAIN = "plain"  # the plain request path alone
 ORT = "ort"  # no server: the model alone, in a process of its own
 CONCURRENCY = (1, 16, 64)
 RATES = (1_000, 2_500, 5_000, 10_000, 20_000)

@@ -184,5 +184,7 @@ def test_a_short_run_beside_the_bare_application(tmp_path: Path) -> None:
         assert cell["figures"]["errors"] == 0
         assert figures["RSS"] > 0
         assert figures["requests/s" if name.startswith("open") else "ready after"] > 0
+        if name.startswith("open"):
+            assert 0 <= figures["user CPU s per 1 000"] <= figures["CPU s per 1 000"]
     assert done.stdout.strip() == (tmp_path / "scorecard.md").read_text().strip()
     assert (tmp_path / "scorecard-latency.svg").exists()
