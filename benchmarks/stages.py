@@ -20,7 +20,7 @@ from headrace.backends.onnx import OnnxBackend, OnnxModel
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ServerError
 from headrace.core.model_spec import LoadSpec
-from headrace.core.requests import Call, InferResponse
+from headrace.core.requests import Call, InferResponse, Sink
 from headrace.core.signature import Signature, TensorSpec
 from headrace.execution.choice import InstanceKind
 from headrace.execution.local import LocalInstance
@@ -68,7 +68,7 @@ class _Tick:
             callback()
 
 
-class _Sink:
+class _Sink(Sink):
     """Takes answers and forgets them."""
 
     def respond(self, response: InferResponse, final: bool) -> None:

@@ -45,7 +45,7 @@ class Server:
         self.told.append(held)
 
 
-class Answers:
+class Answers(Sink):
     """A sink on the loading thread."""
 
     def __init__(self) -> None:

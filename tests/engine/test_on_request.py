@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import NotFound, ServerError, ServerExiting, Unavailable
-from headrace.core.requests import Call, InferResponse
+from headrace.core.requests import Call, InferResponse, Sink
 from headrace.core.tensors import Tensor
 from headrace.engine.admission import Admission
 from headrace.engine.control import ControlMode, ControlOptions
@@ -29,7 +29,7 @@ MIB = 1 << 20
 ROOM_FOR_TWO = ResidencyOptions(budget=2 * MIB, minimum_secs=0)
 
 
-class Answer:
+class Answer(Sink):
     """The sink of one request."""
 
     def __init__(self) -> None:

@@ -24,6 +24,7 @@ from headrace.core.requests import (
     InferResponse,
     SharedInput,
     SharedRequest,
+    Sink,
     Stretch,
     Ticket,
     Timing,
@@ -39,7 +40,7 @@ LONG = AT_ONCE + 4  # bytes that are copied on another thread
 SIZE = 4 * LONG
 
 
-class Sink:
+class KeptSink(Sink):
     """Keeps what comes."""
 
     def __init__(self) -> None:
@@ -90,7 +91,7 @@ class Scene:
         self.file = file
         self.admission = Admission(0, admitted)
         self.regions = Regions(self.admission, max_bytes, allowed=True)
-        self.sink = Sink()
+        self.sink = KeptSink()
         self.work = Work()
         self.request = SharedRequest("m", "", "7", {})
         self.call: SharedCall | None = None
@@ -423,7 +424,7 @@ def test_what_a_call_has_is_gone_with_it() -> None:
             gone = weakref.ref(s.request.inputs["x"].array)
             call.respond(response(output(8)), True)
             del call, holder
-            s.sink = Sink()
+            s.sink = KeptSink()
             s.request = SharedRequest("m", "", "", {})
             s.call = None
             assert gone() is None

@@ -8,11 +8,11 @@ import pytest
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest, QueueFull, ServerError
-from headrace.core.requests import Call, InferResponse, Timing
+from headrace.core.requests import Call, InferResponse, Sink, Timing
 from headrace.core.tensors import Array, Tensor
 from headrace.core.trace_context import TRACE_PARAMETER, read_link
 from headrace.engine.admission import Admission
-from headrace.engine.doors import NOTHING_KNOWN, DoorSink, Target
+from headrace.engine.doors import NOTHING_KNOWN, Target
 from headrace.engine.trace_thread import Item, TraceThread
 from headrace.engine.traced_entrance import TracedEntrance
 from headrace.engine.tracing import Tracing
@@ -52,7 +52,7 @@ class Version:
 
 
 @dataclass
-class Door:
+class Door(Sink):
     """A door's sink, whose client has sent headers."""
 
     headers: dict[str, str] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class World:
 
     def submit(self, door: Door | None = None) -> Any:
         target = self.entrance.find("m")
-        sink: DoorSink = door or Door()
+        sink: Sink = door or Door()
         return target.submit(a_request(), sink)
 
     def traces(self) -> list[Trace]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.core.errors import ExecutionFailed, InvalidRequest, Overloaded, ServerError
-from headrace.core.requests import Call, InferResponse
+from headrace.core.requests import Call, InferResponse, Sink
 from headrace.engine.deferred import Deferred
 from headrace.engine.doors import Target
 from headrace.engine.workbench import Workbench
@@ -116,7 +116,7 @@ def test_what_is_cancelled_is_not_begun_and_ends_at_its_next_charge() -> None:
     asyncio.run(scenario())
 
 
-class Sink:
+class KeptSink(Sink):
     """Keeps what it is told."""
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ class Ticket:
 
 def test_a_deferred_request_becomes_the_ticket_of_what_it_is() -> None:
     async def scenario() -> None:
-        sink, ticket, after = Sink(), Ticket(), asyncio.Event()
+        sink, ticket, after = KeptSink(), Ticket(), asyncio.Event()
         given: list[str] = []
 
         def submit(decoded: str) -> Ticket:
@@ -173,7 +173,7 @@ def test_a_deferred_request_becomes_the_ticket_of_what_it_is() -> None:
 @pytest.mark.parametrize("error", [InvalidRequest("wrong"), ValueError("bug")])
 def test_what_is_wrong_is_said_to_the_sink(where: str, error: Exception) -> None:
     async def scenario() -> None:
-        sink, after = Sink(), asyncio.Event()
+        sink, after = KeptSink(), asyncio.Event()
 
         def fail(_: object) -> Any:
             raise error
@@ -191,7 +191,7 @@ def test_what_is_wrong_is_said_to_the_sink(where: str, error: Exception) -> None
 
 def test_a_cancelled_request_is_neither_submitted_nor_refused() -> None:
     async def scenario() -> None:
-        bench, sink, last = Workbench(), Sink(), Outcomes(1)
+        bench, sink, last = Workbench(), KeptSink(), Outcomes(1)
         gate = threading.Event()
         submitted: list[object] = []
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from headrace.core.errors import ExecutionFailed, InvalidRequest, NotFound, ServerError
-from headrace.core.requests import Call, InferResponse, Ticket
+from headrace.core.requests import Call, InferResponse, Sink, Ticket
 from headrace.core.shares import Shares
 from headrace.frontends.channel import pair
 from headrace.frontends.host import Host
@@ -20,7 +20,7 @@ from tests.transports.fakes import FakeEngine, Work
 _BIG = 60 << 10  # bytes of a response that still travels in its frame
 
 
-class Door:
+class Door(Sink):
     """A door's sink, which keeps what comes."""
 
     def __init__(self) -> None:

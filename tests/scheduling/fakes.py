@@ -10,7 +10,7 @@ import numpy as np
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ServerError
-from headrace.core.requests import Call, InferResponse
+from headrace.core.requests import Call, InferResponse, Sink
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array, Tensor
 from headrace.observability.statistics import VersionStatistics
@@ -88,7 +88,7 @@ class FakeClock:
         return sorted(when for when, _, timer in self._timers if timer.live)
 
 
-class FakeSink:
+class FakeSink(Sink):
     """Remembers what it was given; `log` is shared, and shows the order over several sinks."""
 
     def __init__(self, name: str = "", log: list[str] | None = None) -> None:

@@ -8,7 +8,7 @@ from headrace.core.requests import Call, InferResponse, Sink, Timing
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Tensor
 from headrace.engine.admission import Admission
-from headrace.engine.doors import NOTHING_KNOWN, DoorSink
+from headrace.engine.doors import NOTHING_KNOWN
 
 SIGNATURE = Signature(
     "any",
@@ -58,7 +58,7 @@ class Model:
         self.decoupled = decoupled
         self.work: list[Work] = []
 
-    def submit(self, request: Call, sink: DoorSink) -> Work:
+    def submit(self, request: Call, sink: Sink) -> Work:
         if request.id == "bad":
             raise InvalidRequest("as asked")
         self.work.append(Work(self, request, sink))

@@ -210,30 +210,98 @@ class InferResponse:
     parameters: dict[str, Parameter] = field(default_factory=dict)
 
 
-class Sink(Protocol):
-    """Where the responses to one request go.
+class Sink:
+    """Where the responses to one call go, and what is known of who made it.
 
-    Called on the event-loop thread; must not wait or raise.
+    Called on the event-loop thread; must not wait or raise. What is asked of a client, or told to
+    it, has an answer here for calls that no client has made, such as those of models.
     """
+
+    __slots__ = ()
+
+    @property
+    def door(self) -> str:
+        """The door that the call came through, `HTTP` or `GRPC`; "" for none."""
+        return ""
+
+    @property
+    def begun_ns(self) -> int:
+        """When it began to come, in nanoseconds of the monotonic clock; 0 if it came at once."""
+        return 0
+
+    def header(self, name: str) -> str:
+        """What the client sent under a name in lower case, "" for nothing."""
+        return ""
+
+    def remaining(self) -> float:
+        """Seconds that the client still waits; 0 if it does not say."""
+        return 0.0
+
+    def routed(self, call: Call, target: Any) -> None:
+        """Take which `Target` serves the call, now that it is decided."""
+
+    def answered_by(self, backend: str) -> None:
+        """Take which backend answers, just before it does, of a model that has several.
+
+        The last one counts.
+        """
 
     def respond(self, response: InferResponse, final: bool) -> None:
         """Take a response; after the one with `final` nothing more comes."""
+        raise NotImplementedError
 
     def finish(self) -> None:
-        """Take the end of a request that gets no response, or no further one."""
+        """Take the end of a call that gets no response, or no further one."""
+        raise NotImplementedError
 
     def fail(self, error: ServerError) -> None:
-        """Take the error that ends the request."""
+        """Take the error that ends the call."""
+        raise NotImplementedError
+
+    def refuse(self, error: ServerError) -> None:
+        """Take what `Target.submit` would have raised; nothing else comes."""
+        self.fail(error)
 
 
-def name_backend(sink: Sink, backend: str) -> None:
-    """Tell a sink which backend answers just before it does, of a model that has several.
+class StageSink(Sink):
+    """What a stage puts before the sink of a call; all that it does not change is that sink's."""
 
-    Those of doors take that by `answered_by`, of which the last call counts; others need not.
-    """
-    named: Any = getattr(sink, "answered_by", None)
-    if named is not None:
-        named(backend)
+    __slots__ = ("_sink",)
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    @property
+    def door(self) -> str:
+        return self._sink.door
+
+    @property
+    def begun_ns(self) -> int:
+        return self._sink.begun_ns
+
+    def header(self, name: str) -> str:
+        return self._sink.header(name)
+
+    def remaining(self) -> float:
+        return self._sink.remaining()
+
+    def routed(self, call: Call, target: Any) -> None:
+        self._sink.routed(call, target)
+
+    def answered_by(self, backend: str) -> None:
+        self._sink.answered_by(backend)
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        self._sink.respond(response, final)
+
+    def finish(self) -> None:
+        self._sink.finish()
+
+    def fail(self, error: ServerError) -> None:
+        self._sink.fail(error)
+
+    def refuse(self, error: ServerError) -> None:
+        self._sink.refuse(error)
 
 
 class Ticket(Protocol):

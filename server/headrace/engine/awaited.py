@@ -7,7 +7,7 @@ cannot take is refused, once the model is there.
 
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Protocol
 
 from headrace.core.errors import (
     ExecutionFailed,
@@ -17,13 +17,7 @@ from headrace.core.errors import (
     Unavailable,
     Unsupported,
 )
-from headrace.core.requests import (
-    Call,
-    InferResponse,
-    RawRequest,
-    Sink,
-    Ticket,
-)
+from headrace.core.requests import Call, InferResponse, RawRequest, Sink, StageSink, Ticket
 from headrace.core.signature import Signature
 from headrace.engine.admission import Admission
 from headrace.engine.deferred import Deferred
@@ -31,7 +25,6 @@ from headrace.engine.doors import (
     GRPC_NOT_DECOUPLED,
     HTTP_NOT_DECOUPLED,
     NOTHING_KNOWN,
-    DoorSink,
     Entrance,
     Target,
 )
@@ -142,10 +135,7 @@ class AwaitedTarget:
             except Exception as bug:
                 log.error("bug in a request that waited for its model", exc_info=bug)
                 error = ExecutionFailed(INTERNAL_TEXT)
-        if isinstance(sink, DoorSink):
-            sink.refuse(error)
-        else:
-            sink.fail(error)
+        sink.refuse(error)
 
     def _hand_over(self, request: Call, sink: Sink) -> None:
         found = self._engine.find(self.model, self.version)
@@ -153,13 +143,11 @@ class AwaitedTarget:
         if found.decoupled and self._refusal:
             raise Unsupported(self._refusal)
         refuse_decoupled(found, self._door)
-        # The engine refuses at once, by raising: its versions take any sink.
-        door_sink = cast(DoorSink, sink)
         if type(request) is RawRequest:
             admission = self._engine.admission
-            self._ticket = submit_raw(found, request, self._door, door_sink, admission)
+            self._ticket = submit_raw(found, request, self._door, sink, admission)
         else:
-            self._ticket = found.submit(request, door_sink)
+            self._ticket = found.submit(request, sink)
         if self._held:
             self._ticket.hold(True)
 
@@ -201,27 +189,20 @@ def refuse_decoupled(found: Target, door: int) -> None:
         raise Unsupported(HTTP_NOT_DECOUPLED if door & Flag.HTTP else GRPC_NOT_DECOUPLED)
 
 
-class _TimedSink:
+class _TimedSink(StageSink):
     """Puts timings into responses on their way to `sink`."""
-
-    def __init__(self, sink: DoorSink) -> None:
-        self._sink = sink
 
     def respond(self, response: InferResponse, final: bool) -> None:
         """Hand a response on."""
         add_timing(response)
         self._sink.respond(response, final)
 
-    def __getattr__(self, name: str) -> Any:
-        """All else that the sink is."""
-        return getattr(self._sink, name)
-
 
 def submit_raw(
     found: Target,
     request: RawRequest,
     door: int,
-    sink: DoorSink,
+    sink: Sink,
     admission: Admission,
     charge: Charge = uncharged,
 ) -> Ticket:
@@ -242,7 +223,7 @@ def submit_raw(
         if request.parameters:  # from headers
             decoded.parameters.update(request.parameters)
         timed = generates and wants_timing(decoded)
-        return found.submit(decoded, cast(DoorSink, _TimedSink(sink)) if timed else sink)
+        return found.submit(decoded, _TimedSink(sink) if timed else sink)
 
     if len(body) <= LARGE or not (generates or takes_long(body, "0", signature)):
         return submit(_decoded(signature, request, generates, uncharged))

@@ -5,8 +5,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar, cast
 
 from headrace.core.errors import ExecutionFailed, ServerError
-from headrace.core.requests import Ticket
-from headrace.engine.doors import DoorSink
+from headrace.core.requests import Sink, Ticket
 from headrace.engine.workbench import Workbench
 from headrace.wire.elements import Charge
 from headrace.wire.status import INTERNAL_TEXT
@@ -25,13 +24,13 @@ class Deferred(Generic[T]):
         nbytes: int,
         decode: Callable[[Charge], T],
         submit: Callable[[T], Ticket],
-        sink: DoorSink,
+        sink: Sink,
         charge: Charge,
         after: Callable[[], None] | None = None,
     ) -> None:
         """`submit` gets what `decode` gives; `sink` what either raises. Then `after` is called."""
         self._submit = submit
-        self._sink: DoorSink | None = sink
+        self._sink: Sink | None = sink
         self._after = after
         self._held = False
         self._ticket: Ticket = bench.do(nbytes, decode, self._decoded, charge)

@@ -12,10 +12,9 @@ Owned by the event-loop thread. Invariant: parts that are queued or run are in `
 import logging
 from collections.abc import Sequence
 from time import monotonic_ns
-from typing import Any
 
 from headrace.core.errors import ExecutionFailed, Overloaded, QueueFull, ServerError
-from headrace.core.requests import Call, InferResponse, Sink, Ticket, Timing, name_backend
+from headrace.core.requests import Call, InferResponse, Sink, StageSink, Ticket, Timing
 from headrace.core.shapes import brackets
 from headrace.core.tensors import Tensor, concatenated
 from headrace.engine.shared_calls import Queue
@@ -173,12 +172,13 @@ class DividedRequest:
         self._queue.expect(-1)
 
 
-class _PartSink:
+class _PartSink(StageSink):
     """The sink of one part."""
 
     __slots__ = ("_number", "_whole")
 
     def __init__(self, whole: DividedRequest, number: int) -> None:
+        super().__init__(whole.sink)
         self._whole = whole
         self._number = number
 
@@ -190,13 +190,6 @@ class _PartSink:
 
     def fail(self, error: ServerError) -> None:
         self._whole.failed(self._number, error)
-
-    def answered_by(self, backend: str) -> None:
-        name_backend(self._whole.sink, backend)
-
-    def __getattr__(self, name: str) -> Any:
-        """What else the sink of a door has."""
-        return getattr(self._whole.sink, name)
 
 
 def joined(answers: Sequence[InferResponse]) -> InferResponse:

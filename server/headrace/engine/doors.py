@@ -7,7 +7,7 @@ request asks for is found, checked and refused only after it was submitted.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from headrace.core.errors import Overloaded, ServerError
 from headrace.core.requests import Call, Sink, Ticket
@@ -35,27 +35,6 @@ def not_read() -> ServerError:
         f"the client does not read the responses, and the model does not pause: more than"
         f" {GIVE_UP_BYTES} bytes of them were waiting"
     )
-
-
-@runtime_checkable
-class DoorSink(Sink, Protocol):
-    """A sink for responses that may come from another process."""
-
-    def refuse(self, error: ServerError) -> None:
-        """Take what `Target.submit` would have raised; nothing else comes."""
-
-
-class RoutedSink(Sink, Protocol):
-    """A sink of requests that may name no version of a model that has rules for them.
-
-    Those of doors are; others need not be.
-    """
-
-    def header(self, name: str) -> str:
-        """What the client sent under a name in lower case, "" for nothing."""
-
-    def routed(self, request: Call, target: "Target") -> None:
-        """Take what serves the request, now that it is decided."""
 
 
 @dataclass(slots=True)
@@ -101,7 +80,7 @@ class Target(Protocol):
     def direct(self) -> Direct | None:
         """The way of calls that the door has checked; None if all are to be submitted."""
 
-    def submit(self, request: Call, sink: DoorSink) -> Ticket:
+    def submit(self, request: Call, sink: Sink) -> Ticket:
         """Check and queue a request; raises `ServerError`, or has the sink refused later."""
 
 

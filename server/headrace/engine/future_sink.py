@@ -3,10 +3,10 @@
 import asyncio
 
 from headrace.core.errors import ExecutionFailed, ServerError
-from headrace.core.requests import InferResponse
+from headrace.core.requests import InferResponse, Sink
 
 
-class FutureSink:
+class FutureSink(Sink):
     """Resolves a future."""
 
     __slots__ = ("future",)

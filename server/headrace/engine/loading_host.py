@@ -76,7 +76,7 @@ class LoadingHost:
         """Not here: what a model tells of its metrics is kept until it serves."""
 
 
-class _Asked:
+class _Asked(Sink):
     """A request that another model runs: its sink there, its ticket here."""
 
     def __init__(

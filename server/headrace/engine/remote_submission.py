@@ -6,7 +6,6 @@ of the request here: headers, and until when the client waits. Owned by the even
 
 from collections.abc import Sequence
 from time import monotonic_ns
-from typing import Any
 
 from headrace.core.parameter_names import DEADLINE_PARAMETER, FORWARD_PARAMETER
 from headrace.core.requests import Call, Sink, Ticket
@@ -26,13 +25,10 @@ class RemoteSubmission:
 
     def submit(self, request: Call, sink: Sink, rows: int) -> Ticket:
         """See `Batcher.submit`."""
-        door: Any = sink  # what models ask for comes by none, and has neither of these
-        if self._headers and (header := getattr(door, "header", None)) is not None:
-            for name, parameter in self._headers:
-                # A front end has put them in already.
-                if parameter not in request.parameters and (value := header(name)):
-                    request.parameters[parameter] = value
-        remaining = getattr(door, "remaining", None)
-        if remaining is not None and (seconds := remaining()):
+        for name, parameter in self._headers:
+            # A front end has put them in already.
+            if parameter not in request.parameters and (value := sink.header(name)):
+                request.parameters[parameter] = value
+        if seconds := sink.remaining():
             request.parameters[DEADLINE_PARAMETER] = monotonic_ns() + int(seconds * 1e9)
         return self._submit(request, sink, rows)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic_ns
 
 from headrace.core.errors import ExecutionFailed, ServerError
-from headrace.core.requests import Call, InferResponse, Sink, Ticket
+from headrace.core.requests import Call, InferResponse, Sink, StageSink, Ticket
 from headrace.observability.responses import FIRST_RESPONSE_BOUNDS, FirstResponses, Responses
 from headrace.scheduling.batcher import Batcher
 
@@ -41,15 +41,15 @@ class ResponseCounting:
         return counted
 
 
-class _Counted:
+class _Counted(StageSink):
     """A request's sink and ticket, for the scheduler and for its door."""
 
-    __slots__ = ("_ended", "_now", "_ordinal", "_responses", "_sink", "call")
+    __slots__ = ("_ended", "_now", "_ordinal", "_responses", "call")
 
     call: Call
 
     def __init__(self, sink: Sink, responses: Responses, now: Callable[[], int]) -> None:
-        self._sink = sink
+        super().__init__(sink)
         self._responses = responses
         self._now = now
         self._ordinal = 0  # of the next response

@@ -11,7 +11,6 @@ any more, which is looked at for each request, and when others may be found, whi
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from headrace.core.errors import ServerError
 from headrace.core.parameter_names import HEADER_PARAMETER
@@ -139,9 +138,7 @@ class Router:
         key = self._key(request, sink) if self._sticky is not None else ""
         number = self._split.of(key) if key else self._split.at(self._points.next())
         version, ledger = self._ways[number]
-        routed: Any = getattr(sink, "routed", None)
-        if routed is not None:
-            routed(request, version)
+        sink.routed(request, version)
         try:
             ticket = version.submit(request, sink)
         except ServerError as error:
@@ -207,5 +204,4 @@ class Router:
         sent = request.parameters.pop(HEADER_PARAMETER + name, None)
         if sent is not None:
             return str(sent)
-        header: Any = getattr(sink, "header", None)
-        return "" if header is None else str(header(name))
+        return sink.header(name)

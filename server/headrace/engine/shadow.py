@@ -14,7 +14,7 @@ from time import monotonic_ns
 
 from headrace.core.bytes_array import BytesArray
 from headrace.core.errors import ServerError
-from headrace.core.requests import Call, InferResponse, Ticket
+from headrace.core.requests import Call, InferResponse, Sink, Ticket
 from headrace.core.tensors import Tensor
 from headrace.core.trace_context import TRACE_PARAMETER
 from headrace.engine.admission import Admission
@@ -30,7 +30,7 @@ _MOST_BYTES = 64 << 20  # of the copies of a model under way
 _BUSY = 2  # the part of its limits that the server must have free
 
 
-class _Copy:
+class _Copy(Sink):
     """One copy, and the sink of its answers."""
 
     __slots__ = ("begun", "owner", "request", "ticket")

@@ -14,7 +14,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -24,12 +24,12 @@ from headrace.core.requests import (
     InferResponse,
     SharedInput,
     SharedRequest,
+    Sink,
+    StageSink,
     Stretch,
     Ticket,
-    name_backend,
 )
 from headrace.core.tensors import Array, Tensor, elsewhere, raw_bytes
-from headrace.engine.doors import DoorSink
 from headrace.engine.regions import Region, Regions
 from headrace.wire.bytes_tensor import decode_bytes_tensor
 from headrace.wire.compression import too_large
@@ -49,12 +49,12 @@ class Queue(Protocol):
         """So many requests more, or less, are about to come."""
 
 
-class SharedCall:
+class SharedCall(StageSink):
     """The sink of such a request, and its ticket."""
 
-    def __init__(self, request: SharedRequest, sink: DoorSink, regions: Regions) -> None:
+    def __init__(self, request: SharedRequest, sink: Sink, regions: Regions) -> None:
+        super().__init__(sink)
         self._request = request
-        self._sink = sink
         self._regions = regions
         self._used: list[Region] = []
         self._places: dict[str, tuple[Region, int, int]] = {}  # of outputs: offset, byte_size
@@ -111,7 +111,7 @@ class SharedCall:
     def answered_by(self, backend: str) -> None:
         """Hand on which backend answers."""
         if not self._over:
-            name_backend(self._sink, backend)
+            self._sink.answered_by(backend)
 
     def finish(self) -> None:
         """Hand the end on."""
@@ -126,10 +126,6 @@ class SharedCall:
             self._waiting.append(partial(self.fail, error))
         elif not self._over:
             self._end().fail(error)
-
-    def __getattr__(self, name: str) -> Any:
-        """What else the sink of a door has."""
-        return getattr(self._sink, name)
 
     # --- the ticket
 
@@ -278,7 +274,7 @@ class SharedCall:
             error = ExecutionFailed(INTERNAL_TEXT)
         done(error)
 
-    def _end(self) -> DoorSink:
+    def _end(self) -> Sink:
         """Do nothing more for the request, but what a thread copies now; its sink."""
         sink = self._sink
         del self._sink  # it mostly holds its ticket: no tensor is to wait for the cycle collector

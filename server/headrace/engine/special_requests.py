@@ -4,19 +4,10 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
 
 from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
-from headrace.core.requests import (
-    Call,
-    InferResponse,
-    SharedRequest,
-    Sink,
-    Ticket,
-    name_backend,
-)
+from headrace.core.requests import Call, InferResponse, SharedRequest, Sink, StageSink, Ticket
 from headrace.core.signature import Signature
-from headrace.engine.doors import DoorSink
 from headrace.engine.regions import Regions
 from headrace.engine.shared_calls import Queue, SharedCall
 from headrace.engine.workbench import Job, Workbench
@@ -31,7 +22,7 @@ _AT_ONCE = 16 << 10  # bytes to look for classes in, each of which becomes a tex
 Submit = Callable[[Call, Sink, int], Ticket]
 
 
-class _Classifying:
+class _Classifying(StageSink):
     """Turns outputs into their highest classes on their way to `sink`, and is the ticket.
 
     What takes long is done on the workbench; what comes meanwhile waits behind it.
@@ -50,7 +41,7 @@ class _Classifying:
         bench: Workbench,
     ) -> None:
         self.ticket: Ticket | None = None  # of the request itself
-        self._sink = sink
+        super().__init__(sink)
         self._classes = classes
         self._labels = labels
         self._batches = batches
@@ -77,9 +68,6 @@ class _Classifying:
             return
         self._sink.respond(response, final)
 
-    def answered_by(self, backend: str) -> None:
-        name_backend(self._sink, backend)
-
     def finish(self) -> None:
         if self._job is not None:
             self._behind.append(self.finish)
@@ -103,10 +91,6 @@ class _Classifying:
     def hold(self, held: bool) -> None:
         if self.ticket is not None:
             self.ticket.hold(held)
-
-    def __getattr__(self, name: str) -> Any:
-        """What else the sink of a door has."""
-        return getattr(self._sink, name)
 
     def _classify(self, response: InferResponse) -> None:
         classify_outputs(response, self._classes, self._labels, self._batches)
@@ -154,7 +138,7 @@ class SpecialRequests:
         classifying: _Classifying | None = None
         if isinstance(request, SharedRequest):
             # It came by a door: models do not know of clients' shared memory.
-            sink = call = SharedCall(request, cast(DoorSink, sink), self._regions)
+            sink = call = SharedCall(request, sink, self._regions)
             request.inputs |= call.placeholders()
         if request.classes:
             batches = self._signature.batches

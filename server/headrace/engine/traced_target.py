@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from headrace.core.errors import Cancelled, ServerError
 from headrace.core.parameter_names import HEADER_PARAMETER
-from headrace.core.requests import Call, InferResponse, Sink, Ticket, name_backend
+from headrace.core.requests import Call, InferResponse, Sink, StageSink, Ticket
 from headrace.core.signature import Signature
 from headrace.core.trace_context import (
     TRACE_PARAMETER,
@@ -18,7 +18,7 @@ from headrace.core.trace_context import (
     read_traceparent,
     write_link,
 )
-from headrace.engine.doors import CONTEXT_HEADERS, DoorSink, Target
+from headrace.engine.doors import CONTEXT_HEADERS, Target
 from headrace.observability.trace_settings import Sampler
 from headrace.observability.traces import BACKEND_OUTPUT, QUEUE_INPUT, Trace
 from headrace.scheduling.batcher import Batcher
@@ -68,7 +68,7 @@ class TracedTarget:
         """Whether it takes requests."""
         return cast(bool, self._target.ready)
 
-    def submit(self, request: Call, sink: DoorSink) -> Ticket:
+    def submit(self, request: Call, sink: Sink) -> Ticket:
         """`Target.submit`."""
         context = _context(request, sink) if self._contexts else None
         if context is None:
@@ -77,12 +77,11 @@ class TracedTarget:
         elif not context.sampled:  # its client has decided; models may still tell others
             request.parameters[TRACE_PARAMETER] = write_link(TraceLink(0, context))
             return cast(Ticket, self._target.submit(request, sink))
-        door: str = getattr(sink, "door", "")
-        trace = self._tracing.begin(self._sampler, request, door, context)
+        trace = self._tracing.begin(self._sampler, request, sink.door, context)
         return TracedRequest(self._tracing, trace, sink).submit(self._target, request)
 
 
-class TracedRequest:
+class TracedRequest(StageSink):
     """A request while it is traced: its sink and its ticket.
 
     It ends once the responses have, and when it was computed is known, which a batch tells just
@@ -101,9 +100,9 @@ class TracedRequest:
     )
 
     def __init__(self, tracing: "Tracing", trace: Trace, sink: Sink) -> None:
+        super().__init__(sink)
         self._tracing = tracing
         self._trace = trace
-        self._sink: Any = sink
         self._ticket: Ticket | None = None
         self._call: Call | None = None
         self._batcher: Batcher | None = None
@@ -117,7 +116,7 @@ class TracedRequest:
         trace.version = _number(getattr(target, "name", ""))
         if trace.door:
             receive = _RECEIVE[trace.door]
-            begun: int = getattr(sink, "begun_ns", 0) or now
+            begun = sink.begun_ns or now
             trace.time(f"{receive}_START", min(begun, now))
             trace.time(f"{receive}_END", now)
         trace.time("REQUEST_START", now)
@@ -162,7 +161,7 @@ class TracedRequest:
     def answered_by(self, backend: str) -> None:
         """Take which backend answers."""
         self._trace.backend = backend
-        name_backend(self._sink, backend)
+        self._sink.answered_by(backend)
 
     def finish(self) -> None:
         """Take the end without a further response."""
@@ -184,22 +183,10 @@ class TracedRequest:
         self._sink.refuse(error)
         self._end(now)
 
-    def header(self, name: str) -> str:
-        """What the client sent under a name."""
-        header: Any = getattr(self._sink, "header", None)
-        return "" if header is None else str(header(name))
-
-    def remaining(self) -> float:
-        """Seconds that the client still waits; 0 if it does not say."""
-        remaining: Any = getattr(self._sink, "remaining", None)
-        return 0.0 if remaining is None else float(remaining())
-
     def routed(self, request: Call, target: Target) -> None:
         """Take what serves the request, now that it is decided."""
         self._trace.version = _number(target.name)
-        routed: Any = getattr(self._sink, "routed", None)
-        if routed is not None:
-            routed(request, target)
+        self._sink.routed(request, target)
 
     # --- the ticket
 
@@ -259,9 +246,8 @@ def _context(request: Call, sink: Sink) -> TraceContext | None:
         return read_traceparent(
             str(text), str(request.parameters.pop(HEADER_PARAMETER + state, ""))
         )
-    header: Any = getattr(sink, "header", None)
-    found = "" if header is None else header(parent)
-    return read_traceparent(found, header(state)) if found else None
+    found = sink.header(parent)
+    return read_traceparent(found, sink.header(state)) if found else None
 
 
 def _number(version: str) -> int:

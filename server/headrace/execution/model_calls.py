@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.core.datatypes import BY_NAME
 from headrace.core.errors import Cancelled, ExecutionFailed, ServerError
-from headrace.core.requests import Call, InferResponse, Ticket
+from headrace.core.requests import Call, InferResponse, Sink, Ticket
 from headrace.core.tensors import Tensor, raw_bytes
 from headrace.core.trace_context import TRACE_PARAMETER
 from headrace.execution.batch_frames import ERRORS, read_array
@@ -22,7 +22,7 @@ from headrace.workers.frames import Kind, offsets
 _MOST_UNSENT = 32  # frames that wait for a worker, from which on other models' responses pause
 
 
-class _CallSink:
+class _CallSink(Sink):
     """The sink of a request that a model has made."""
 
     def __init__(self, calls: "ModelCalls", number: int) -> None:

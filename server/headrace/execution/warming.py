@@ -15,7 +15,7 @@ import numpy as np
 
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import LoadFailed, ServerError
-from headrace.core.requests import Call, InferResponse
+from headrace.core.requests import Call, InferResponse, Sink
 from headrace.core.signature import Signature
 from headrace.core.tensors import Array, Tensor
 from headrace.observability.statistics import VersionStatistics
@@ -174,7 +174,7 @@ def _failed(sample: Sample, text: str, public: str = "") -> LoadFailed:
     return LoadFailed(start + text, start + (public or text))
 
 
-class _Sink:
+class _Sink(Sink):
     """Where the responses to a sample's request go: all that counts is that it ends well."""
 
     def __init__(self) -> None:

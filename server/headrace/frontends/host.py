@@ -16,12 +16,7 @@ from typing import Any
 import orjson
 
 from headrace.core.errors import ServerError
-from headrace.core.requests import (
-    Call,
-    InferResponse,
-    RawRequest,
-    Ticket,
-)
+from headrace.core.requests import Call, InferResponse, RawRequest, Sink, Ticket
 from headrace.engine.admission import Held
 from headrace.engine.awaited import AwaitedTarget, refuse_decoupled, submit_raw
 from headrace.engine.doors import GIVE_UP_BYTES, Entrance, Target, not_read
@@ -40,7 +35,7 @@ _PAUSE_BYTES = 1 << 20  # that the front end has not read, from which on models 
 _BY_CLIENT, _BY_LINK = 1, 2  # who has them pause
 
 
-class _Request:
+class _Request(Sink):
     """A request of a front end under way: its sink."""
 
     __slots__ = ("host", "nbytes", "number", "ticket", "version")

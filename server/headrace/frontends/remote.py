@@ -7,21 +7,16 @@ cancellation; what comes for one that is not there was under way when it was can
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import orjson
 
 from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
-from headrace.core.requests import (
-    Call,
-    RawRequest,
-    Ticket,
-    name_backend,
-)
+from headrace.core.requests import Call, RawRequest, Sink, Ticket
 from headrace.core.shares import Shares
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Admission, Held
-from headrace.engine.doors import NOTHING_KNOWN, DoorSink, RoutedSink
+from headrace.engine.doors import NOTHING_KNOWN
 from headrace.engine.readiness import Readiness
 from headrace.frontends.channel import Channel
 from headrace.frontends.wanted_headers import WantedHeaders
@@ -54,11 +49,11 @@ class RemoteTarget:
         self.decoupled = False  # until the engine says so
         self.number = 0
         self.nbytes = 0
-        self.sink: DoorSink | None = None
+        self.sink: Sink | None = None
         self._link = link
         self._door = door
 
-    def submit(self, request: Call, sink: DoorSink) -> Ticket:
+    def submit(self, request: Call, sink: Sink) -> Ticket:
         """Send the request to the engine."""
         self.sink = sink
         flags = self._door
@@ -102,10 +97,10 @@ class HeaderTarget:
         self._door = door
         self._headers = headers
 
-    def submit(self, request: Call, sink: DoorSink) -> Ticket:
+    def submit(self, request: Call, sink: Sink) -> Ticket:
         """Send the request to the engine, with the headers' values as parameters."""
         target = RemoteTarget(self._link, self._door, self.model, self.name)
-        routed = cast(RoutedSink, sink)
+        routed = sink
         for name, parameter in self._headers:
             if value := routed.header(name):
                 request.parameters[parameter] = value
@@ -272,7 +267,7 @@ class EngineLink:
         elif frame.kind is Kind.BACKEND:
             target = self._under_way.get(frame.number)
             if isinstance(target, RemoteTarget) and target.sink is not None:
-                name_backend(target.sink, frame.meta.decode())
+                target.sink.answered_by(frame.meta.decode())
         elif frame.kind is Kind.FINISH:
             self._finish(frame.number)
         elif frame.kind is Kind.HEADERS:

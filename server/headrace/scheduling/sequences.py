@@ -244,7 +244,7 @@ class SequenceQueue:
         self._expect(-1)
 
 
-class _Turn:
+class _Turn(Sink):
     """A request's sink and ticket, for the scheduler and for its door.
 
     It `waits` here, or has a `ticket`, or is `over`; `counted` among the starts that are there.

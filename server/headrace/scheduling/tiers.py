@@ -21,7 +21,7 @@ from functools import partial
 
 from headrace.core.errors import ServerError
 from headrace.core.parameter_names import DEADLINE_PARAMETER, FORWARD_PARAMETER
-from headrace.core.requests import Call, Parameter, Sink, name_backend
+from headrace.core.requests import Call, Parameter, Sink
 from headrace.observability.backends import BackendCounts
 from headrace.scheduling import fail_over as rules
 from headrace.scheduling.batch import Answer, Batch, Deferral, Instance, NotStarted, Outcome
@@ -123,7 +123,7 @@ class Tier:
         """Tell the sinks of requests who answers them."""
         for call in calls:
             if not call.ended:
-                name_backend(call.sink, self.name)
+                call.sink.answered_by(self.name)
 
     def take(self, job: _Job) -> None:
         """Have a batch run that another tier has refused, as soon as an instance is free."""

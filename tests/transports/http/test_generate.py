@@ -422,7 +422,7 @@ def test_without_a_signature_the_body_goes_on_as_it_is() -> None:
             work = await call.work()
             assert type(work.request) is RawRequest
             assert bytes(work.request.inputs[""].array.data) == b'{"x":'
-            work.sink.refuse(NotFound("no such model"))  # type: ignore[attr-defined]
+            work.sink.refuse(NotFound("no such model"))
             assert await call.answer() == (404, b"application/json", b'{"error":"no such model"}')
 
     run(scenario)

@@ -1,7 +1,7 @@
 """ModelInfer of `GRPCInferenceService`, from message bytes to message bytes."""
 
 from headrace.core.errors import ExecutionFailed, ServerError, Unsupported
-from headrace.core.requests import Call, InferResponse, Ticket
+from headrace.core.requests import Call, InferResponse, Sink, Ticket
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
 from headrace.engine.deferred import Deferred
@@ -17,7 +17,7 @@ from headrace.wire.timing import add_timing, wants_timing
 BACKEND_METADATA = "headrace-backend"  # which one has answered, of a model that has several
 
 
-class _Answer:
+class _Answer(Sink):
     """The sink of one ModelInfer, and the ticket that its transport holds."""
 
     __slots__ = ("account", "named", "nbytes", "reply", "service", "ticket", "timed")

@@ -4,7 +4,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from headrace.core.errors import ServerError
-from headrace.core.requests import Call, InferResponse, Ticket
+from headrace.core.requests import Call, InferResponse, Sink, Ticket
 from headrace.engine.doors import Target
 from headrace.transports.grpc.call import Message
 from headrace.wire.grpc_messages import stream_message, stream_response
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 FINAL_PARAMETER = "triton_final_response"
 
 
-class Slot:
+class Slot(Sink):
     """One request of a stream, and what came for it and is not written yet. Its sink, too.
 
     `empty_final` are the model and version as the request has them, if it asked to be told of an

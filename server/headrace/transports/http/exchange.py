@@ -14,12 +14,12 @@ from headrace.core.errors import (
     Unsupported,
     UnsupportedEncoding,
 )
-from headrace.core.requests import Call, InferResponse, Ticket
+from headrace.core.requests import Call, InferResponse, Sink, Ticket
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Account
 from headrace.engine.deferred import Deferred
-from headrace.engine.doors import HTTP_NOT_DECOUPLED, DoorSink, Target
+from headrace.engine.doors import HTTP_NOT_DECOUPLED, Target
 from headrace.engine.workbench import LARGE, Job, Workbench
 from headrace.transports.http.head import Head
 from headrace.wire.compression import (
@@ -130,9 +130,7 @@ class Exchange:
         self.nbytes += nbytes
         self._again = True
 
-    def submit(
-        self, body: Buffer, sink: DoorSink, after: Callable[[], None] | None = None
-    ) -> Ticket:
+    def submit(self, body: Buffer, sink: Sink, after: Callable[[], None] | None = None) -> Ticket:
         """Decode the whole body and queue the request, at once or later; raises `ServerError`.
 
         If later, what is wrong is said to the sink, and `after` is called in the end.
@@ -288,7 +286,7 @@ class Exchange:
         self,
         body: Buffer,
         signature: Signature | None,
-        sink: DoorSink,
+        sink: Sink,
         after: Callable[[], None] | None,
     ) -> Ticket:
         """Decode on a thread, then queue the request."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from headrace.core.blocks import BLOCKS
 from headrace.core.errors import ExecutionFailed, ServerError, ServerExiting
-from headrace.core.requests import Call, InferResponse, Ticket, Timing
+from headrace.core.requests import Call, InferResponse, Sink, Ticket, Timing
 from headrace.core.tensors import Buffer
 from headrace.engine.deferred import Deferred
 from headrace.engine.doors import Entrance
@@ -50,7 +50,7 @@ _STATUS_LINES = {
 }
 
 
-class _Request(Exchange, Call):
+class _Request(Exchange, Sink, Call):
     """One request, and the sink of its response; a plain one is the call as well."""
 
     door = "HTTP"

@@ -12,10 +12,9 @@ from contextlib import suppress
 from starlette.types import Receive, Scope, Send
 
 from headrace.core.errors import InvalidRequest
-from headrace.core.requests import Call, InferResponse, Ticket, Timing
+from headrace.core.requests import Call, InferResponse, Sink, Ticket, Timing
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
-from headrace.engine.doors import DoorSink
 from headrace.engine.workbench import LARGE
 from headrace.transports.http.exchange import (
     CLOSE,
@@ -61,9 +60,7 @@ class GenerateExchange(Exchange):
                 f"a generate request must not be compressed, got Content-Encoding '{encoding}'"
             )
 
-    def submit(
-        self, body: Buffer, sink: DoorSink, after: Callable[[], None] | None = None
-    ) -> Ticket:
+    def submit(self, body: Buffer, sink: Sink, after: Callable[[], None] | None = None) -> Ticket:
         """`Exchange.submit`."""
         self._consumed = True
         head, found = self.head, self.found

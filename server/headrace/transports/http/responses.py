@@ -6,14 +6,14 @@ from collections.abc import Callable
 from functools import partial
 
 from headrace.core.errors import ServerError
-from headrace.core.requests import Call, InferResponse, Ticket
+from headrace.core.requests import Call, InferResponse, Sink, Ticket
 from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES, Target, not_read
 from headrace.engine.workbench import LARGE, Job
 from headrace.transports.http.exchange import Exchange
 from headrace.wire.elements import uncharged
 
 
-class Responses:
+class Responses(Sink):
     """The sink of one generate request: what came for it and is not taken yet, as JSON.
 
     Owned by the event loop. Invariants: the ticket is held exactly while the model was asked to
