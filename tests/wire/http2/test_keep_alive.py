@@ -117,6 +117,14 @@ def test_data_between_forgive_them() -> None:
     assert not any(strikes.ping(now, True, sent=now // 2) for now in range(100))
 
 
+def test_a_peer_may_ping_while_it_reads_what_was_sent() -> None:
+    """As gRPC's clients do to find out how much they can have on the way."""
+    strikes = Strikes(KeepAlive(strikes=2))
+    strikes.ping(0, True, 1)
+    assert not any(strikes.ping(1 + n / 8, True, 2) for n in range(40))
+    assert [strikes.ping(now, True, 2) for now in (7, 8, 9)] == [False, False, True]
+
+
 def test_without_calls_the_interval_is_hours_unless_permitted() -> None:
     often = [hour * 3_600.0 for hour in range(5)]
     strikes = Strikes(KeepAlive(strikes=2))

@@ -12,6 +12,7 @@ from math import inf
 _IDLE_SECS = 7200.0  # between PINGs of a peer without calls, unless those are permitted
 _BEYOND_SECS = 60.0  # between our PINGs once there were too many without data
 _FINISH_SECS = 20.0  # how long a peer may take to answer the PING of a farewell
+_READING_SECS = 5.0  # for which a peer may take to read what lies in buffers of the systems between
 JITTER = 0.1  # share of the age by which it differs, so that not all clients come back at once
 
 
@@ -127,11 +128,12 @@ class Watch:
 class Strikes:
     """The PINGs of one peer that came too soon."""
 
-    __slots__ = ("_at", "_count", "_marker", "_rules")
+    __slots__ = ("_at", "_count", "_forgiven", "_marker", "_rules")
 
     def __init__(self, rules: KeepAlive) -> None:
         self._rules = rules
         self._at = -inf
+        self._forgiven = -inf  # until when none is
         self._count = 0
         self._marker = -1
 
@@ -139,12 +141,14 @@ class Strikes:
         """Whether a PING was one too many; `sent` grows with what was sent to the peer."""
         rules = self._rules
         if sent != self._marker:
+            if self._marker >= 0:
+                self._forgiven = now + _READING_SECS
             self._marker = sent
             self._count = 0
             self._at = -inf
         idle = not (calls or rules.without_calls)
         least = max(_IDLE_SECS, rules.least_interval) if idle else rules.least_interval
-        soon = now < self._at + least
+        soon = self._forgiven <= now < self._at + least
         self._at = now
         if soon:
             self._count += 1
