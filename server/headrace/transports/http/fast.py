@@ -212,7 +212,7 @@ class FastProtocol(BoundedProtocol):
         """Write the answer to the only request under way, if nothing else is to be done."""
         requests = self._requests
         if (
-            len(requests) > 1
+            len(requests) != 1
             or self._closing
             or self.access_log
             or self.flow.write_paused
