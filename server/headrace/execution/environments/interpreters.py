@@ -33,6 +33,9 @@ if told[2] >= [3, 10]:
     told += [abi, util.find_spec("numpy") is not None, pip]
 print(json.dumps(told))
 """
+# Looked up once, while the import lock is held: of two threads that ask `sysconfig` for the first
+# time at once, one may get nothing.
+_ABI = f"{sysconfig.get_config_var('SOABI')} {sysconfig.get_platform()}"
 _CLAUSE = re.compile(r"(~=|==|!=|<=|>=|<|>)\s*(\d+(?:\.\d+)*)(\.\*)?")
 
 
@@ -63,13 +66,12 @@ class Interpreter:
 
 def own() -> Interpreter:
     """The one that runs the server."""
-    abi = f"{sysconfig.get_config_var('SOABI')} {sysconfig.get_platform()}"
     real = os.path.realpath(sys.executable)
     try:
         pip = metadata.version("pip")
     except metadata.PackageNotFoundError:
         pip = ""
-    return Interpreter(sys.executable, real, tuple(sys.version_info[:3]), abi, True, pip)
+    return Interpreter(sys.executable, real, tuple(sys.version_info[:3]), _ABI, True, pip)
 
 
 def probe(path: str) -> Interpreter:
