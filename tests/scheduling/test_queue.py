@@ -14,7 +14,7 @@ from headrace.scheduling.policy import (
     TimeoutAction,
 )
 from headrace.scheduling.queue import RequestQueue
-from tests.scheduling.fakes import Bench, FakeSink, request
+from tests.scheduling.fakes import Bench, FakeSink, entered, request
 
 REJECT, DELAY = TimeoutAction.REJECT, TimeoutAction.DELAY
 
@@ -32,7 +32,7 @@ def put(
 ) -> Call:
     """Queue a request of one row."""
     asked = request(name, 1, priority=priority, timeout=timeout)
-    call = asked.enter(FakeSink(name), 1, None, arrived, Bench().batcher)
+    call = entered(asked, FakeSink(name), 1, None, arrived, Bench().batcher)
     queue.append(call)
     return call
 
@@ -74,6 +74,25 @@ def test_first_come_first_served() -> None:
     assert (first.started, second.started, queue.waiting) == (True, False, 1)
     assert queue.popleft(1) == [second]
     assert (names(queue), queue.waiting) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        BatchPolicy(4), BatchPolicy(0), BatchPolicy(1), BatchPolicy(4, preferred=frozenset({1})),
+        BatchPolicy(4, preferred=frozenset({2})), BatchPolicy(4, max_delay=100),
+        BatchPolicy(4, max_delay=100, preferred=frozenset({1})),
+    ],
+)  # fmt: skip
+def test_what_waits_alone_is_taken_as_the_policy_says(batch: BatchPolicy) -> None:
+    queue = RequestQueue(SchedulingPolicy(batch))
+    waits = put(queue, "a")
+    for now in (0, 100):
+        positions, reason, ask_at = batch.take([waits], now)
+        assert queue.take(now) == ([waits] if positions else [], reason, ask_at)
+        if positions:
+            assert (queue.waiting, waits.started) == (0, True)
+            break
 
 
 def test_more_urgent_levels_come_first() -> None:

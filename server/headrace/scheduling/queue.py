@@ -29,6 +29,9 @@ class RequestQueue:
         self._policy = policy
         # Most models have one level and no limits: their requests need not ask for them.
         self._plain = not policy.levels and policy.queue_policy(1) == NO_POLICY
+        # Rows from which on a batch is full, be it of one call; see `BatchPolicy.take`.
+        batch = policy.batch
+        self._enough = min(batch.max_rows, max(batch.preferred, default=batch.max_rows))
         # The levels that requests have named, in order: there may be as many as numbers.
         self._levels = [1]
         # Two deques for each of them: in time, and timed out with the action DELAY.
@@ -83,14 +86,15 @@ class RequestQueue:
         """The calls of the batch to run at `now`, which count as started; as `BatchPolicy.take`."""
         first = self._deques[0]
         single = len(self._deques) == 2 and not (self._dead or self._deques[1])
-        if single and self.waiting == 1 and not self._policy.batch.max_delay:  # mostly
+        batch = self._policy.batch
+        if single and self.waiting == 1 and not batch.max_delay:  # mostly
             call = first.popleft()
             call.started = True
             self._sizes[call.level] -= 1
             self.waiting = 0
-            full = call.rows >= self._policy.batch.max_rows
+            full = call.rows >= self._enough or call.rows in batch.preferred
             return [call], Closed.FULL if full else Closed.IDLE, None
-        positions, reason, ask_at = self._policy.batch.take(first if single else self, now)
+        positions, reason, ask_at = batch.take(first if single else self, now)
         if type(positions) is range:  # as nearly always: from the head on
             return self.popleft(len(positions)), reason, ask_at
         return self.pick(positions), reason, ask_at
