@@ -28,11 +28,15 @@ from headrace.core.model_spec import LoadSpec
 from headrace.core.requests import Call
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Tensor
+from headrace.engine.clock import LoopClock
 from headrace.execution.loaded_worker import LoadedWorker
 from headrace.execution.process import WorkerInstance
 from headrace.execution.python_backend import PythonBackend
+from headrace.observability.statistics import VersionStatistics
 from headrace.observability.workers import WorkerCounters
 from headrace.scheduling.batch import Answer, Batch, Instance, Outcome
+from headrace.scheduling.batcher import Batcher
+from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 _MODEL = Path(__file__).parent / "peers" / "triton" / "identity.py"
@@ -151,13 +155,15 @@ async def _trips(instance: WorkerInstance, count: int) -> list[int]:
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[list[int]] = loop.create_future()
     slot = instance.slots[0]
+    policy = SchedulingPolicy(BatchPolicy(1))
+    queue = Batcher(_SIGNATURE, "1", policy, LoopClock(loop), VersionStatistics(), _NOBODY)
     times: list[int] = []
     begun = 0
 
     def go() -> None:
         nonlocal begun
         begun = perf_counter_ns()
-        slot.execute(_batch(), done)
+        slot.execute(_batch(queue), done)
 
     def done(by: Instance, batch: Batch, outcome: Outcome) -> None:
         times.append(perf_counter_ns() - begun)
@@ -194,7 +200,7 @@ class _Outside:
         """See there."""
 
 
-def _batch() -> Batch:
+def _batch(queue: Batcher) -> Batch:
     array = np.zeros((1, _WIDTH), np.float32)
     request = Call("identity", "", "", {"input": Tensor("input", Datatype.FP32, array)})
-    return Batch(_SIGNATURE, [request.enter(_NOBODY, 1, None, 0, _NOBODY)])
+    return Batch(_SIGNATURE, [queue.submit(request, _NOBODY, 1)])

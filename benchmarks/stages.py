@@ -141,7 +141,8 @@ def _batch_stages(model: OnnxModel, rows: int) -> dict[str, Work]:
     batcher, tick = _batcher(model)
     requests = [_request() for _ in range(rows)]
     sink = _Sink()
-    calls = [request.enter(sink, 1, None, 0, batcher) for request in requests]
+    queue, _ = _batcher(model)
+    calls = [queue.submit(request, sink, 1) for request in requests]
     batch = Batch(_SIGNATURE, calls)
     inputs = batch.gather()
     arrays = model.infer(inputs, ["output"])

@@ -24,7 +24,7 @@ from headrace.execution.model_kinds import LoadedModel
 from headrace.scheduling.batch import Batch, Instance, NotStarted, Outcome
 from headrace.workers.bytes_elements import join
 from tests.execution.threads import no_threads
-from tests.scheduling.fakes import Bench, FakeSink, request, signature
+from tests.scheduling.fakes import Bench, FakeSink, entered, request, signature
 
 INLINE, THREAD = InstanceKind.INLINE, InstanceKind.THREAD
 
@@ -65,7 +65,7 @@ class Doubling:
 
 
 def batch_of(*values: int) -> Batch:
-    call = request("r", *values).enter(FakeSink(), len(values), None, 0, Bench().batcher)
+    call = entered(request("r", *values), FakeSink(), len(values), None, 0, Bench().batcher)
     return Batch(signature(), [call])
 
 
@@ -347,7 +347,7 @@ def test_many_texts_become_objects_on_a_thread(
         for count in rows:
             tensor = Tensor("x", Datatype.BYTES, BytesArray(join([element] * count), (count, 1)))
             asked = Call("m", "", "", {"x": tensor})
-            calls.append(asked.enter(FakeSink(), count, None, 0, Bench().batcher))
+            calls.append(entered(asked, FakeSink(), count, None, 0, Bench().batcher))
         outcome = await execute(instance, Batch(texts, calls))
         assert [array.tolist() for array in outcome.arrays] == [[1] * sum(rows)]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ServerError
-from headrace.core.requests import Call, InferResponse, Sink
+from headrace.core.requests import Call, InferResponse, Owner, Sink
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array, Tensor
 from headrace.observability.statistics import VersionStatistics
@@ -216,6 +216,16 @@ def request(name: str, *values: int, width: int = 1, priority: int = 0, timeout:
     array = np.repeat(np.array(values, np.int64).reshape(-1, 1), width, axis=1)
     tensor = Tensor("x", Datatype.INT64, array)
     return Call("double", "", name, {"x": tensor}, priority=priority, timeout=timeout)
+
+
+def entered(call: Call, sink: Sink, rows: int, key: object, arrived: int, owner: Owner) -> Call:
+    """A call as `Batcher.submit` makes it, in no queue."""
+    call.sink, call.rows, call.key, call.owner = sink, rows, key, owner
+    call.arrived = call.began = arrived
+    call.level, call.number = 1, 0
+    call.started = call.ended = False
+    call.deadline = call.held = call.execution = call.outcome = None
+    return call
 
 
 class Bench:

@@ -25,7 +25,7 @@ ASKED = (
 
 
 class Owner(Protocol):
-    """What a call waits in or is run by, and who is told what its client wants."""
+    """The scheduler or the execution that has a call, and is told what its client wants."""
 
     def cancel(self, call: "Call") -> None:
         """Nobody waits for a call any more."""
@@ -46,12 +46,13 @@ class Call:
     `priority` 0 means the model's default level. `nbytes` is the size of the request as received,
     which admission counts. `parameters` holds what is not reserved by the protocol.
 
-    From `enter` on it is queued, then started, then ended; `cancel` ends it from either of the
-    first two. `arrived`, `began` and `deadline` are nanoseconds of the scheduler's clock. `outcome`
-    is there from its end until its sink has been called, which may be later where answers keep the
-    order of calls; `cancel` takes it back until then. An execution that can be told about single
-    calls has put itself into `execution`, with the number that it knows the call by, and when it
-    began. `held` is None until the model has been asked to pause.
+    From `Batcher.submit` on, which sets the rest, it is queued, then started, then ended; `cancel`
+    ends it from either of the first two. `arrived`, `began` and `deadline` are nanoseconds of the
+    scheduler's clock. `key` is what it has in common with those that it may share a batch with.
+    `outcome` is there from its end until its sink has been called, which may be later where answers
+    keep the order of calls; `cancel` takes it back until then. An execution that can be told about
+    single calls has put itself into `execution`, with the number that it knows the call by, and
+    when it began. `held` is None until the model has been asked to pause.
     """
 
     __slots__ = (
@@ -112,28 +113,12 @@ class Call:
         """Another call that asks the same, but for `changes`."""
         return type(self)(**{name: getattr(self, name) for name in ASKED} | changes)
 
-    def enter(self, sink: "Sink", rows: int, key: object, arrived: int, owner: Owner) -> "Call":
-        """Be queued by `owner`, with `rows` rows, from now on; itself.
-
-        `key` is what it has in common with those that it may share a batch with.
-        """
-        self.sink = sink
-        self.rows = rows
-        self.key = key
-        self.arrived = self.began = arrived
-        self.owner = owner
-        self.level = 1
-        self.number = 0
-        self.started = self.ended = False
-        self.deadline = self.held = self.execution = self.outcome = None
-        return self
-
     def cancel(self) -> None:
         """Drop the call; a run that has begun goes on, but its answer goes nowhere."""
         self.owner.cancel(self)
 
     def hold(self, held: bool) -> None:
-        """Have the model pause its further responses, or go on."""
+        """Pause the model's further responses, or let them go on."""
         self.owner.hold(self, held)
 
 
@@ -230,7 +215,7 @@ class Sink:
         return 0
 
     def header(self, name: str) -> str:
-        """What the client sent under a name in lower case, "" for nothing."""
+        """The value of a header of the client, by its name in lower case; "" without one."""
         return ""
 
     def remaining(self) -> float:
@@ -264,7 +249,7 @@ class Sink:
 
 
 class StageSink(Sink):
-    """What a stage puts before the sink of a call; all that it does not change is that sink's."""
+    """A sink that hands on to another one; stages derive theirs, and override what they change."""
 
     __slots__ = ("_sink",)
 

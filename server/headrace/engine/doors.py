@@ -51,7 +51,7 @@ class Direct:
     enqueue: Callable[[Call, Sink, int], Ticket]
 
     def remember(self, alike: object, rows: int) -> None:
-        """Know the rows of calls that ask alike."""
+        """Remember the rows of calls that ask alike."""
         if len(self.known) >= _KNOWN:
             self.known.clear()
         self.known[alike] = rows
@@ -92,7 +92,7 @@ class Entrance(Protocol):
 
     @property
     def known(self) -> Mapping[tuple[str, str], Any]:
-        """What `find` has found, by its arguments: it stands while it is `ready`."""
+        """Targets that `find` has found, by its arguments; each stands while it is `ready`."""
 
     @property
     def admission(self) -> Admission:

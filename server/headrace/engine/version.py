@@ -105,7 +105,7 @@ class ModelVersion:
 
     @property
     def state(self) -> State:
-        """What has become of it; `ready` is whether it takes requests."""
+        """The state that the index tells; `ready` is whether it takes requests."""
         return self._state
 
     @state.setter

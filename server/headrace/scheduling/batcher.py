@@ -118,7 +118,7 @@ class Batcher:
     def remove_instance(self, instance: Instance, removed: Callable[[], None]) -> None:
         """Give `instance` nothing more; `removed` is called once it has no batch under way."""
         if self._instances.remove(instance, removed):
-            self._clock.soon(removed)
+            self._soon(removed)
 
     def suspend(self, instance: Instance) -> None:
         """Give an idle instance nothing until it is resumed."""
@@ -131,7 +131,7 @@ class Batcher:
 
     def fail_waiting(self, error: ServerError) -> bool:
         """End everything that no instance has begun: there is none to run it; True."""
-        now = self._clock.now()
+        now = self._now()
         while self._retries or self._queue.waiting:  # what ends may bring the next of a sequence
             waiting = [p for batch in self._retries for p in batch.calls if not p.ended]
             self._retries.clear()
@@ -151,7 +151,7 @@ class Batcher:
         call.key = None if self._uniform else self._signature.batch_key(call)
         call.arrived = call.began = self._now()
         call.owner = self
-        call.level = 1
+        call.level, call.number = 1, 0
         call.started = call.ended = False
         call.deadline = call.held = call.execution = call.outcome = None
         deadline = self._queue.append(call)
@@ -185,7 +185,7 @@ class Batcher:
         if call.execution is not None:
             self._open.discard(call)
             call.execution.cancel(call)
-        self._recorder.request_failed("CANCELED", self._clock.now() - call.arrived)
+        self._recorder.request_failed("CANCELED", self._now() - call.arrived)
         self._release([call])
         self._check_drained()
 
@@ -200,7 +200,7 @@ class Batcher:
 
         In or after its batch; with an error or a `Deferral` the request is done with there.
         """
-        now = self._clock.now()
+        now = self._now()
         if self.quarantine.cases or isinstance(answer, WorkerDied):
             self.quarantine.learn_answer(call, answer, final, now)
         if call.ended:
@@ -257,7 +257,7 @@ class Batcher:
     def _schedule_flush(self) -> None:
         if not self._flush_scheduled:
             self._flush_scheduled = True
-            self._clock.soon(self._flush)
+            self._soon(self._flush)
 
     def _flush(self) -> None:
         self._flush_scheduled = False
@@ -314,7 +314,7 @@ class Batcher:
             self._soon(removed)
         error = outcome.error
         if error is not None or self.quarantine.cases:
-            self.quarantine.learn_batch(batch, outcome, self._clock.now())
+            self.quarantine.learn_batch(batch, outcome, self._now())
         others: Sequence[Unanswered] = ()
         if error is None:
             try:

@@ -57,8 +57,6 @@ class Instances:
     def pick(self) -> Instance:
         """Make an idle one busy: the one that can begin soonest."""
         idle = self.idle
-        if len(idle) == 1:
-            return idle.pop()
         for chosen in idle:  # a model on other servers has many, all of them free
             if not chosen.load:
                 break
@@ -69,7 +67,7 @@ class Instances:
 
     def give_back(self, instance: Instance) -> Callable[[], None] | None:
         """A busy instance is idle again; what to call if it is to be removed instead."""
-        if self.leaving and (removed := self.leaving.pop(instance, None)) is not None:
+        if (removed := self.leaving.pop(instance, None)) is not None:
             self._all.remove(instance)
             return removed
         self.idle.append(instance)

@@ -11,6 +11,7 @@ from headrace.core.trace_context import TRACE_PARAMETER, TraceContext
 from headrace.engine.traced_calls import PassedCall
 from headrace.execution.remote.forwarded import Forwarding
 from headrace.execution.remote.options import RemoteOptions
+from tests.scheduling.fakes import entered
 
 MS = 1_000_000
 
@@ -25,7 +26,7 @@ def request(parameters: Any = None, **fields: Any) -> Call:
 
 
 def call(given: Call, arrived: int = 0) -> Call:
-    return given.enter(cast(Any, None), 1, None, arrived, cast(Any, None))
+    return entered(given, cast(Any, None), 1, None, arrived, cast(Any, None))
 
 
 def test_a_plain_request_has_nothing() -> None:
