@@ -156,7 +156,7 @@ def _batch_stages(model: OnnxModel, rows: int) -> dict[str, Work]:
     return {
         "gather": batch.gather,
         "run": partial(model.infer, inputs, ["output"]),
-        "respond": partial(batch.respond, "1", outcome),
+        "take outputs": partial(batch.take, "1", outcome),
         "from submit to sink, all of these included": schedule,
     }
 

@@ -76,7 +76,7 @@ def test_a_server_that_is_not_there_is_an_error_and_no_hang(tmp_path: Path) -> N
 def test_stages() -> None:
     done = bench("--stages")
     assert done.returncode == 0, done.stderr
-    for stage in ("decode HTTP JSON", "check", "gather", "run", "respond", "encode gRPC"):
+    for stage in ("decode HTTP JSON", "check", "gather", "run", "take outputs", "encode gRPC"):
         assert f"| {stage} |" in done.stdout
 
 

@@ -62,10 +62,10 @@ def test_requests_of_both_doors_and_their_answers_pass_without_objects() -> None
     sizes, pieces, size = lay_out(blocks)
     data = b"".join(pieces)
     outcome = frames.result(0, batch, pack_result(1, 0, 0, sizes), data, size)
-    batch.respond("1", outcome)
-    answers = [call.outcome for call in calls]
-    over_grpc = writer.pieces(answers[0])  # type: ignore[arg-type]
-    over_http, _ = form.encode(answers[1])  # type: ignore[arg-type]
+    batch.take("1", outcome)
+    answers = [batch.response(call) for call in calls]
+    over_grpc = writer.pieces(answers[0])
+    over_http, _ = form.encode(answers[1])
 
     assert sys.getallocatedblocks() - before < 2000
     assert data == RAW + RAW
@@ -99,7 +99,7 @@ def test_what_is_garbled_in_a_large_answer_fails_where_it_matters() -> None:
     batch = Batch(TEXTS, calls)
     outcome = frames.result(0, batch, pack_result(1, 0, 0, [len(raw)]), raw, len(raw))
     with pytest.raises(ValueError, match="are not 400000 elements with their lengths"):
-        batch.respond("1", outcome)
+        batch.take("1", outcome)
     with pytest.raises(ValueError, match="1599999 bytes for BYTES of shape"):
         frames.result(
             0, batch, pack_result(1, 0, 0, [1_600_000 - 1]), raw[: 1_600_000 - 1], 1_600_000 - 1

@@ -10,7 +10,7 @@ import pytest
 from headrace.core.bytes_array import BytesArray
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import ExecutionFailed
-from headrace.core.requests import Call, InferResponse
+from headrace.core.requests import Call
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array, Tensor
 from headrace.scheduling.batch import Batch, Outcome, Room
@@ -57,11 +57,11 @@ def rows(*values: int, width: int = 2) -> Array:
 
 def split(batch: Batch, arrays: list[Any]) -> list[list[Tensor]]:
     """What each request of a batch gets of a model's arrays."""
-    batch.respond("1", Outcome(arrays, None, 0, 0, 0))
+    batch.take("1", Outcome(arrays, None, 0, 0, 0))
     parts = []
     for call in batch.calls:
-        assert isinstance(call.outcome, InferResponse)
-        parts.append(call.outcome.outputs)
+        assert call.outcome is batch
+        parts.append(batch.response(call).outputs)
     return parts
 
 
@@ -205,10 +205,10 @@ def test_a_response_says_where_the_time_went() -> None:
     joined = batch(TWO, {"a": rows(1)}, {"a": rows(2)})
     joined.calls[0].ended = True
     outcome = Outcome([rows(1, 2), rows(1, 2)], None, 300, 310, 350)
-    joined.respond("7", outcome)
+    joined.take("7", outcome)
     assert joined.calls[0].outcome is None
-    response = joined.calls[1].outcome
-    assert isinstance(response, InferResponse)
+    assert joined.calls[1].outcome is joined
+    response = joined.response(joined.calls[1])
     assert (response.model_name, response.model_version, response.id) == ("two", "7", "1")
     timing = response.timing
     assert (timing.queue_ns, timing.compute_ns, timing.batch_rows) == (300 - 101, 50, 2)

@@ -1,8 +1,7 @@
 """What every transport turns its input into, and what it gets back."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from headrace.core.datatypes import Datatype
@@ -52,14 +51,15 @@ class Call:
     `outcome` is there from its end until its sink has been called, which may be later where answers
     keep the order of calls; `cancel` takes it back until then. An execution that can be told about
     single calls has put itself into `execution`, with the number that it knows the call by, and
-    when it began. `held` is None until the model has been asked to pause.
+    when it began. `held` is None until the model has been asked to pause. `first` is its first row
+    in a batch that has been computed.
     """
 
     __slots__ = (
-        "arrived", "began", "classes", "deadline", "ended", "execution", "held", "id", "inputs",
-        "key", "level", "model_name", "model_version", "nbytes", "number", "outcome", "outputs",
-        "owner", "parameters", "priority", "rows", "sequence_end", "sequence_id", "sequence_start",
-        "sink", "started", "timeout",
+        "arrived", "began", "classes", "deadline", "ended", "execution", "first", "held", "id",
+        "inputs", "key", "level", "model_name", "model_version", "nbytes", "number", "outcome",
+        "outputs", "owner", "parameters", "priority", "rows", "sequence_end", "sequence_id",
+        "sequence_start", "sink", "started", "timeout",
     )  # fmt: skip
 
     sink: "Sink"
@@ -75,7 +75,8 @@ class Call:
     ended: bool
     held: bool | None
     execution: Owner | None
-    outcome: "InferResponse | Exception | None"
+    outcome: "InferResponse | Computed | Exception | None"
+    first: int
 
     def __init__(
         self,
@@ -179,10 +180,6 @@ class Timing(NamedTuple):
     batch_rows: int
 
 
-# One for each answer, made without a call of Python.
-new_timing: Callable[[tuple[int, int, int]], Timing] = partial(tuple.__new__, Timing)
-
-
 @dataclass(slots=True)
 class InferResponse:
     """One response; `model_version` is the version that computed it."""
@@ -193,6 +190,20 @@ class InferResponse:
     outputs: list[Tensor]
     timing: Timing
     parameters: dict[str, Parameter] = field(default_factory=dict)
+
+
+class Computed(Protocol):
+    """A batch that has been computed; see `headrace.scheduling.batch.Batch`."""
+
+    calls: list[Call]
+    rows: int
+    version: str
+    tensors: list[Tensor]
+    started: int
+    compute_ns: int
+
+    def response(self, call: Call) -> InferResponse:
+        """The response to one of its calls."""
 
 
 class Sink:
@@ -234,6 +245,10 @@ class Sink:
     def respond(self, response: InferResponse, final: bool) -> None:
         """Take a response; after the one with `final` nothing more comes."""
         raise NotImplementedError
+
+    def respond_from(self, batch: Computed, call: Call) -> None:
+        """Take the only response to `call`, which is its part of `batch`."""
+        self.respond(batch.response(call), True)
 
     def finish(self) -> None:
         """Take the end of a call that gets no response, or no further one."""

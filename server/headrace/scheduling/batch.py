@@ -15,7 +15,6 @@ from headrace.core.requests import (
     InferResponse,
     Parameter,
     Timing,
-    new_timing,
 )
 from headrace.core.shapes import brackets
 from headrace.core.signature import Shape, Signature, TensorSpec, fits, reshaped
@@ -23,6 +22,7 @@ from headrace.core.tensors import Array, Tensor, TensorArray, concatenated, new_
 
 log = logging.getLogger(__name__)
 
+_BYTES = Datatype.BYTES
 _ROOM_FROM, _ROOM_TO = 256 << 10, 256 << 20  # bytes of a batch's input that is put into a `Room`
 
 
@@ -95,9 +95,21 @@ class Outcome:
 
 
 class Batch:
-    """Requests that run together. `outputs`, with `names`, are all that any of them wants."""
+    """Requests that run together. `outputs`, with `names`, are all that any of them wants.
 
-    __slots__ = ("calls", "names", "outputs", "rows", "signature")
+    Once it has been computed, and `take` called, `tensors` are the outputs of all its rows, made by
+    `version`. Each call gets those from its `first` row on.
+    """
+
+    __slots__ = (
+        "calls", "compute_ns", "names", "outputs", "rows", "signature", "started", "tensors",
+        "version",
+    )  # fmt: skip
+
+    version: str
+    tensors: list[Tensor]
+    started: int
+    compute_ns: int
 
     def __init__(self, signature: Signature, calls: list[Call]) -> None:
         self.signature = signature
@@ -124,7 +136,7 @@ class Batch:
                 array = first[name].array
             else:
                 parts: list[Any] = [call.inputs[name].array for call in calls]
-                if spec.datatype is Datatype.BYTES:
+                if spec.datatype is _BYTES:
                     array = concatenated(parts)
                 else:
                     place = room.place(name, parts, self.rows) if room is not None else None
@@ -134,47 +146,56 @@ class Batch:
             arrays[name] = array
         return arrays
 
-    def respond(self, version: str, outcome: Outcome) -> None:
-        """Put each request's own outputs, as views, into its `outcome`, unless it has ended.
+    def take(self, version: str, outcome: Outcome) -> None:
+        """Take what was computed: it is the `outcome` of each request that has not ended.
 
         Raises `ExecutionFailed` if the model broke its signature.
         """
-        signature, calls, arrays = self.signature, self.calls, outcome.arrays
+        signature, arrays = self.signature, outcome.arrays
         if len(arrays) != len(self.outputs):
             raise ExecutionFailed(
                 f"model '{signature.model}' gave {len(arrays)} outputs,"
                 f" asked for {len(self.outputs)}"
             )
-        alone = len(calls) == 1
-        rows = self.rows if signature.inputs or not alone else None
-        tensors: list[Tensor] = []
+        rows = self.rows if signature.inputs or len(self.calls) > 1 else None
+        self.tensors = tensors = []
         for spec, array in zip(self.outputs, arrays, strict=True):
+            if spec.datatype is _BYTES and len(self.calls) > 1:
+                array[:0]  # raises for text of a worker that cannot be taken apart
             if rows is not None and signature.batches and spec.reshape is None:
                 expected: Shape = (rows, *spec.dims)
                 if array.shape == expected and array.dtype == NUMPY[spec.datatype]:  # mostly
                     tensors.append(new_tensor((spec.name, spec.datatype, array)))
                     continue
             tensors.append(_output(signature, spec, array, rows))
-        started = outcome.started
-        compute = outcome.computed - started
-        start = 0
-        for call in calls:
-            end, names = start + call.rows, call.outputs
+        self.version = version
+        self.started = outcome.started
+        self.compute_ns = outcome.computed - outcome.started
+        first = 0
+        for call in self.calls:
             if not call.ended:
-                part = tensors
-                if not alone:
-                    part = []
-                    for name, datatype, whole in tensors:
-                        if not names or name in names:
-                            part.append(new_tensor((name, datatype, whole[start:end])))
-                timing = new_timing((started - call.arrived, compute, self.rows))
-                call.outcome = InferResponse(call.model_name, version, call.id, part, timing)
-            start = end
+                call.outcome = self
+                call.first = first
+            first += call.rows
+
+    def response(self, call: Call) -> InferResponse:
+        """The response to one of its calls: its own outputs, as views."""
+        tensors = self.tensors
+        if len(self.calls) > 1:
+            first, names = call.first, call.outputs
+            end = first + call.rows
+            tensors = [
+                Tensor(name, datatype, whole[first:end])
+                for name, datatype, whole in tensors
+                if not names or name in names
+            ]
+        timing = Timing(self.started - call.arrived, self.compute_ns, self.rows)
+        return InferResponse(call.model_name, self.version, call.id, tensors, timing)
 
     def respond_each(
         self, version: str, parts: Sequence[Answer], outcome: Outcome
     ) -> list[Unanswered]:
-        """As `respond`, from what each request gets; those without a response."""
+        """Make the response of each request from what it gets; those without one."""
         compute = outcome.computed - outcome.started
         others: list[Unanswered] = []
         for call, part in zip(self.calls, parts, strict=True):

@@ -319,7 +319,7 @@ class Batcher:
         if error is None:
             try:
                 if outcome.parts is None:
-                    batch.respond(self._version, outcome)
+                    batch.take(self._version, outcome)
                 else:
                     others = batch.respond_each(self._version, outcome.parts, outcome)
             except Exception as broken:  # not even an array, say: the backend's fault like a raise
@@ -415,7 +415,9 @@ class Batcher:
             sink = call.sink
             del call.sink  # it mostly holds the call: tensors must not wait for the collector
             try:
-                if isinstance(outcome, InferResponse):
+                if type(outcome) is Batch:
+                    sink.respond_from(outcome, call)
+                elif isinstance(outcome, InferResponse):
                     sink.respond(outcome, True)
                 elif isinstance(outcome, NoResponse):
                     sink.finish()

@@ -24,7 +24,7 @@ import orjson
 
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
-from headrace.core.requests import MAX_TENSORS
+from headrace.core.requests import MAX_TENSORS, Call
 from headrace.core.signature import Shape, Signature, TensorSpec
 from headrace.core.tensors import MAX_RANK, Buffer, Tensor, new_tensor
 from headrace.wire.elements import FLAT
@@ -100,10 +100,13 @@ class PlainJson:
             return None
         return request_id, {name: new_tensor((name, datatype, array))}, rows
 
-    def encode(self, request_id: str, tensors: Sequence[Tensor]) -> bytes | None:
+    def encode(
+        self, request_id: str, tensors: Sequence[Tensor], part: Call | None = None
+    ) -> bytes | None:
         """The body of an answer with `tensors`, if they are all outputs as they are declared.
 
-        None as well if one takes long to write. See `HTTP_ANSWER` for what comes before it.
+        Of a batch of several it has the rows of the call `part` alone. None as well if one takes
+        long to write. See `HTTP_ANSWER` for what comes before it.
         """
         outputs = self._outputs
         if len(tensors) != len(outputs) or not outputs:
@@ -112,6 +115,8 @@ class PlainJson:
         for (dtype, heads, before, spec), (name, _, array) in zip(outputs, tensors, strict=False):
             if array.dtype is not dtype or name != spec.name:
                 return None
+            if part is not None:
+                array = array[part.first : part.first + part.rows]
             head = heads.get(array.shape)
             if head is None:
                 if array.nbytes > LONG:

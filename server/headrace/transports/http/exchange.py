@@ -14,7 +14,7 @@ from headrace.core.errors import (
     Unsupported,
     UnsupportedEncoding,
 )
-from headrace.core.requests import Call, InferResponse, Sink, Ticket
+from headrace.core.requests import Call, InferResponse, Sink, Ticket, Timing
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Account
@@ -71,22 +71,17 @@ class Answer:
         return sum(map(len, self.buffers))
 
 
-class Exchange:
+class Exchange(Sink, Call):
     """An infer request under way. After `open`, `close` must be called exactly once."""
 
-    # Defaults of the class: one is made for every request, and sets what is different.
-    found: Target | None = None
-    request_id = ""
-    nbytes = 0  # what admission has counted, so that it is counted out whatever happens
-    _held = False  # whether it is a message on its way
-    entered = False
-    _consumed = False
-    _again = False  # look at the model when the body is there: it may have been replaced meanwhile
-    _form: ResponseForm | None = None
-    _more = False  # whether the answer is to say more than the response
-    _timed = False  # of one that names its backend, whether it also has timings
-    _backend = ""  # what answers, of a model that has several
+    __slots__ = (
+        "_again", "_backend", "_consumed", "_engine", "_form", "_held", "_limit", "_more", "_timed",
+        "account", "entered", "found", "head",
+    )  # fmt: skip
+
     _one_answer = True  # whether models that answer as often as they like are refused
+    found: Target | None
+    _form: ResponseForm | None
 
     def __init__(self, limit: int, head: Head, account: Account) -> None:
         """`limit` is of the body's bytes, also once it is decompressed.
@@ -97,6 +92,10 @@ class Exchange:
         self.account = account
         self._engine = head.entrance
         self._limit = limit
+        self.found = self._form = None
+        self.id = self._backend = ""
+        self.nbytes = 0
+        self._held = self.entered = self._consumed = self._again = self._more = self._timed = False
 
     def open(self) -> None:
         """Find the model and count a message in whose body is yet to come; raises `ServerError`."""
@@ -153,7 +152,7 @@ class Exchange:
         request, self._form = decode_body(head, body, signature)
         if head.timeout:
             self.bound(request)
-        self.request_id = request.id
+        self.id = request.id
         if request.parameters:
             self._more = wants_timing(request)
         return found.submit(request, sink)
@@ -260,7 +259,7 @@ class Exchange:
         if self.found is None:
             return {}
         return {
-            "model": self.head.model, "version": self.found.name, "request_id": self.request_id
+            "model": self.head.model, "version": self.found.name, "request_id": self.id
         }  # fmt: skip
 
     def _find(self) -> Target:
@@ -295,7 +294,7 @@ class Exchange:
             found = self._find()  # it may have been replaced meanwhile
             self.bound(request)
             request.nbytes = self.nbytes
-            self.request_id = request.id
+            self.id = request.id
             self._more = wants_timing(request)
             return found.submit(request, sink)
 
@@ -334,9 +333,9 @@ class Exchange:
         return answer
 
 
-def plain_lines(response: InferResponse) -> bytes:
+def plain_lines(timing: Timing) -> bytes:
     """The header lines of an answer that is nothing but JSON."""
-    return JSON + _TIMING % server_timing(response.timing)
+    return JSON + _TIMING % server_timing(timing)
 
 
 def decode_body(

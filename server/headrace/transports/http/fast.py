@@ -17,7 +17,7 @@ from typing import Any
 
 from headrace.core.blocks import BLOCKS
 from headrace.core.errors import ExecutionFailed, ServerError, ServerExiting
-from headrace.core.requests import Call, InferResponse, Sink, Ticket, Timing
+from headrace.core.requests import Call, Computed, InferResponse, Ticket, Timing
 from headrace.core.tensors import Buffer
 from headrace.engine.deferred import Deferred
 from headrace.engine.doors import Entrance
@@ -50,16 +50,16 @@ _STATUS_LINES = {
 }
 
 
-class _Request(Exchange, Sink, Call):
+class _Request(Exchange):
     """One request, and the sink of its response; a plain one is the call as well."""
 
     door = "HTTP"
-    begun = 0.0
-    ticket: Ticket | None = None
-    answer: Answer | None = None
-    body: memoryview | None = None  # what is being gathered, `filled` bytes of it there
-    filled = 0
-    json: PlainJson | None = None  # which has read the body, and may write the answer
+    __slots__ = ("answer", "begun", "body", "connection", "filled", "json", "ticket")
+
+    ticket: Ticket | None
+    answer: Answer | None
+    body: memoryview | None  # what is being gathered, `filled` bytes of it there
+    json: PlainJson | None  # which has read the body, and may write the answer
 
     def __init__(self, connection: "FastProtocol", limit: int, head: Head) -> None:
         # As `Exchange.__init__`, which would be a call more for each request.
@@ -67,25 +67,34 @@ class _Request(Exchange, Sink, Call):
         self.account = connection.account
         self._engine = head.entrance
         self._limit = limit
+        self.found = self._form = self.ticket = self.answer = self.body = self.json = None
+        self.id = self._backend = ""
+        self.nbytes = self.filled = 0
+        self._held = self.entered = self._consumed = self._again = self._more = self._timed = False
         self.connection = connection
-        if connection.access_log:
-            self.begun = perf_counter()
+        self.begun = perf_counter() if connection.access_log else 0.0
 
     def respond(self, response: InferResponse, final: bool) -> None:
         """Answer with `response`."""
-        if self.json is not None:
-            if not (self._more or response.parameters):
-                body = self.json.encode(response.id, response.outputs)
-                if body is not None:
-                    if not self.connection.answer(self, response.timing, body):
-                        self.end(Answer(200, plain_lines(response), [body]))
-                    return
+        if self._form is None:
             self._form = ResponseForm()
         for tensor in response.outputs:
             if tensor.array.nbytes > LARGE and self.encodes_long(response):
                 self.ticket = self.succeed_later(response, self.end)
                 return
         self.end(self.success(response))
+
+    def respond_from(self, batch: Computed, call: Call) -> None:
+        """Answer with the part of `batch`, in one step if the call is plain."""
+        json = self.json
+        if json is not None and not self._more:
+            body = json.encode(self.id, batch.tensors, self if len(batch.calls) > 1 else None)
+            if body is not None:
+                if not self.connection.answer(self, batch, body):
+                    timing = Timing(batch.started - self.arrived, batch.compute_ns, batch.rows)
+                    self.end(Answer(200, plain_lines(timing), [body]))
+                return
+        self.respond(batch.response(call), True)
 
     def finish(self) -> None:
         """Answer that there is no answer."""
@@ -208,7 +217,7 @@ class FastProtocol(BoundedProtocol):
         self._touched = self.loop.time()
         self._go_on()
 
-    def answer(self, request: _Request, timing: Timing, body: bytes) -> bool:
+    def answer(self, request: _Request, batch: Computed, body: bytes) -> bool:
         """Write the answer to the only request under way, if nothing else is to be done."""
         requests = self._requests
         if (
@@ -222,9 +231,15 @@ class FastProtocol(BoundedProtocol):
         requests.popleft()
         request.ticket = None
         request.account.leave(request.nbytes)
-        queue_ns, compute_ns, rows = timing
         self.transport.write(
-            HTTP_ANSWER % (queue_ns / 1e6, compute_ns / 1e6, rows, len(body), body)
+            HTTP_ANSWER
+            % (
+                (batch.started - request.arrived) / 1e6,
+                batch.compute_ns / 1e6,
+                batch.rows,
+                len(body),
+                body,
+            )
         )
         self._answers[200] += 1
         self._touched = self.loop.time()
@@ -299,8 +314,8 @@ class FastProtocol(BoundedProtocol):
                 request.entered = True
                 if (plain := direct.json.decode(body)) is not None:
                     request.json = direct.json
-                    request.request_id, inputs, rows = plain
-                    request.ask(head.model, head.version, request.request_id, inputs, nbytes=nbytes)
+                    request_id, inputs, rows = plain
+                    request.ask(head.model, head.version, request_id, inputs, nbytes=nbytes)
                     request.ticket = direct.enqueue(request, request, rows)
                     return
         except Exception as error:

@@ -48,8 +48,10 @@ _FAREWELL_SECS = 1  # for telling a client that the server ends
 class GenerateExchange(Exchange):
     """A generate request under way."""
 
+    __slots__ = ("timing",)
+
     _one_answer = False
-    timing: Timing | None = None  # of the last response
+    timing: Timing | None  # of the last response
 
     def open(self) -> None:
         """`Exchange.open`."""
@@ -74,7 +76,7 @@ class GenerateExchange(Exchange):
             return self._defer(body, found.signature, sink, after)
         else:
             request = decode_generate(found.signature, head.model, head.version, body)
-            self.request_id = request.id
+            self.id = request.id
             self._more = wants_timing(request)
         self.bound(request)
         return found.submit(request, sink)
@@ -87,7 +89,7 @@ class GenerateExchange(Exchange):
 
     def encode(self, response: InferResponse) -> bytes:
         """A response as JSON; raises `InvalidRequest` if it has no such form."""
-        self.request_id = response.id
+        self.id = response.id
         self.timing = response.timing
         if self.timed:
             add_timing(response)
