@@ -222,7 +222,7 @@ def entered(call: Call, sink: Sink, rows: int, key: object, arrived: int, owner:
     """A call as `Batcher.submit` makes it, in no queue."""
     call.sink, call.rows, call.key, call.owner = sink, rows, key, owner
     call.arrived = call.began = arrived
-    call.level, call.number = 1, 0
+    call.level, call.run_number = 1, 0
     call.started = call.ended = False
     call.deadline = call.held = call.execution = call.outcome = None
     return call

@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest, ServerError
 from headrace.core.requests import Call, InferResponse, SharedRequest, Timing
+from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array, Tensor, elsewhere, raw_bytes
 from headrace.wire.grpc_contents import varint
 from headrace.wire.grpc_infer import decode_infer, encode_infer, parse_infer
 from headrace.wire.grpc_messages import (
     InferReader,
     InferWriter,
+    PlainWriter,
     stream_message,
     stream_response,
     walk,
@@ -76,10 +78,10 @@ def check(data: bytes, reader: InferReader | None = None) -> None:
 
 def check_known(reader: InferReader, data: bytes | memoryview, expected: object) -> None:
     """The same request again, if the message is known by its layout."""
-    found = reader.call(data, len(data))
-    if found is not None:
+    call = Call("", "", "", {}, nbytes=len(data))
+    if reader.fill(call, data) is not None:
         assert isinstance(expected, Call), expected
-        assert_alike(found[1], expected)
+        assert_alike(call, expected)
 
 
 @PROPERTY
@@ -192,20 +194,19 @@ def test_messages_known_by_their_layout(datatype: Datatype) -> None:
     pair: Array = np.zeros((1, 2), NUMPY[datatype])
     given = message(Tensor("x", datatype, pair), Tensor("y", datatype, pair[0]), id="42")
     given.outputs.add(name="o")
-    assert reader.call(given.SerializeToString(), 0) is None
+    call = Call("", "", "", {}, nbytes=7)
+    assert reader.fill(call, given.SerializeToString()) is None
     check(given.SerializeToString(), reader)
-    kinds = set()
+    kinds = {reader.read(given.SerializeToString()).alike}
     for id, byte in (("43", b"\1"), ("44", b"\0")):
         given.id = id
         given.raw_input_contents[1] = byte * pair.nbytes
-        found = reader.call(given.SerializeToString(), 7)
-        assert found is not None
-        kind, call = found
-        kinds.add(kind)
+        kinds.add(reader.fill(call, given.SerializeToString()))
         assert (call.model_name, call.outputs, call.id, call.nbytes) == ("m", ("o",), id, 7)
         assert call.inputs["x"].array.shape == (1, 2)
         assert raw_bytes(call.inputs["y"].array) == byte * pair.nbytes
     assert len(kinds) == 1  # they ask alike
+    assert None not in kinds
 
 
 @pytest.mark.parametrize("sizes", [(4, 12), (12, 4), (0, 16), (8, 4), (8, 12), (4, 8), (12, 8)])
@@ -217,7 +218,18 @@ def test_known_layouts_with_tensors_of_wrong_sizes(sizes: tuple[int, int]) -> No
     data = given.SerializeToString()
     for _ in range(2):
         check(data, reader)
-        assert reader.call(data, 0) is None
+        assert reader.fill(Call("", "", "", {}), data) is None
+
+
+def test_messages_that_ask_for_more_than_outputs_are_not_plain() -> None:
+    reader = InferReader()
+    given = message(floats(1, 2))
+    given.parameters["headrace_timing"].bool_param = True
+    data = given.SerializeToString()
+    for _ in range(3):
+        check(data, reader)
+        assert reader.fill(Call("", "", "", {}), data) is None
+        assert reader.read(data).alike is None
 
 
 @pytest.mark.parametrize(
@@ -256,6 +268,37 @@ def test_any_response(outputs: list[Tensor], id: str, marked: bool) -> None:
         assert pb.ModelStreamInferResponse.FromString(wrapped).infer_response == encode_infer(
             answer
         )
+
+
+@pytest.mark.parametrize("datatype", NUMBERS)
+@pytest.mark.parametrize("id", ["", "42", "\u00e4" * 100])
+def test_plain_answers_are_written_as_any_other(datatype: Datatype, id: str) -> None:
+    specs = TensorSpec("y", datatype, (2,)), TensorSpec("z", Datatype.FP32, (-1, 3))
+    writer = PlainWriter(Signature("m", 8, (), specs), "m", "7")
+    for width in (1, 5000):
+        whole = [
+            Tensor(
+                "y", datatype, np.frombuffer(bytes(range(64)), NUMPY[datatype])[:6].reshape(3, 2)
+            ),
+            Tensor("z", Datatype.FP32, np.arange(9 * width, dtype=np.float32).reshape(3, width, 3)),
+        ]
+        part = Call("m", "", id, {})
+        part.first, part.rows = 1, 2
+        for rows, of in ((part, slice(1, 3)), (None, slice(0, 3))):
+            own = [Tensor(t.name, t.datatype, t.array[of]) for t in whole]
+            answer = InferResponse("m", "7", id, own, Timing(0, 0, 1))
+            pieces = writer.pieces(id, whole, rows)
+            assert pieces is not None
+            assert b"".join(pieces) == b"".join(InferWriter().pieces(answer))
+
+
+def test_answers_that_are_not_plain_are_left_to_others() -> None:
+    numbers, text = TensorSpec("y", Datatype.FP32, (2,)), TensorSpec("t", Datatype.BYTES, (1,))
+    writer = PlainWriter(Signature("m", 8, (), (numbers,)), "m", "7")
+    assert writer.pieces("", []) is None
+    assert writer.pieces("", [Tensor("y", Datatype.FP64, np.zeros((1, 2)))]) is None
+    words = Tensor("t", Datatype.BYTES, np.full((1, 1), b"a", object))
+    assert PlainWriter(Signature("m", 8, (), (text,)), "m", "7").pieces("", [words]) is None
 
 
 def test_shapes_are_told_apart() -> None:

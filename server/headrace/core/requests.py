@@ -50,15 +50,15 @@ class Call:
     scheduler's clock. `key` is what it has in common with those that it may share a batch with.
     `outcome` is there from its end until its sink has been called, which may be later where answers
     keep the order of calls; `cancel` takes it back until then. An execution that can be told about
-    single calls has put itself into `execution`, with the number that it knows the call by, and
+    single calls has put itself into `execution`, with `run_number`, which it knows the call by, and
     when it began. `held` is None until the model has been asked to pause. `first` is its first row
     in a batch that has been computed.
     """
 
     __slots__ = (
         "arrived", "began", "classes", "deadline", "ended", "execution", "first", "held", "id",
-        "inputs", "key", "level", "model_name", "model_version", "nbytes", "number", "outcome",
-        "outputs", "owner", "parameters", "priority", "rows", "sequence_end", "sequence_id",
+        "inputs", "key", "level", "model_name", "model_version", "nbytes", "outcome", "outputs",
+        "owner", "parameters", "priority", "rows", "run_number", "sequence_end", "sequence_id",
         "sequence_start", "sink", "started", "timeout",
     )  # fmt: skip
 
@@ -70,7 +70,7 @@ class Call:
     began: int
     deadline: int | None
     level: int
-    number: int
+    run_number: int
     started: bool
     ended: bool
     held: bool | None

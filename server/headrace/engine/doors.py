@@ -13,6 +13,7 @@ from headrace.core.errors import Overloaded, ServerError
 from headrace.core.requests import Call, Sink, Ticket
 from headrace.core.signature import Signature
 from headrace.engine.admission import Admission
+from headrace.wire.grpc_messages import PlainWriter
 from headrace.wire.plain_json import PlainJson
 
 _KNOWN = 1024  # kinds of calls that are remembered
@@ -41,12 +42,13 @@ def not_read() -> ServerError:
 class Direct:
     """The way of plain calls into the queue of a version: their door has checked them.
 
-    `json` reads and writes bodies. `known` has the rows of calls that have passed the check, by
-    what a door knows those by that ask alike: the same model, names, datatypes and shapes.
-    `enqueue` takes a call with its rows; raises `ServerError`.
+    `json` reads and writes bodies, `grpc` writes messages. `known` has the rows of calls that have
+    passed the check, by what a door knows those by that ask alike: the same model, names, datatypes
+    and shapes. `enqueue` takes a call with its rows; raises `ServerError`.
     """
 
     json: PlainJson
+    grpc: PlainWriter
     known: dict[object, int]
     enqueue: Callable[[Call, Sink, int], Ticket]
 

@@ -39,6 +39,7 @@ from headrace.repository.uploads import Upload
 from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.sequences import SequenceQueue
 from headrace.scheduling.tiers import Tier
+from headrace.wire.grpc_messages import PlainWriter
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 from headrace.wire.plain_json import PlainJson
 
@@ -75,7 +76,7 @@ class ModelVersion:
         self.number = number
         self.name = str(number)
         self.direct: Direct | None = None
-        self._plain_json: PlainJson | None = None
+        self._plain: tuple[PlainJson, PlainWriter] | None = None  # codecs of plain calls
         self._given_up = False  # nothing that could run it comes back for now
         self._submit: Callable[[Call, Sink, int], Ticket] | None = None
         self.state = State.LOADING
@@ -324,7 +325,8 @@ class ModelVersion:
             loaded.signature, loaded.labels, regions, batcher, self._submit_checked
         )
         if not self.decoupled:
-            self._plain_json = PlainJson(loaded.signature, self.model, self.name)
+            given = loaded.signature, self.model, self.name
+            self._plain = PlainJson(*given), PlainWriter(*given)
         self.load_seconds = loaded.seconds
         self.origin = loaded.origin
         self.state = State.READY
@@ -402,7 +404,7 @@ class ModelVersion:
         if self._host is not None:
             self._host.close()
         self._batcher = self._submit = self._config = self._signature = self.upload = None
-        self._plain_json = None
+        self._plain = None
         self.state = State.UNAVAILABLE
         self.reason = "unloaded"
 
@@ -423,9 +425,9 @@ class ModelVersion:
     def _compose(self) -> None:
         """Say what is before the queue of calls that their doors have checked: mostly nothing."""
         self.direct = None
-        json, submit = self._plain_json, self._submit
-        if self.ready and not self._given_up and json is not None and submit is not None:
-            self.direct = Direct(json, {}, submit)
+        plain, submit = self._plain, self._submit
+        if self.ready and not self._given_up and plain is not None and submit is not None:
+            self.direct = Direct(*plain, {}, submit)
 
     def _waiting_error(self) -> ServerError:
         """What a request is told that nothing can run."""

@@ -162,7 +162,7 @@ class Conversation:
         sent = slot.sent
         for call in batch.calls:
             call.execution = self
-            call.number = number
+            call.run_number = number
             call.began = sent
             number += 1
             if call.held:
@@ -174,15 +174,15 @@ class Conversation:
 
     def cancel(self, call: Call) -> None:
         """Nobody waits for a request any more; see `headrace.scheduling.batch.Execution`."""
-        self._process.send(Kind.CANCEL, pack_request(call.number))
-        slot = self._slot_of(call.number)
+        self._process.send(Kind.CANCEL, pack_request(call.run_number))
+        slot = self._slot_of(call.run_number)
         batch = slot.batch if slot is not None else None
         if batch is not None and all(other.ended for other in batch.calls):
             self._calls.abandon(batch)  # or nothing might ever end the batch
 
     def hold(self, call: Call, held: bool) -> None:
         """Pause the responses to a request, or go on."""
-        self._process.send(Kind.HOLD, pack_request(call.number, held))
+        self._process.send(Kind.HOLD, pack_request(call.run_number, held))
 
     # --- from the worker
 
@@ -232,7 +232,7 @@ class Conversation:
             outcome = self._frames.responses(slot.sent, batch, json.loads(meta), data, header.data)
             for call, part in zip(batch.calls, outcome.parts or (), strict=True):
                 if part is Deferral.LATER and not call.ended:
-                    self._open[call.number] = call
+                    self._open[call.run_number] = call
         else:
             outcome = self._broken(slot, batch, json.loads(meta))
         del self.under_way[header.slot]

@@ -151,7 +151,7 @@ class Batcher:
         call.key = None if self._uniform else self._signature.batch_key(call)
         call.arrived = call.began = self._now()
         call.owner = self
-        call.level, call.number = 1, 0
+        call.level, call.run_number = 1, 0
         call.started = call.ended = False
         call.deadline = call.held = call.execution = call.outcome = None
         deadline = self._queue.append(call)

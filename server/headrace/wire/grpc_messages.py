@@ -10,6 +10,7 @@ Responses are built the other way around: what outputs of the same names, dataty
 in common is serialised once, and the id and the raw tensors are put beside it.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from headrace.core.bytes_array import COPIED
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.requests import Call, InferResponse
 from headrace.core.signature import Signature
-from headrace.core.tensors import Array, Buffer, Tensor, new_tensor, raw_bytes
+from headrace.core.tensors import Array, Buffer, Tensor, TensorArray, new_tensor, raw_bytes
 from headrace.core.texts import bounded
 from headrace.wire.bytes_tensor import decode_bytes_tensor
 from headrace.wire.elements import Charge, charge_objects
@@ -101,7 +102,7 @@ def walk(data: Buffer) -> Fields | None:
 class _Template:
     """What requests with the same head have in common, which is all but id and tensors' data."""
 
-    __slots__ = ("empty_final", "fixed", "inputs", "request")
+    __slots__ = ("empty_final", "inputs", "plain", "request")
 
     def __init__(self, request: Call, empty_final: bool) -> None:
         self.empty_final = empty_final
@@ -112,8 +113,12 @@ class _Template:
             )
             for tensor in request.inputs.values()
         ]  # fmt: skip
-        # Whether only data of fixed sizes differ, and nothing is asked that is not a model's to do.
-        self.fixed = request.classes is None and Datatype.BYTES not in {i[1] for i in self.inputs}
+        # Whether only data of fixed sizes differ, and nothing is asked besides outputs of a model.
+        self.plain = (
+            request.classes is None
+            and not request.parameters
+            and Datatype.BYTES not in {i[1] for i in self.inputs}
+        )
         self.request = request.like(inputs={}, parameters=dict(request.parameters))
 
 
@@ -163,6 +168,12 @@ class InferMessage:
             return self._template.empty_final
         assert self._message is not None
         return wants_empty_final(self._message)
+
+    @property
+    def alike(self) -> object | None:
+        """What `InferReader.fill` will say of messages like it; None if it will not read them."""
+        template = self._template
+        return template if template is not None and template.plain else None
 
     def request_long(self, nbytes: int, signature: Signature | None, charge: Charge) -> Call:
         """The request, on any thread; inputs are held against `signature` before they are decoded.
@@ -243,18 +254,18 @@ class InferReader:
                 return InferMessage(self, data, fields, template, None, id)
         return self._read_new(data)
 
-    def call(self, data: Buffer, nbytes: int) -> tuple[object, Call] | None:
-        """The request of a message like an earlier one, and what all that ask alike have in common.
+    def fill(self, call: Call, data: Buffer) -> object | None:
+        """Have `call` ask what a plain message does that is like an earlier one.
 
-        None for any other, and for those with text: they are to be `read`. `data` must stay as it
-        is.
+        What all that ask alike have in common; None, and a call that is to be left, for any other
+        message: it is to be `read`. `data` must stay as it is.
         """
         for fields, template in self._layouts.get(len(data), ()):
             for start, stop, content in fields.fixed:
                 if data[start:stop] != content:
                     break
             else:
-                if not template.fixed:
+                if not template.plain:
                     return None
                 id = ""
                 if fields.id_stop:
@@ -271,12 +282,20 @@ class InferReader:
                     array: Array = np.ndarray(shape, dtype, data, start)
                     inputs[name] = new_tensor((name, datatype, array))
                 known = template.request
-                request = Call(
-                    known.model_name, known.model_version, id, inputs, known.outputs,
-                    known.parameters.copy(), known.priority, known.timeout, known.sequence_id,
-                    known.sequence_start, known.sequence_end, None, nbytes,
-                )  # fmt: skip
-                return template, request
+                # `Call.ask`, which would be a call more for each request.
+                call.model_name = known.model_name
+                call.model_version = known.model_version
+                call.id = id
+                call.inputs = inputs
+                call.outputs = known.outputs
+                call.parameters = {}
+                call.priority = known.priority
+                call.timeout = known.timeout
+                call.sequence_id = known.sequence_id
+                call.sequence_start = known.sequence_start
+                call.sequence_end = known.sequence_end
+                call.classes = None
+                return template
         return None
 
     def decode(
@@ -365,7 +384,10 @@ class InferWriter:
             )
         heads = self._known.get(key)
         if heads is None:
-            heads = self._remember(key, response)
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            heads = _heads(response.model_name, response.model_version, outputs)
+            self._known[key] = heads
         pieces: list[Buffer] = []
         if response.id:
             id = response.id.encode()
@@ -384,24 +406,63 @@ class InferWriter:
                 pieces += (head, raw_bytes(tensor.array))
         return pieces
 
-    def _remember(self, key: object, response: InferResponse) -> list[bytes]:
-        """What comes before each tensor: first all that is common, and the field's own tag."""
-        message = pb.ModelInferResponse(
-            model_name=response.model_name, model_version=response.model_version
+
+class PlainWriter:
+    """Writes plain answers of one model version: all outputs as they are declared, none of text."""
+
+    __slots__ = ("_dtypes", "_heads", "_model", "_version")
+
+    def __init__(self, signature: Signature, model: str, version: str) -> None:
+        """`model` and `version` are as answers name them."""
+        plain = all(spec.datatype is not Datatype.BYTES for spec in signature.outputs)
+        # Of each output; none where answers cannot be plain.
+        self._dtypes = [NUMPY[spec.datatype] for spec in signature.outputs] if plain else []
+        self._heads: dict[object, list[bytes]] = {}  # by the shapes of the outputs
+        self._model, self._version = model, version
+
+    def pieces(
+        self, id: str, tensors: Sequence[Tensor], part: Call | None = None
+    ) -> list[Buffer] | None:
+        """As `InferWriter.pieces`, of an answer with `tensors`; None if it is not plain.
+
+        Of a batch of several it has the rows of the call `part` alone.
+        """
+        dtypes = self._dtypes
+        if len(tensors) != len(dtypes) or not dtypes:
+            return None
+        arrays: list[TensorArray] = []
+        for (_, _, array), dtype in zip(tensors, dtypes, strict=True):
+            if array.dtype is not dtype:
+                return None
+            arrays.append(array if part is None else array[part.first : part.first + part.rows])
+        key = arrays[0].shape if len(arrays) == 1 else tuple([array.shape for array in arrays])
+        heads = self._heads.get(key)
+        if heads is None:
+            if len(self._heads) >= _REMEMBERED:
+                self._heads.clear()
+            own = [Tensor(t.name, t.datatype, a) for t, a in zip(tensors, arrays, strict=True)]
+            heads = self._heads[key] = _heads(self._model, self._version, own)
+        pieces: list[Buffer] = []
+        if id:
+            encoded = id.encode()
+            pieces.append(b"\x1a" + varint(len(encoded)) + encoded)
+        for head, array in zip(heads, arrays, strict=True):
+            pieces += (head, array.tobytes() if array.nbytes <= COPIED else raw_bytes(array))
+        return pieces
+
+
+def _heads(model: str, version: str, outputs: Sequence[Tensor]) -> list[bytes]:
+    """What comes before each tensor: first all that is common, and the field's own tag."""
+    message = pb.ModelInferResponse(model_name=model, model_version=version)
+    tags: list[bytes] = []
+    for tensor in outputs:
+        message.outputs.add(
+            name=tensor.name, datatype=tensor.datatype.value, shape=tensor.array.shape
         )
-        tags: list[bytes] = []
-        for tensor in response.outputs:
-            message.outputs.add(
-                name=tensor.name, datatype=tensor.datatype.value, shape=tensor.array.shape
-            )
-            fixed = tensor.datatype is not Datatype.BYTES
-            tags.append(b"\x32" + varint(tensor.array.nbytes) if fixed else b"")
-        common = message.SerializeToString()
-        heads = [common + tags[0], *tags[1:]] if tags else [common]
-        if len(self._known) >= _REMEMBERED:
-            self._known.clear()
-        self._known[key] = heads
-        return heads
+        fixed = tensor.datatype is not Datatype.BYTES
+        tags.append(b"\x32" + varint(tensor.array.nbytes) if fixed else b"")
+    common = message.SerializeToString()
+    return [common + tags[0], *tags[1:]] if tags else [common]
 
 
 def stream_response(pieces: list[Buffer]) -> list[Buffer]:

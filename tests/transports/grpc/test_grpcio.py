@@ -6,7 +6,6 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from headrace.core.requests import Timing
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Admission
 from headrace.transports.grpc.call import Handlers, Reply
@@ -54,7 +53,7 @@ def test_a_request_ends_once(answered: bool) -> None:
             task, reply = await begun
             task.cancel()
             if answered:
-                reply.respond([b""], Timing(0, 0, 0))
+                reply.answer([b""], b"")
             await asyncio.wait([task])
             call.cancel()
         await server.stop(0)

@@ -138,7 +138,7 @@ def test_a_receiver_that_holds_keeps_the_window() -> None:
     client = Client(Limits(stream_window=1000, connection_window=100_000))
     call = client.stream()
     client.sent()
-    call.held = True
+    call.keeps_window = True
     client.feed(client.headers(1, GOOD), build(DATA, 0, 1, message_of(bytes(900))))
     assert client.sent() == []
     client.connection.release(call)

@@ -101,7 +101,7 @@ def test_many_frames_of_one_size_are_taken_as_one() -> None:
 
 def test_a_stream_that_sends_more_than_its_window() -> None:
     server = open_streams(10_000)
-    server.streams[1].held = True  # what it takes is not given back
+    server.streams[1].keeps_window = True  # what it takes is not given back
     server.feed(*[build(DATA, 0, 1, bytes(900)) for _ in range(5)])
     assert server.reset() == (1, ErrorCode.FLOW_CONTROL_ERROR)
 

@@ -60,7 +60,7 @@ def test_padding_counts() -> None:
 
 def test_a_stream_that_sends_more_than_its_window() -> None:
     server = opened(SMALL)
-    server.streams[1].held = True
+    server.streams[1].keeps_window = True
     server.feed(build(DATA, 0, 1, bytes(900)), build(DATA, 0, 1, bytes(101)))
     assert server.reset() == (1, ErrorCode.FLOW_CONTROL_ERROR)
 
@@ -82,7 +82,7 @@ def test_a_partial_frame_counts_as_a_whole() -> None:
 def test_a_held_stream_keeps_its_window() -> None:
     server = opened(SMALL)
     stream = server.streams[1]
-    stream.held = True
+    stream.keeps_window = True
     server.feed(build(DATA, 0, 1, bytes(1000)))
     assert updates(server) == {}
     server.connection.release(stream)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from headrace.core.errors import ServerError
-from headrace.core.requests import Ticket, Timing
+from headrace.core.requests import Ticket
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Account
 from headrace.wire.header_rules import Key
@@ -43,8 +43,8 @@ class RpcContext(Protocol):
 class Reply(RpcContext, Protocol):
     """A unary call that is answered by calling this, exactly once, on the event-loop thread."""
 
-    def respond(self, message: Message, timing: Timing) -> None:
-        """Answer with a message and a good status, and with `server-timing` beside it."""
+    def answer(self, message: Message, timing: bytes) -> None:
+        """Answer with a message and a good status, and with `timing` as `server-timing`."""
 
     def fail(self, error: ServerError) -> None:
         """Answer with an error, and with `server-timing` beside it."""

@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 
 from headrace.core.errors import Overloaded, ServerError
-from headrace.core.requests import Ticket, Timing
+from headrace.core.requests import Ticket
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Account, Admission, ConnectionAccount
 from headrace.transports.grpc.access import CANCELLED, error_text, log_access, retry_details
@@ -85,9 +85,9 @@ class _FutureReply(_AioCall):
         self.future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.answered = False  # the future may have been cancelled before
 
-    def respond(self, message: Message, timing: Timing) -> None:
+    def answer(self, message: Message, timing: bytes) -> None:
         self.answered = True
-        self.set_trailing(TIMING, exact_timing(timing).decode())
+        self.set_trailing(TIMING, timing.decode())
         if not self.future.done():
             self.future.set_result(b"".join(message))
 

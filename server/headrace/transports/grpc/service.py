@@ -12,7 +12,7 @@ from headrace.transports.grpc.procedures import INFERENCE
 from headrace.transports.grpc.unary import check_size
 from headrace.wire.grpc_messages import InferMessage, InferReader, InferWriter
 from headrace.wire.header_rules import HeaderPattern
-from headrace.wire.timing import add_timing, wants_timing
+from headrace.wire.timing import add_timing, exact_timing, wants_timing
 
 BACKEND_METADATA = "headrace-backend"  # which one has answered, of a model that has several
 
@@ -46,7 +46,7 @@ class _Answer(Sink):
             add_timing(response)
         if not self.named:
             reply.noted = response.model_name, response.model_version, response.id
-        reply.respond(service.writer.pieces(response), response.timing)
+        reply.answer(service.writer.pieces(response), exact_timing(response.timing))
 
     def finish(self) -> None:
         """Send that there is no answer."""
@@ -96,11 +96,11 @@ class InferenceService:
         writer: InferWriter | None = None,
     ) -> None:
         self.writer = writer or InferWriter()
-        self._reader = reader or InferReader()
-        self._engine = engine
+        self.reader = reader or InferReader()
+        self.engine = engine
         self._limit = max_request_bytes
 
-    def infer(self, data: Buffer, reply: Reply) -> Ticket | None:
+    def __call__(self, data: Buffer, reply: Reply) -> Ticket | None:
         """ModelInfer; raises `ServerError`."""
         nbytes = len(data)
         if nbytes > self._limit:
@@ -108,36 +108,24 @@ class InferenceService:
         account = reply.account
         account.enter(nbytes)
         try:
-            known = self._reader.call(data, nbytes)
-            asked = self._reader.read(data) if known is None else known[1]
-            model, version = asked.model_name, asked.model_version
-            found = self._engine.known.get((model, version))
-            if found is None or not found.ready:
-                found = self._engine.find(model, version)
+            asked = self.reader.read(data)
+            found = self.engine.find(asked.model_name, asked.model_version)
             if found.decoupled:
                 raise Unsupported(GRPC_NOT_DECOUPLED)
             reply.noted = found.model, found.name, asked.id
             answer = _Answer(self, reply, nbytes)
             if not found.name:  # in a front end, or by rules, the answer says which version it was
                 answer.named = False
-            if isinstance(asked, Call):
-                request = asked
-            elif asked.long:
+            if asked.long:
                 answer.ticket = self._defer(asked, found.signature, answer)
                 return answer
-            else:
-                request = asked.request(nbytes)
+            request = asked.request(nbytes)
             if request.parameters:
                 answer.timed = wants_timing(request)
-            direct = found.direct
-            if direct is None or known is None:
-                answer.ticket = found.submit(request, answer)
-            elif (rows := direct.known.get(known[0])) is not None:
-                answer.ticket = direct.enqueue(request, answer, rows)
-            else:
-                answer.ticket = found.submit(request, answer)
-                if answer.ticket is request:  # it was queued as it is
-                    direct.remember(known[0], request.rows)
+            answer.ticket = found.submit(request, answer)
+            alike, direct = asked.alike, found.direct
+            if answer.ticket is request and alike and direct:  # it was queued as it is
+                direct.remember(alike, request.rows)
         except BaseException:
             account.leave(nbytes)
             raise
@@ -150,13 +138,13 @@ class InferenceService:
             request.nbytes = answer.nbytes
             answer.timed = wants_timing(request)
             # The model may have been replaced meanwhile.
-            return self._engine.find(message.model_name, message.model_version).submit(
+            return self.engine.find(message.model_name, message.model_version).submit(
                 request, answer
             )
 
         nbytes = answer.nbytes
         return Deferred(
-            self._engine.admission.workbench, nbytes,
+            self.engine.admission.workbench, nbytes,
             lambda charge: message.request_long(nbytes, signature, charge), submit, answer,
             answer.charge,
         )  # fmt: skip
@@ -167,11 +155,11 @@ def infer_handlers(
 ) -> dict[str, Direct]:
     """ModelInfer, by full path; `pattern` picks what of the metadata models are told."""
     if pattern is None:
-        return {f"/{INFERENCE}/ModelInfer": InferenceService(engine, max_request_bytes).infer}
+        return {f"/{INFERENCE}/ModelInfer": InferenceService(engine, max_request_bytes)}
     reader, writer = InferReader(), InferWriter()
 
     def infer(data: Buffer, reply: Reply) -> Ticket | None:
         entrance = forwarding(engine, pattern, reply.metadata().items())
-        return InferenceService(entrance, max_request_bytes, reader, writer).infer(data, reply)
+        return InferenceService(entrance, max_request_bytes, reader, writer)(data, reply)
 
     return {f"/{INFERENCE}/ModelInfer": infer}

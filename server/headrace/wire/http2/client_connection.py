@@ -47,7 +47,7 @@ class ClientStream(Stream):
     def renew(self) -> None:
         """Be as before it was opened; only once the stream is no more."""
         self.consumed = self.kept = 0
-        self.held = self.remote_closed = self.local_closed = False
+        self.keeps_window = self.remote_closed = self.local_closed = False
         self.place = None
 
     def on_block(self, fields: Any, ends: bool) -> bool:

@@ -179,7 +179,7 @@ class Connection:
 
     def release(self, stream: Stream) -> None:
         """Give the window back to the peer that `held` has kept."""
-        stream.held = False
+        stream.keeps_window = False
         self.data.credit(stream, 0)
 
     def pump(self, limit: int) -> None:

@@ -168,7 +168,7 @@ class DataReader:
         if stream.kept:
             stream.on_keep()
         stream.consumed += nbytes
-        if stream.consumed >= self._half and not stream.held and not stream.remote_closed:
+        if stream.consumed >= self._half and not stream.keeps_window and not stream.remote_closed:
             self._sender.give_window(stream.number, stream.consumed)
             stream.window += stream.consumed
             stream.consumed = 0

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from struct import Struct
 from typing import Any, Protocol
 
-from headrace.core.requests import Timing
 from headrace.core.tensors import Buffer
 from headrace.wire.http2.block_reader import BlockReader, Headers
 from headrace.wire.http2.budget import Limits
@@ -35,7 +34,6 @@ from headrace.wire.http2.response_headers import ResponseBlocks
 from headrace.wire.http2.sender import JOINED, Sender
 from headrace.wire.http2.stream import Fields, Stream
 from headrace.wire.http2.streams import Streams
-from headrace.wire.timing import EXACT_TIMING
 
 _DRAIN_PING = b"headrace"
 # HEADERS of three bytes, the head of DATA, and the prefix of its gRPC message.
@@ -141,7 +139,7 @@ class ServerConnection(Connection):
         self._strikes = None if keep_alive is None else Strikes(keep_alive)
         self._draining = False
 
-    def answer(self, stream: Stream, message: list[Buffer], timing: Timing) -> bool:
+    def answer(self, stream: Stream, message: list[Buffer], timing: bytes) -> bool:
         """End a stream by a good response of one uncompressed message, if it can go as a whole.
 
         `timing` is the trailer `server-timing`. False if it cannot go at once and as usual: then
@@ -161,13 +159,12 @@ class ServerConnection(Connection):
             return False
         sender.window -= nbytes
         number = stream.number
-        told = EXACT_TIMING % (timing.queue_ns, timing.compute_ns, timing.batch_rows)
-        begins, name = _ENDS[len(told)]
+        begins, name = _ENDS[len(timing)]
         sender.out += [
             _pack_start(769, 4, number, blocks.head, nbytes << 8, 0, number, 0, size),
             *message,
             _pack_end(begins, number, blocks.trailers, name),
-            told,
+            timing,
         ]
         if size > JOINED:
             sender.large = True

@@ -23,7 +23,7 @@ class Stream:
     consumed = 0
     place: memoryview | None = None
     kept = 0
-    held = False  # keep the peer's window as it is for now
+    keeps_window = False  # the peer's is to stay as it is for now
     expected = -1  # bytes of DATA still to come by content-length; -1: not said
     remote_closed = False
     local_closed = False

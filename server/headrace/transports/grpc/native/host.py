@@ -10,10 +10,12 @@ from headrace.transports.grpc.access import UNAVAILABLE, UNIMPLEMENTED
 from headrace.transports.grpc.call import Handlers
 from headrace.transports.grpc.categories import operation_of, without_key
 from headrace.transports.grpc.native.head import CallHead, preferred, read_head, refusal
+from headrace.transports.grpc.native.infer import InferRpc
 from headrace.transports.grpc.native.rpc import DirectRpc, RefusedRpc, Rpc
 from headrace.transports.grpc.native.sessions import SessionRpc
 from headrace.transports.grpc.native.tasks import BidiStreamRpc, ServerStreamRpc, TaskRpc
 from headrace.transports.grpc.options import INFERENCE, LEVELS, GrpcOptions
+from headrace.transports.grpc.service import InferenceService
 from headrace.wire.compression import DEFAULT_LEVEL
 from headrace.wire.http2.block_reader import Headers
 from headrace.wire.http2.budget import Limits
@@ -68,7 +70,8 @@ class Host:
             (SessionRpc, handlers.sessions),
         ):
             for path, handler in table.items():
-                self._procedures[path] = (kind, handler)
+                plain = isinstance(handler, InferenceService)
+                self._procedures[path] = (InferRpc if plain else kind, handler)
 
     def interpret(self, link: "Link", headers: Headers) -> CallHead:
         """The head of a call, with who handles it; raises `StreamFailure`."""

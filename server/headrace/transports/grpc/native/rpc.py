@@ -1,7 +1,7 @@
 """A call on a stream: messages out of DATA, a deadline, and one end.
 
-Most calls are a `DirectRpc` whose message comes in one frame, and whose answer goes out in one: its
-`__init__`, `take_last` and `respond` are all that they cost here.
+Most calls are an `InferRpc` whose message comes in one frame, and whose answer goes out in one; see
+`headrace.transports.grpc.native.infer`.
 
 gRPC's messages have a prefix of five bytes: whether they are compressed, and their length. A
 message that comes in one piece is taken out of the received bytes at once. A longer one is
@@ -20,7 +20,6 @@ from typing import Any
 from headrace.core.blocks import BLOCKS
 from headrace.core.errors import ExecutionFailed, InvalidRequest, PayloadTooLarge, ServerError
 from headrace.core.patience import Patience
-from headrace.core.requests import Timing
 from headrace.core.tensors import Buffer
 from headrace.engine.workbench import LARGE, Job
 from headrace.transports.grpc.access import (
@@ -267,7 +266,7 @@ class Rpc(Stream):
     def look(self, now: float) -> None:
         """Give the call up if its client begins a message, and does not go on with it."""
         part = self._gathering
-        if self.finished or self.remote_closed or self.held or not (self.unary or part):
+        if self.finished or self.remote_closed or self.keeps_window or not (self.unary or part):
             return
         if self._patience is None:
             self._patience = Patience(self._host.patience_secs)
@@ -359,7 +358,7 @@ class Rpc(Stream):
     def _unpack(self, part: _Gathering) -> None:
         """Decompress a message on a thread; what comes meanwhile waits, in the client's window."""
         self._gathering = self.place = None
-        self.held = True
+        self.keeps_window = True
         encoding, limit = self.head.encoding, self._host.max_message
         job = self._host.admission.workbench.do(
             part.length << 3,  # it may become long, and mostly does
@@ -381,7 +380,7 @@ class Rpc(Stream):
         assert self._unpacking is not None, "a message of nobody. This is a bug."
         self.account.drop(self._unpacking[1])
         self._unpacking = None
-        self.held = False
+        self.keeps_window = False
         behind, self._behind = self._behind, b""
         try:
             if data is None:
@@ -396,7 +395,7 @@ class Rpc(Stream):
         if self._end_behind and self._unpacking is None:
             self._end_behind = False
             self.on_end()
-        if not self.held and not self.finished:
+        if not self.keeps_window and not self.finished:
             self._link.http2.release(self)
 
 
@@ -465,24 +464,11 @@ class DirectRpc(Rpc):
         if not self.finished:
             self._ticket = ticket
 
-    def respond(self, message: Message, timing: Timing) -> None:
-        """`Reply.respond`."""
+    def answer(self, message: Message, timing: bytes) -> None:
+        """`Reply.answer`."""
         if self.finished:
             return
-        self._ticket = None
-        head, link = self.head, self._link
-        if self._trailing is None and not head.packing and link.http2.answer(self, message, timing):
-            if self._timer is None and not self._host.access_log:  # as `_settle` does it
-                self.finished = True
-                head.answers[0] += 1
-            else:
-                self._settle(0)
-            if not link.streams.open:
-                link.flush()
-            elif not link.sender.awake:
-                link.sender.rouse()  # the others' answers may come in the same turn of the loop
-            return
-        self.set_trailing(TIMING, exact_timing(timing).decode())
+        self.set_trailing(TIMING, timing.decode())
         self._ticket = self.pack_later(message, partial(self._packed, message))
         if self._ticket is None:
             self.write(message)

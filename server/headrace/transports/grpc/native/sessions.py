@@ -71,21 +71,21 @@ class SessionRpc(Rpc):
     def hold(self, held: bool) -> None:
         """`Peer.hold`."""
         if held:
-            self.held = True
+            self.keeps_window = True
             return
-        self.held = False
+        self.keeps_window = False
         try:
             self._hand_on()
         except Exception as error:
             self.guard(error)
-        if not self.held and not self.finished:
+        if not self.keeps_window and not self.finished:
             self._link.http2.release(self)
 
     # --- for the call
 
     def message(self, data: Buffer) -> None:
         """Hand a message on, or keep it."""
-        if self.held or self._inbox:
+        if self.keeps_window or self._inbox:
             self._inbox.append(data)
             self.kept += len(data)
         elif self._session is not None:
@@ -108,7 +108,7 @@ class SessionRpc(Rpc):
                 self.guard(error)
 
     def _hand_on(self) -> None:
-        while self._inbox and not self.held and self._session is not None:
+        while self._inbox and not self.keeps_window and self._session is not None:
             message = self._inbox.popleft()
             self.release(len(message))
             self._session.receive(message)

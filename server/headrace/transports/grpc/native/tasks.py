@@ -113,7 +113,7 @@ class BidiStreamRpc(ServerStreamRpc):
         """Queue a message for the handler."""
         self._inbox.append(data)
         self.kept += len(data)
-        self.held = len(self._inbox) >= _INBOX
+        self.keeps_window = len(self._inbox) >= _INBOX
         self._arrived.set()
 
     def end(self) -> None:
@@ -129,7 +129,7 @@ class BidiStreamRpc(ServerStreamRpc):
             if self._inbox:
                 message = self._inbox.popleft()
                 self.release(len(message))
-                if self.held and len(self._inbox) < _INBOX:
+                if self.keeps_window and len(self._inbox) < _INBOX:
                     self._link.http2.release(self)
                 yield message
             elif self._half_closed:

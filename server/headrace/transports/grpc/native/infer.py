@@ -1,0 +1,165 @@
+"""ModelInfer on a stream: the stream is the call.
+
+A message like an earlier one, for a model whose version was found and has checked such a message
+before, is queued by `InferRpc` itself: its `__init__`, `take_last` and `respond_from` are all that
+it costs in the transport. Any other goes to the `InferenceService`, as on the other transport.
+"""
+
+from struct import Struct
+from typing import Any
+
+from headrace.core.errors import ExecutionFailed, ServerError
+from headrace.core.requests import Call, Computed, InferResponse, Sink
+from headrace.engine.doors import Direct
+from headrace.transports.grpc.call import Message
+from headrace.transports.grpc.native.head import CallHead
+from headrace.transports.grpc.native.rpc import DirectRpc, Rpc
+from headrace.transports.grpc.service import BACKEND_METADATA, InferenceService
+from headrace.wire.timing import EXACT_TIMING, exact_timing
+
+_PREFIX = 5
+_unpack_prefix = Struct(">BI").unpack_from
+
+
+class InferRpc(DirectRpc, Sink, Call):
+    """One ModelInfer, which is a call itself if it is plain."""
+
+    door = "GRPC"
+    entered = False  # whether the account has counted it as a request, with `nbytes`
+    _direct: Direct
+    _service: InferenceService
+
+    def __init__(self, head: CallHead, number: int) -> None:
+        link = head.link
+        host = link.host
+        if host.access_log or head.timeout is not None:
+            Rpc.__init__(self, head, number)
+            return
+        # As `Rpc.__init__`, which would be a call more for each request.
+        self.number = number
+        self.head = head
+        self._link = link
+        self._host = host
+        self.account = link.account
+        self.expected = head.content_length
+        # Defaults of the class, which take longer to find than to set.
+        self.place = self._gathering = self._unpacking = self._data = None
+        self._trailing = self._timer = None
+        self.remote_closed = self.finished = False
+
+    def take_last(self, view: memoryview, start: int, stop: int) -> bool:
+        """Queue the one message, if that is what this is."""
+        begin = start + _PREFIX
+        if (
+            begin > stop
+            or self.finished
+            or self._gathering is not None
+            or self._unpacking is not None
+            or self._data is not None
+        ):
+            return False
+        compressed, length = _unpack_prefix(view, start)
+        if compressed or begin + length != stop or length > self._host.max_message:
+            return False
+        self.remote_closed = True
+        service: Any = self.head.handler
+        data = view[begin:stop].tobytes()
+        try:
+            template = service.reader.fill(self, data) if service.engine.known else None
+            if template is None or not self._submit(service, template, length):
+                ticket = service(data, self)
+                if not self.finished:
+                    self._ticket = ticket
+        except Exception as error:
+            self.guard(error)
+        return True
+
+    def _submit(self, service: InferenceService, template: object, nbytes: int) -> bool:
+        """Queue the call, if its version knows calls like it; raises `ServerError`."""
+        found = service.engine.known.get((self.model_name, self.model_version))
+        if found is None or not found.ready:
+            return False
+        direct = found.direct
+        if direct is None or (rows := direct.known.get(template)) is None:
+            return False
+        self.account.enter(nbytes)
+        self.nbytes = nbytes
+        self.entered = True
+        self.noted = self.model_name, found.name, self.id
+        self._direct, self._service = direct, service
+        self._ticket = direct.enqueue(self, self, rows)
+        return True
+
+    def respond_from(self, batch: Computed, call: Call) -> None:
+        """Send the call's part of `batch`."""
+        self.account.leave(self.nbytes)
+        self.entered = False
+        part = self if len(batch.calls) > 1 else None
+        message = self._direct.grpc.pieces(self.id, batch.tensors, part)
+        if message is None:
+            message = self._service.writer.pieces(batch.response(self))
+        timing = batch.started - self.arrived, batch.compute_ns, batch.rows
+        self.answer(message, EXACT_TIMING % timing)
+
+    def answer(self, message: Message, timing: bytes) -> None:
+        """`Reply.answer`."""
+        head, link = self.head, self._link
+        if (
+            self.finished
+            or self._trailing is not None
+            or head.packing
+            or not link.http2.answer(self, message, timing)
+        ):
+            super().answer(message, timing)
+            return
+        self._ticket = None
+        if self._timer is None and not self._host.access_log:  # as `_settle` does it
+            self.finished = True
+            head.answers[0] += 1
+        else:
+            self._settle(0)
+        if not link.streams.open:
+            link.flush()
+        elif not link.sender.awake:
+            link.sender.rouse()  # the others' answers may come in the same turn of the loop
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        """Send a response that was made for the call alone."""
+        self._leave()
+        message: Message = self._service.writer.pieces(response)
+        self.answer(message, exact_timing(response.timing))
+
+    def finish(self) -> None:
+        """Send that there is no answer."""
+        self.fail(ExecutionFailed("the model has ended the request without a response"))
+
+    def fail(self, error: ServerError) -> None:
+        """`Reply.fail`."""
+        self._leave()
+        super().fail(error)
+
+    refuse = fail
+
+    def guard(self, error: Exception) -> None:
+        """End the call with what a handler raised."""
+        self._leave()
+        super().guard(error)
+
+    def header(self, name: str) -> str:
+        """What the client sent under a name in lower case, "" for nothing."""
+        return self.head.metadata.get(name, "")
+
+    def answered_by(self, backend: str) -> None:
+        """Send along which backend answers."""
+        self.set_trailing(BACKEND_METADATA, backend)
+
+    def abandon(self) -> None:
+        """Cancel the request."""
+        super().abandon()
+        self._leave()
+
+    def _leave(self) -> None:
+        """Count the request out, if it was counted in here."""
+        if self.entered:
+            self.entered = False
+            self.account.leave(self.nbytes)
