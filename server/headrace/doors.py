@@ -17,7 +17,6 @@ from headrace.transports.grpc.tls import TlsFiles
 from headrace.transports.grpc.traffic import traffic_handlers
 from headrace.transports.http import server
 from headrace.wire.header_rules import HeaderRules
-from headrace.wire.link_frames import Flag
 
 
 def grpc_handlers(engine: Engine, max_request_bytes: int, rules: HeaderRules) -> Handlers:
@@ -25,13 +24,13 @@ def grpc_handlers(engine: Engine, max_request_bytes: int, rules: HeaderRules) ->
     pattern = rules.pattern()
     services = (INFERENCE, TRAFFIC, HEALTH, *reflection_services())
     handlers = Handlers(
-        direct=infer_handlers(engine.at_door(Flag.UNARY), max_request_bytes, pattern),
+        direct=infer_handlers(engine, max_request_bytes, pattern),
         unary=document_handlers(engine, max_request_bytes)
         | traffic_handlers(engine)
         | check_handlers(engine),
         server_stream=watch_handlers(engine.readiness, engine.admission),
         bidi_stream=reflection_handlers(services),
-        sessions=stream_handlers(engine.at_door(0), max_request_bytes, pattern=pattern),
+        sessions=stream_handlers(engine, max_request_bytes, pattern=pattern),
     )
     return restricted(handlers, rules.keys())
 

@@ -6,7 +6,6 @@ from headrace.doors import bind, tls_files, url_host
 from headrace.engine.engine import Engine
 from headrace.frontends.calls import EngineCalls
 from headrace.frontends.config import FrontendConfig, GrpcConfig, HttpConfig
-from headrace.frontends.host import DOORS
 from headrace.frontends.supervisor import Supervisor
 from headrace.settings import Settings
 from headrace.transports.grpc.documents import document_handlers
@@ -39,8 +38,7 @@ class FrontDoors:
         unary = documents | traffic_handlers(engine) | check_handlers(engine)
         calls = EngineCalls(app, unary)
         config = self._config()
-        doors = {door: engine.at_door(door) for door in DOORS}
-        self._supervisor = Supervisor(engine, calls, config, self._count, self._on_change, doors)
+        self._supervisor = Supervisor(engine, calls, config, self._count, self._on_change)
         supervisor = self._supervisor
         engine.logs.listeners.append(supervisor.apply_logs)
         engine.logs.drops.append(lambda: supervisor.unlogged)

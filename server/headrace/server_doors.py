@@ -19,7 +19,6 @@ from headrace.transports.http.access import CountedApp
 from headrace.transports.http.categories import inference_routes
 from headrace.transports.http.late_app import LateApp, late_app
 from headrace.transports.http.server import FastPath, HttpServer
-from headrace.wire.link_frames import Flag
 
 if TYPE_CHECKING:
     from headrace.front_doors import FrontDoors
@@ -50,20 +49,13 @@ class ServerDoors:
             await self._front_ends.open()
         if settings.allow_http and not count:
             limit, rules = settings.max_request_bytes, settings.http_rules
-            entrance = engine.at_door(Flag.HTTP)
-            inference = inference_routes(
-                entrance,
-                limit,
-                settings.http_body_timeout_secs,
-                rules,
-                engine.at_door(Flag.GENERATE),
-            )
+            inference = inference_routes(engine, limit, settings.http_body_timeout_secs, rules)
             app = late_app(engine, limit, rules, inference)
             counted = CountedApp(app, engine.admission.answers, settings.access_log)
             listener = bind(
                 settings.http_address, settings.http_port, "HTTP", settings.reuse_http_port
             )
-            fast_path = FastPath.by_rules(entrance, limit, settings.access_log, rules)
+            fast_path = FastPath.by_rules(engine, limit, settings.access_log, rules)
             server = HttpServer(
                 counted,
                 listener,

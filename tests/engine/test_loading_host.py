@@ -17,7 +17,7 @@ class Server:
         self.told: list[object] = []
         self.waits: list[bool] = []  # whether anything waits for it
 
-    def submit(self, request: Call, decoupled: bool, inside: bool, sink: Sink) -> "Server":
+    def submit(self, request: Call, inside: bool, sink: Sink) -> "Server":
         """Two responses and the end; there is no model 'none', and 'never' does not answer."""
         asyncio.get_running_loop()
         if request.model_name == "none":
@@ -95,7 +95,7 @@ def request(model: str) -> Call:
 def test_responses_come_to_the_loading_thread() -> None:
     async def work(host: LoadingHost, server: Server) -> None:
         answers = Answers()
-        host.submit(request("m"), True, True, answers)
+        host.submit(request("m"), True, answers)
         await answers.ended.wait()
         assert answers.got == ["0", "1"]
 
@@ -105,7 +105,7 @@ def test_responses_come_to_the_loading_thread() -> None:
 def test_a_model_that_is_not_there() -> None:
     async def work(host: LoadingHost, server: Server) -> None:
         answers = Answers()
-        ticket = host.submit(request("none"), False, True, answers)
+        ticket = host.submit(request("none"), True, answers)
         await answers.ended.wait()
         [error] = answers.got
         assert isinstance(error, NotFound)
@@ -116,12 +116,12 @@ def test_a_model_that_is_not_there() -> None:
 
 def test_holding_and_cancelling() -> None:
     async def work(host: LoadingHost, server: Server) -> None:
-        ticket = host.submit(request("never"), False, True, Answers())
+        ticket = host.submit(request("never"), True, Answers())
         ticket.hold(True)
         ticket.hold(False)
         ticket.cancel()
         answers = Answers()
-        host.submit(request("m"), True, True, answers)
+        host.submit(request("m"), True, answers)
         await answers.ended.wait()
         assert server.told == [True, False, "cancel"]
         assert server.waits == [True, False] * 2
@@ -148,14 +148,14 @@ def test_other_questions() -> None:
 
 def test_a_load_that_is_over_waits_for_nobody() -> None:
     async def work(host: LoadingHost, server: Server) -> None:
-        ticket = host.submit(request("never"), False, True, Answers())
+        ticket = host.submit(request("never"), True, Answers())
         answers = Answers()
-        host.submit(request("m"), False, True, answers)
+        host.submit(request("m"), True, answers)
         await answers.ended.wait()
         assert server.waits == [True]
         host.close()
         ticket.cancel()
-        host.submit(request("m"), False, True, answers := Answers())
+        host.submit(request("m"), True, answers := Answers())
         await answers.ended.wait()
         assert server.waits == [True, False]
 

@@ -65,7 +65,6 @@ class World:
             residency=replace(options, clock=lambda: time() + self.ahead),
             control=control,
         )  # fmt: skip
-        self.door = self.engine.at_door(0)
 
     def write(self, name: str, text: str, version: int = 1) -> None:
         folder = self.root / name / str(version)
@@ -77,7 +76,7 @@ class World:
         answer = Answer()
         tensor = Tensor("X", FP32, np.zeros((1, 1), np.float32))
         request = Call(name, version, "", {"X": tensor})
-        self.door.find(name, version).submit(request, answer)
+        self.engine.find(name, version).submit(request, answer)
         return answer.future
 
     @property
@@ -212,7 +211,7 @@ def test_cancelling_the_last_who_waits_loads_nothing(tmp_path: Path) -> None:
             await world.ask("a")
             answer = Answer()
             request = Call("b", "", "", {})
-            world.door.find("b").submit(request, answer).cancel()
+            world.engine.find("b").submit(request, answer).cancel()
             world.ahead = 51
             await asyncio.sleep(0)
             assert not answer.future.done()

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.core.errors import ExecutionFailed, ModelNotReady
 from headrace.core.requests import Call, Ticket
-from headrace.engine.response_counting import ResponseCounting
+from headrace.engine.response_counting import count_responses
 from headrace.observability.responses import MOST, Duration, ResponseCounters, Responses
 from headrace.scheduling.batch import Deferral, Part
 from tests.scheduling.fakes import Bench, request, signature
@@ -21,8 +21,8 @@ class Counted:
     def __init__(self, bench: Bench | None = None) -> None:
         self.bench = bench or Bench(shape=replace(signature(), decoupled=True))
         self.responses = Responses()
-        self.counting = ResponseCounting(
-            self.bench.batcher, self.responses, now=self.bench.clock.now
+        self.submit = count_responses(
+            self.responses, self.bench.batcher.submit, now=self.bench.clock.now
         )
         self.call: Call
         self.sink = ManySink()
@@ -30,7 +30,7 @@ class Counted:
     def open(self) -> Ticket:
         """Have a batch done with, whose request is open."""
         instance = self.bench.instances[0]
-        ticket = self.counting.submit(request("a", 1), self.sink, 1)
+        ticket = self.submit(request("a", 1), self.sink, 1)
         self.bench.clock.settle()
         self.call = ticket.call  # type: ignore[attr-defined]
         self.call.execution = FakeExecution()
@@ -113,8 +113,8 @@ def test_a_request_that_is_given_up() -> None:
 
 def test_what_has_not_begun_is_no_response() -> None:
     counted = Counted(Bench(instances=0))
-    counted.counting.submit(request("a", 1), counted.sink, 1).cancel()
-    counted.counting.submit(request("b", 1), counted.sink, 1)
+    counted.submit(request("a", 1), counted.sink, 1).cancel()
+    counted.submit(request("b", 1), counted.sink, 1)
     counted.bench.batcher.fail_waiting(ModelNotReady("none"))
     assert not counted.responses.ordinals
     assert len(counted.sink.errors) == 1
@@ -129,7 +129,7 @@ def test_a_ticket_holds_the_model() -> None:
 def test_a_batch_with_the_only_responses() -> None:
     bench = Bench(shape=replace(signature(), decoupled=True))
     counted = Counted(bench)
-    counted.counting.submit(request("a", 1), counted.sink, 1)
+    counted.submit(request("a", 1), counted.sink, 1)
     bench.clock.settle()
     bench.clock.advance(8)
     bench.instances[0].finish()
@@ -152,8 +152,8 @@ def test_counting_goes_on_and_other_bounds_begin_anew() -> None:
     counted.open()
     counted.answer(1, part(1), True)
     first = counted.responses.first
-    ResponseCounting(counted.bench.batcher, counted.responses)
+    count_responses(counted.responses, counted.bench.batcher.submit)
     assert counted.responses.first is first
-    ResponseCounting(counted.bench.batcher, counted.responses, (1.0, 2.0))
+    count_responses(counted.responses, counted.bench.batcher.submit, (1.0, 2.0))
     assert counted.responses.first is not first
     assert counted.told(0, "success")[0] == 1

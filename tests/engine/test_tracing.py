@@ -11,10 +11,8 @@ from headrace.core.errors import InvalidRequest, QueueFull, ServerError
 from headrace.core.requests import Call, InferResponse, Sink, Timing
 from headrace.core.tensors import Array, Tensor
 from headrace.core.trace_context import TRACE_PARAMETER, read_link
-from headrace.engine.admission import Admission
-from headrace.engine.doors import NOTHING_KNOWN, Target
+from headrace.engine.doors import Submit
 from headrace.engine.trace_thread import Item, TraceThread
-from headrace.engine.traced_entrance import TracedEntrance
 from headrace.engine.tracing import Tracing
 from headrace.observability.trace_settings import Mode, TraceConfig, TraceSettings
 from headrace.observability.traces import Trace
@@ -96,20 +94,17 @@ class World:
         self.tracing = Tracing(TraceConfig(mode, settings, "file", "url"), self._thread)
         self.tracing.known = lambda name: name == "m"
         self.version = Version()
-        self.admission = Admission(0, 0)
-        self.entrance = TracedEntrance(self, self.admission, self.tracing)
 
-    exiting = False
+    @property
+    def stage(self) -> Submit:
+        """What stands before the version, if it is not the version itself."""
+        return self.tracing.traced("m", "3", self.version.submit)
 
-    known = NOTHING_KNOWN
-
-    def find(self, name: str, version: str = "") -> Target:
-        return self.version
+    def traced(self) -> bool:
+        return self.stage != self.version.submit
 
     def submit(self, door: Door | None = None) -> Any:
-        target = self.entrance.find("m")
-        sink: Sink = door or Door()
-        return target.submit(a_request(), sink)
+        return self.stage(a_request(), door or Door())
 
     def traces(self) -> list[Trace]:
         """The finished ones; nothing more may come."""
@@ -131,34 +126,41 @@ def names(trace: Trace) -> list[str]:
     return [name for name, _ in trace.times]
 
 
-def test_what_is_not_traced_is_found_as_it_is() -> None:
+def test_what_is_not_traced_has_no_stage() -> None:
     for settings in (TraceSettings(), TraceSettings(True, rate=0), TraceSettings(True, count=0)):
-        world = World(settings)
-        assert world.entrance.find("m") is world.version
+        assert not World(settings).traced()
 
 
 def test_a_change_is_seen_by_the_next_request() -> None:
     world = World(TraceSettings(rate=1))
-    assert world.entrance.find("m") is world.version
+    assert not world.traced()
     world.tracing.change("m", {"trace_level": ["TIMESTAMPS"]})
-    assert world.entrance.find("m") is not world.version
+    assert world.traced()
     world.tracing.change("m", {"trace_level": []})
-    assert world.entrance.find("m") is world.version
+    assert not world.traced()
 
 
-def test_what_was_found_is_known_until_something_changes() -> None:
-    world = World()
-    found = world.entrance.find("m")
-    assert world.entrance.known == {("m", ""): found}
+def test_changes_are_told() -> None:
+    world, told = World(TraceSettings(timestamps=True, rate=1, count=1)), list[int]()
+    world.tracing.changed = lambda: told.append(1)
+    world.submit()
+    assert len(told) == 1
     world.tracing.change("m", {"trace_level": []})
-    assert world.entrance.known == {}
+    assert len(told) == 2
+
+
+def test_what_no_client_asks_for_is_no_trace_of_its_own() -> None:
+    world, sink = World(), Sink()
+    world.stage(a_request(), sink)
+    assert world.version.got[0][1] is sink
+    assert world.traces() == []
 
 
 def test_a_count_that_is_reached_ends_it() -> None:
     world = World(TraceSettings(timestamps=True, rate=2, count=1))
     for _ in range(2):
         world.submit()
-    assert world.entrance.find("m") is world.version
+    assert not world.traced()
     assert world.tracing.document("m")["trace_count"] == ["0"]
     for request, sink in world.version.got:
         sink.respond(a_response(), True)
@@ -252,7 +254,7 @@ def test_what_a_model_asks_for_has_a_parent() -> None:
     world.submit()
     [(request, sink)] = world.version.got
     link = request.parameters[TRACE_PARAMETER]
-    world.tracing.submit_child(world.version, a_request(**{TRACE_PARAMETER: link}), Door())
+    world.tracing.submit_child(world.version.submit, a_request(**{TRACE_PARAMETER: link}), Door())
     [_, (_, inner)] = world.version.got
     inner.respond(a_response(), True)
     sink.respond(a_response(), True)
@@ -263,7 +265,7 @@ def test_what_a_model_asks_for_has_a_parent() -> None:
 @pytest.mark.parametrize("link", ["", "99", "0 00-x", "what"])
 def test_a_trace_that_there_is_not_is_none(link: str) -> None:
     world, door = World(), Door()
-    world.tracing.submit_child(world.version, a_request(**{TRACE_PARAMETER: link}), door)
+    world.tracing.submit_child(world.version.submit, a_request(**{TRACE_PARAMETER: link}), door)
     assert world.version.got[0][1] is door
     assert world.traces() == []
 

@@ -51,7 +51,7 @@ class FakeHost:
         self.tickets: list[FakeTicket] = []
         self.sinks: list[Sink] = []
 
-    def submit(self, request: Call, decoupled: bool, inside: bool, sink: Sink) -> FakeTicket:
+    def submit(self, request: Call, inside: bool, sink: Sink) -> FakeTicket:
         self.tickets.append(FakeTicket())
         self.sinks.append(sink)
         return self.tickets[-1]

@@ -65,9 +65,7 @@ class Link:
 
     def submit(self, model: str, door: int = 0, body: bytes | None = None) -> Door:
         """Send a request by one kind of door; a raw one if it has a body."""
-        request = Call(model, "", "a", {})
-        if body is not None:
-            request, _ = pass_raw(model, "", body)
+        request = Call(model, "", "a", {}) if body is None else pass_raw(model, "", body)
         sink = Door()
         target = RemoteEngine(self.front_end, self.admission, door).find(model)
         assert isinstance(target, RemoteTarget)

@@ -76,9 +76,10 @@ class World:
         self.log: list[str] = []
         self.failed: list[tuple[str, int]] = []  # the reasons, and how long they have waited
         self.queue = SequenceQueue(
-            "m", self.table, SequenceRules(IDLE, **rules), most_starts, self.scheduler.submit,
+            "m", self.table, SequenceRules(IDLE, **rules), most_starts,
             self.scheduler.expect, lambda reason, waited: self.failed.append((reason, waited)),
         )  # fmt: skip
+        self.submit = self.queue.before(self.scheduler.submit)
 
     def send(self, name: str, id: int | str, kind: str = "") -> tuple[Ticket, FakeSink]:
         """Submit a request; `kind` has "s" for a start and "e" for an end."""
@@ -86,7 +87,7 @@ class World:
             "m", "", name, {}, sequence_id=id, sequence_start="s" in kind, sequence_end="e" in kind
         )
         sink = FakeSink(name, self.log)
-        return self.queue.submit(request, sink, 1), sink
+        return self.submit(request, sink, 1), sink
 
 
 def test_one_request_of_a_sequence_at_a_time() -> None:

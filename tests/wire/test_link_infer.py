@@ -187,7 +187,7 @@ def test_what_was_read_can_be_changed() -> None:
 
 
 def test_raw_bodies() -> None:
-    request, _ = pass_raw("m", "2", b"\x01\x02\x03")
+    request = pass_raw("m", "2", b"\x01\x02\x03")
     meta, pieces = RequestWriter().parts(request)
     rest = b"".join(pieces)
     found = RequestReader().read(meta, rest, 0, len(rest), True)

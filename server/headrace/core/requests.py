@@ -126,10 +126,15 @@ class Call:
 class RawRequest(Call):
     """A request that is nothing yet but the bytes of a model's only input.
 
-    They are its one input, under no name. What knows the signature makes a request of them.
+    They are its one input, under no name. What knows the signature makes a request of them: one to
+    generate with where it `generates`.
     """
 
-    __slots__ = ()
+    __slots__ = ("generates",)
+
+    def __init__(self, *asked: Any, generates: bool = False, **more: Any) -> None:
+        super().__init__(*asked, **more)
+        self.generates = generates
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +219,9 @@ class Sink:
     """
 
     __slots__ = ()
+
+    # Why a model that may answer any number of times is refused; "" where it is not.
+    refusal = ""
 
     @property
     def door(self) -> str:

@@ -17,9 +17,9 @@ from headrace.core.errors import ExecutionFailed, Overloaded, QueueFull, ServerE
 from headrace.core.requests import Call, InferResponse, Sink, StageSink, Ticket, Timing
 from headrace.core.shapes import brackets
 from headrace.core.tensors import Tensor, concatenated
+from headrace.engine.doors import Enqueue
 from headrace.engine.shared_calls import Queue
 from headrace.engine.workbench import Job, Workbench
-from headrace.scheduling.sequences import Submit
 from headrace.wire.elements import uncharged
 from headrace.wire.status import INTERNAL_TEXT
 
@@ -27,6 +27,17 @@ log = logging.getLogger(__name__)
 
 _AT_ONCE = 8  # parts that are queued or run
 _JOINED_HERE = 1 << 20  # bytes that are put together on the event loop
+
+
+def divide(most: int, enqueue: Enqueue, queue: Queue, bench: Workbench) -> Enqueue:
+    """The stage that divides requests with more than the `most` rows of a batch."""
+
+    def stage(request: Call, sink: Sink, rows: int) -> Ticket:
+        if rows <= most:
+            return enqueue(request, sink, rows)
+        return DividedRequest(request, sink, rows, most, enqueue, queue, bench).begin()
+
+    return stage
 
 
 class DividedRequest:
@@ -38,7 +49,7 @@ class DividedRequest:
         sink: Sink,
         rows: int,
         part_rows: int,
-        submit: Submit,
+        submit: Enqueue,
         queue: Queue,
         bench: Workbench,
     ) -> None:

@@ -16,6 +16,9 @@ from headrace.engine.admission import Admission
 from headrace.wire.grpc_messages import PlainWriter
 from headrace.wire.plain_json import PlainJson
 
+Submit = Callable[[Call, Sink], Ticket]  # checks and queues a call; raises `ServerError`
+Enqueue = Callable[[Call, Sink, int], Ticket]  # queues one that was checked, with its rows
+
 _KNOWN = 1024  # kinds of calls that are remembered
 
 CONTEXT_HEADERS = ("traceparent", "tracestate")  # which trace a request is part of
@@ -50,7 +53,7 @@ class Direct:
     json: PlainJson
     grpc: PlainWriter
     known: dict[object, int]
-    enqueue: Callable[[Call, Sink, int], Ticket]
+    enqueue: Enqueue
 
     def remember(self, alike: object, rows: int) -> None:
         """Remember the rows of calls that ask alike."""

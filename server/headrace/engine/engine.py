@@ -13,14 +13,13 @@ from functools import partial
 from headrace.core.errors import InvalidRequest, NotFound, Unavailable
 from headrace.engine import documents
 from headrace.engine.admission import Admission
-from headrace.engine.awaited import AwaitedTarget, WaitingRoom
+from headrace.engine.cold_start import ColdStart
 from headrace.engine.control import Control, ControlOptions
-from headrace.engine.doors import Entrance
 from headrace.engine.forwarded_headers import ForwardedHeaders
 from headrace.engine.lifecycle import Lifecycle
 from headrace.engine.log_control import LogControl
 from headrace.engine.model import Model, parse_version
-from headrace.engine.model_host import Found, ModelHost
+from headrace.engine.model_host import ModelHost
 from headrace.engine.on_request import OnRequest
 from headrace.engine.opening import Backend, LoadOptions, open_model
 from headrace.engine.readiness import ServerReadiness
@@ -28,7 +27,6 @@ from headrace.engine.regions import Regions
 from headrace.engine.residency import ResidencyOptions
 from headrace.engine.router import Router
 from headrace.engine.series import series_of
-from headrace.engine.traced_entrance import TracedEntrance
 from headrace.engine.tracing import Tracing
 from headrace.engine.traffic import Traffic
 from headrace.engine.version import ModelVersion, State
@@ -80,15 +78,15 @@ class Engine:
         self.logs = logs or LogControl(LogSettings())
         self.tracing = tracing or Tracing(TraceConfig())
         self.tracing.known = self._is_known
-        self.entrance = TracedEntrance(self, admission, self.tracing)
+        self.tracing.changed = self._compose_all
         self.regions = regions or Regions(admission, 0)
         self._models: dict[str, Model] = {}
         # What is loaded when it is asked for is missed by nobody before.
         strict = strict_readiness and residency is None
         self.readiness = ServerReadiness(self._models, admission, strict)
-        # Answers of `find` that may stand.
-        self._found: dict[tuple[str, str], ModelVersion | Router] = {}
-        self.traffic = Traffic(self._models, admission, traffic_control, self._forget_found)
+        # `Entrance.known`: answers of `find` that may stand.
+        self.known: dict[tuple[str, str], ModelVersion | Router] = {}
+        self.traffic = Traffic(self._models, admission, traffic_control, self.known.clear)
         self.forwarded_headers = ForwardedHeaders()
         self.model_metrics = ModelMetrics()
         # A version that is loaded may be newer than what was found before.
@@ -109,51 +107,36 @@ class Engine:
 
     # --- inference
 
-    @property
-    def known(self) -> Mapping[tuple[str, str], ModelVersion | Router]:
-        """`Entrance.known`."""
-        return self._found
-
-    def find(self, name: str, version: str = "") -> ModelVersion | Router:
+    def find(self, name: str, version: str = "") -> ModelVersion | Router | ColdStart:
         """What serves a request: the version that is named, else what the model's traffic rules
-        say, else the highest version that is ready.
+        say, else the highest version that is ready, else what loads the model on request.
 
         Raises `NotFound`, `ModelNotReady`, or `InvalidRequest` for a version that is no number.
         """
-        found = self._found.get((name, version))
+        found = self.known.get((name, version))
         if found is None or not found.ready:
-            if len(self._found) >= _MAX_FOUND:
-                self._found.clear()
-            found = self._found[name, version] = self._find(name, version)
+            if len(self.known) >= _MAX_FOUND:
+                self.known.clear()
+            try:
+                found = self._find(name, version)
+            except (NotFound, Unavailable):
+                if self.on_request is None or not self.on_request.offers(name, version):
+                    raise
+                return ColdStart(self, self.on_request, name, version)
+            self.known[name, version] = found
         return found
 
-    def _forget_found(self) -> None:
-        self._found.clear()
-        self.entrance.forget()
+    def _compose_all(self) -> None:
+        """Other calls are traced than before."""
+        for version in self.versions():
+            version.compose()
 
     def _on_change(self, model: Model) -> None:
         """Other versions of a model may be found than before."""
         self.traffic.follow(model)
-        self._forget_found()
+        self.known.clear()
         self.forwarded_headers.follow(model)
         self.readiness.may_have_changed()
-
-    def at_door(self, door: int) -> Entrance:
-        """The engine as one kind of door has it, by its `Flag`; 0 for streams."""
-        if self.on_request is None:
-            return self.entrance
-        return WaitingRoom(self.entrance, self.on_request, door)
-
-    def find_for_model(self, name: str, version: str, refusal: str) -> Found:
-        """As `headrace.engine.model_host.Models` has it."""
-        if self.on_request is None:
-            return self.find(name, version)
-        try:
-            return self.find(name, version)
-        except (NotFound, Unavailable):
-            if not self.on_request.offers(name, version):
-                raise
-        return AwaitedTarget(self, self.on_request, 0, name, version, refusal)
 
     async def bring(self, name: str, version: str = "") -> None:
         """Have a model in memory if it is one that is loaded on request; raises `ServerError`.
@@ -225,8 +208,6 @@ class Engine:
         try:
             return self.find(name, version).obstacle
         except (NotFound, Unavailable) as error:
-            if self.on_request is not None and self.on_request.offers(name, version):
-                return self.on_request.failing(name)
             model = self._models.get(name)
             reason = "" if model is None else model.why(version)
             return f"{error}: {reason}" if reason else str(error)

@@ -43,10 +43,10 @@ class LoadingHost:
         if bool(before) != bool(self._asked):
             self._wait(bool(self._asked))
 
-    def submit(self, request: Call, decoupled: bool, inside: bool, sink: Sink) -> Ticket:
+    def submit(self, request: Call, inside: bool, sink: Sink) -> Ticket:
         """Have a model run; errors come to the sink."""
         asked = _Asked(self, self._loop, asyncio.get_running_loop(), sink)
-        _on(self._loop, asked.begin, self._host, request, decoupled, inside)
+        _on(self._loop, asked.begin, self._host, request, inside)
         return asked
 
     def control(self, document: Mapping[str, Any], answer: Answer) -> None:
@@ -90,16 +90,17 @@ class _Asked(Sink):
         self._there = there
         self._here = here
         self._sink = sink
+        self.refusal = sink.refusal
         self._ticket: Ticket | None = None
         self._over = False
 
     # --- on the server's event loop
 
-    def begin(self, host: Host, request: Call, decoupled: bool, inside: bool) -> None:
+    def begin(self, host: Host, request: Call, inside: bool) -> None:
         """Submit it."""
         self._owner.count(1)
         try:
-            self._ticket = host.submit(request, decoupled, inside, self)
+            self._ticket = host.submit(request, inside, self)
         except ServerError as error:
             self.fail(error)
 

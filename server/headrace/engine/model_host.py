@@ -59,18 +59,15 @@ class Models(Protocol):
     def control(self) -> Control:
         """Which of them are served."""
 
-    def find_for_model(self, name: str, version: str, refusal: str) -> Found:
-        """What serves requests for a model, which it may have to be loaded for.
-
-        `refusal` is said of a decoupled one unless it is empty. Raises `ServerError`.
-        """
+    def find(self, name: str, version: str = "") -> Found:
+        """What serves requests for a model, which may have to be loaded; raises `ServerError`."""
 
     def model_ready(self, name: str, version: str = "") -> bool:
         """Whether requests for a model are taken; raises `InvalidRequest`."""
 
 
 class ModelHost:
-    """What one version of a model reaches of the server; see `execution.model_calls.Host`."""
+    """What one version of a model reaches of the server; see `headrace.execution.host.Host`."""
 
     def __init__(
         self,
@@ -81,30 +78,29 @@ class ModelHost:
     ) -> None:
         """`owner` is that version."""
         self.loading = ""  # the model whose load waits for what is asked here
-        self._tracing = tracing
+        self.tracing = tracing
         self._owner = owner
         self._models = models
         self._metrics = metrics
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def submit(self, request: Call, decoupled: bool, inside: bool, sink: Sink) -> Ticket:
+    def submit(self, request: Call, inside: bool, sink: Sink) -> Ticket:
         """Have a model run; raises `ServerError`."""
-        refusal = "" if decoupled else _decoupled(request.model_name)
-        found = self._models.find_for_model(request.model_name, request.model_version, refusal)
+        found = self._models.find(request.model_name, request.model_version)
         if inside and found.waits_for(self._owner):
             raise Unsupported(
                 f"model '{request.model_name}' asks itself while it executes, and would wait for"
                 " itself: it needs a second instance (instance_group), or to be a coroutine"
             )
-        if found.decoupled and refusal:
-            raise Unsupported(refusal)
-        if self._tracing is not None and TRACE_PARAMETER in request.parameters:
-            return self._tracing.submit_child(found, request, sink)
+        if found.decoupled and sink.refusal:
+            raise Unsupported(sink.refusal)
+        if self.tracing is not None and TRACE_PARAMETER in request.parameters:
+            return self.tracing.submit_child(found.submit, request, sink)
         return found.submit(request, sink)
 
     def begin_call(self, link: str) -> TracedCall | PassedCall | None:
         """`headrace.execution.remote.connection.CallTraces`."""
-        return None if self._tracing is None else self._tracing.begin_call(link)
+        return None if self.tracing is None else self.tracing.begin_call(link)
 
     def control(
         self, document: Mapping[str, Any], answer: Callable[[object, ServerError | None], None]
@@ -160,10 +156,3 @@ class ModelHost:
     def close(self) -> None:
         """The version has gone."""
         self._metrics.forget(self)
-
-
-def _decoupled(name: str) -> str:
-    return (
-        f"model '{name}' is decoupled: it may answer any number of times, so it has to be executed"
-        " with decoupled=True"
-    )

@@ -10,35 +10,30 @@ from time import monotonic_ns
 
 from headrace.core.errors import ExecutionFailed, ServerError
 from headrace.core.requests import Call, InferResponse, Sink, StageSink, Ticket
+from headrace.engine.doors import Enqueue
 from headrace.observability.responses import FIRST_RESPONSE_BOUNDS, FirstResponses, Responses
-from headrace.scheduling.batcher import Batcher
 
 
-class ResponseCounting:
-    """Submits requests whose responses are counted."""
+def count_responses(
+    responses: Responses,
+    enqueue: Callable[[Call, Sink, int], Call],
+    bounds: Sequence[float] = FIRST_RESPONSE_BOUNDS,
+    now: Callable[[], int] = monotonic_ns,
+) -> Enqueue:
+    """The stage that counts responses, before the queue.
 
-    def __init__(
-        self,
-        batcher: Batcher,
-        responses: Responses,
-        bounds: Sequence[float] = FIRST_RESPONSE_BOUNDS,
-        now: Callable[[], int] = monotonic_ns,
-    ) -> None:
-        """`bounds` are those of the time to the first response, in milliseconds.
+    `bounds` are those of the time to the first response, in milliseconds. `now` is the clock of
+    the scheduler, in nanoseconds.
+    """
+    if responses.first is None or responses.first.bounds != tuple(bounds):
+        responses.first = FirstResponses(bounds)
 
-        `now` is the clock of the scheduler, in nanoseconds.
-        """
-        if responses.first is None or responses.first.bounds != tuple(bounds):
-            responses.first = FirstResponses(bounds)
-        self._batcher = batcher
-        self._responses = responses
-        self._now = now
-
-    def submit(self, request: Call, sink: Sink, rows: int) -> Ticket:
-        """See `Batcher.submit`."""
-        counted = _Counted(sink, self._responses, self._now)
-        counted.call = self._batcher.submit(request, counted, rows)
+    def stage(request: Call, sink: Sink, rows: int) -> Ticket:
+        counted = _Counted(sink, responses, now)
+        counted.call = enqueue(request, counted, rows)
         return counted
+
+    return stage
 
 
 class _Counted(StageSink):

@@ -8,6 +8,7 @@ from functools import partial
 from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
 from headrace.core.requests import Call, InferResponse, SharedRequest, Sink, StageSink, Ticket
 from headrace.core.signature import Signature
+from headrace.engine.doors import Enqueue, Submit
 from headrace.engine.regions import Regions
 from headrace.engine.shared_calls import Queue, SharedCall
 from headrace.engine.workbench import Job, Workbench
@@ -18,8 +19,6 @@ from headrace.wire.status import INTERNAL_TEXT
 log = logging.getLogger(__name__)
 
 _AT_ONCE = 16 << 10  # bytes to look for classes in, each of which becomes a text at worst
-
-Submit = Callable[[Call, Sink, int], Ticket]
 
 
 class _Classifying(StageSink):
@@ -114,48 +113,41 @@ class _Classifying(StageSink):
             self._behind.popleft()()
 
 
-class SpecialRequests:
-    """Takes such requests for one version: those whose `classes` are not None."""
+def ask_more(
+    signature: Signature,
+    labels: Mapping[str, Sequence[str]],
+    regions: Regions,
+    queue: Queue,
+    enqueue: Enqueue,
+) -> Submit:
+    """The stage of requests with classes, or with tensors in shared memory, before `enqueue`."""
+    bench = regions.admission.workbench
 
-    def __init__(
-        self,
-        signature: Signature,
-        labels: Mapping[str, Sequence[str]],
-        regions: Regions,
-        queue: Queue,
-        submit: Submit,
-    ) -> None:
-        """`submit` queues a request that has been checked, with its rows."""
-        self._signature = signature
-        self._labels = labels
-        self._regions = regions
-        self._queue = queue
-        self._submit = submit
-
-    def submit(self, request: Call, sink: Sink) -> Ticket:
-        """Check and queue a request; raises `ServerError`."""
+    def stage(request: Call, sink: Sink) -> Ticket:
         call: SharedCall | None = None
         classifying: _Classifying | None = None
         if isinstance(request, SharedRequest):
             # It came by a door: models do not know of clients' shared memory.
-            sink = call = SharedCall(request, sink, self._regions)
+            sink = call = SharedCall(request, sink, regions)
             request.inputs |= call.placeholders()
         if request.classes:
-            batches = self._signature.batches
-            bench = self._regions.admission.workbench
-            sink = classifying = _Classifying(sink, request.classes, self._labels, batches, bench)
+            sink = classifying = _Classifying(
+                sink, request.classes, labels, signature.batches, bench
+            )
         try:
-            rows = self._signature.check(request)
+            rows = signature.check(request)
         except InvalidRequest as error:
             raise with_id(request, error) from None
         if call is None:
-            ticket = self._submit(request, sink, rows)
+            ticket = enqueue(request, sink, rows)
             if classifying is None:
                 return ticket
             classifying.ticket = ticket
             return classifying
-        call.begin(self._queue, lambda: self._submit(request, sink, rows))
+        call.begin(queue, lambda: enqueue(request, sink, rows))
         return call
+
+    return stage
 
 
 def with_id(request: Call, error: InvalidRequest) -> InvalidRequest:

@@ -1,8 +1,8 @@
 """Tracing: which requests are traced, and the settings that say so.
 
-A model that is traced is found by doors as another target, which stands before the one that serves
-it; others are found as they are, so that they cost nothing. When settings change, or a count is
-reached, what was found is found anew. Owned by the event-loop thread; what becomes of finished
+The versions of a model that is traced have a stage for it (`headrace.engine.trace_stage`); others
+have none, so that they cost nothing. When settings change, or a count is reached, the stages are
+composed anew. Owned by the event-loop thread; what becomes of finished
 traces is another thread's affair (`headrace.engine.trace_thread`).
 
 Invariant: `_live` has the traces under way, which what models ask for may become part of.
@@ -15,11 +15,11 @@ from time import monotonic_ns, time_ns
 from headrace.core.errors import InvalidRequest
 from headrace.core.requests import Call, Sink, Ticket
 from headrace.core.trace_context import TRACE_PARAMETER, TraceContext, read_link
-from headrace.engine.doors import Target
+from headrace.engine.doors import Submit
 from headrace.engine.span_ids import child_span, new_context
+from headrace.engine.trace_stage import TracedRequest, trace_stage
 from headrace.engine.trace_thread import TraceThread
 from headrace.engine.traced_calls import PassedCall, TracedCall
-from headrace.engine.traced_target import Submits, TracedRequest, TracedTarget
 from headrace.observability.trace_settings import (
     Mode,
     Sampler,
@@ -41,7 +41,7 @@ class Tracing:
         self._numbers = itertools.count(1)
         self._live: dict[int, Trace] = {}
         self._watching: list[Callable[[Mapping[str, bool]], object]] = []
-        self.changed: Callable[[], object] | None = None  # what was found before may be outdated
+        self.changed: Callable[[], object] | None = None  # other models may be traced
         self.known: Callable[[str], bool] | None = None  # whether there is such a model
 
     # --- settings
@@ -75,7 +75,7 @@ class Tracing:
         for sampler in self._table.change(model, changes):
             if not sampler.open:
                 self._ended(sampler)
-        self._forget_found()
+        self._tell()
         for callback in self._watching:
             callback(self._contexts())
 
@@ -95,18 +95,16 @@ class Tracing:
         if model and self.known is not None and not self.known(model):
             raise InvalidRequest(f"Request for unknown model : {model}")
 
-    def _forget_found(self) -> None:
+    def _tell(self) -> None:
         if self.changed is not None:
             self.changed()
 
     # --- requests
 
-    def dress(self, target: Target) -> Target:
-        """What doors are to find instead of `target`: the same, unless it is traced."""
-        sampler = self._table.sampler(target.model)
-        if not self._traces(sampler):
-            return target
-        return TracedTarget(target, sampler, self)
+    def traced(self, model: str, version: str, submit: Submit) -> Submit:
+        """What comes before `submit` of a version: nothing, unless the model is traced."""
+        sampler = self._table.sampler(model)
+        return trace_stage(self, sampler, version, submit) if self._traces(sampler) else submit
 
     def _traces(self, sampler: Sampler) -> bool:
         settings = sampler.settings
@@ -128,22 +126,22 @@ class Tracing:
             root = new_context(context)
             trace.spans = SpanIds(root.trace_id, root.span_id, child_span(root), context)
         elif sampler.spent:
-            self._forget_found()
+            self._tell()
         return trace
 
-    def submit_child(self, target: Submits, request: Call, sink: Sink) -> Ticket:
+    def submit_child(self, submit: Submit, request: Call, sink: Sink) -> Ticket:
         """Submit what a model asks for as part of a trace; raises `ServerError`.
 
         If there is no such trace under way, it is submitted as it is.
         """
         parent = self._live.get(read_link(request.parameters[TRACE_PARAMETER]).number)
         if parent is None:
-            return target.submit(request, sink)
+            return submit(request, sink)
         trace = self._trace(parent.sampler, request, "", parent.number)
         if parent.spans is not None:
             above = parent.spans.model
             trace.spans = SpanIds(above.trace_id, 0, child_span(above), above)
-        return TracedRequest(self, trace, sink).submit(target, request)
+        return TracedRequest(self, trace, sink).submit(submit, request)
 
     def begin_call(self, link: str) -> TracedCall | PassedCall | None:
         """What the call of a request to another server is part of; None for nothing.

@@ -4,15 +4,15 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from sys import maxsize
 from typing import TYPE_CHECKING
 
-from headrace.core.errors import InvalidRequest, ModelNotReady, ServerError
+from headrace.core.errors import ModelNotReady, ServerError
 from headrace.core.requests import Call, InferResponse, Sink, Ticket
 from headrace.core.signature import Signature
 from headrace.engine.admission import ModelAccount
-from headrace.engine.divided_requests import DividedRequest
-from headrace.engine.doors import Direct
+from headrace.engine.chain import check, tell_servers
+from headrace.engine.divided_requests import divide
+from headrace.engine.doors import Direct, Enqueue, Submit
 from headrace.engine.fail_over import FailOver
 from headrace.engine.footprint import GpuMemory
 from headrace.engine.future_sink import FutureSink
@@ -20,11 +20,10 @@ from headrace.engine.instance_set import InstanceSet
 from headrace.engine.loading import LoadedInstance, LoadedVersion
 from headrace.engine.model_host import ModelHost
 from headrace.engine.regions import Regions
-from headrace.engine.response_counting import ResponseCounting
-from headrace.engine.scheduler import before, make_batcher, remote_model
-from headrace.engine.special_requests import SpecialRequests, with_id
+from headrace.engine.response_counting import count_responses
+from headrace.engine.scheduler import make_batcher, remote_model
+from headrace.engine.special_requests import ask_more
 from headrace.engine.updating import Change, Serving
-from headrace.engine.workbench import Workbench
 from headrace.execution.choice import InstanceKind
 from headrace.execution.local import LocalInstance
 from headrace.execution.model_kinds import is_elsewhere
@@ -78,8 +77,6 @@ class ModelVersion:
         self.direct: Direct | None = None
         self._plain: tuple[PlainJson, PlainWriter] | None = None  # codecs of plain calls
         self._given_up = False  # nothing that could run it comes back for now
-        self._submit: Callable[[Call, Sink, int], Ticket] | None = None
-        self.state = State.LOADING
         self.reason = ""
         self.statistics = statistics or VersionStatistics()
         self.load_seconds = 0.0
@@ -91,18 +88,21 @@ class ModelVersion:
         self._config: ModelConfig | None = None
         self._signature: Signature | None = None
         self._host: ModelHost | None = None
-        self._special: SpecialRequests
-        self._bench: Workbench
+        self._labels: Mapping[str, Sequence[str]] = {}  # of outputs, for classes
+        self._regions: Regions
         self._account: ModelAccount | None = None
-        self._batch_rows = 0
         self.upload: Upload | None = None  # its files, where a request has brought them
         self._sets: list[InstanceSet] = []  # one for each backend
         self._fail_over: FailOver | None = None  # if it has several
         self.forwarded_headers: Sequence[str] = ()  # of clients, for the servers that run it
+        self._is_remote = False  # whether other servers run it
         self._sequences: SequenceQueue | None = None  # before the scheduler
         self._memory: dict[str, int] = {}
         self._gpu_memory: dict[str, GpuMemory] = {}
         self._leaves = False  # `unload` was called
+        self.submit: Submit  # checks and queues a request; raises `ServerError`
+        self._enqueue: Enqueue  # queues one that has been checked
+        self.state = State.LOADING
 
     @property
     def state(self) -> State:
@@ -113,7 +113,7 @@ class ModelVersion:
     def state(self, state: State) -> None:
         self._state = state
         self.ready = state is State.READY
-        self._compose()
+        self.compose()
 
     @property
     def healthy(self) -> bool:
@@ -221,40 +221,6 @@ class ModelVersion:
         waiting = self._batcher.waiting if self._batcher else 0
         return waiting if self._sequences is None else waiting + self._sequences.waiting
 
-    def submit(self, request: Call, sink: Sink) -> Ticket:
-        """Check and queue a request; raises `ServerError`."""
-        if self._submit is None or self._signature is None:
-            raise self.not_ready()
-        if self._given_up:
-            raise self._waiting_error()
-        if request.classes is not None:
-            return self._special.submit(request, sink)
-        try:
-            rows = self._signature.check(request)
-        except InvalidRequest as error:
-            raise with_id(request, error) from None
-        if rows > self._batch_rows:
-            return self._divide(request, sink, rows)
-        return self._submit(request, sink, rows)
-
-    def _submit_checked(self, request: Call, sink: Sink, rows: int) -> Ticket:
-        """Queue a request that has been checked, perhaps a while ago; raises `ServerError`."""
-        if self._submit is None or self._signature is None:
-            raise self.not_ready()
-        if self._given_up:
-            raise self._waiting_error()
-        if rows > self._batch_rows:
-            return self._divide(request, sink, rows)
-        return self._submit(request, sink, rows)
-
-    def _divide(self, request: Call, sink: Sink, rows: int) -> Ticket:
-        """Queue a request of more rows than a batch has."""
-        assert self._batcher is not None
-        assert self._submit is not None
-        return DividedRequest(
-            request, sink, rows, self._batch_rows, self._submit, self._batcher, self._bench
-        ).begin()
-
     async def infer(self, request: Call) -> InferResponse:
         """Submit a request and wait for its response; cancelling the wait cancels the request."""
         sink = FutureSink(asyncio.get_running_loop().create_future())
@@ -282,12 +248,10 @@ class ModelVersion:
             loaded, self.name, loop, self.statistics, self._report, self._account
         )
         schedulers: Sequence[Batcher | Tier] = [batcher]
-        self._submit = batcher.submit
         if loaded.backends is not None:
             counts = self.statistics.backends
             self._fail_over = FailOver(self.model, loaded.backends, batcher, loop, counts)
             schedulers = list(self._fail_over.tiers)
-            self._submit = self._fail_over.submit
         known = self.statistics.endpoints
         self._sets = [
             InstanceSet(
@@ -306,24 +270,16 @@ class ModelVersion:
         self._batcher = batcher
         self._config = loaded.config
         self._signature = loaded.signature
-        self._batch_rows = loaded.signature.max_batch_size or maxsize
-        self._bench = regions.admission.workbench
+        self._labels, self._regions = loaded.labels, regions
         self.decoupled = loaded.config.model_transaction_policy.decoupled
-        if self.decoupled:
-            bounds = first_response_bounds(loaded.config)
-            self._submit = ResponseCounting(batcher, self.statistics.responses, bounds).submit
         for item in loaded.instances:
             if is_elsewhere(item.model):
                 item.model.forwarding.traces = host
         remote, servers = remote_model(loaded), self._servers
         if remote is not None and servers is not None:
-            self._submit, self._sequences = before(
-                remote, servers, self._submit, batcher, self.statistics
-            )
+            self._is_remote = True
+            self._sequences = servers.in_sequence(batcher.expect, self.statistics.request_failed)
             self.forwarded_headers = remote.options.forward_headers
-        self._special = SpecialRequests(
-            loaded.signature, loaded.labels, regions, batcher, self._submit_checked
-        )
         if not self.decoupled:
             given = loaded.signature, self.model, self.name
             self._plain = PlainJson(*given), PlainWriter(*given)
@@ -403,7 +359,7 @@ class ModelVersion:
         self._gpu_memory.clear()
         if self._host is not None:
             self._host.close()
-        self._batcher = self._submit = self._config = self._signature = self.upload = None
+        self._batcher = self._config = self._signature = self.upload = None
         self._plain = None
         self.state = State.UNAVAILABLE
         self.reason = "unloaded"
@@ -420,14 +376,46 @@ class ModelVersion:
     def _on_instances(self) -> None:
         """Something that runs it has gone, or is back, or nothing waits for it any more."""
         self._given_up = all(instances.given_up for instances in self._sets)
-        self._compose()
+        self.compose()
 
-    def _compose(self) -> None:
-        """Say what is before the queue of calls that their doors have checked: mostly nothing."""
+    def compose(self) -> None:
+        """Compose the stages that a call passes before the queue, the last one first.
+
+        `submit` takes calls as they were decoded, `_enqueue` those that have been checked. A plain
+        version has none but the check, and doors that have done it call its batcher: `direct`.
+        """
+        batcher, signature = self._batcher, self._signature
+        if batcher is None or signature is None or self._host is None or self._given_up:
+            self.submit = self._enqueue = self._refuse
+            self.direct = None
+            return
+        queue = batcher.submit if self._fail_over is None else self._fail_over.submit
+        enqueue: Enqueue = queue
+        if self.decoupled:
+            bounds = first_response_bounds(self.config)
+            enqueue = count_responses(self.statistics.responses, queue, bounds)
+        if self._sequences is not None:
+            enqueue = self._sequences.before(enqueue)
+        if self._is_remote:
+            enqueue = tell_servers(self.forwarded_headers, enqueue)
+        plain = enqueue
+        if most := signature.max_batch_size:
+            enqueue = divide(most, enqueue, batcher, self._regions.admission.workbench)
+        self._enqueue = enqueue
+        special = ask_more(signature, self._labels, self._regions, batcher, self._queue_checked)
+        untraced = self.submit = check(signature, enqueue, special)
+        if self._host.tracing is not None:
+            self.submit = self._host.tracing.traced(self.model, self.name, untraced)
         self.direct = None
-        plain, submit = self._plain, self._submit
-        if self.ready and not self._given_up and plain is not None and submit is not None:
-            self.direct = Direct(*plain, {}, submit)
+        if self.ready and self._plain is not None and self.submit is untraced:
+            self.direct = Direct(*self._plain, {}, plain)
+
+    def _queue_checked(self, request: Call, sink: Sink, rows: int) -> Ticket:
+        """Queue a request that was checked a while ago; raises `ServerError`."""
+        return self._enqueue(request, sink, rows)
+
+    def _refuse(self, request: Call, sink: Sink, rows: int = 0) -> Ticket:
+        raise self.not_ready() if self._batcher is None else self._waiting_error()
 
     def _waiting_error(self) -> ServerError:
         """What a request is told that nothing can run."""

@@ -10,8 +10,8 @@ from headrace.core.requests import Call, Sink, Ticket
 class Host(Protocol):
     """The server, as far as models may ask something of it."""
 
-    def submit(self, request: Call, decoupled: bool, inside: bool, sink: Sink) -> Ticket:
-        """Have a model run; raises `ServerError`, also if it is decoupled and must not be.
+    def submit(self, request: Call, inside: bool, sink: Sink) -> Ticket:
+        """Have a model run; raises `ServerError`.
 
         `inside` means that the model that asks does nothing else until it is answered.
         """
@@ -31,7 +31,7 @@ class NoHost:
     def __init__(self, text: str) -> None:
         self._text = text
 
-    def submit(self, request: Call, decoupled: bool, inside: bool, sink: Sink) -> Ticket:
+    def submit(self, request: Call, inside: bool, sink: Sink) -> Ticket:
         """Raise `Unavailable`."""
         raise Unavailable(self._text)
 

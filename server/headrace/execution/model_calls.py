@@ -21,13 +21,19 @@ from headrace.workers.frames import Kind, offsets
 
 _MOST_UNSENT = 32  # frames that wait for a worker, from which on other models' responses pause
 
+_NOT_DECOUPLED = (
+    "model '{}' is decoupled: it may answer any number of times, so it has to be executed with"
+    " decoupled=True"
+)
+
 
 class _CallSink(Sink):
     """The sink of a request that a model has made."""
 
-    def __init__(self, calls: "ModelCalls", number: int) -> None:
+    def __init__(self, calls: "ModelCalls", number: int, refusal: str) -> None:
         self._calls = calls
         self._number = number
+        self.refusal = refusal
 
     def respond(self, response: InferResponse, final: bool) -> None:
         """Pass a response on."""
@@ -70,11 +76,11 @@ class ModelCalls:
         if document["op"] != "infer":
             self._control(number, document)
             return
-        sink = _CallSink(self, number)
+        refusal = "" if document["decoupled"] else _NOT_DECOUPLED.format(document["model"])
+        sink = _CallSink(self, number, refusal)
         try:
             request = _request(document, data, size)
-            decoupled = bool(document["decoupled"])
-            ticket = self._host.submit(request, decoupled, batch is not None, sink)
+            ticket = self._host.submit(request, batch is not None, sink)
         except ServerError as error:
             sink.fail(error)
             return

@@ -9,17 +9,24 @@ requests.
 
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import orjson
 
-from headrace.core.errors import ServerError
+from headrace.core.errors import ServerError, Unsupported
 from headrace.core.requests import Call, InferResponse, RawRequest, Sink, Ticket
 from headrace.engine.admission import Held
-from headrace.engine.awaited import AwaitedTarget, refuse_decoupled, submit_raw
-from headrace.engine.doors import GIVE_UP_BYTES, Entrance, Target, not_read
+from headrace.engine.cold_start import ColdStart, submit_raw
+from headrace.engine.doors import (
+    GIVE_UP_BYTES,
+    GRPC_NOT_DECOUPLED,
+    HTTP_NOT_DECOUPLED,
+    Entrance,
+    Target,
+    not_read,
+)
 from headrace.frontends.calls import Calls, CallUnderWay, UnderWay
 from headrace.frontends.channel import Channel
 from headrace.frontends.wanted_headers import WantedHeaders
@@ -29,8 +36,7 @@ from headrace.wire.link_infer import RequestReader, ResponseWriter, error_parts,
 log = logging.getLogger(__name__)
 
 # Of `Flag`.
-_FINAL, _REFUSE, _RAW, _ONE_ANSWER, _WEB, _DOOR = 2, 4, 8, 48, 80, 112
-DOORS = (0, Flag.HTTP, Flag.UNARY, Flag.GENERATE)
+_FINAL, _REFUSE, _RAW, _ONE_ANSWER, _WEB = 2, 4, 8, 48, 80
 _PAUSE_BYTES = 1 << 20  # that the front end has not read, from which on models are asked to pause
 _BY_CLIENT, _BY_LINK = 1, 2  # who has them pause
 
@@ -41,6 +47,7 @@ class _Request(Sink):
     __slots__ = ("host", "nbytes", "number", "ticket", "version")
 
     door = "HTTP"
+    refusal = HTTP_NOT_DECOUPLED
 
     def __init__(self, host: "Host", number: int, nbytes: int, version: str) -> None:
         self.host = host
@@ -92,6 +99,8 @@ class _Streamed(_Request):
 
     __slots__ = ("_held",)
 
+    refusal = ""
+
     def __init__(self, host: "Host", number: int, nbytes: int, version: str) -> None:
         super().__init__(host, number, nbytes, version)
         self._held = 0
@@ -121,6 +130,7 @@ class _RpcRequest(_Request):
     __slots__ = ()
 
     door = "GRPC"
+    refusal = GRPC_NOT_DECOUPLED
 
 
 class _RpcStreamed(_Streamed):
@@ -176,14 +186,13 @@ class Host:
         ready: Callable[[], None],
         lost: Callable[[str], None],
         give_up_bytes: int = GIVE_UP_BYTES,
-        doors: Mapping[int, Entrance] | None = None,
     ) -> None:
-        """Beyond `give_up_bytes` not read, streams are given up; `doors`: the engine by `DOORS`."""
+        """Beyond `give_up_bytes` not read, streams are given up."""
         self.writer = ResponseWriter()
         self.give_up_bytes = give_up_bytes
         self.unlogged = 0  # lines that the front end could not write into the log
         self._reader = RequestReader()
-        self._doors = doors or dict.fromkeys(DOORS, engine)
+        self._engine = engine
         self._admission = engine.admission
         self._calls = calls
         self._ready = ready
@@ -315,14 +324,14 @@ class Host:
             request = self._reader.read(
                 given.meta, buffer, given.start, given.stop, bool(flags & _RAW)
             )
-            door = self._doors[flags & _DOOR]
-            found = door.find(request.model_name, request.model_version)
+            found = self._engine.find(request.model_name, request.model_version)
             kind = _Request if flags & _WEB else _RpcRequest
             if found.decoupled:
-                refuse_decoupled(found, flags)
+                if flags & _ONE_ANSWER:
+                    raise Unsupported(kind.refusal)
                 self.channel.send(frame(Kind.DECOUPLED, number))
                 kind = _Streamed if flags & _WEB else _RpcStreamed
-            elif type(found) is AwaitedTarget and not flags & _ONE_ANSWER:
+            elif type(found) is ColdStart and not flags & _ONE_ANSWER:
                 kind = _Awaited if flags & _WEB else _RpcAwaited
             self._admission.enter(request.nbytes)
             entered = request.nbytes
@@ -330,9 +339,11 @@ class Host:
             self._under_way[number] = under_way
             if isinstance(under_way, _Awaited):
                 under_way.found = found
+            if type(request) is RawRequest:
+                request.generates = bool(flags & Flag.GENERATE)
             if type(request) is RawRequest and found.signature is not None:
                 counted = self._admission, partial(self._grow, under_way)
-                under_way.ticket = submit_raw(found, request, flags, under_way, *counted)
+                under_way.ticket = submit_raw(found, request, under_way, *counted)
             else:
                 under_way.ticket = found.submit(request, under_way)
         except BrokenLink:

@@ -83,9 +83,7 @@ class _FrontEnd:
         self._begun = owner.loop.time()
         self._watch = os.pidfd_open(self.process.pid)
         owner.loop.add_reader(self._watch, self._on_exit)
-        self.host = Host(
-            ours, owner.engine, owner.calls, self._on_ready, self._on_lost, doors=owner.doors
-        )
+        self.host = Host(ours, owner.engine, owner.calls, self._on_ready, self._on_lost)
         self.host.set_up(owner.document)
         self.host.tell_ready(owner.serves)
         if owner.headers:
@@ -151,11 +149,8 @@ class Supervisor:
         config: FrontendConfig,
         count: int,
         on_change: Callable[[bool], None],
-        doors: Mapping[int, Entrance] | None = None,
     ) -> None:
-        """`doors` is the engine as each of `headrace.frontends.host.DOORS` has it."""
         self.engine = engine
-        self.doors = doors
         self.calls = calls
         self.document = config.document()
         self.loop = asyncio.get_running_loop()

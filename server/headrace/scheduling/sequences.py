@@ -109,26 +109,29 @@ class SequenceQueue:
         table: SequenceTable,
         rules: SequenceRules,
         most_starts: int,
-        submit: Submit,
         expect: Callable[[int], None],
         failed: Callable[[str, int], None],
     ) -> None:
-        """`submit` queues a request with the scheduler, which `expect` tells how many wait here.
-
-        At most so many first requests are there at a time. `failed` is
-        `headrace.scheduling.recorder.Recorder.request_failed`, for those that waited here in vain.
+        """`expect` tells the scheduler how many wait here. At most so many first requests are there
+        at a time. `failed` is `headrace.scheduling.recorder.Recorder.request_failed`, for those
+        that waited here in vain.
         """
         self.waiting = 0
         self._model = model
         self._table = table
         self._rules = rules
         self._most_starts = most_starts
-        self._submit = submit
+        self._submit: Submit
         self._expect = expect
         self._failed = failed
         self._lines: dict[Id, OrderedDict[_Turn, None]] = {}
         self._starts = 0  # that the scheduler has
         self._waiting_starts: OrderedDict[_Turn, None] = OrderedDict()
+
+    def before(self, submit: Submit) -> Submit:
+        """The stage before `submit`, which queues a request with the scheduler."""
+        self._submit = submit
+        return self.submit
 
     def submit(self, request: Call, sink: Sink, rows: int) -> Ticket:
         """Queue a request that has been checked; raises `InvalidRequest` or `Unavailable`."""

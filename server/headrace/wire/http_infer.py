@@ -183,10 +183,13 @@ def decode_raw(
     return request, ResponseForm(binary=True)
 
 
-def pass_raw(model: str, version: str, body: Buffer) -> tuple[Call, ResponseForm]:
-    """Take a body for `decode_raw` where the signature is not known; `body_of` gives it back."""
+def pass_raw(model: str, version: str, body: Buffer, generates: bool = False) -> RawRequest:
+    """Take a body for `decode_raw` where the signature is not known; `body_of` gives it back.
+
+    With `generates` for `decode_generate`.
+    """
     tensor = Tensor("", Datatype.UINT8, np.frombuffer(body, np.uint8))
-    return RawRequest(model, version, "", {"": tensor}, nbytes=len(body)), ResponseForm(binary=True)
+    return RawRequest(model, version, "", {"": tensor}, nbytes=len(body), generates=generates)
 
 
 def body_of(request: RawRequest) -> Buffer:

@@ -30,7 +30,7 @@ from headrace.execution.remote.slots import make_slots
 from headrace.observability.endpoints import EndpointCounts, EndpointSeries
 from headrace.scheduling.batch import Answer, Instance
 from headrace.scheduling.endpoints import Condition, choose
-from headrace.scheduling.sequences import SequenceQueue, SequenceTable, Submit
+from headrace.scheduling.sequences import SequenceQueue, SequenceTable
 
 if TYPE_CHECKING:
     from headrace.execution.remote.model import RemoteModel
@@ -136,7 +136,6 @@ class RemotePool:
 
     def in_sequence(
         self,
-        submit: Submit,
         expect: Callable[[int], None],
         failed: Callable[[str, int], None],
     ) -> SequenceQueue | None:
@@ -145,7 +144,7 @@ class RemotePool:
         if rules is None or table is None:
             return None
         starts = max(len(self._slots) // 2, 1)
-        return SequenceQueue(self._signature.model, table, rules, starts, submit, expect, failed)
+        return SequenceQueue(self._signature.model, table, rules, starts, expect, failed)
 
     def next(self, tried: Set[Member]) -> Member | None:
         """The server for the next call, other than those `tried`; None if there is none."""

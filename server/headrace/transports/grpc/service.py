@@ -23,6 +23,7 @@ class _Answer(Sink):
     __slots__ = ("account", "named", "nbytes", "reply", "service", "ticket", "timed")
 
     door = "GRPC"
+    refusal = GRPC_NOT_DECOUPLED
 
     def __init__(self, service: "InferenceService", reply: Reply, nbytes: int) -> None:
         self.service = service

@@ -79,7 +79,7 @@ class Exchange(Sink, Call):
         "account", "entered", "found", "head",
     )  # fmt: skip
 
-    _one_answer = True  # whether models that answer as often as they like are refused
+    refusal = HTTP_NOT_DECOUPLED
     found: Target | None
     _form: ResponseForm | None
 
@@ -265,8 +265,8 @@ class Exchange(Sink, Call):
     def _find(self) -> Target:
         """What serves the request now; raises `ServerError`."""
         self.found = found = self._engine.find(self.head.model, self.head.version)
-        if found.decoupled and self._one_answer:
-            raise Unsupported(HTTP_NOT_DECOUPLED)
+        if found.decoupled and self.refusal:
+            raise Unsupported(self.refusal)
         return found
 
     def _takes_long(self, body: Buffer, signature: Signature | None) -> bool:
@@ -347,4 +347,4 @@ def decode_body(
         return decode_infer(head.model, head.version, body, json_size, signature, charge)
     if signature is not None:
         return decode_raw(signature, head.model, head.version, body)
-    return pass_raw(head.model, head.version, body)
+    return pass_raw(head.model, head.version, body), ResponseForm(binary=True)

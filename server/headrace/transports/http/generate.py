@@ -50,7 +50,7 @@ class GenerateExchange(Exchange):
 
     __slots__ = ("timing",)
 
-    _one_answer = False
+    refusal = ""
     timing: Timing | None  # of the last response
 
     def open(self) -> None:
@@ -71,7 +71,7 @@ class GenerateExchange(Exchange):
         if self._again:
             found = self._find()
         if found.signature is None:
-            request, _ = pass_raw(head.model, head.version, body)
+            request: Call = pass_raw(head.model, head.version, body, generates=True)
         elif len(body) > LARGE:
             return self._defer(body, found.signature, sink, after)
         else:

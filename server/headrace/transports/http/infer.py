@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from headrace.core.errors import InvalidRequest, ServerExiting
 from headrace.core.requests import Call, InferResponse
 from headrace.engine.admission import Account
-from headrace.engine.doors import Entrance, Target
+from headrace.engine.doors import HTTP_NOT_DECOUPLED, Entrance, Target
 from headrace.engine.future_sink import FutureSink
 from headrace.engine.workbench import LARGE
 from headrace.observability.answers import INFER
@@ -43,6 +43,7 @@ class _RouteSink(FutureSink):
     __slots__ = ("_exchange",)
 
     door = "HTTP"
+    refusal = HTTP_NOT_DECOUPLED
 
     def __init__(self, future: "asyncio.Future[InferResponse]", exchange: Exchange) -> None:
         super().__init__(future)

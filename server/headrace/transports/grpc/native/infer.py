@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.core.errors import ExecutionFailed, ServerError
 from headrace.core.requests import Call, Computed, InferResponse, Sink
-from headrace.engine.doors import Direct
+from headrace.engine.doors import GRPC_NOT_DECOUPLED, Direct
 from headrace.transports.grpc.call import Message
 from headrace.transports.grpc.native.head import CallHead
 from headrace.transports.grpc.native.rpc import DirectRpc, Rpc
@@ -25,6 +25,7 @@ class InferRpc(DirectRpc, Sink, Call):
     """One ModelInfer, which is a call itself if it is plain."""
 
     door = "GRPC"
+    refusal = GRPC_NOT_DECOUPLED
     entered = False  # whether the account has counted it as a request, with `nbytes`
     _direct: Direct
     _service: InferenceService

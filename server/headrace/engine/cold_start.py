@@ -12,27 +12,18 @@ from typing import Protocol
 from headrace.core.errors import (
     ExecutionFailed,
     InvalidRequest,
-    NotFound,
     ServerError,
-    Unavailable,
     Unsupported,
 )
 from headrace.core.requests import Call, InferResponse, RawRequest, Sink, StageSink, Ticket
 from headrace.core.signature import Signature
 from headrace.engine.admission import Admission
 from headrace.engine.deferred import Deferred
-from headrace.engine.doors import (
-    GRPC_NOT_DECOUPLED,
-    HTTP_NOT_DECOUPLED,
-    NOTHING_KNOWN,
-    Entrance,
-    Target,
-)
+from headrace.engine.doors import Entrance, Target
 from headrace.engine.workbench import LARGE
 from headrace.wire.elements import Charge, charge_objects, uncharged
 from headrace.wire.generate import decode_generate
 from headrace.wire.http_infer import body_of, decode_raw, takes_long
-from headrace.wire.link_frames import Flag
 from headrace.wire.status import INTERNAL_TEXT
 from headrace.wire.timing import add_timing, wants_timing
 
@@ -42,8 +33,8 @@ log = logging.getLogger(__name__)
 class Bringing(Protocol):
     """What brings models into memory."""
 
-    def offers(self, name: str, version: str) -> bool:
-        """Whether a model that is not in memory can be brought there."""
+    def failing(self, name: str) -> str:
+        """Why a model cannot be loaded, as far as that is known; "" if it is not."""
 
     def when_loaded(
         self, name: str, done: Callable[[ServerError | None], None]
@@ -52,47 +43,38 @@ class Bringing(Protocol):
         off."""
 
 
-class AwaitedTarget:
-    """What will serve one request, and the ticket of it.
+class ColdStart:
+    """What will serve one request, once its model is in memory; the ticket of it until then.
 
     Invariant: `_sink` is there until the request is handed to the model, refused or cancelled.
     """
 
     direct = None
+    signature = None
+    ready = False
 
     __slots__ = (
-        "_bringing", "_door", "_engine", "_forget", "_held", "_refusal", "_request", "_sink",
-        "_ticket", "decoupled", "model", "name", "version",
+        "_bringing", "_engine", "_forget", "_held", "_request", "_sink", "_ticket", "decoupled",
+        "model", "name", "version",
     )  # fmt: skip
 
-    signature = None
-
-    def __init__(
-        self,
-        engine: Entrance,
-        bringing: Bringing,
-        door: int,
-        model: str,
-        version: str,
-        refusal: str = "",
-    ) -> None:
-        """`door` is the `Flag` of the door, 0 for one that takes any number of answers.
-
-        With a `refusal`, that is what is said of a decoupled model.
-        """
+    def __init__(self, engine: Entrance, bringing: Bringing, model: str, version: str) -> None:
         self.model = model
         self.version = version
         self.name = ""  # until the model says which version it is
         self.decoupled = False
         self._engine = engine
         self._bringing = bringing
-        self._door = door
-        self._refusal = refusal
         self._held = False
         self._request: Call | None = None
         self._sink: Sink | None = None
         self._ticket: Ticket | None = None
         self._forget: Callable[[], None] | None = None
+
+    @property
+    def obstacle(self) -> str:
+        """Why the model cannot be loaded, as far as that is known."""
+        return self._bringing.failing(self.model)
 
     def submit(self, request: Call, sink: Sink) -> Ticket:
         """Have the request run once the model is there."""
@@ -140,53 +122,14 @@ class AwaitedTarget:
     def _hand_over(self, request: Call, sink: Sink) -> None:
         found = self._engine.find(self.model, self.version)
         self.name, self.decoupled = found.name, found.decoupled
-        if found.decoupled and self._refusal:
-            raise Unsupported(self._refusal)
-        refuse_decoupled(found, self._door)
-        if type(request) is RawRequest:
-            admission = self._engine.admission
-            self._ticket = submit_raw(found, request, self._door, sink, admission)
+        if found.decoupled and sink.refusal:
+            raise Unsupported(sink.refusal)
+        if type(request) is RawRequest and found.signature is not None:
+            self._ticket = submit_raw(found, request, sink, self._engine.admission)
         else:
             self._ticket = found.submit(request, sink)
         if self._held:
             self._ticket.hold(True)
-
-
-class WaitingRoom:
-    """`Entrance` for one kind of door to an engine whose models are not all in memory."""
-
-    def __init__(self, engine: Entrance, bringing: Bringing, door: int) -> None:
-        """`door` is its `Flag`, 0 for streams."""
-        self._engine = engine
-        self._bringing = bringing
-        self._door = door
-
-    known = NOTHING_KNOWN  # whoever asks for a model uses it
-
-    @property
-    def admission(self) -> Admission:
-        """Counts what this process holds."""
-        return self._engine.admission
-
-    @property
-    def exiting(self) -> bool:
-        """Whether nothing new is admitted any more."""
-        return self._engine.exiting
-
-    def find(self, name: str, version: str = "") -> Target:
-        """What serves requests for a model, in memory or not; raises `ServerError`."""
-        try:
-            return self._engine.find(name, version)
-        except (NotFound, Unavailable):
-            if not self._bringing.offers(name, version):
-                raise
-        return AwaitedTarget(self._engine, self._bringing, self._door, name, version)
-
-
-def refuse_decoupled(found: Target, door: int) -> None:
-    """Raise `Unsupported` where a model answers more often than a door can."""
-    if found.decoupled and door & (Flag.HTTP | Flag.UNARY):
-        raise Unsupported(HTTP_NOT_DECOUPLED if door & Flag.HTTP else GRPC_NOT_DECOUPLED)
 
 
 class _TimedSink(StageSink):
@@ -201,7 +144,6 @@ class _TimedSink(StageSink):
 def submit_raw(
     found: Target,
     request: RawRequest,
-    door: int,
     sink: Sink,
     admission: Admission,
     charge: Charge = uncharged,
@@ -214,7 +156,7 @@ def submit_raw(
     signature = found.signature
     if "" not in request.inputs or signature is None:
         raise InvalidRequest("a raw request without a body")
-    body, generates = body_of(request), bool(door & Flag.GENERATE)
+    body, generates = body_of(request), request.generates
 
     def submit(decoded: Call) -> Ticket:
         decoded.nbytes = request.nbytes
@@ -226,16 +168,16 @@ def submit_raw(
         return found.submit(decoded, _TimedSink(sink) if timed else sink)
 
     if len(body) <= LARGE or not (generates or takes_long(body, "0", signature)):
-        return submit(_decoded(signature, request, generates, uncharged))
+        return submit(_decoded(signature, request, uncharged))
     return Deferred(
         admission.workbench, len(body),
-        lambda charge: _decoded(signature, request, generates, charge), submit, sink, charge,
+        lambda charge: _decoded(signature, request, charge), submit, sink, charge,
     )  # fmt: skip
 
 
-def _decoded(signature: Signature, request: RawRequest, generates: bool, charge: Charge) -> Call:
+def _decoded(signature: Signature, request: RawRequest, charge: Charge) -> Call:
     names, body = (request.model_name, request.model_version), body_of(request)
-    if generates:
+    if request.generates:
         found = decode_generate(signature, *names, body, charge)
     else:
         found = decode_raw(signature, *names, body)[0]

@@ -1,16 +1,15 @@
-"""What stands before a traced model, and the sink and ticket of a traced request.
+"""The stage that traces calls, and the sink and ticket of a traced one.
 
 Names and order of the times are Triton's: the exchange with the client (HTTP_RECV, GRPC_WAITREAD,
 ..._SEND) around the request, its queue, and the computation of its batch.
 """
 
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING
 
 from headrace.core.errors import Cancelled, ServerError
 from headrace.core.parameter_names import HEADER_PARAMETER
 from headrace.core.requests import Call, InferResponse, Sink, StageSink, Ticket
-from headrace.core.signature import Signature
 from headrace.core.trace_context import (
     TRACE_PARAMETER,
     TraceContext,
@@ -18,7 +17,7 @@ from headrace.core.trace_context import (
     read_traceparent,
     write_link,
 )
-from headrace.engine.doors import CONTEXT_HEADERS, Target
+from headrace.engine.doors import CONTEXT_HEADERS, Submit, Target
 from headrace.observability.trace_settings import Sampler
 from headrace.observability.traces import BACKEND_OUTPUT, QUEUE_INPUT, Trace
 from headrace.scheduling.batcher import Batcher
@@ -29,56 +28,24 @@ if TYPE_CHECKING:
 _RECEIVE = {"HTTP": "HTTP_RECV", "GRPC": "GRPC_WAITREAD"}
 
 
-class Submits(Protocol):
-    """What takes requests, whether a door finds it or a model."""
+def trace_stage(tracing: "Tracing", sampler: Sampler, version: str, submit: Submit) -> Submit:
+    """The stage that traces some of the calls that clients make, before `submit` of a version."""
+    contexts = tracing.takes_contexts
 
-    def submit(self, request: Call, sink: Any) -> Ticket:
-        """Check and queue a request; raises `ServerError`."""
-
-
-class TracedTarget:
-    """A target some of whose requests are traced; to a door it is that target."""
-
-    direct = None
-
-    def __init__(self, target: Target, sampler: Sampler, tracing: "Tracing") -> None:
-        self.model = target.model
-        self._target: Any = target
-        self._sampler = sampler
-        self._tracing = tracing
-        self._contexts = tracing.takes_contexts
-
-    @property
-    def name(self) -> str:
-        """`Target.name`."""
-        return cast(str, self._target.name)
-
-    @property
-    def decoupled(self) -> bool:
-        """`Target.decoupled`."""
-        return cast(bool, self._target.decoupled)
-
-    @property
-    def signature(self) -> Signature | None:
-        """`Target.signature`."""
-        return cast(Signature | None, self._target.signature)
-
-    @property
-    def ready(self) -> bool:
-        """Whether it takes requests."""
-        return cast(bool, self._target.ready)
-
-    def submit(self, request: Call, sink: Sink) -> Ticket:
-        """`Target.submit`."""
-        context = _context(request, sink) if self._contexts else None
+    def stage(request: Call, sink: Sink) -> Ticket:
+        if not sink.door:  # a copy, or a part of what a model does
+            return submit(request, sink)
+        context = _context(request, sink) if contexts else None
         if context is None:
-            if not self._sampler.pick():
-                return cast(Ticket, self._target.submit(request, sink))
+            if not sampler.pick():
+                return submit(request, sink)
         elif not context.sampled:  # its client has decided; models may still tell others
             request.parameters[TRACE_PARAMETER] = write_link(TraceLink(0, context))
-            return cast(Ticket, self._target.submit(request, sink))
-        trace = self._tracing.begin(self._sampler, request, sink.door, context)
-        return TracedRequest(self._tracing, trace, sink).submit(self._target, request)
+            return submit(request, sink)
+        begun = tracing.begin(sampler, request, sink.door, context)
+        return TracedRequest(tracing, begun, sink, version).submit(submit, request)
+
+    return stage
 
 
 class TracedRequest(StageSink):
@@ -99,8 +66,10 @@ class TracedRequest(StageSink):
         "_tracing",
     )
 
-    def __init__(self, tracing: "Tracing", trace: Trace, sink: Sink) -> None:
+    def __init__(self, tracing: "Tracing", trace: Trace, sink: Sink, version: str = "") -> None:
+        """`version` is what runs it, as far as that is known."""
         super().__init__(sink)
+        trace.version = _number(version)
         self._tracing = tracing
         self._trace = trace
         self._ticket: Ticket | None = None
@@ -109,11 +78,10 @@ class TracedRequest(StageSink):
         self._computed = False
         self._ended = False
 
-    def submit(self, target: Submits, request: Call) -> Ticket:
-        """Submit the request to `target`; raises `ServerError`."""
+    def submit(self, submit: Submit, request: Call) -> Ticket:
+        """`submit` the request; raises `ServerError`."""
         trace, sink = self._trace, self._sink
         now = monotonic_ns()
-        trace.version = _number(getattr(target, "name", ""))
         if trace.door:
             receive = _RECEIVE[trace.door]
             begun = sink.begun_ns or now
@@ -125,7 +93,7 @@ class TracedRequest(StageSink):
         model = None if trace.spans is None else trace.spans.model
         request.parameters[TRACE_PARAMETER] = write_link(TraceLink(trace.number, model))
         try:
-            ticket = target.submit(request, self)
+            ticket = submit(request, self)
         except BaseException as error:
             trace.error = str(error) if isinstance(error, ServerError) else "internal error"
             self._end(monotonic_ns())
