@@ -203,4 +203,6 @@ class _Outside:
 def _batch(queue: Batcher) -> Batch:
     array = np.zeros((1, _WIDTH), np.float32)
     request = Call("identity", "", "", {"input": Tensor("input", Datatype.FP32, array)})
-    return Batch(_SIGNATURE, [queue.submit(request, _NOBODY, 1)])
+    request.rows = 1
+    queue.submit(request)
+    return Batch(_SIGNATURE, [request])

@@ -20,7 +20,7 @@ from headrace.backends.onnx import OnnxBackend, OnnxModel
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ServerError
 from headrace.core.model_spec import LoadSpec
-from headrace.core.requests import Call, InferResponse, Sink
+from headrace.core.requests import Call, InferResponse
 from headrace.core.signature import Signature, TensorSpec
 from headrace.execution.choice import InstanceKind
 from headrace.execution.local import LocalInstance
@@ -68,8 +68,13 @@ class _Tick:
             callback()
 
 
-class _Sink(Sink):
+class _Call(Call):
     """Takes answers and forgets them."""
+
+    def __init__(self, asked: Call) -> None:
+        super().__init__("", "", "", {}, nbytes=asked.nbytes)
+        self.take(asked)
+        self.rows = 1
 
     def respond(self, response: InferResponse, final: bool) -> None:
         """Take an answer."""
@@ -140,9 +145,10 @@ def _batch_stages(model: OnnxModel, rows: int) -> dict[str, Work]:
     """What is done for a batch of `rows` requests."""
     batcher, tick = _batcher(model)
     requests = [_request() for _ in range(rows)]
-    sink = _Sink()
     queue, _ = _batcher(model)
-    calls = [queue.submit(request, sink, 1) for request in requests]
+    calls: list[Call] = [_Call(request) for request in requests]
+    for call in calls:
+        queue.submit(call)
     batch = Batch(_SIGNATURE, calls)
     inputs = batch.gather()
     arrays = model.infer(inputs, ["output"])
@@ -150,14 +156,14 @@ def _batch_stages(model: OnnxModel, rows: int) -> dict[str, Work]:
 
     def schedule() -> None:
         for request in requests:
-            batcher.submit(request, sink, 1)
+            batcher.submit(_Call(request))
         tick.end()
 
     return {
         "gather": batch.gather,
         "run": partial(model.infer, inputs, ["output"]),
         "take outputs": partial(batch.take, "1", outcome),
-        "from submit to sink, all of these included": schedule,
+        "from submit to answer, all of these included": schedule,
     }
 
 
@@ -192,12 +198,12 @@ def _request() -> Call:
 def _response(model: OnnxModel, request: Call) -> InferResponse:
     answers: list[InferResponse] = []
 
-    class Keep(_Sink):
+    class Keep(_Call):
         def respond(self, response: InferResponse, final: bool) -> None:
             answers.append(response)
 
     batcher, tick = _batcher(model)
-    batcher.submit(request, Keep(), 1)
+    batcher.submit(Keep(request))
     tick.end()
     return answers[0]
 

@@ -4,7 +4,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from headrace.core.bytes_array import BytesArray, bytes_array
@@ -16,27 +16,27 @@ from headrace.core.errors import (
     QueueFull,
     ServerError,
 )
-from headrace.core.requests import Call, InferResponse, Sink, Ticket, Timing
+from headrace.core.requests import Call, InferResponse, Timing
 from headrace.core.tensors import Tensor
-from headrace.engine.divided_requests import DividedRequest, joined
+from headrace.engine.divided_requests import divide, joined
 from headrace.engine.workbench import Workbench
 from headrace.workers.bytes_elements import join
-from tests.scheduling.fakes import FakeSink
+from tests.scheduling.fakes import FakeCall, submitted
 
 
 class Part:
-    """A part of a request that is queued or run, and its ticket."""
+    """A part of a request that is queued or run, and its owner."""
 
-    def __init__(self, request: Call, sink: Sink, rows: int) -> None:
+    def __init__(self, request: Call) -> None:
         self.request = request
-        self.sink = sink
-        self.rows = rows
+        self.rows = request.rows
         self.cancelled = False
+        request.owner = self
 
-    def cancel(self) -> None:
+    def cancel(self, call: Call) -> None:
         self.cancelled = True
 
-    def hold(self, held: bool) -> None:
+    def hold(self, call: Call, held: bool) -> None:
         raise AssertionError("there is nothing to hold")
 
     def answer(self, final: bool = True) -> None:
@@ -49,7 +49,7 @@ class Part:
         ]
         timing = Timing(10, 5, self.rows)
         response = InferResponse("m", "1", self.request.id, outputs, timing, {"of": len(texts)})
-        self.sink.respond(response, final)
+        self.request.respond(response, final)
 
 
 class Model:
@@ -65,34 +65,31 @@ class Model:
     def expect(self, count: int) -> None:
         self.expected += count
 
-    def submit(self, request: Call, sink: Sink, rows: int) -> Ticket:
+    def submit(self, request: Call) -> None:
         if len([part for part in self.open if not part.cancelled]) >= self.room:
             raise self.refusal
-        part = Part(request, sink, rows)
+        part = Part(request)
         self.parts.append(part)
         self.open.append(part)
-        return part
 
-    def divide(self, rows: int, part_rows: int, timeout: int = 0) -> tuple[Ticket, FakeSink]:
+    def divide(self, rows: int, part_rows: int, timeout: int = 0) -> FakeCall:
         """Begin a request of so many rows, for batches of that many."""
         x = Tensor("x", Datatype.INT64, np.arange(2 * rows).reshape(rows, 2))
-        request = Call(
+        asked = Call(
             "m", "", "name", {"x": x}, ("y", "text"), {"own": 1}, 3, timeout, 7, True, True,
             nbytes=100 * rows,
         )  # fmt: skip
-        sink = FakeSink()
-        divided = DividedRequest(
-            request, sink, rows, part_rows, self.submit, self, Workbench()
-        )  # fmt: skip
-        return divided.begin(), sink
+        stage = divide(part_rows, self.submit, self, Workbench())
+        return submitted(stage, asked, FakeCall(), rows)
 
 
 @given(st.integers(2, 60), st.integers(1, 9), st.integers(1, 10), st.randoms())
 def test_all_rows_come_back_in_order_whatever_is_answered_first(
     rows: int, part_rows: int, room: int, random: Random
 ) -> None:
+    assume(rows > part_rows)
     model = Model(room)
-    _, sink = model.divide(rows, part_rows)
+    sink = model.divide(rows, part_rows)
     while model.open:
         assert len(model.open) <= min(room, 8)
         assert model.expected == 1
@@ -133,24 +130,24 @@ def test_what_is_left_of_a_timeout() -> None:
 
 def test_the_first_failure_ends_it_and_cancels_the_others() -> None:
     model = Model()
-    _, sink = model.divide(30, 1)
+    sink = model.divide(30, 1)
     first, second, third, *others = list(model.parts)
     second.answer()
-    third.sink.fail(ExecutionFailed("poisoned"))
+    third.request.fail(ExecutionFailed("poisoned"))
     assert [str(error) for error in sink.errors] == ["poisoned"]
     assert first.cancelled
     assert all(part.cancelled for part in others)
     first.answer()  # they may still come
-    others[0].sink.fail(ExecutionFailed("late"))
+    others[0].request.fail(ExecutionFailed("late"))
     assert sink.calls == 1
     assert model.expected == 0
 
 
 def test_cancelling_cancels_what_is_under_way_and_begins_nothing_more() -> None:
     model = Model()
-    ticket, sink = model.divide(30, 1)
-    ticket.cancel()
-    ticket.cancel()
+    sink = model.divide(30, 1)
+    sink.cancel()
+    sink.cancel()
     assert [part.cancelled for part in model.parts] == [True] * 8
     model.parts[0].answer()
     assert (len(model.parts), sink.calls, model.expected) == (8, 0, 0)
@@ -166,7 +163,7 @@ def test_a_queue_that_is_full_at_once() -> None:
 @pytest.mark.parametrize("error", [Overloaded("no share"), ModelNotReady("unloaded")])
 def test_a_part_that_cannot_be_queued_when_none_is_left(error: ServerError) -> None:
     model = Model(room=1)
-    _, sink = model.divide(4, 1)
+    sink = model.divide(4, 1)
     model.room, model.refusal = 0, error
     model.open.pop().answer()
     assert sink.errors == [error]
@@ -175,12 +172,12 @@ def test_a_part_that_cannot_be_queued_when_none_is_left(error: ServerError) -> N
 
 def test_a_part_that_ends_without_a_response_and_one_that_answers_before_its_end() -> None:
     model = Model(room=2)
-    _, sink = model.divide(3, 1)
+    sink = model.divide(3, 1)
     model.parts[0].answer(final=False)
-    model.parts[0].sink.finish()
+    model.parts[0].request.finish()
     assert not sink.calls
     model.open.remove(model.parts[0])
-    model.parts[1].sink.finish()
+    model.parts[1].request.finish()
     [error] = sink.errors
     assert "ended the request without a response" in str(error)
 

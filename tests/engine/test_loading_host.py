@@ -6,7 +6,7 @@ from threading import Thread
 from typing import Any
 
 from headrace.core.errors import InvalidRequest, NotFound, ServerError
-from headrace.core.requests import Call, InferResponse, Sink, Timing
+from headrace.core.requests import Call, InferResponse, Timing
 from headrace.engine.loading_host import LoadingHost
 
 
@@ -17,17 +17,17 @@ class Server:
         self.told: list[object] = []
         self.waits: list[bool] = []  # whether anything waits for it
 
-    def submit(self, request: Call, inside: bool, sink: Sink) -> "Server":
+    def submit(self, call: Call, inside: bool) -> None:
         """Two responses and the end; there is no model 'none', and 'never' does not answer."""
         asyncio.get_running_loop()
-        if request.model_name == "none":
+        if call.model_name == "none":
             raise NotFound("none")
-        if request.model_name != "never":
+        call.owner = self
+        if call.model_name != "never":
             for number in range(2):
                 response = InferResponse("m", str(number), "", [], Timing(0, 0, 1))
-                sink.respond(response, False)
-            sink.finish()
-        return self
+                call.respond(response, False)
+            call.finish()
 
     def control(
         self, document: Mapping[str, Any], answer: Callable[[object, ServerError | None], None]
@@ -38,29 +38,30 @@ class Server:
     def metric(self, document: Mapping[str, Any]) -> None:
         raise AssertionError("it is kept")
 
-    def cancel(self) -> None:
+    def cancel(self, call: Call) -> None:
         self.told.append("cancel")
 
-    def hold(self, held: bool) -> None:
+    def hold(self, call: Call, held: bool) -> None:
         self.told.append(held)
 
 
-class Answers(Sink):
-    """A sink on the loading thread."""
+class Answers(Call):
+    """A call of the loading thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: str) -> None:
+        super().__init__(model, "", "", {})
         self.got: list[object] = []
-        self.ended = asyncio.Event()
+        self.done = asyncio.Event()
 
     def respond(self, response: InferResponse, final: bool) -> None:
         self.got.append(response.model_version)
 
     def finish(self) -> None:
-        self.ended.set()
+        self.done.set()
 
     def fail(self, error: ServerError) -> None:
         self.got.append(error)
-        self.ended.set()
+        self.done.set()
 
 
 def beside(work: Callable[[LoadingHost, Server], Coroutine[Any, Any, None]]) -> None:
@@ -87,16 +88,10 @@ def beside(work: Callable[[LoadingHost, Server], Coroutine[Any, Any, None]]) -> 
         raise failures[0]
 
 
-def request(model: str) -> Call:
-    """A request."""
-    return Call(model, "", "", {})
-
-
 def test_responses_come_to_the_loading_thread() -> None:
     async def work(host: LoadingHost, server: Server) -> None:
-        answers = Answers()
-        host.submit(request("m"), True, answers)
-        await answers.ended.wait()
+        host.submit(answers := Answers("m"), True)
+        await answers.done.wait()
         assert answers.got == ["0", "1"]
 
     beside(work)
@@ -104,25 +99,23 @@ def test_responses_come_to_the_loading_thread() -> None:
 
 def test_a_model_that_is_not_there() -> None:
     async def work(host: LoadingHost, server: Server) -> None:
-        answers = Answers()
-        ticket = host.submit(request("none"), True, answers)
-        await answers.ended.wait()
+        host.submit(answers := Answers("none"), True)
+        await answers.done.wait()
         [error] = answers.got
         assert isinstance(error, NotFound)
-        ticket.cancel()
+        answers.cancel()
 
     beside(work)
 
 
 def test_holding_and_cancelling() -> None:
     async def work(host: LoadingHost, server: Server) -> None:
-        ticket = host.submit(request("never"), True, Answers())
+        host.submit(ticket := Answers("never"), True)
         ticket.hold(True)
         ticket.hold(False)
         ticket.cancel()
-        answers = Answers()
-        host.submit(request("m"), True, answers)
-        await answers.ended.wait()
+        host.submit(answers := Answers("m"), True)
+        await answers.done.wait()
         assert server.told == [True, False, "cancel"]
         assert server.waits == [True, False] * 2
 
@@ -148,15 +141,14 @@ def test_other_questions() -> None:
 
 def test_a_load_that_is_over_waits_for_nobody() -> None:
     async def work(host: LoadingHost, server: Server) -> None:
-        ticket = host.submit(request("never"), True, Answers())
-        answers = Answers()
-        host.submit(request("m"), True, answers)
-        await answers.ended.wait()
+        host.submit(ticket := Answers("never"), True)
+        host.submit(answers := Answers("m"), True)
+        await answers.done.wait()
         assert server.waits == [True]
         host.close()
         ticket.cancel()
-        host.submit(request("m"), True, answers := Answers())
-        await answers.ended.wait()
+        host.submit(answers := Answers("m"), True)
+        await answers.done.wait()
         assert server.waits == [True, False]
 
     beside(work)

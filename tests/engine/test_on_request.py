@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import NotFound, ServerError, ServerExiting, Unavailable
-from headrace.core.requests import Call, InferResponse, Sink
+from headrace.core.requests import Call, InferResponse
 from headrace.core.tensors import Tensor
 from headrace.engine.admission import Admission
 from headrace.engine.control import ControlMode, ControlOptions
@@ -29,10 +29,11 @@ MIB = 1 << 20
 ROOM_FOR_TWO = ResidencyOptions(budget=2 * MIB, minimum_secs=0)
 
 
-class Answer(Sink):
-    """The sink of one request."""
+class Answer(Call):
+    """One request."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, version: str, inputs: dict[str, Tensor]) -> None:
+        super().__init__(name, version, "", inputs)
         self.future: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
     def respond(self, response: InferResponse, final: bool) -> None:
@@ -43,8 +44,6 @@ class Answer(Sink):
 
     def fail(self, error: ServerError) -> None:
         self.future.set_exception(error)
-
-    refuse = fail
 
 
 class World:
@@ -73,10 +72,8 @@ class World:
         (folder.parent / "config.pbtxt").write_text(CONFIG.format("inline"))
 
     def ask(self, name: str, version: str = "") -> "asyncio.Future[float]":
-        answer = Answer()
-        tensor = Tensor("X", FP32, np.zeros((1, 1), np.float32))
-        request = Call(name, version, "", {"X": tensor})
-        self.engine.find(name, version).submit(request, answer)
+        answer = Answer(name, version, {"X": Tensor("X", FP32, np.zeros((1, 1), np.float32))})
+        self.engine.find(name, version).submit(answer)
         return answer.future
 
     @property
@@ -209,9 +206,9 @@ def test_cancelling_the_last_who_waits_loads_nothing(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(World(tmp_path, options, "a", "b")) as world:
             await world.ask("a")
-            answer = Answer()
-            request = Call("b", "", "", {})
-            world.engine.find("b").submit(request, answer).cancel()
+            answer = Answer("b", "", {})
+            world.engine.find("b").submit(answer)
+            answer.cancel()
             world.ahead = 51
             await asyncio.sleep(0)
             assert not answer.future.done()

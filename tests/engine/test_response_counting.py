@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from headrace.core.errors import ExecutionFailed, ModelNotReady
-from headrace.core.requests import Call, Ticket
+from headrace.core.requests import Call
 from headrace.engine.response_counting import count_responses
 from headrace.observability.responses import MOST, Duration, ResponseCounters, Responses
 from headrace.scheduling.batch import Deferral, Part
-from tests.scheduling.fakes import Bench, request, signature
-from tests.scheduling.test_open_requests import FakeExecution, ManySink, part
+from tests.scheduling.fakes import Bench, request, signature, submitted
+from tests.scheduling.test_open_requests import FakeExecution, ManyCall, part
 
 LATER = Deferral.LATER
 
@@ -25,19 +25,18 @@ class Counted:
             self.responses, self.bench.batcher.submit, now=self.bench.clock.now
         )
         self.call: Call
-        self.sink = ManySink()
+        self.sink = ManyCall()
 
-    def open(self) -> Ticket:
+    def open(self) -> Call:
         """Have a batch done with, whose request is open."""
         instance = self.bench.instances[0]
-        ticket = self.submit(request("a", 1), self.sink, 1)
+        self.call = submitted(self.submit, request("a", 1), self.sink, 1)
         self.bench.clock.settle()
-        self.call = ticket.call  # type: ignore[attr-defined]
         self.call.execution = FakeExecution()
         self.bench.clock.advance(5)
         self.call.began = 5
         instance.report(parts=[LATER])
-        return ticket
+        return self.call
 
     def answer(self, after: int, answer: Part | None, final: bool = False) -> None:
         """An answer of the model, so many ns after the last one."""
@@ -113,8 +112,8 @@ def test_a_request_that_is_given_up() -> None:
 
 def test_what_has_not_begun_is_no_response() -> None:
     counted = Counted(Bench(instances=0))
-    counted.submit(request("a", 1), counted.sink, 1).cancel()
-    counted.submit(request("b", 1), counted.sink, 1)
+    submitted(counted.submit, request("a", 1), ManyCall(), 1).cancel()
+    submitted(counted.submit, request("b", 1), counted.sink, 1)
     counted.bench.batcher.fail_waiting(ModelNotReady("none"))
     assert not counted.responses.ordinals
     assert len(counted.sink.errors) == 1
@@ -129,7 +128,7 @@ def test_a_ticket_holds_the_model() -> None:
 def test_a_batch_with_the_only_responses() -> None:
     bench = Bench(shape=replace(signature(), decoupled=True))
     counted = Counted(bench)
-    counted.submit(request("a", 1), counted.sink, 1)
+    submitted(counted.submit, request("a", 1), counted.sink, 1)
     bench.clock.settle()
     bench.clock.advance(8)
     bench.instances[0].finish()

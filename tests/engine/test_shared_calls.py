@@ -21,18 +21,17 @@ from headrace.core.errors import (
     ServerError,
 )
 from headrace.core.requests import (
+    Call,
     InferResponse,
+    Shared,
     SharedInput,
-    SharedRequest,
-    Sink,
     Stretch,
-    Ticket,
     Timing,
 )
 from headrace.core.tensors import Tensor, raw_bytes
 from headrace.engine.admission import Admission
 from headrace.engine.regions import Regions
-from headrace.engine.shared_calls import AT_ONCE, SharedCall
+from headrace.engine.shared_calls import AT_ONCE, share
 from headrace.wire.bytes_tensor import object_array
 from tests.support.shared_memory import SharedFile
 
@@ -40,10 +39,11 @@ LONG = AT_ONCE + 4  # bytes that are copied on another thread
 SIZE = 4 * LONG
 
 
-class KeptSink(Sink):
+class KeptCall(Call):
     """Keeps what comes."""
 
     def __init__(self) -> None:
+        super().__init__("m", "", "7", {})
         self.got: list[Any] = []
 
     def respond(self, response: InferResponse, final: bool) -> None:
@@ -71,16 +71,18 @@ class Work:
     def expect(self, count: int) -> None:
         self.expected += count
 
-    def submit(self) -> Ticket:
+    def submit(self, call: Call) -> None:
         if self.refusal is not None:
             raise self.refusal
         self.submitted += 1
-        return self
+        call.owner = self
+        if call.held is not None:
+            self.held.append(call.held)
 
-    def cancel(self) -> None:
+    def cancel(self, call: Call) -> None:
         self.cancelled += 1
 
-    def hold(self, held: bool) -> None:
+    def hold(self, call: Call, held: bool) -> None:
         self.held.append(held)
 
 
@@ -91,23 +93,23 @@ class Scene:
         self.file = file
         self.admission = Admission(0, admitted)
         self.regions = Regions(self.admission, max_bytes, allowed=True)
-        self.sink = KeptSink()
+        self.call = KeptCall()
+        self.shared = Shared()
         self.work = Work()
-        self.request = SharedRequest("m", "", "7", {})
-        self.call: SharedCall | None = None
 
     def floats(self, nbytes: int, offset: int = 0, region: str = "r") -> None:
         """Have an input `x` there."""
         place = Stretch(region, offset, nbytes)
-        self.request.shared_inputs = {"x": SharedInput(Datatype.FP32, (nbytes // 4,), place)}
+        inputs = {"x": SharedInput(Datatype.FP32, (nbytes // 4,), place)}
+        self.shared = self.shared._replace(inputs=inputs)
 
     def room(self, nbytes: int, offset: int = 0) -> None:
         """Have room for an output `y` there."""
-        self.request.shared_outputs = {"y": Stretch("r", offset, nbytes)}
+        self.shared = self.shared._replace(outputs={"y": Stretch("r", offset, nbytes)})
 
-    def begin(self) -> SharedCall:
-        self.call = SharedCall(self.request, self.sink, self.regions)
-        self.call.begin(self.work, self.work.submit)
+    def begin(self) -> KeptCall:
+        self.call.shared = self.shared
+        share(self.regions, self.work, self.work.submit)(self.call)
         return self.call
 
     async def until(self, condition: Callable[[], object]) -> None:
@@ -151,10 +153,10 @@ def test_an_input(nbytes: int) -> None:
             call = s.begin()
             await s.until(lambda: s.work.submitted)
             s.file.put(bytes(nbytes), 16)  # too late
-            assert s.request.inputs["x"].array.tolist() == list(range(nbytes // 4))
+            assert s.call.inputs["x"].array.tolist() == list(range(nbytes // 4))
             assert s.admission.bytes == nbytes
-            call.respond(response(output(8)), True)
-            assert s.sink.got == [("7", True)]
+            call.pass_response(response(output(8)), True)
+            assert s.call.got == [("7", True)]
 
     asyncio.run(scenario())
 
@@ -167,12 +169,12 @@ def test_an_input_of_strings(count: int) -> None:
             raw = raw_bytes(array)
             s.file.put(bytes(raw))
             place = Stretch("r", 0, len(raw))
-            s.request.shared_inputs = {"x": SharedInput(Datatype.BYTES, (count,), place)}
+            s.shared = Shared({"x": SharedInput(Datatype.BYTES, (count,), place)})
             call = s.begin()
             await s.until(lambda: s.work.submitted)
-            assert s.request.inputs["x"].array.tolist() == array.tolist()
-            call.finish()
-            assert s.sink.got == ["end"]
+            assert s.call.inputs["x"].array.tolist() == array.tolist()
+            call.pass_end()
+            assert s.call.got == ["end"]
 
     asyncio.run(scenario())
 
@@ -183,7 +185,7 @@ def test_strings_that_make_no_sense(nbytes: int) -> None:
         async with scene() as s:
             s.file.put(b"\xff" * nbytes)
             place = Stretch("r", 0, nbytes)
-            s.request.shared_inputs = {"x": SharedInput(Datatype.BYTES, (1,), place)}
+            s.shared = Shared({"x": SharedInput(Datatype.BYTES, (1,), place)})
             await refused(s, InvalidRequest, "incomplete string data")
 
     asyncio.run(scenario())
@@ -194,9 +196,9 @@ async def refused(s: Scene, kind: type[ServerError], part: str) -> None:
     try:
         s.begin()
     except ServerError as refusal:
-        s.sink.refuse(refusal)
-    await s.until(lambda: s.sink.got)
-    [(how, error)] = s.sink.got
+        s.call.refuse(refusal)
+    await s.until(lambda: s.call.got)
+    [(how, error)] = s.call.got
     assert how == "refused"
     assert isinstance(error, kind)
     assert part in str(error)
@@ -238,7 +240,7 @@ def test_no_such_region_for_one_of_two() -> None:
 def test_more_than_a_request_may_have() -> None:
     async def scenario() -> None:
         async with scene(max_bytes=1000) as s:
-            s.request.nbytes = 500
+            s.call.nbytes = 500
             s.floats(504)
             await refused(s, PayloadTooLarge, "request and its shared memory (1004 bytes)")
 
@@ -266,8 +268,8 @@ def test_an_output(nbytes: int) -> None:
             call = s.begin()
             assert s.work.submitted
             given = response(output(nbytes), Tensor("z", Datatype.FP32, np.zeros(1, np.float32)))
-            call.respond(given, True)
-            await s.until(lambda: s.sink.got)
+            call.pass_response(given, True)
+            await s.until(lambda: s.call.got)
             assert s.file.get(nbytes, 16) == output(nbytes).array.tobytes()
             y, z = given.outputs
             assert (y.name, y.array.shape, y.array.tobytes()) == ("y", (nbytes // 4,), b"")
@@ -283,8 +285,8 @@ def test_an_output_without_room(final: bool, cancelled: int) -> None:
         async with scene() as s:
             s.room(7)
             call = s.begin()
-            call.respond(response(output(8)), final)
-            [error] = s.sink.got
+            call.pass_response(response(output(8)), final)
+            [error] = s.call.got
             assert isinstance(error, ExecutionFailed)
             assert str(error) == (
                 "shared memory size specified with the request for output 'y' (7 bytes)"
@@ -302,9 +304,9 @@ def test_a_file_that_became_shorter_meanwhile(nbytes: int) -> None:
             s.room(nbytes)
             call = s.begin()
             s.file.resize(0)
-            call.respond(response(output(nbytes)), True)
-            await s.until(lambda: s.sink.got)
-            assert isinstance(s.sink.got[0], ExecutionFailed)
+            call.pass_response(response(output(nbytes)), True)
+            await s.until(lambda: s.call.got)
+            assert isinstance(s.call.got[0], ExecutionFailed)
             assert s.file.path.stat().st_size == 0
 
     asyncio.run(scenario())
@@ -317,7 +319,7 @@ def test_a_region_that_is_unregistered_meanwhile() -> None:
             call = s.begin()
             s.regions.unregister("r", cuda=False)
             assert set(s.regions.system_status().regions) == {"r"}
-            call.respond(response(output(8, 5)), True)
+            call.pass_response(response(output(8, 5)), True)
             assert s.file.get(8) == output(8, 5).array.tobytes()
             assert not s.regions.system_status().regions
             await s.regions.register_system("r", s.file.key, 0, SIZE)  # the name is free
@@ -333,18 +335,18 @@ def test_responses_keep_their_order(last: str) -> None:
         async with scene() as s:
             s.room(SIZE)
             call = s.begin()
-            call.respond(response(output(LONG, 1), id="1"), False)
-            call.respond(response(output(LONG, 2), id="2"), False)
-            call.respond(response(output(8, 3), id="3"), last == "final")
+            call.pass_response(response(output(LONG, 1), id="1"), False)
+            call.pass_response(response(output(LONG, 2), id="2"), False)
+            call.pass_response(response(output(8, 3), id="3"), last == "final")
             error = InvalidRequest("no more")
             if last == "end":
-                call.finish()
+                call.pass_end()
             elif last == "error":
-                call.fail(error)
-            assert s.sink.got == []
+                call.pass_end(error)
+            assert s.call.got == []
             ends: dict[str, list[Any]] = {"final": [], "end": ["end"], "error": [error]}
             expected = [("1", False), ("2", False), ("3", last == "final"), *ends[last]]
-            await s.until(lambda: s.sink.got == expected)
+            await s.until(lambda: s.call.got == expected)
             assert s.file.get(12) == output(8, 3).array.tobytes() + output(4, 2).array.tobytes()
 
     asyncio.run(scenario())
@@ -355,14 +357,14 @@ def test_nothing_comes_after_a_response_that_did_not_fit() -> None:
         async with scene() as s:
             s.room(LONG)
             call = s.begin()
-            call.respond(response(output(LONG)), False)
-            call.respond(response(output(LONG + 4)), False)
-            call.respond(response(output(8)), True)
-            await s.until(lambda: len(s.sink.got) == 2)
-            assert s.sink.got[0] == ("7", False)
-            assert isinstance(s.sink.got[1], ExecutionFailed)
-            call.respond(response(output(8)), True)
-            assert len(s.sink.got) == 2
+            call.pass_response(response(output(LONG)), False)
+            call.pass_response(response(output(LONG + 4)), False)
+            call.pass_response(response(output(8)), True)
+            await s.until(lambda: len(s.call.got) == 2)
+            assert s.call.got[0] == ("7", False)
+            assert isinstance(s.call.got[1], ExecutionFailed)
+            call.pass_response(response(output(8)), True)
+            assert len(s.call.got) == 2
 
     asyncio.run(scenario())
 
@@ -376,7 +378,7 @@ def test_cancelled_while_inputs_are_copied() -> None:
             call.cancel()
             await s.until(lambda: not s.work.expected)
             assert not s.work.submitted
-            assert s.sink.got == []
+            assert s.call.got == []
 
     asyncio.run(scenario())
 
@@ -387,13 +389,14 @@ def test_cancelled_while_queued_and_while_outputs_are_copied() -> None:
             s.room(LONG)
             s.begin().cancel()
             assert s.work.cancelled == 1
+            s.call = KeptCall()
             call = s.begin()
-            call.respond(response(output(LONG)), True)
+            call.pass_response(response(output(LONG)), True)
             call.cancel()
             call.cancel()
             assert s.work.cancelled == 2
             await s.until(lambda: not s.in_use)
-            assert s.sink.got == []
+            assert s.call.got == []
 
     asyncio.run(scenario())
 
@@ -407,26 +410,22 @@ def test_held_before_it_is_queued() -> None:
             await s.until(lambda: s.work.submitted)
             call.hold(False)
             assert s.work.held == [True, False]
-            call.finish()
+            call.pass_end()
 
     asyncio.run(scenario())
 
 
 def test_what_a_call_has_is_gone_with_it() -> None:
-    """No tensor waits for the cycle collector, though a door's sink holds its ticket."""
+    """No tensor waits for the cycle collector."""
 
     async def scenario() -> None:
         async with scene() as s:
             s.floats(8)
             call = s.begin()
-            holder: Any = s.sink
-            holder.ticket = call
-            gone = weakref.ref(s.request.inputs["x"].array)
-            call.respond(response(output(8)), True)
-            del call, holder
-            s.sink = KeptSink()
-            s.request = SharedRequest("m", "", "", {})
-            s.call = None
+            gone = weakref.ref(s.call.inputs["x"].array)
+            call.pass_response(response(output(8)), True)
+            del call
+            s.call = KeptCall()
             assert gone() is None
 
     gc.disable()

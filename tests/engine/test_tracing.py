@@ -8,10 +8,9 @@ import pytest
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest, QueueFull, ServerError
-from headrace.core.requests import Call, InferResponse, Sink, Timing
+from headrace.core.requests import Call, InferResponse, Submit, Timing
 from headrace.core.tensors import Array, Tensor
 from headrace.core.trace_context import TRACE_PARAMETER, read_link
-from headrace.engine.doors import Submit
 from headrace.engine.trace_thread import Item, TraceThread
 from headrace.engine.tracing import Tracing
 from headrace.observability.trace_settings import Mode, TraceConfig, TraceSettings
@@ -32,30 +31,35 @@ class Version:
     direct: None = None
     ready: bool = True
     error: ServerError | None = None
-    got: list[tuple[Call, Any]] = field(default_factory=list)
+    got: list[Call] = field(default_factory=list)
     cancelled: int = 0
     held: list[bool] = field(default_factory=list)
 
-    def submit(self, request: Call, sink: Any) -> "Version":
+    def submit(self, call: Call) -> None:
         if self.error is not None:
             raise self.error
-        self.got.append((request, sink))
-        return self
+        self.got.append(call)
+        call.owner = self
 
-    def cancel(self) -> None:
+    def cancel(self, call: Call) -> None:
         self.cancelled += 1
 
-    def hold(self, held: bool) -> None:
+    def hold(self, call: Call, held: bool) -> None:
         self.held.append(held)
 
 
-@dataclass
-class Door(Sink):
-    """A door's sink, whose client has sent headers."""
+class Door(Call):
+    """A door's call, whose client has sent headers."""
 
-    headers: dict[str, str] = field(default_factory=dict)
-    came: list[Any] = field(default_factory=list)
     door = "HTTP"
+
+    def __init__(self, headers: dict[str, str] | None = None, link: object = None) -> None:
+        parameters = {} if link is None else {TRACE_PARAMETER: str(link)}
+        values: Array = np.ones((1, 2), np.float32)
+        inputs = {"INPUT0": Tensor("INPUT0", Datatype.FP32, values)}
+        super().__init__("m", "", "an id", inputs, (), {**parameters})
+        self.headers = headers or {}
+        self.came: list[Any] = []
 
     def header(self, name: str) -> str:
         return self.headers.get(name, "")
@@ -69,7 +73,11 @@ class Door(Sink):
     def fail(self, error: ServerError) -> None:
         self.came.append(error)
 
-    refuse = fail
+
+class Inner(Door):
+    """What no client asks for."""
+
+    door = ""
 
 
 @dataclass
@@ -103,19 +111,15 @@ class World:
     def traced(self) -> bool:
         return self.stage != self.version.submit
 
-    def submit(self, door: Door | None = None) -> Any:
-        return self.stage(a_request(), door or Door())
+    def submit(self, door: Door | None = None) -> Door:
+        door = door or Door()
+        self.stage(door)
+        return door
 
     def traces(self) -> list[Trace]:
         """The finished ones; nothing more may come."""
         self._thread.close(30)
         return [item for item in self.kept.items if isinstance(item, Trace)]
-
-
-def a_request(**parameters: Any) -> Call:
-    values: Array = np.ones((1, 2), np.float32)
-    inputs = {"INPUT0": Tensor("INPUT0", Datatype.FP32, values)}
-    return Call("m", "", "an id", inputs, parameters=parameters)
 
 
 def a_response() -> InferResponse:
@@ -150,9 +154,10 @@ def test_changes_are_told() -> None:
 
 
 def test_what_no_client_asks_for_is_no_trace_of_its_own() -> None:
-    world, sink = World(), Sink()
-    world.stage(a_request(), sink)
-    assert world.version.got[0][1] is sink
+    world, call = World(), Inner()
+    world.stage(call)
+    assert world.version.got == [call]
+    assert call.stages is None
     assert world.traces() == []
 
 
@@ -162,9 +167,9 @@ def test_a_count_that_is_reached_ends_it() -> None:
         world.submit()
     assert not world.traced()
     assert world.tracing.document("m")["trace_count"] == ["0"]
-    for request, sink in world.version.got:
-        sink.respond(a_response(), True)
-        assert (TRACE_PARAMETER in request.parameters) == (request is world.version.got[1][0])
+    for request in world.version.got:
+        request.pass_response(a_response(), True)
+        assert (TRACE_PARAMETER in request.parameters) == (request is world.version.got[1])
     [trace] = world.traces()
     assert trace.last
 
@@ -172,8 +177,8 @@ def test_a_count_that_is_reached_ends_it() -> None:
 def test_a_response() -> None:
     world, door = World(), Door()
     ticket = world.submit(door)
-    [(_, sink)] = world.version.got
-    sink.respond(response := a_response(), True)
+    [call] = world.version.got
+    call.pass_response(response := a_response(), True)
     ticket.hold(True)
     assert door.came == [response]
     assert world.version.held == [True]
@@ -189,10 +194,10 @@ def test_a_response() -> None:
 def test_many_responses_and_an_end() -> None:
     world = World()
     world.submit()
-    [(_, sink)] = world.version.got
+    [call] = world.version.got
     for _ in range(2):
-        sink.respond(a_response(), False)
-    sink.finish()
+        call.pass_response(a_response(), False)
+    call.pass_end()
     [trace] = world.traces()
     assert names(trace).count("INFER_RESPONSE_COMPLETE") == 2
     assert names(trace)[-1] == "REQUEST_END"
@@ -201,8 +206,8 @@ def test_many_responses_and_an_end() -> None:
 def test_an_error() -> None:
     world, door = World(), Door()
     world.submit(door)
-    [(_, sink)] = world.version.got
-    sink.fail(error := QueueFull("full"))
+    [call] = world.version.got
+    call.pass_end(error := QueueFull("full"))
     assert door.came == [error]
     [trace] = world.traces()
     assert (trace.error, names(trace)[-1]) == ("full", "REQUEST_END")
@@ -222,7 +227,7 @@ def test_a_client_that_goes_away() -> None:
     ticket = world.submit()
     ticket.cancel()
     ticket.cancel()
-    assert world.version.cancelled == 2
+    assert world.version.cancelled == 1
     [trace] = world.traces()
     assert trace.error == "the client went away"
 
@@ -230,10 +235,10 @@ def test_a_client_that_goes_away() -> None:
 def test_tensors_are_copied() -> None:
     world = World(TraceSettings(tensors=True, rate=1))
     world.submit()
-    [(request, sink)] = world.version.got
-    array = np.asarray(request.inputs["INPUT0"].array)
+    [call] = world.version.got
+    array = np.asarray(call.inputs["INPUT0"].array)
     array += 1
-    sink.respond(a_response(), True)
+    call.pass_response(a_response(), True)
     [trace] = world.traces()
     [(_, tensor)] = trace.tensors
     assert tensor.array.tolist() == [[1, 1]]
@@ -243,8 +248,8 @@ def test_settings_that_are_replaced_end_with_their_last_trace() -> None:
     world = World()
     world.submit()
     world.tracing.change("", {"trace_rate": ["5"]})
-    [(_, sink)] = world.version.got
-    sink.respond(a_response(), True)
+    [call] = world.version.got
+    call.pass_response(a_response(), True)
     [trace] = world.traces()
     assert world.kept.items == [trace, trace.sampler]
 
@@ -252,36 +257,36 @@ def test_settings_that_are_replaced_end_with_their_last_trace() -> None:
 def test_what_a_model_asks_for_has_a_parent() -> None:
     world = World()
     world.submit()
-    [(request, sink)] = world.version.got
-    link = request.parameters[TRACE_PARAMETER]
-    world.tracing.submit_child(world.version.submit, a_request(**{TRACE_PARAMETER: link}), Door())
-    [_, (_, inner)] = world.version.got
-    inner.respond(a_response(), True)
-    sink.respond(a_response(), True)
+    [call] = world.version.got
+    link = call.parameters[TRACE_PARAMETER]
+    world.tracing.submit_child(world.version.submit, Door(link=link))
+    [_, inner] = world.version.got
+    inner.pass_response(a_response(), True)
+    call.pass_response(a_response(), True)
     child, parent = world.traces()
     assert (child.parent, parent.parent, child.door) == (parent.number, 0, "")
 
 
 @pytest.mark.parametrize("link", ["", "99", "0 00-x", "what"])
 def test_a_trace_that_there_is_not_is_none(link: str) -> None:
-    world, door = World(), Door()
-    world.tracing.submit_child(world.version.submit, a_request(**{TRACE_PARAMETER: link}), door)
-    assert world.version.got[0][1] is door
+    world, door = World(), Door(link=link)
+    world.tracing.submit_child(world.version.submit, door)
+    assert world.version.got == [door]
+    assert door.stages is None
     assert world.traces() == []
 
 
 def test_contexts_of_clients_decide_before_the_rate_does() -> None:
     world = World(TraceSettings(timestamps=True, rate=2, count=1), Mode.OPENTELEMETRY)
-    doors = [Door(), Door({"traceparent": PARENT + "01"}), Door({"traceparent": PARENT + "00"})]
-    for door in [*doors, *doors]:
-        world.submit(door)
-    for _, sink in world.version.got:
-        sink.respond(a_response(), True)
+    headers = [{}, {"traceparent": PARENT + "01"}, {"traceparent": PARENT + "00"}]
+    for sent in [*headers, *headers]:
+        world.submit(Door(sent))
+    for call in world.version.got:
+        call.pass_response(a_response(), True)
     parents = [trace.spans and trace.spans.parent for trace in world.traces()]
     assert [parent and parent.trace_id for parent in parents] == [7, None, 7]
     links = [
-        read_link(request.parameters.get(TRACE_PARAMETER)).context
-        for request, _ in world.version.got
+        read_link(request.parameters.get(TRACE_PARAMETER)).context for request in world.version.got
     ]
     assert [link and (link.trace_id == 7, link.sampled) for link in links[:3]] == [
         None, (True, True), (True, False)
@@ -293,8 +298,8 @@ def test_contexts_of_clients_decide_before_the_rate_does() -> None:
 def test_a_context_that_is_none_is_ignored() -> None:
     world = World(ON, Mode.OPENTELEMETRY)
     world.submit(Door({"traceparent": "00-0-0-0"}))
-    [(_, sink)] = world.version.got
-    sink.respond(a_response(), True)
+    [call] = world.version.got
+    call.pass_response(a_response(), True)
     [trace] = world.traces()
     assert trace.spans is not None
     assert trace.spans.parent is None
@@ -303,9 +308,9 @@ def test_a_context_that_is_none_is_ignored() -> None:
 def test_contexts_are_for_collectors() -> None:
     world = World()
     world.submit(Door({"traceparent": PARENT + "00"}))
-    [(request, sink)] = world.version.got
-    assert read_link(request.parameters[TRACE_PARAMETER]) == (1, None)
-    sink.finish()
+    [call] = world.version.got
+    assert read_link(call.parameters[TRACE_PARAMETER]) == (1, None)
+    call.pass_end()
     assert len(world.traces()) == 1
 
 

@@ -17,7 +17,7 @@ from headrace.core.tensors import Array, Tensor
 from headrace.engine.admission import Admission
 from headrace.engine.doors import Target
 from headrace.engine.engine import Engine
-from headrace.engine.future_sink import FutureSink
+from headrace.engine.future_call import FutureCall
 from headrace.engine.model import Model
 from headrace.engine.router import Router
 from headrace.engine.shadow import ShadowCopies
@@ -32,18 +32,18 @@ from tests.engine.test_engine_loading import FP32, LOAD_OPTIONS, Constants, ask,
 SPLIT = {"split": {"1": 90, "2": 10}}
 
 
-class DoorSink(FutureSink):
-    """A door's sink, of a client that sent headers."""
+class DoorCall(FutureCall):
+    """A door's call, of a client that sent headers."""
 
-    def __init__(self, headers: dict[str, str]) -> None:
-        super().__init__(asyncio.get_running_loop().create_future())
+    def __init__(self, asked: Call, headers: dict[str, str]) -> None:
+        super().__init__(asked)
         self.headers = headers
         self.target: Target | None = None
 
     def header(self, name: str) -> str:
         return self.headers.get(name, "")
 
-    def routed(self, request: Call, target: Target) -> None:
+    def routed(self, target: Target) -> None:
         self.target = target
 
 
@@ -88,12 +88,12 @@ class World:
         assert np.asarray(response.outputs[0].array)[0, 0] == int(response.model_version)
         return int(response.model_version)
 
-    def send(self, parameters: dict[str, Any] | None = None, **headers: str) -> DoorSink:
-        sink = DoorSink(headers)
+    def send(self, parameters: dict[str, Any] | None = None, **headers: str) -> DoorCall:
         tensor = Tensor("X", FP32, np.zeros((1, 1), np.float32))
-        request = Call("m", "", "", {"X": tensor}, (), parameters or {}, nbytes=4)
-        self.engine.find("m").submit(request, sink)
-        return sink
+        asked = Call("m", "", "", {"X": tensor}, (), parameters or {}, nbytes=4)
+        call = DoorCall(asked, headers)
+        self.engine.find("m").submit(call)
+        return call
 
     async def count(self, requests: int = 100) -> dict[int, int]:
         """How many of so many requests each version answers."""
@@ -352,9 +352,9 @@ def test_sequences_stay_together(tmp_path: Path) -> None:
     async def answer(world: World, sequence: int) -> str:
         tensor = Tensor("X", FP32, np.zeros((1, 1), np.float32))
         request = Call("m", "", "", {"X": tensor}, sequence_id=sequence)
-        sink = DoorSink({})
-        world.engine.find("m").submit(request, sink)
-        return str((await sink.future).model_version)
+        call = DoorCall(request, {})
+        world.engine.find("m").submit(call)
+        return str((await call.future).model_version)
 
     async def test(world: World) -> None:
         chosen = [await answer(world, n) for n in range(1, 30)]
@@ -388,7 +388,7 @@ def test_what_is_refused_for_what_it_says_counts_for_nobody(tmp_path: Path) -> N
     async def test(world: World) -> None:
         found = world.engine.find("m")
         with pytest.raises(InvalidRequest):
-            found.submit(Call("m", "", "", {}), DoorSink({}))
+            found.submit(DoorCall(Call("m", "", "", {}), {}))
         assert not any(v.routed or v.refused for v in world.series.ledgers.values())
 
     run(tmp_path, test, SPLIT)
@@ -487,10 +487,9 @@ def test_what_a_shadow_sees_cannot_be_written_to(tmp_path: Path) -> None:
             return infer(inputs, outputs)
 
         third.infer = spy  # type: ignore[method-assign]
-        sink = DoorSink({})
-        request = Call("m", "", "", {"X": Tensor("X", FP32, array)})
-        world.engine.find("m").submit(request, sink)
-        await sink.future
+        call = DoorCall(Call("m", "", "", {"X": Tensor("X", FP32, array)}), {})
+        world.engine.find("m").submit(call)
+        await call.future
         await until(lambda: world.shadow.success == 1)
         assert not seen[0].flags.writeable
         assert array.flags.writeable

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.core.errors import ExecutionFailed, InvalidRequest, Overloaded, ServerError
-from headrace.core.requests import Call, InferResponse, Sink
+from headrace.core.requests import Call, InferResponse
 from headrace.engine.deferred import Deferred
 from headrace.engine.doors import Target
 from headrace.engine.workbench import Workbench
@@ -116,10 +116,11 @@ def test_what_is_cancelled_is_not_begun_and_ends_at_its_next_charge() -> None:
     asyncio.run(scenario())
 
 
-class KeptSink(Sink):
+class KeptCall(Call):
     """Keeps what it is told."""
 
     def __init__(self) -> None:
+        super().__init__("m", "", "", {})
         self.refused: list[ServerError] = []
 
     def respond(self, response: InferResponse, final: bool) -> None:
@@ -134,52 +135,37 @@ class KeptSink(Sink):
     def refuse(self, error: ServerError) -> None:
         self.refused.append(error)
 
-    def routed(self, request: Call, target: Target) -> None:
+    def routed(self, target: Target) -> None:
         raise AssertionError
 
 
-class Ticket:
-    def __init__(self) -> None:
-        self.calls: list[object] = []
-
-    def cancel(self) -> None:
-        self.calls.append("cancel")
-
-    def hold(self, held: bool) -> None:
-        self.calls.append(held)
-
-
-def test_a_deferred_request_becomes_the_ticket_of_what_it_is() -> None:
+def test_a_deferred_request_is_submitted_with_what_was_said_meanwhile() -> None:
     async def scenario() -> None:
-        sink, ticket, after = KeptSink(), Ticket(), asyncio.Event()
-        given: list[str] = []
+        call, after = KeptCall(), asyncio.Event()
+        given: list[tuple[str, bool | None]] = []
 
-        def submit(decoded: str) -> Ticket:
-            given.append(decoded)
-            return ticket
+        def submit(decoded: str) -> None:
+            given.append((decoded, call.held))
 
-        deferred = Deferred(
-            Workbench(), 1, lambda charge: "decoded", submit, sink, uncharged, after.set
-        )
-        deferred.hold(True)
+        Deferred(Workbench(), 1, lambda charge: "decoded", submit, call, uncharged, after.set)
+        call.hold(True)
         await after.wait()
-        deferred.cancel()
-        assert (given, ticket.calls, sink.refused) == (["decoded"], [True, "cancel"], [])
+        assert (given, call.refused) == ([("decoded", True)], [])
 
     asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("where", ["decode", "submit"])
 @pytest.mark.parametrize("error", [InvalidRequest("wrong"), ValueError("bug")])
-def test_what_is_wrong_is_said_to_the_sink(where: str, error: Exception) -> None:
+def test_what_is_wrong_is_said_to_the_call(where: str, error: Exception) -> None:
     async def scenario() -> None:
-        sink, after = KeptSink(), asyncio.Event()
+        sink, after = KeptCall(), asyncio.Event()
 
         def fail(_: object) -> Any:
             raise error
 
         decode = fail if where == "decode" else lambda charge: None
-        submit = fail if where == "submit" else lambda decoded: Ticket()
+        submit = fail if where == "submit" else lambda decoded: None
         Deferred(Workbench(), 1, decode, submit, sink, uncharged, after.set)
         await after.wait()
         [found] = sink.refused
@@ -191,16 +177,12 @@ def test_what_is_wrong_is_said_to_the_sink(where: str, error: Exception) -> None
 
 def test_a_cancelled_request_is_neither_submitted_nor_refused() -> None:
     async def scenario() -> None:
-        bench, sink, last = Workbench(), KeptSink(), Outcomes(1)
+        bench, sink, last = Workbench(), KeptCall(), Outcomes(1)
         gate = threading.Event()
         submitted: list[object] = []
 
-        def submit(decoded: object) -> Ticket:
-            submitted.append(decoded)
-            return Ticket()
-
-        deferred = Deferred(bench, 1, lambda charge: gate.wait(), submit, sink, uncharged)
-        deferred.cancel()
+        Deferred(bench, 1, lambda charge: gate.wait(), submitted.append, sink, uncharged)
+        sink.cancel()
         gate.set()
         bench.do(1, lambda charge: None, last.done, uncharged)
         await last.all.wait()

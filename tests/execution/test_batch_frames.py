@@ -16,7 +16,7 @@ from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.workers.bytes_elements import join
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import lay_out, pack_result
-from tests.scheduling.fakes import Bench, FakeSink, entered
+from tests.scheduling.fakes import Bench, entered
 
 COUNT = 100_000
 RAW = join([b"", b"a", b"bcd", b"e"] * (COUNT // 4))
@@ -54,7 +54,7 @@ def test_requests_of_both_doors_and_their_answers_pass_without_objects() -> None
     first = reader.read(message).request(0)
     second, form = decode_infer("m", "", body, json_size, TEXTS)
     calls = [
-        entered(each, FakeSink(), TEXTS.check(each), TEXTS.batch_key(each), 0, bench.batcher)
+        entered(each, TEXTS.check(each), TEXTS.batch_key(each), 0, bench.batcher)
         for each in (first, second)
     ]
     batch = Batch(TEXTS, calls)
@@ -95,7 +95,7 @@ def test_what_is_garbled_in_a_large_answer_fails_where_it_matters() -> None:
     frames = BatchFrames(TEXTS, lambda told: None)
     frames.learn({"number": 1, "outputs": [["Y", "BYTES", [200_000]]]})
     asked = InferReader().read(grpc_message()).request(0)
-    calls = [entered(asked, FakeSink(), 1, None, 0, Bench().batcher) for _ in range(2)]
+    calls = [entered(asked, 1, None, 0, Bench().batcher) for _ in range(2)]
     batch = Batch(TEXTS, calls)
     outcome = frames.result(0, batch, pack_result(1, 0, 0, [len(raw)]), raw, len(raw))
     with pytest.raises(ValueError, match="are not 400000 elements with their lengths"):
@@ -111,7 +111,7 @@ def test_an_answer_by_itself() -> None:
     part = one_answer({"response": told, "sizes": [len(RAW)]}, RAW, len(RAW))
     assert isinstance(part, Part)
     asked = InferReader().read(grpc_message()).request(0)
-    call = entered(asked, FakeSink(), 1, None, 0, Bench().batcher)
+    call = entered(asked, 1, None, 0, Bench().batcher)
     single = Signature("m", 0, (), (TensorSpec("Y", Datatype.BYTES, (-1,)),))
     response = part.response_to(single, "1", call, Timing(0, 0, 1))
     assert InferWriter().pieces(response)[-1] == RAW

@@ -24,7 +24,7 @@ from headrace.execution.in_process import LoadedInProcess
 from headrace.execution.python_backend import PythonBackend
 from headrace.scheduling.batch import Batch, Outcome, Part
 from headrace.wire.pb.model_config_pb2 import ModelConfig
-from tests.scheduling.fakes import Bench, FakeSink, entered
+from tests.scheduling.fakes import Bench, entered
 
 HEAD = """
     import numpy as np
@@ -69,7 +69,7 @@ def batch_of(*arrays: Array, datatype: Datatype = Datatype.FP32, **spec: object)
     for number, array in enumerate(arrays):
         inputs = {"X": Tensor("X", datatype, array)}
         request = Call("m", "", f"r{number}", inputs)
-        calls.append(entered(request, FakeSink(), len(array), None, 0, Bench().batcher))
+        calls.append(entered(request, len(array), None, 0, Bench().batcher))
     return Batch(signature, calls)
 
 

@@ -24,7 +24,7 @@ from headrace.execution.model_kinds import LoadedModel
 from headrace.scheduling.batch import Batch, Instance, NotStarted, Outcome
 from headrace.workers.bytes_elements import join
 from tests.execution.threads import no_threads
-from tests.scheduling.fakes import Bench, FakeSink, entered, request, signature
+from tests.scheduling.fakes import Bench, entered, request, signature
 
 INLINE, THREAD = InstanceKind.INLINE, InstanceKind.THREAD
 
@@ -65,7 +65,7 @@ class Doubling:
 
 
 def batch_of(*values: int) -> Batch:
-    call = entered(request("r", *values), FakeSink(), len(values), None, 0, Bench().batcher)
+    call = entered(request("r", *values), len(values), None, 0, Bench().batcher)
     return Batch(signature(), [call])
 
 
@@ -273,9 +273,7 @@ def test_an_idle_thread_keeps_nothing_of_its_last_batch() -> None:
     async def scenario(instance: LocalInstance) -> None:
         loop, gone = asyncio.get_running_loop(), asyncio.Event()
         batch = batch_of(1)
-        weakref.finalize(
-            batch.calls[0].sink, lambda: loop.call_soon_threadsafe(gone.set)
-        ).atexit = False
+        weakref.finalize(batch.calls[0], lambda: loop.call_soon_threadsafe(gone.set)).atexit = False
         await execute(instance, batch)
         del batch
         await asyncio.wait_for(gone.wait(), 10)
@@ -347,7 +345,7 @@ def test_many_texts_become_objects_on_a_thread(
         for count in rows:
             tensor = Tensor("x", Datatype.BYTES, BytesArray(join([element] * count), (count, 1)))
             asked = Call("m", "", "", {"x": tensor})
-            calls.append(entered(asked, FakeSink(), count, None, 0, Bench().batcher))
+            calls.append(entered(asked, count, None, 0, Bench().batcher))
         outcome = await execute(instance, Batch(texts, calls))
         assert [array.tolist() for array in outcome.arrays] == [[1] * sum(rows)]
 

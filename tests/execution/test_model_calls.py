@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from headrace.core.errors import ServerError
-from headrace.core.requests import Call, Sink
+from headrace.core.requests import Call
 from headrace.execution.model_calls import ModelCalls
 from headrace.execution.worker import WorkerProcess
 from headrace.scheduling.batch import Batch
@@ -30,17 +30,17 @@ class FakeProcess:
         self.link = FakeLink()
 
 
-class FakeTicket:
+class FakeOwner:
     """A request under way."""
 
     def __init__(self) -> None:
         self.held = False
         self.cancelled = False
 
-    def cancel(self) -> None:
+    def cancel(self, call: Call) -> None:
         self.cancelled = True
 
-    def hold(self, held: bool) -> None:
+    def hold(self, call: Call, held: bool) -> None:
         self.held = held
 
 
@@ -48,13 +48,13 @@ class FakeHost:
     """Models that answer when the test does."""
 
     def __init__(self) -> None:
-        self.tickets: list[FakeTicket] = []
-        self.sinks: list[Sink] = []
+        self.owners: list[FakeOwner] = []
+        self.calls: list[Call] = []
 
-    def submit(self, request: Call, inside: bool, sink: Sink) -> FakeTicket:
-        self.tickets.append(FakeTicket())
-        self.sinks.append(sink)
-        return self.tickets[-1]
+    def submit(self, call: Call, inside: bool) -> None:
+        call.owner = owner = FakeOwner()
+        self.owners.append(owner)
+        self.calls.append(call)
 
     def control(
         self, document: Mapping[str, Any], answer: Callable[[object, ServerError | None], None]
@@ -74,7 +74,7 @@ class Bench:
         self.host = FakeHost()
         self.calls = ModelCalls(cast("WorkerProcess", self.process), self.host)
 
-    def begin(self, number: int, batch: Batch | None = None) -> FakeTicket:
+    def begin(self, number: int, batch: Batch | None = None) -> FakeOwner:
         """Take a call to a decoupled model."""
         document = {
             "call": number, "op": "infer", "model": "m", "version": -1, "id": "", "inputs": [],
@@ -82,7 +82,7 @@ class Bench:
             "decoupled": True, "sizes": [],
         }  # fmt: skip
         self.calls.begin(document, b"", 0, batch)
-        return self.host.tickets[-1]
+        return self.host.owners[-1]
 
     def fill(self) -> None:
         """The worker takes nothing in while a reply comes."""

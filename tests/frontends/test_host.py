@@ -16,7 +16,6 @@ from headrace.core.errors import NotFound, Overloaded
 from headrace.core.requests import (
     Call,
     InferResponse,
-    Sink,
     Timing,
 )
 from headrace.core.signature import Signature
@@ -35,16 +34,16 @@ Tick = Callable[[], Any]
 class Work:
     """One request that the engine has been given."""
 
-    def __init__(self, request: Call, sink: Sink) -> None:
+    def __init__(self, request: Call) -> None:
         self.request = request
-        self.sink = sink
         self.cancelled = False
         self.held = False
+        request.owner = self
 
-    def cancel(self) -> None:
+    def cancel(self, call: Call) -> None:
         self.cancelled = True
 
-    def hold(self, held: bool) -> None:
+    def hold(self, call: Call, held: bool) -> None:
         self.held = held
 
 
@@ -60,9 +59,8 @@ class Model:
     def __init__(self) -> None:
         self.work: list[Work] = []
 
-    def submit(self, request: Call, sink: Sink) -> Work:
-        self.work.append(Work(request, sink))
-        return self.work[-1]
+    def submit(self, call: Call) -> None:
+        self.work.append(Work(call))
 
 
 class FakeEngine:
@@ -159,9 +157,9 @@ def test_a_request_and_its_answers() -> None:
             await front_end.until(lambda: bool(work))
             assert work[0].request.inputs["x"].array.tolist() == [0, 1, 2, 3]
             assert (admission.requests, admission.bytes) == (1, 100)
-            work[0].sink.respond(response(work[0].request), False)
+            work[0].request.respond(response(work[0].request), False)
             assert admission.requests == 1
-            work[0].sink.respond(response(work[0].request), True)
+            work[0].request.respond(response(work[0].request), True)
             assert admission.requests == 0
             await front_end.until(lambda: len(front_end.frames) == 2)
             assert [f[:3] for f in front_end.frames] == [
@@ -182,11 +180,11 @@ def test_requests_of_one_read_are_submitted_together() -> None:
             seen: list[int] = []
             submit = engine.model.submit
 
-            def noted(request: Call, sink: Sink) -> Work:
+            def noted(call: Call) -> None:
                 if not engine.model.work:
                     loop = asyncio.get_running_loop()
                     loop.call_soon(lambda: seen.append(len(engine.model.work)))
-                return submit(request, sink)
+                submit(call)
 
             engine.model.submit = noted  # type: ignore[method-assign]
             for number in range(30):
@@ -219,7 +217,7 @@ def test_an_error_says_which_version_it_was() -> None:
         async with linked() as front_end:
             front_end.infer(1)
             await front_end.until(lambda: bool(front_end.engine.model.work))
-            front_end.engine.model.work[0].sink.fail(Overloaded("why"))
+            front_end.engine.model.work[0].request.fail(Overloaded("why"))
             await front_end.until(lambda: bool(front_end.frames))
             _, number, flags, meta, rest = front_end.frames[0]
             error, version = read_error(meta, rest)

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from headrace.core.errors import ExecutionFailed, InvalidRequest, NotFound, ServerError
-from headrace.core.requests import Call, InferResponse, Sink, Ticket
+from headrace.core.requests import Call, InferResponse
 from headrace.core.shares import Shares
 from headrace.frontends.channel import pair
 from headrace.frontends.host import Host
@@ -20,14 +20,15 @@ from tests.transports.fakes import FakeEngine, Work
 _BIG = 60 << 10  # bytes of a response that still travels in its frame
 
 
-class Door(Sink):
-    """A door's sink, which keeps what comes."""
+class Door(Call):
+    """A door's call, which keeps what comes."""
 
-    def __init__(self) -> None:
+    def __init__(self, asked: Call) -> None:
+        super().__init__("", "", "", {}, nbytes=asked.nbytes)
+        self.take(asked)
         self.got: list[str] = []
         self.errors: list[ServerError] = []
         self.target: RemoteTarget | None = None
-        self.ticket: Ticket | None = None
 
     def respond(self, response: InferResponse, final: bool) -> None:
         text = b"".join(tensor.array.tobytes() for tensor in response.outputs).decode()
@@ -65,13 +66,13 @@ class Link:
 
     def submit(self, model: str, door: int = 0, body: bytes | None = None) -> Door:
         """Send a request by one kind of door; a raw one if it has a body."""
-        request = Call(model, "", "a", {}) if body is None else pass_raw(model, "", body)
-        sink = Door()
+        asked = Call(model, "", "a", {}) if body is None else pass_raw(model, "", body)
+        sink = Door(asked)
         target = RemoteEngine(self.front_end, self.admission, door).find(model)
         assert isinstance(target, RemoteTarget)
         sink.target = target
-        self.admission.enter(request.nbytes)
-        sink.ticket = target.submit(request, sink)
+        self.admission.enter(sink.nbytes)
+        target.submit(sink)
         return sink
 
     async def work(self, model: str = "many", count: int = 1) -> Work:
@@ -155,7 +156,7 @@ def test_an_end_without_a_response() -> None:
                 work = await link.work(model)
                 for _ in range(count):
                     work.answer("x")
-                work.sink.finish()
+                work.request.finish()
                 await until(lambda: sink.got[-1:] == ["end"])  # noqa: B023
                 assert len(sink.got) == count + 1
 
@@ -168,7 +169,7 @@ def test_an_error_after_responses() -> None:
             sink = link.submit("many")
             work = await link.work()
             work.answer("x")
-            work.sink.fail(ExecutionFailed("why"))
+            work.request.fail(ExecutionFailed("why"))
             await until(lambda: bool(sink.errors))
             assert sink.got == ["x", "error"]
             assert str(sink.errors[0]) == "why"
@@ -182,12 +183,11 @@ def test_a_model_pauses_for_a_client_and_goes_on() -> None:
             slow, quick = link.submit("many"), link.submit("many")
             await link.work(count=2)
             first, second = link.engine.many.work
-            assert slow.ticket is not None
-            slow.ticket.hold(True)
+            slow.hold(True)
             await until(lambda: first.held)
             second.answer("x")
             await until(lambda: quick.got == ["x"])
-            slow.ticket.hold(False)
+            slow.hold(False)
             await until(lambda: not first.held)
             assert second.holds == 0
 
@@ -200,13 +200,11 @@ def test_a_hold_may_come_too_late() -> None:
             sink = link.submit("many")
             work = await link.work()
             work.answer("x", final=True)
-            assert sink.ticket is not None
-            sink.ticket.hold(True)  # before the answer is seen
+            sink.hold(True)  # before the answer is seen
             await until(lambda: bool(sink.got))
-            sink.ticket.hold(True)
+            sink.hold(True)
             plain = link.submit("plain")
-            assert plain.ticket is not None
-            plain.ticket.hold(True)  # of no use for what answers once
+            plain.hold(True)  # of no use for what answers once
             await link.work("plain")
             assert (work.holds, link.engine.plain.last.holds) == (0, 0)
 
@@ -219,8 +217,7 @@ def test_a_client_goes_away() -> None:
             sink = link.submit("many")
             work = await link.work()
             work.answer("x")
-            assert sink.ticket is not None
-            sink.ticket.cancel()
+            sink.cancel()
             await until(lambda: work.cancelled)
             assert sink.got == []
 
@@ -238,7 +235,7 @@ def test_generate_requests_are_read_where_the_models_are_known() -> None:
             assert (request.id, request.parameters) == ("seven", {"id": "seven", "t": 0.5})
             assert link.engine.admission.bytes == len(body) == request.nbytes
             work.answer("x")
-            work.sink.finish()
+            work.request.finish()
             await until(lambda: sink.got == ["x", "end"])
             wrong = link.submit("many", Flag.GENERATE, b'{"x":"a"}')
             nobody = link.submit("nobody", Flag.GENERATE, b"{}")

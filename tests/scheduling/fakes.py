@@ -1,16 +1,17 @@
 """What a scheduler needs around it: a clock that only moves when told, instances that finish when
-told, and sinks that remember.
+told, and calls that remember.
 """
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
+from typing import TypeVar
 
 import numpy as np
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ServerError
-from headrace.core.requests import Call, InferResponse, Owner, Sink
+from headrace.core.requests import Call, InferResponse, Owner, Submit
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array, Tensor
 from headrace.observability.statistics import VersionStatistics
@@ -20,6 +21,8 @@ from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy
 
 Done = Callable[[Instance, Batch, Outcome], None]
 Model = Callable[[Mapping[str, Array], Sequence[str]], Sequence[Array]]
+
+C = TypeVar("C", bound=Call)
 
 GATHER_NS = 3  # what gathering costs, of the time that an instance holds its batch
 POISON = -1  # a value that makes `double` raise
@@ -88,10 +91,11 @@ class FakeClock:
         return sorted(when for when, _, timer in self._timers if timer.live)
 
 
-class FakeSink(Sink):
-    """Remembers what it was given; `log` is shared, and shows the order over several sinks."""
+class FakeCall(Call):
+    """Remembers what it was given; `log` is shared, and shows the order over several calls."""
 
     def __init__(self, name: str = "", log: list[str] | None = None) -> None:
+        super().__init__("", "", "", {})
         self.name = name
         self.responses: list[InferResponse] = []
         self.errors: list[ServerError] = []
@@ -218,13 +222,23 @@ def request(name: str, *values: int, width: int = 1, priority: int = 0, timeout:
     return Call("double", "", name, {"x": tensor}, priority=priority, timeout=timeout)
 
 
-def entered(call: Call, sink: Sink, rows: int, key: object, arrived: int, owner: Owner) -> Call:
+def entered(asked: Call, rows: int, key: object, arrived: int, owner: Owner) -> Call:
     """A call as `Batcher.submit` makes it, in no queue."""
-    call.sink, call.rows, call.key, call.owner = sink, rows, key, owner
+    call = FakeCall(asked.id)
+    call.take(asked)
+    call.nbytes = asked.nbytes
+    call.rows, call.key, call.owner = rows, key, owner
     call.arrived = call.began = arrived
     call.level, call.run_number = 1, 0
-    call.started = call.ended = False
-    call.deadline = call.held = call.execution = call.outcome = None
+    call.deadline = call.execution = call.outcome = None
+    return call
+
+
+def submitted(submit: Submit, asked: Call, call: C, rows: int = 0) -> C:
+    """`submit` a call that asks what `asked` does, with so many rows if they are known."""
+    call.take(asked)
+    call.nbytes, call.rows = asked.nbytes, rows
+    submit(call)
     return call
 
 
@@ -263,18 +277,19 @@ class Bench:
 
     def submit(
         self, name: str, *values: int, width: int = 1, priority: int = 0, timeout: int = 0
-    ) -> tuple[Call, FakeSink]:
+    ) -> tuple[Call, FakeCall]:
         """Submit a request of `values` (default: one row) without ending the tick."""
-        sink = FakeSink(name, self.log)
         asked = request(name, *(values or (1,)), width=width, priority=priority, timeout=timeout)
-        return self.batcher.submit(asked, sink, len(asked.inputs["x"].array)), sink
+        rows = len(asked.inputs["x"].array)
+        call = submitted(self.batcher.submit, asked, FakeCall(name, self.log), rows)
+        return call, call
 
     def submit_to(
-        self, sink: FakeSink, values: Sequence[int], width: int, *, priority: int, timeout: int
+        self, sink: FakeCall, values: Sequence[int], width: int, *, priority: int, timeout: int
     ) -> Call:
         """Submit a request under the sink's name; no values are no rows."""
         asked = request(sink.name, *values, width=width, priority=priority, timeout=timeout)
-        return self.batcher.submit(asked, sink, len(values))
+        return submitted(self.batcher.submit, asked, sink, len(values))
 
     @property
     def started(self) -> list[str]:

@@ -14,7 +14,7 @@ from headrace.core.requests import Call
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array, Tensor
 from headrace.scheduling.batch import Batch, Outcome, Room
-from tests.scheduling.fakes import Bench, FakeSink, entered
+from tests.scheduling.fakes import Bench, entered
 
 FP32, INT64, BYTES = Datatype.FP32, Datatype.INT64, Datatype.BYTES
 
@@ -47,7 +47,7 @@ def batch(
         wanted = tuple(outputs[n]) if outputs else ()
         request = Call(signature.model, "", str(n), tensors, outputs=wanted)
         rows = signature.check(request)
-        calls.append(entered(request, FakeSink(), rows, None, 100 + n, Bench().batcher))
+        calls.append(entered(request, rows, None, 100 + n, Bench().batcher))
     return Batch(signature, calls)
 
 

@@ -16,7 +16,7 @@ from headrace.core.errors import (
 from headrace.core.tensors import Array
 from headrace.scheduling.batch import NotStarted
 from headrace.scheduling.policy import BatchPolicy, QueuePolicy, SchedulingPolicy
-from tests.scheduling.fakes import POISON, Bench, FakeSink, signature
+from tests.scheduling.fakes import POISON, Bench, FakeCall, signature
 
 MS = 1_000_000
 ORDERED = SchedulingPolicy(BatchPolicy(1), preserve_ordering=True)
@@ -89,7 +89,7 @@ def test_a_sink_may_cancel_another_request_of_its_batch() -> None:
 
 def test_a_sink_may_submit_the_next_request() -> None:
     bench = Bench(inline=True)
-    next_one: list[FakeSink] = []
+    next_one: list[FakeCall] = []
     _, first = bench.submit("a")
     first.then = lambda: next_one.append(bench.submit("again", 5)[1])
     bench.finish_all()

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from headrace.core.errors import ExecutionFailed, QueueFull, QueueTimeout
 from headrace.core.requests import Call
 from headrace.scheduling.policy import BatchPolicy, QueuePolicy, SchedulingPolicy, TimeoutAction
-from tests.scheduling.fakes import POISON, Bench, FakeSink, signature
+from tests.scheduling.fakes import POISON, Bench, FakeCall, signature
 
 MAX_ROWS = 4
 LEVELS = st.integers(0, 3)
@@ -28,7 +28,7 @@ class Asked:
     width: int
     arrived: int
     call: Call
-    sink: FakeSink
+    sink: FakeCall
     cancelled: bool = False
     calls_at_cancel: int = field(default=0)
 
@@ -91,7 +91,7 @@ class Scheduling(RuleBasedStateMachine):
         level = self.policy.level(priority)
         waiting = sum(asked.level == level for asked in self.waiting())
         name = str(number)
-        sink = FakeSink(name, self.bench.log)
+        sink = FakeCall(name, self.bench.log)
         try:
             call = self.bench.submit_to(
                 sink, values, width, priority=priority, timeout=5 * (number % 4 == 1)

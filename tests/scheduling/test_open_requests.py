@@ -5,12 +5,12 @@ import numpy as np
 from headrace.core.errors import ExecutionFailed, InvalidRequest
 from headrace.core.requests import Call, InferResponse
 from headrace.scheduling.batch import Deferral, Part
-from tests.scheduling.fakes import Bench, FakeSink
+from tests.scheduling.fakes import Bench, FakeCall
 
 LATER, AGAIN = Deferral.LATER, Deferral.AGAIN
 
 
-class ManySink(FakeSink):
+class ManyCall(FakeCall):
     """A sink that takes any number of responses."""
 
     def __init__(self) -> None:
@@ -41,9 +41,9 @@ def part(value: int, rows: int = 1) -> Part:
     return Part({"y": np.full((rows, 1), value, np.int64)}, {})
 
 
-def opened(bench: Bench) -> tuple[Call, ManySink, FakeExecution]:
+def opened(bench: Bench) -> tuple[Call, ManyCall, FakeExecution]:
     """A request whose batch is done with."""
-    sink = ManySink()
+    sink = ManyCall()
     call = bench.submit_to(sink, [1], 1, priority=0, timeout=0)
     bench.clock.settle()
     call.execution = execution = FakeExecution()
@@ -77,7 +77,7 @@ def test_an_end_without_a_response() -> None:
 
 def test_an_answer_before_the_batch_is_done() -> None:
     bench = Bench()
-    sink = ManySink()
+    sink = ManyCall()
     call = bench.submit_to(sink, [1], 1, priority=0, timeout=0)
     bench.clock.settle()
     bench.batcher.answer(call, part(1), True)

@@ -9,14 +9,14 @@ from headrace.core.requests import Call
 from headrace.core.tensors import Array, Tensor
 from headrace.scheduling.batch import Batch, Deferral, NotStarted, Outcome, Part
 from headrace.scheduling.quarantine import Quarantine, Screened
-from tests.scheduling.fakes import Bench, FakeSink, entered, request, signature
+from tests.scheduling.fakes import Bench, entered, request, signature
 
 HOUR = 3_600 * 10**9
 _OWNER = Bench().batcher
 
 
 def call(asked: Call) -> Call:
-    return entered(asked, FakeSink(), 1, None, 0, _OWNER)
+    return entered(asked, 1, None, 0, _OWNER)
 
 
 def texts(*elements: bytes) -> Call:

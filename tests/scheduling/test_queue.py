@@ -6,7 +6,7 @@ import weakref
 import pytest
 
 from headrace.core.errors import QueueFull
-from headrace.core.requests import Call, Sink
+from headrace.core.requests import Call
 from headrace.scheduling.policy import (
     BatchPolicy,
     QueuePolicy,
@@ -14,7 +14,7 @@ from headrace.scheduling.policy import (
     TimeoutAction,
 )
 from headrace.scheduling.queue import RequestQueue
-from tests.scheduling.fakes import Bench, FakeSink, entered, request
+from tests.scheduling.fakes import Bench, entered, request
 
 REJECT, DELAY = TimeoutAction.REJECT, TimeoutAction.DELAY
 
@@ -32,7 +32,7 @@ def put(
 ) -> Call:
     """Queue a request of one row."""
     asked = request(name, 1, priority=priority, timeout=timeout)
-    call = entered(asked, FakeSink(name), 1, None, arrived, Bench().batcher)
+    call = entered(asked, 1, None, arrived, Bench().batcher)
     queue.append(call)
     return call
 
@@ -199,10 +199,10 @@ def test_order_limits_and_deadlines_outlast_a_sweep() -> None:
     assert set(queue.expire(200_000)) == set(kept)
 
 
-def alive(sinks: "list[weakref.ref[Sink]]") -> int:
-    """How many of the requests that these sinks belong to are still in memory."""
+def alive(calls: "list[weakref.ref[Call]]") -> int:
+    """How many of these requests are still in memory."""
     gc.collect()
-    return sum(sink() is not None for sink in sinks)
+    return sum(call() is not None for call in calls)
 
 
 def test_requests_that_have_started_are_not_kept_until_their_deadline() -> None:
@@ -211,7 +211,7 @@ def test_requests_that_have_started_are_not_kept_until_their_deadline() -> None:
     sinks = []
     for n in range(1_000):
         call = put(queue, str(n), 1, arrived=n)
-        sinks.append(weakref.ref(call.sink))
+        sinks.append(weakref.ref(call))
         queue.popleft(1)
         del call
     assert queue.next_deadline() == 10_000
@@ -224,7 +224,7 @@ def test_requests_that_were_cancelled_are_not_kept_until_they_come_to_the_head()
     sinks = []
     for n in range(1_000):
         call = put(queue, str(n))
-        sinks.append(weakref.ref(call.sink))
+        sinks.append(weakref.ref(call))
         end(queue, call)
         del call
     assert queue.waiting == 1

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import ExecutionFailed, InvalidRequest, QueueFull, Unavailable
-from headrace.core.requests import Call, InferResponse, Sink, Ticket, Timing
+from headrace.core.requests import Call, InferResponse, Timing
 from headrace.scheduling.pinning import Pin
 from headrace.scheduling.sequences import SequenceQueue, SequenceRules, SequenceTable
-from tests.scheduling.fakes import FakeClock, FakeSink
+from tests.scheduling.fakes import FakeCall, FakeClock, submitted
 
 IDLE = 1_000
 HERE = Pin("here")
@@ -21,7 +21,7 @@ class Scheduler:
 
     def __init__(self, table: SequenceTable) -> None:
         self.expected = 0
-        self.got: list[tuple[Call, Sink]] = []
+        self.got: list[Call] = []
         self.cancelled: list[str] = []
         self.held: list[tuple[str, bool]] = []
         self.full = False
@@ -30,13 +30,22 @@ class Scheduler:
     @property
     def ids(self) -> list[str]:
         """The ids of the requests that it has."""
-        return [request.id for request, _ in self.got]
+        return [request.id for request in self.got]
 
-    def submit(self, request: Call, sink: Sink, rows: int) -> Ticket:
+    def submit(self, request: Call) -> None:
         if self.full:
             raise QueueFull("full")
-        self.got.append((request, sink))
-        return _Ticket(self, request)
+        self.got.append(request)
+        request.owner = self
+        if request.held is not None:
+            self.held.append((request.id, request.held))
+
+    def cancel(self, call: Call) -> None:
+        self.cancelled.append(call.id)
+        self.got = [request for request in self.got if request is not call]
+
+    def hold(self, call: Call, held: bool) -> None:
+        self.held.append((call.id, held))
 
     def expect(self, count: int) -> None:
         self.expected += count
@@ -44,26 +53,13 @@ class Scheduler:
 
     def answer(self, index: int = 0) -> None:
         """Answer a request, and pin or end its sequence."""
-        request, sink = self.got.pop(index)
+        request = self.got.pop(index)
         self._table.put(request.sequence_id, None if request.sequence_end else HERE)
-        sink.respond(InferResponse("m", "1", request.id, [], Timing(0, 0, 1)), True)
+        request.pass_response(InferResponse("m", "1", request.id, [], Timing(0, 0, 1)), True)
 
     def fail(self) -> None:
         """Fail a request of which nothing has begun."""
-        self.got.pop(0)[1].fail(ExecutionFailed("failed"))
-
-
-class _Ticket:
-    def __init__(self, owner: Scheduler, request: Call) -> None:
-        self._owner = owner
-        self._request = request
-
-    def cancel(self) -> None:
-        self._owner.cancelled.append(self._request.id)
-        self._owner.got = [(r, s) for r, s in self._owner.got if r is not self._request]
-
-    def hold(self, held: bool) -> None:
-        self._owner.held.append((self._request.id, held))
+        self.got.pop(0).pass_end(ExecutionFailed("failed"))
 
 
 class World:
@@ -81,13 +77,13 @@ class World:
         )  # fmt: skip
         self.submit = self.queue.before(self.scheduler.submit)
 
-    def send(self, name: str, id: int | str, kind: str = "") -> tuple[Ticket, FakeSink]:
+    def send(self, name: str, id: int | str, kind: str = "") -> tuple[Call, FakeCall]:
         """Submit a request; `kind` has "s" for a start and "e" for an end."""
         request = Call(
             "m", "", name, {}, sequence_id=id, sequence_start="s" in kind, sequence_end="e" in kind
         )
-        sink = FakeSink(name, self.log)
-        return self.submit(request, sink, 1), sink
+        call = submitted(self.submit, request, FakeCall(name, self.log), 1)
+        return call, call
 
 
 def test_one_request_of_a_sequence_at_a_time() -> None:
@@ -110,11 +106,11 @@ def test_one_request_of_a_sequence_at_a_time() -> None:
 def test_the_server_is_told_of_the_sequence() -> None:
     world = World()
     world.send("a", 7, "se")
-    [(request, _)] = world.scheduler.got
+    [request] = world.scheduler.got
     assert request.parameters == {"sequence_id": 7, "sequence_start": True, "sequence_end": True}
     world.scheduler.answer()
     world.send("b", 8, "s")
-    assert world.scheduler.got[0][0].parameters == {"sequence_id": 8, "sequence_start": True}
+    assert world.scheduler.got[0].parameters == {"sequence_id": 8, "sequence_start": True}
 
 
 @pytest.mark.parametrize("id", [0, ""])
@@ -124,7 +120,7 @@ def test_sequences_need_ids(id: int | str) -> None:
         world.send("a", id, "s")
     unnamed = World(named=False)
     unnamed.send("a", id)
-    assert unnamed.scheduler.got[0][0].parameters == {}
+    assert unnamed.scheduler.got[0].parameters == {}
 
 
 def test_a_sequence_begins_with_a_start() -> None:
@@ -273,7 +269,7 @@ STEPS = st.lists(
 def test_whatever_happens_nothing_is_left(steps: list[tuple[str, int]], most_starts: int) -> None:
     """Each request ends once or is refused, those of a sequence in order, one at a time."""
     world = World(most_starts)
-    tickets: list[tuple[Ticket, FakeSink]] = []
+    tickets: list[tuple[Call, FakeCall]] = []
     kinds = {"send": "", "start": "s", "end": "e"}
     for number, (step, which) in enumerate(steps):
         if step in kinds:
@@ -289,9 +285,9 @@ def test_whatever_happens_nothing_is_left(steps: list[tuple[str, int]], most_sta
             world.scheduler.answer(which % len(world.scheduler.got))
         elif step == "fail" and world.scheduler.got:
             world.scheduler.fail()
-        sequences = [request.sequence_id for request, _ in world.scheduler.got]
+        sequences = [request.sequence_id for request in world.scheduler.got]
         assert len(set(sequences)) == len(sequences)
-        assert sum(r.sequence_start for r, _ in world.scheduler.got) <= most_starts
+        assert sum(r.sequence_start for r in world.scheduler.got) <= most_starts
         assert world.queue.waiting == world.scheduler.expected
     while world.scheduler.got:
         world.scheduler.answer()

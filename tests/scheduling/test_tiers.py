@@ -13,12 +13,20 @@ from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.fail_over import FAILURES
 from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy
 from headrace.scheduling.tiers import Tiers
-from tests.scheduling.fakes import Done, FakeClock, FakeInstance, FakeSink, request, signature
+from tests.scheduling.fakes import (
+    Done,
+    FakeCall,
+    FakeClock,
+    FakeInstance,
+    request,
+    signature,
+    submitted,
+)
 
 SECOND = 1_000_000_000
 
 
-class NamedSink(FakeSink):
+class NamedCall(FakeCall):
     """Remembers which backend has answered."""
 
     backend = ""
@@ -50,17 +58,16 @@ class Bench:
         for tier, instances in zip(self.tiers, self.instances, strict=True):
             for instance in instances:
                 tier.add_instance(instance)
-        self.sinks: list[NamedSink] = []
+        self.sinks: list[NamedCall] = []
         self.clock.settle()
 
-    def submit(self, name: str = "r") -> NamedSink:
-        sink = NamedSink(name)
+    def submit(self, name: str = "r") -> NamedCall:
+        sink = NamedCall(name)
         self.sinks.append(sink)
         submit = self.tiers.submit if self.queue_size else self.batcher.submit
-        submit(request(name, 1), sink, 1)
-        return sink
+        return submitted(submit, request(name, 1), sink, 1)
 
-    def ask(self) -> NamedSink:
+    def ask(self) -> NamedCall:
         """Submit, and have it run wherever it is given to."""
         sink = self.submit()
         self.run()
@@ -316,14 +323,14 @@ def test_what_is_for_other_servers_is_not_for_a_backend_here() -> None:
     bench.lose(0)
     asked = request("r", 1)
     asked.parameters = {"a": 1, "headrace_deadline": 5, "headrace_forward:authorization": "secret"}
-    bench.batcher.submit(asked, FakeSink(), 1)
+    call = submitted(bench.batcher.submit, asked, FakeCall(), 1)
     bench.run()
-    assert asked.parameters == {"a": 1}
+    assert call.parameters == {"a": 1}
 
 
 def test_cancelled_requests_do_not_go_on() -> None:
     bench = Bench(2, 1)
-    calls = [bench.batcher.submit(request("r", 1), FakeSink(), 1) for _ in range(2)]
+    calls = [submitted(bench.batcher.submit, request("r", 1), FakeCall(), 1) for _ in range(2)]
     bench.clock.settle()
     for instance in bench.instances[0]:
         instance.report(parts=[Unavailable("full")])
@@ -336,8 +343,8 @@ def test_cancelled_requests_do_not_go_on() -> None:
 
 def test_requests_that_are_answered_by_themselves() -> None:
     bench = Bench(1, 1)
-    sink = NamedSink()
-    call = bench.batcher.submit(request("r", 1), sink, 1)
+    sink = NamedCall()
+    call = submitted(bench.batcher.submit, request("r", 1), sink, 1)
     bench.clock.settle()
     bench.instances[0][0].report(parts=[Deferral.LATER])
     assert not sink.backend

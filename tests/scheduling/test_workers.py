@@ -4,7 +4,7 @@ import numpy as np
 
 from headrace.core.errors import ExecutionFailed, InvalidRequest, ModelNotReady, WorkerDied
 from headrace.scheduling.batch import NotStarted, Part
-from tests.scheduling.fakes import Bench, FakeInstance, FakeSink
+from tests.scheduling.fakes import Bench, FakeCall, FakeInstance
 
 
 def test_a_batch_that_was_not_begun_goes_to_another_instance() -> None:
@@ -101,7 +101,7 @@ def test_what_comes_of_a_request_that_has_ended_ends_as_well() -> None:
     """Such as the next request of a sequence: there is nobody to end it later."""
     bench = Bench()
     bench.batcher.suspend(bench.instances[0])
-    following: list[FakeSink] = []
+    following: list[FakeCall] = []
     _, first = bench.submit("a")
     first.then = lambda: following.append(bench.submit("b")[1])
     bench.batcher.fail_waiting(ModelNotReady("none"))

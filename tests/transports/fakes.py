@@ -4,7 +4,7 @@ import numpy as np
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest, NotFound
-from headrace.core.requests import Call, InferResponse, Sink, Timing
+from headrace.core.requests import Call, InferResponse, Timing
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Tensor
 from headrace.engine.admission import Admission
@@ -21,18 +21,18 @@ SIGNATURE = Signature(
 class Work:
     """One request that a model has been given, and what its door asked for since."""
 
-    def __init__(self, model: "Model", request: Call, sink: Sink) -> None:
+    def __init__(self, model: "Model", request: Call) -> None:
         self.model = model
         self.request = request
-        self.sink = sink
         self.cancelled = False
         self.held = False
         self.holds = 0  # how often it was asked to pause
+        request.owner = self
 
-    def cancel(self) -> None:
+    def cancel(self, call: Call) -> None:
         self.cancelled = True
 
-    def hold(self, held: bool) -> None:
+    def hold(self, call: Call, held: bool) -> None:
         assert held != self.held
         self.held = held
         self.holds += held
@@ -43,7 +43,7 @@ class Work:
         raw = text.encode() if isinstance(text, str) else bytes(text)
         output = Tensor("y", Datatype.UINT8, np.frombuffer(raw, np.uint8))
         names = self.model.model, self.model.name, self.request.id
-        self.sink.respond(InferResponse(*names, [output], Timing(1, 2, 3)), final)
+        self.request.pass_response(InferResponse(*names, [output], Timing(1, 2, 3)), final)
 
 
 class Model:
@@ -58,11 +58,10 @@ class Model:
         self.decoupled = decoupled
         self.work: list[Work] = []
 
-    def submit(self, request: Call, sink: Sink) -> Work:
-        if request.id == "bad":
+    def submit(self, call: Call) -> None:
+        if call.id == "bad":
             raise InvalidRequest("as asked")
-        self.work.append(Work(self, request, sink))
-        return self.work[-1]
+        self.work.append(Work(self, call))
 
     @property
     def last(self) -> Work:

@@ -17,7 +17,6 @@ from headrace.core.requests import (
     InferResponse,
     Parameter,
     SharedInput,
-    SharedRequest,
     Stretch,
     Timing,
 )
@@ -292,16 +291,16 @@ def test_tensors_in_shared_memory() -> None:
     put_in_region(given.outputs.add(name="y"), 8, 0)
     given.outputs.add(name="z").parameters["classification"].int64_param = 2
     request = over_the_wire(given)
-    assert isinstance(request, SharedRequest)
+    assert request.shared is not None
     assert {name: tensor.array.tolist() for name, tensor in request.inputs.items()} == {
         "b": [1], "d": [2]
     }  # fmt: skip
-    assert request.shared_inputs == {
+    assert request.shared.inputs == {
         "a": SharedInput(Datatype.FP32, (2,), Stretch("r", 16, 8)),
         "c": SharedInput(Datatype.BYTES, (1,), Stretch("r", 0, 99)),
     }
     assert (request.outputs, request.classes) == (("y", "z"), {"z": 2})
-    assert request.shared_outputs == {"y": Stretch("r", 8, 0)}
+    assert request.shared.outputs == {"y": Stretch("r", 8, 0)}
 
 
 def test_typed_contents_beside_shared_memory() -> None:
@@ -311,9 +310,9 @@ def test_typed_contents_beside_shared_memory() -> None:
         name="b", datatype="FP32", shape=[1], contents=pb.InferTensorContents(fp32_contents=[3])
     )
     request = over_the_wire(given)
-    assert isinstance(request, SharedRequest)
+    assert request.shared is not None
     assert list(request.inputs) == ["b"]
-    assert list(request.shared_inputs) == ["a"]
+    assert list(request.shared.inputs) == ["a"]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from headrace.core.requests import (
     Call,
     InferResponse,
     SharedInput,
-    SharedRequest,
     Stretch,
     Timing,
 )
@@ -220,14 +219,14 @@ def test_inputs_in_shared_memory() -> None:
         parameters={"priority": 2},
     )
     request, form = decode(given, bytes(8))
-    assert isinstance(request, SharedRequest)
+    assert request.shared is not None
     assert (request.id, request.priority, request.classes) == ("", 2, {})
     assert list(request.inputs) == ["here", "raw"]
-    assert request.shared_inputs == {
+    assert request.shared.inputs == {
         "x": SharedInput(Datatype.FP32, (2,), Stretch("r", 16, 8)),
         "s": SharedInput(Datatype.BYTES, (1, 2), Stretch("r", 0, 99)),
     }
-    assert request.shared_outputs == {}
+    assert request.shared.outputs == {}
     assert form == ResponseForm()
 
 
@@ -238,24 +237,24 @@ def test_outputs_in_shared_memory() -> None:
         {"name": "b", "parameters": {"binary_data": True}},
     ]
     request, form = decode(document(outputs=wanted, parameters={"mine": 1}))
-    assert isinstance(request, SharedRequest)
+    assert request.shared is not None
     assert list(request.inputs) == ["x"]
     assert request.outputs == ("y", "z", "b")
     assert request.classes == {"z": 3}
     assert request.parameters == {"mine": 1}
-    assert request.shared_outputs == {"y": Stretch("r", 0, 0)}
+    assert request.shared.outputs == {"y": Stretch("r", 0, 0)}
     assert form == SharedForm(False, {"y": False, "z": False, "b": True}, frozenset("y"))
 
 
 def test_inputs_and_outputs_in_shared_memory() -> None:
     given = an_input(data=None, parameters=in_region())
     request, _ = decode(document(given, outputs=[{"name": "y", "parameters": in_region(8)}]))
-    assert isinstance(request, SharedRequest)
+    assert request.shared is not None
     assert request.inputs == {}
-    assert list(request.shared_inputs) == ["x"]
-    assert list(request.shared_outputs) == ["y"]
+    assert list(request.shared.inputs) == ["x"]
+    assert list(request.shared.outputs) == ["y"]
     request, form = decode(document(given, outputs=[{"name": "y"}]))
-    assert isinstance(request, SharedRequest)
+    assert request.shared is not None
     assert (request.outputs, request.classes) == (("y",), {})
     assert type(form) is ResponseForm
 

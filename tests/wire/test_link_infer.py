@@ -21,9 +21,9 @@ from headrace.core.requests import (
     ASKED,
     Call,
     InferResponse,
-    RawRequest,
+    Raw,
+    Shared,
     SharedInput,
-    SharedRequest,
     Stretch,
     Timing,
 )
@@ -95,7 +95,7 @@ def test_requests(given: list[Call]) -> None:
     for request in given * 2:
         meta, pieces = writer.parts(request)
         rest = b"....".replace(b".", b"\0") + b"".join(pieces)
-        found = reader.read(meta, rest, 4, len(rest), False)
+        found = reader.read(meta, rest, 4, len(rest), None, Call)
         assert without_tensors(found, "inputs") == without_tensors(request, "inputs")
         assert list(found.inputs) == list(request.inputs)
         for name, tensor in request.inputs.items():
@@ -138,21 +138,17 @@ def test_requests_with_shared_memory(
     outputs: dict[str, Stretch],
 ) -> None:
     writer, reader = RequestWriter(), RequestReader()
-    members = {name: getattr(given, name) for name in ASKED}
-    request = SharedRequest(
-        **members | {"classes": classes}, shared_inputs=inputs, shared_outputs=outputs
-    )
+    request = given.like(classes=classes, shared=Shared(inputs, outputs))
     for _ in range(2):
         meta, pieces = writer.parts(request)
         rest = b"".join(pieces)
-        found = reader.read(meta, rest, 0, len(rest), False)
-        assert type(found) is SharedRequest
+        found = reader.read(meta, rest, 0, len(rest), None, Call)
         assert without_tensors(found, "inputs") == without_tensors(request, "inputs")
         for name, tensor in request.inputs.items():
             assert_same(found.inputs[name], tensor)
     plain, pieces = writer.parts(given.like(classes=None))
     rest = b"".join(pieces)
-    assert type(reader.read(plain, rest, 0, len(rest), False)) is Call
+    assert reader.read(plain, rest, 0, len(rest), None, Call).shared is None
 
 
 @PROPERTY
@@ -182,16 +178,16 @@ def test_what_was_read_can_be_changed() -> None:
     meta, pieces = RequestWriter().parts(request)
     rest = b"".join(pieces)
     reader = RequestReader()
-    reader.read(meta, rest, 0, len(rest), False).parameters.clear()
-    assert reader.read(meta, rest, 0, len(rest), False).parameters == {"a": 1}
+    reader.read(meta, rest, 0, len(rest), None, Call).parameters.clear()
+    assert reader.read(meta, rest, 0, len(rest), None, Call).parameters == {"a": 1}
 
 
 def test_raw_bodies() -> None:
     request = pass_raw("m", "2", b"\x01\x02\x03")
     meta, pieces = RequestWriter().parts(request)
     rest = b"".join(pieces)
-    found = RequestReader().read(meta, rest, 0, len(rest), True)
-    assert isinstance(found, RawRequest)
+    found = RequestReader().read(meta, rest, 0, len(rest), Raw.GENERATE, Call)
+    assert found.raw is Raw.GENERATE
     assert bytes(body_of(found)) == b"\x01\x02\x03"
 
 
@@ -203,7 +199,7 @@ def test_damaged_requests(request: Call, data: st.DataObject) -> None:
     meta = data.draw(mutations(meta))
     rest = data.draw(mutations(b"".join(pieces)))
     with suppress(BrokenLink, InvalidRequest):
-        RequestReader().read(meta, rest, 0, len(rest), False)
+        RequestReader().read(meta, rest, 0, len(rest), None, Call)
 
 
 @PROPERTY
@@ -220,7 +216,7 @@ def test_damaged_responses(response: InferResponse, data: st.DataObject) -> None
 @given(st.binary(max_size=60), st.binary(max_size=60))
 def test_any_bytes(meta: bytes, rest: bytes) -> None:
     for read in (
-        lambda: RequestReader().read(meta, rest, 0, len(rest), False),
+        lambda: RequestReader().read(meta, rest, 0, len(rest), None, Call),
         lambda: ResponseReader().read(meta, rest, 0, len(rest)),
     ):
         with pytest.raises(BrokenLink):
@@ -264,7 +260,7 @@ def test_a_request_that_is_too_short() -> None:
     rest = b"".join(pieces)
     for size in range(len(rest)):
         with pytest.raises(BrokenLink):
-            RequestReader().read(meta, rest, 0, size, False)
+            RequestReader().read(meta, rest, 0, size, None, Call)
 
 
 @given(st.lists(st.integers(0, 2**63 - 1), min_size=10, max_size=10))

@@ -1,12 +1,18 @@
 """What every transport turns its input into, and what it gets back."""
 
-from collections.abc import Mapping
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from headrace.core.datatypes import Datatype
-from headrace.core.errors import ServerError
+from headrace.core.errors import ExecutionFailed, ServerError
 from headrace.core.tensors import Tensor
+
+log = logging.getLogger(__name__)
 
 Parameter = str | int | float | bool
 
@@ -19,122 +25,32 @@ MAX_PARAMETERS = 1024
 # What a call is made with.
 ASKED = (
     "model_name", "model_version", "id", "inputs", "outputs", "parameters", "priority", "timeout",
-    "sequence_id", "sequence_start", "sequence_end", "classes", "nbytes",
+    "sequence_id", "sequence_start", "sequence_end", "classes", "nbytes", "shared", "raw",
 )  # fmt: skip
 
 
 class Owner(Protocol):
-    """The scheduler or the execution that has a call, and is told what its client wants."""
+    """Who has a call for now: a stage, the scheduler, or what runs it."""
 
     def cancel(self, call: "Call") -> None:
         """Nobody waits for a call any more."""
 
     def hold(self, call: "Call", held: bool) -> None:
-        """Pause the responses to a call, or go on."""
+        """Pause the responses to a call, or go on; `call.held` says so to whoever has it next."""
 
 
-class Call:
-    """One inference request on its way, from its door to its answer.
+class Nobody:
+    """The owner of calls that are not under way yet."""
 
-    It is what was asked, decoded but not yet checked against a model's signature, the entry of the
-    model's queue, and the ticket by which its door cancels it. Owned by the event-loop thread.
+    def cancel(self, call: "Call") -> None:
+        """There is nothing to call off."""
 
-    `model_version` is empty for "the version that the server's policy picks". `outputs` names the
-    wanted outputs; empty means all. `classes` says of which outputs only the so many highest
-    classes are wanted. `timeout` is in microseconds and bounds the wait in the queue; 0 means none.
-    `priority` 0 means the model's default level. `nbytes` is the size of the request as received,
-    which admission counts. `parameters` holds what is not reserved by the protocol.
-
-    From `Batcher.submit` on, which sets the rest, it is queued, then started, then ended; `cancel`
-    ends it from either of the first two. `arrived`, `began` and `deadline` are nanoseconds of the
-    scheduler's clock. `key` is what it has in common with those that it may share a batch with.
-    `outcome` is there from its end until its sink has been called, which may be later where answers
-    keep the order of calls; `cancel` takes it back until then. An execution that can be told about
-    single calls has put itself into `execution`, with `run_number`, which it knows the call by, and
-    when it began. `held` is None until the model has been asked to pause. `first` is its first row
-    in a batch that has been computed.
-    """
-
-    __slots__ = (
-        "arrived", "began", "classes", "deadline", "ended", "execution", "first", "held", "id",
-        "inputs", "key", "level", "model_name", "model_version", "nbytes", "outcome", "outputs",
-        "owner", "parameters", "priority", "rows", "run_number", "sequence_end", "sequence_id",
-        "sequence_start", "sink", "started", "timeout",
-    )  # fmt: skip
-
-    sink: "Sink"
-    owner: Owner
-    key: object
-    rows: int
-    arrived: int
-    began: int
-    deadline: int | None
-    level: int
-    run_number: int
-    started: bool
-    ended: bool
-    held: bool | None
-    execution: Owner | None
-    outcome: "InferResponse | Computed | Exception | None"
-    first: int
-
-    def __init__(
-        self,
-        model_name: str,
-        model_version: str,
-        id: str,
-        inputs: dict[str, Tensor],
-        outputs: tuple[str, ...] = (),
-        parameters: dict[str, Parameter] | None = None,
-        priority: int = 0,
-        timeout: int = 0,
-        sequence_id: int | str = 0,
-        sequence_start: bool = False,
-        sequence_end: bool = False,
-        classes: Mapping[str, int] | None = None,
-        nbytes: int = 0,
-    ) -> None:
-        self.model_name = model_name
-        self.model_version = model_version
-        self.id = id
-        self.inputs = inputs
-        self.outputs = outputs
-        self.parameters = {} if parameters is None else parameters
-        self.priority = priority
-        self.timeout = timeout
-        self.sequence_id = sequence_id
-        self.sequence_start = sequence_start
-        self.sequence_end = sequence_end
-        self.classes = classes
-        self.nbytes = nbytes
-
-    ask = __init__  # for a door that knows what is asked when the call is there already
-
-    def like(self, **changes: Any) -> "Call":
-        """Another call that asks the same, but for `changes`."""
-        return type(self)(**{name: getattr(self, name) for name in ASKED} | changes)
-
-    def cancel(self) -> None:
-        """Drop the call; a run that has begun goes on, but its answer goes nowhere."""
-        self.owner.cancel(self)
-
-    def hold(self, held: bool) -> None:
-        """Pause the model's further responses, or let them go on."""
-        self.owner.hold(self, held)
+    def hold(self, call: "Call", held: bool) -> None:
+        """Keep it for who has the call next."""
+        call.held = held
 
 
-class RawRequest(Call):
-    """A request that is nothing yet but the bytes of a model's only input.
-
-    They are its one input, under no name. What knows the signature makes a request of them: one to
-    generate with where it `generates`.
-    """
-
-    __slots__ = ("generates",)
-
-    def __init__(self, *asked: Any, generates: bool = False, **more: Any) -> None:
-        super().__init__(*asked, **more)
-        self.generates = generates
+NOBODY = Nobody()
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,26 +71,423 @@ class SharedInput:
     place: Stretch
 
 
-class SharedRequest(Call):
-    """A request with tensors in shared memory: inputs that are not among `inputs`, and outputs.
+class Shared(NamedTuple):
+    """The tensors of a request that are in shared memory: inputs, and places for outputs."""
 
-    Its `classes` are never None, so that one look tells requests of which something is asked that
-    is not a model's to do.
+    inputs: Mapping[str, SharedInput] = {}
+    outputs: Mapping[str, Stretch] = {}
+
+
+class Raw(Enum):
+    """What the bytes of a model's only input are, of which nothing is known yet."""
+
+    INFER = "what `headrace.wire.http_infer.decode_raw` reads"
+    GENERATE = "what `headrace.wire.generate.decode_generate` reads"
+
+
+class Call:
+    """One inference request on its way, from its door to its answer, and the way back.
+
+    It is what was asked, decoded but not yet checked against a model's signature, the entry of the
+    model's queue, what its door cancels, and where its responses go: whoever answers or awaits
+    derives its own. Owned by the event-loop thread.
+
+    `model_version` is empty for "the version that the server's policy picks". `outputs` names the
+    wanted outputs; empty means all. `timeout` is in microseconds and bounds the wait in the queue;
+    0 means none. `priority` 0 means the model's default level. `nbytes` is the size of the request
+    as received, which admission counts. `parameters` holds what is not reserved by the protocol.
+
+    `classes` says of which outputs only the so many highest classes are wanted. It is not None
+    wherever something is asked that is not a model's to do, `shared` too: one look tells. The
+    inputs in shared memory are not among `inputs`. A `raw` call has its body as its one input,
+    under no name; what knows the signature makes a request of it.
+
+    From `Batcher.submit` on, which sets the rest, it is queued, then started, then ended; `cancel`
+    ends it from either of the first two. `rows` is set before. `arrived`, `began` and `deadline`
+    are nanoseconds of the scheduler's clock. `key` is what it has in common with those that it may
+    share a batch with. `outcome` is there from its end until it is answered, which may be later
+    where answers keep the order of calls; `cancel` takes it back until then. An execution that can
+    be told about single calls has put itself into `execution`, with `run_number`, which it knows
+    the call by, and when it began. `held` is None until the model has been asked to pause. `first`
+    is its first row in a batch that has been computed.
+
+    The way back, `respond` to `refuse`, is called on the event-loop thread and must not wait or
+    raise. Who has a call answers it by `pass_response`, `pass_end` and `pass_refusal`, or looks
+    itself whether there are `stages`. After `cancel` nothing comes any more.
     """
 
-    __slots__ = ("shared_inputs", "shared_outputs")
+    __slots__ = (
+        "arrived", "began", "classes", "deadline", "ended", "execution", "first", "held", "id",
+        "inputs", "key", "level", "model_name", "model_version", "nbytes", "outcome", "outputs",
+        "owner", "parameters", "priority", "raw", "rows", "run_number", "sequence_end",
+        "sequence_id", "sequence_start", "shared", "stages", "started", "timeout",
+    )  # fmt: skip
+
+    owner: Owner
+    stages: "Stages | None"
+    key: object
+    rows: int
+    arrived: int
+    began: int
+    deadline: int | None
+    level: int
+    run_number: int
+    started: bool
+    ended: bool
+    held: bool | None
+    execution: Owner | None
+    outcome: "InferResponse | Computed | Exception | None"
+    first: int
+
+    # The door that it came through, `HTTP` or `GRPC`; "" for calls that no client has made.
+    door = ""
+    # Why a model that may answer any number of times is refused; "" where it is not.
+    refusal = ""
 
     def __init__(
         self,
-        *asked: Any,
-        shared_inputs: Mapping[str, SharedInput] | None = None,
-        shared_outputs: Mapping[str, Stretch] | None = None,
-        **more: Any,
+        model_name: str,
+        model_version: str,
+        id: str,
+        inputs: dict[str, Tensor],
+        outputs: tuple[str, ...] = (),
+        parameters: dict[str, Parameter] | None = None,
+        priority: int = 0,
+        timeout: int = 0,
+        sequence_id: int | str = 0,
+        sequence_start: bool = False,
+        sequence_end: bool = False,
+        classes: Mapping[str, int] | None = None,
+        nbytes: int = 0,
+        shared: Shared | None = None,
+        raw: Raw | None = None,
     ) -> None:
-        super().__init__(*asked, **more)
-        self.classes = self.classes or {}
-        self.shared_inputs = shared_inputs or {}
-        self.shared_outputs = shared_outputs or {}
+        self.model_name = model_name
+        self.model_version = model_version
+        self.id = id
+        self.inputs = inputs
+        self.outputs = outputs
+        self.parameters = {} if parameters is None else parameters
+        self.priority = priority
+        self.timeout = timeout
+        self.sequence_id = sequence_id
+        self.sequence_start = sequence_start
+        self.sequence_end = sequence_end
+        self.classes = classes
+        self.nbytes = nbytes
+        self.shared = shared
+        self.raw = raw
+        self.owner = NOBODY
+        self.stages = self.held = None
+        self.started = self.ended = False
+
+    # For a door that has the call already: either it knows what is asked at once, or it begins the
+    # call, and takes what is asked once that is known.
+    ask = __init__
+
+    def begin(self) -> None:
+        """Be under way, though what is asked is not known yet."""
+        self.owner = NOBODY
+        self.stages = self.held = None
+        self.started = self.ended = False
+
+    def take(self, asked: "Call") -> None:
+        """Ask what another call does; its size stays what its door has counted."""
+        self.model_name = asked.model_name
+        self.model_version = asked.model_version
+        self.id = asked.id
+        self.inputs = asked.inputs
+        self.outputs = asked.outputs
+        self.parameters = asked.parameters
+        self.priority = asked.priority
+        self.timeout = asked.timeout
+        self.sequence_id = asked.sequence_id
+        self.sequence_start = asked.sequence_start
+        self.sequence_end = asked.sequence_end
+        self.classes = asked.classes
+        self.shared = asked.shared
+        self.raw = asked.raw
+
+    def like(self, **changes: Any) -> "Call":
+        """Another call that asks the same, but for `changes`; it goes nowhere."""
+        return Call(**{name: getattr(self, name) for name in ASKED} | changes)
+
+    # --- for whoever has made it
+
+    def cancel(self) -> None:
+        """Drop the call; a run that has begun goes on, but its answer goes nowhere."""
+        owner, self.owner = self.owner, NOBODY
+        owner.cancel(self)
+        if self.stages is not None:
+            self.stages.cancel(self)
+
+    def hold(self, held: bool) -> None:
+        """Pause the model's further responses, or let them go on."""
+        self.owner.hold(self, held)
+
+    # --- what is known of the client; for calls of none there are answers, too
+
+    @property
+    def begun_ns(self) -> int:
+        """When it began to come, in nanoseconds of the monotonic clock; 0 if it came at once."""
+        return 0
+
+    def header(self, name: str) -> str:
+        """The value of a header of the client, by its name in lower case; "" without one."""
+        return ""
+
+    def remaining(self) -> float:
+        """Seconds that the client still waits; 0 if it does not say."""
+        return 0.0
+
+    # --- the way back
+
+    def routed(self, target: Any) -> None:
+        """Take which `Target` serves the call, now that it is decided."""
+
+    def answered_by(self, backend: str) -> None:
+        """Take which backend answers, just before it does, of a model that has several.
+
+        The last one counts.
+        """
+
+    def respond(self, response: "InferResponse", final: bool) -> None:
+        """Take a response; after the one with `final` nothing more comes."""
+        raise NotImplementedError
+
+    def respond_from(self, batch: "Computed") -> None:
+        """Take the only response, which is the call's part of `batch`."""
+        self.respond(batch.response(self), True)
+
+    def finish(self) -> None:
+        """Take the end of the call, which gets no response, or no further one."""
+        raise NotImplementedError
+
+    def fail(self, error: ServerError) -> None:
+        """Take the error that ends the call."""
+        raise NotImplementedError
+
+    def refuse(self, error: ServerError) -> None:
+        """Take what `Target.submit` would have raised; nothing else comes."""
+        self.fail(error)
+
+    # --- for whoever has it
+
+    def pass_response(self, response: "InferResponse", final: bool) -> None:
+        """Answer with a response, by way of the stages."""
+        if self.stages is None:
+            self.respond(response, final)
+        else:
+            self.stages.respond(self, response, final)
+
+    def pass_routed(self, target: Any) -> None:
+        """Tell which `Target` serves the call, the stages too."""
+        self.routed(target)
+        if self.stages is not None:
+            self.stages.routed(target)
+
+    def pass_backend(self, backend: str) -> None:
+        """Tell which backend answers, the stages too."""
+        self.answered_by(backend)
+        if self.stages is not None:
+            self.stages.answered_by(backend)
+
+    def pass_end(self, error: ServerError | None = None) -> None:
+        """End the call, with an error or without a further response, by way of the stages."""
+        if self.stages is not None:
+            self.stages.end(self, error, False)
+        elif error is None:
+            self.finish()
+        else:
+            self.fail(error)
+
+    def pass_refusal(self, error: ServerError) -> None:
+        """Refuse the call, by way of the stages."""
+        if self.stages is None:
+            self.refuse(error)
+        else:
+            self.stages.end(self, error, True)
+
+    def enter(self, stage: "Stage", submit: "Submit") -> None:
+        """`submit` the call with a stage on its way back; if that raises, the stage is told."""
+        stages = self.stages = self.stages or Stages()
+        stages.add(stage)
+        try:
+            submit(self)
+        except BaseException as error:
+            stages.remove(stage)
+            stage.ended(self, error if isinstance(error, ServerError) else _bug())
+            stage.over(self)
+            raise
+
+
+# A stage of a chain, or the scheduler at its end: passes a call on, keeps it, or ends it. Raises
+# `ServerError`, with which the call has ended.
+Submit = Callable[[Call], None]
+
+
+class Stage:
+    """What a stage of a chain does with the answers to one call: it may change or watch them."""
+
+    __slots__ = ()
+
+    def transform(
+        self,
+        call: Call,
+        response: "InferResponse",
+        final: bool,
+        done: Callable[[Exception | None], None],
+    ) -> Owner | None:
+        """Change a response before it is passed on; raises `ServerError`, which ends the call.
+
+        What takes long is done by who is given back; at its end `done` is called, with the error
+        if there was one. Whatever else comes for the call waits until then.
+        """
+        return None
+
+    def passed(self, call: Call, response: "InferResponse", final: bool) -> None:
+        """A response has been passed on."""
+
+    def routed(self, target: Any) -> None:
+        """It is decided which `Target` serves the call."""
+
+    def answered_by(self, backend: str) -> None:
+        """A backend is about to answer, of a model that has several."""
+
+    def ended(self, call: Call, error: ServerError | None) -> None:
+        """The call has ended with an error, or without a further response."""
+
+    def cancelled(self, call: Call) -> None:
+        """Nobody waits for the call any more."""
+
+    def over(self, call: Call) -> None:
+        """Nothing more comes for the call, whichever way it has ended; told last."""
+
+
+class Stages:
+    """What stages have added to one call: the way of its answers, from the last added on.
+
+    Invariant: while a stage works on a response, what comes after it waits in `_behind`. Once the
+    call has ended or was cancelled, nothing is passed on any more.
+    """
+
+    __slots__ = ("_behind", "_over", "_stages", "_work")
+
+    def __init__(self) -> None:
+        self._stages: tuple[Stage, ...] = ()
+        self._work: Owner | None = None
+        self._behind: deque[Callable[[], None]] = deque()
+        self._over = False
+
+    def add(self, stage: Stage) -> None:
+        """Have answers meet a stage first."""
+        self._stages = (stage, *self._stages)
+
+    def remove(self, stage: Stage) -> None:
+        """Have answers not meet a stage."""
+        self._stages = tuple(one for one in self._stages if one is not stage)
+
+    def routed(self, target: Any) -> None:
+        """Tell which `Target` serves the call."""
+        for stage in self._stages:
+            stage.routed(target)
+
+    def answered_by(self, backend: str) -> None:
+        """Tell which backend answers."""
+        for stage in self._stages:
+            stage.answered_by(backend)
+
+    def respond(self, call: Call, response: "InferResponse", final: bool) -> None:
+        """Pass a response on, or have it wait."""
+        if self._work is not None:
+            self._behind.append(partial(self.respond, call, response, final))
+        elif not self._over:
+            self._pass_on(call, response, final, 0)
+
+    def end(self, call: Call, error: ServerError | None, refused: bool) -> None:
+        """Pass on the end of a call, or have it wait."""
+        if self._work is not None:
+            self._behind.append(partial(self.end, call, error, refused))
+            return
+        if self._over:
+            return
+        self._over = True
+        try:
+            if error is None:
+                call.finish()
+            elif refused:
+                call.refuse(error)
+            else:
+                call.fail(error)
+        finally:
+            for stage in self._stages:
+                stage.ended(call, error)
+            self._close(call)
+
+    def cancel(self, call: Call) -> None:
+        """Pass nothing on any more."""
+        if self._over:
+            return
+        self._over = True
+        if self._work is not None:
+            self._work.cancel(call)
+        for stage in self._stages:
+            stage.cancelled(call)
+        self._close(call)
+
+    def _pass_on(self, call: Call, response: "InferResponse", final: bool, at: int) -> None:
+        """Pass a response on that the stages before `at` have seen."""
+        for place, stage in enumerate(self._stages[at:], at + 1):
+            done = partial(self._go_on, call, response, final, place)
+            try:
+                self._work = stage.transform(call, response, final, done)
+            except ServerError as error:
+                self._give_up(call, error, final)
+                return
+            if self._work is not None:
+                return
+        self._over = final
+        try:
+            call.respond(response, final)
+        finally:
+            for stage in self._stages:
+                stage.passed(call, response, final)
+            if final:
+                self._close(call)
+
+    def _go_on(
+        self, call: Call, response: "InferResponse", final: bool, at: int, error: Exception | None
+    ) -> None:
+        """A stage has done what it does to a response."""
+        self._work = None
+        if self._over:
+            return
+        if error is None:
+            self._pass_on(call, response, final, at)
+        elif isinstance(error, ServerError):
+            self._give_up(call, error, final)
+        else:
+            log.error("bug in a stage", exc_info=error)
+            self._give_up(call, _bug(), final)
+        while self._behind and self._work is None:
+            self._behind.popleft()()
+
+    def _give_up(self, call: Call, error: ServerError, final: bool) -> None:
+        """End the call with an error, whatever more its model has for it."""
+        self._behind.clear()
+        if not final:
+            call.owner.cancel(call)
+        self.end(call, error, False)
+
+    def _close(self, call: Call) -> None:
+        stages, self._stages = self._stages, ()
+        self._behind.clear()
+        for stage in stages:
+            stage.over(call)
+
+
+def _bug() -> ServerError:
+    return ExecutionFailed("internal error")
 
 
 class Timing(NamedTuple):
@@ -209,114 +522,3 @@ class Computed(Protocol):
 
     def response(self, call: Call) -> InferResponse:
         """The response to one of its calls."""
-
-
-class Sink:
-    """Where the responses to one call go, and what is known of who made it.
-
-    Called on the event-loop thread; must not wait or raise. What is asked of a client, or told to
-    it, has an answer here for calls that no client has made, such as those of models.
-    """
-
-    __slots__ = ()
-
-    # Why a model that may answer any number of times is refused; "" where it is not.
-    refusal = ""
-
-    @property
-    def door(self) -> str:
-        """The door that the call came through, `HTTP` or `GRPC`; "" for none."""
-        return ""
-
-    @property
-    def begun_ns(self) -> int:
-        """When it began to come, in nanoseconds of the monotonic clock; 0 if it came at once."""
-        return 0
-
-    def header(self, name: str) -> str:
-        """The value of a header of the client, by its name in lower case; "" without one."""
-        return ""
-
-    def remaining(self) -> float:
-        """Seconds that the client still waits; 0 if it does not say."""
-        return 0.0
-
-    def routed(self, call: Call, target: Any) -> None:
-        """Take which `Target` serves the call, now that it is decided."""
-
-    def answered_by(self, backend: str) -> None:
-        """Take which backend answers, just before it does, of a model that has several.
-
-        The last one counts.
-        """
-
-    def respond(self, response: InferResponse, final: bool) -> None:
-        """Take a response; after the one with `final` nothing more comes."""
-        raise NotImplementedError
-
-    def respond_from(self, batch: Computed, call: Call) -> None:
-        """Take the only response to `call`, which is its part of `batch`."""
-        self.respond(batch.response(call), True)
-
-    def finish(self) -> None:
-        """Take the end of a call that gets no response, or no further one."""
-        raise NotImplementedError
-
-    def fail(self, error: ServerError) -> None:
-        """Take the error that ends the call."""
-        raise NotImplementedError
-
-    def refuse(self, error: ServerError) -> None:
-        """Take what `Target.submit` would have raised; nothing else comes."""
-        self.fail(error)
-
-
-class StageSink(Sink):
-    """A sink that hands on to another one; stages derive theirs, and override what they change."""
-
-    __slots__ = ("_sink",)
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-
-    @property
-    def door(self) -> str:
-        return self._sink.door
-
-    @property
-    def begun_ns(self) -> int:
-        return self._sink.begun_ns
-
-    def header(self, name: str) -> str:
-        return self._sink.header(name)
-
-    def remaining(self) -> float:
-        return self._sink.remaining()
-
-    def routed(self, call: Call, target: Any) -> None:
-        self._sink.routed(call, target)
-
-    def answered_by(self, backend: str) -> None:
-        self._sink.answered_by(backend)
-
-    def respond(self, response: InferResponse, final: bool) -> None:
-        self._sink.respond(response, final)
-
-    def finish(self) -> None:
-        self._sink.finish()
-
-    def fail(self, error: ServerError) -> None:
-        self._sink.fail(error)
-
-    def refuse(self, error: ServerError) -> None:
-        self._sink.refuse(error)
-
-
-class Ticket(Protocol):
-    """What a transport holds while its request is under way."""
-
-    def cancel(self) -> None:
-        """Drop the request, started or not; afterwards its sink is not called."""
-
-    def hold(self, held: bool) -> None:
-        """Have a model that answers many times pause, or go on: its answers are not read."""

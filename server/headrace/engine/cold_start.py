@@ -15,7 +15,7 @@ from headrace.core.errors import (
     ServerError,
     Unsupported,
 )
-from headrace.core.requests import Call, InferResponse, RawRequest, Sink, StageSink, Ticket
+from headrace.core.requests import Call, InferResponse, Raw, Stage
 from headrace.core.signature import Signature
 from headrace.engine.admission import Admission
 from headrace.engine.deferred import Deferred
@@ -44,31 +44,25 @@ class Bringing(Protocol):
 
 
 class ColdStart:
-    """What will serve one request, once its model is in memory; the ticket of it until then.
+    """What will serve one call, once its model is in memory; the call's owner until then.
 
-    Invariant: `_sink` is there until the request is handed to the model, refused or cancelled.
+    Invariant: `_call` is there until the call is handed to the model, refused or cancelled.
     """
 
     direct = None
     signature = None
     ready = False
+    name = ""  # of the version, which the model will say
+    decoupled = False  # as far as that is known
 
-    __slots__ = (
-        "_bringing", "_engine", "_forget", "_held", "_request", "_sink", "_ticket", "decoupled",
-        "model", "name", "version",
-    )  # fmt: skip
+    __slots__ = ("_bringing", "_call", "_engine", "_forget", "model", "version")
 
     def __init__(self, engine: Entrance, bringing: Bringing, model: str, version: str) -> None:
         self.model = model
         self.version = version
-        self.name = ""  # until the model says which version it is
-        self.decoupled = False
         self._engine = engine
         self._bringing = bringing
-        self._held = False
-        self._request: Call | None = None
-        self._sink: Sink | None = None
-        self._ticket: Ticket | None = None
+        self._call: Call | None = None
         self._forget: Callable[[], None] | None = None
 
     @property
@@ -76,108 +70,104 @@ class ColdStart:
         """Why the model cannot be loaded, as far as that is known."""
         return self._bringing.failing(self.model)
 
-    def submit(self, request: Call, sink: Sink) -> Ticket:
-        """Have the request run once the model is there."""
-        self._request, self._sink = request, sink
+    def submit(self, call: Call) -> None:
+        """Have the call run once the model is there."""
+        self._call = call
+        call.owner = self
         self._forget = self._bringing.when_loaded(self.model, self._on_loaded)
-        return self
 
     def waits_for(self, version: object) -> bool:
-        """Whether a request may have to wait until `version` has done what it does: never.
+        """Whether a call may have to wait until `version` has done what it does: never.
 
         What is not in memory does nothing.
         """
         return False
 
-    def cancel(self) -> None:
-        """Drop the request."""
-        self._sink = self._request = None
+    def cancel(self, call: Call) -> None:
+        """`Owner.cancel`."""
+        self._call = None
         if self._forget is not None:
             self._forget()
-        if self._ticket is not None:
-            self._ticket.cancel()
 
-    def hold(self, held: bool) -> None:
-        """Have the model pause its responses, or go on."""
-        self._held = held
-        if self._ticket is not None:
-            self._ticket.hold(held)
+    def hold(self, call: Call, held: bool) -> None:
+        """`Owner.hold`."""
+        call.held = held
 
     def _on_loaded(self, error: ServerError | None) -> None:
-        sink, request = self._sink, self._request
-        self._sink = self._request = None
-        if sink is None or request is None:
+        call, self._call = self._call, None
+        if call is None:
             return
         if error is None:
             try:
-                self._hand_over(request, sink)
+                self._hand_over(call)
                 return
             except ServerError as found:
                 error = found
             except Exception as bug:
                 log.error("bug in a request that waited for its model", exc_info=bug)
                 error = ExecutionFailed(INTERNAL_TEXT)
-        sink.refuse(error)
+        call.pass_refusal(error)
 
-    def _hand_over(self, request: Call, sink: Sink) -> None:
+    def _hand_over(self, call: Call) -> None:
         found = self._engine.find(self.model, self.version)
-        self.name, self.decoupled = found.name, found.decoupled
-        if found.decoupled and sink.refusal:
-            raise Unsupported(sink.refusal)
-        if type(request) is RawRequest and found.signature is not None:
-            self._ticket = submit_raw(found, request, sink, self._engine.admission)
+        if found.decoupled and call.refusal:
+            raise Unsupported(call.refusal)
+        call.pass_routed(found)
+        if call.raw is not None and found.signature is not None:
+            submit_raw(found, call, self._engine.admission)
         else:
-            self._ticket = found.submit(request, sink)
-        if self._held:
-            self._ticket.hold(True)
+            found.submit(call)
 
 
-class _TimedSink(StageSink):
-    """Puts timings into responses on their way to `sink`."""
+class _Timed(Stage):
+    """Puts timings into responses."""
 
-    def respond(self, response: InferResponse, final: bool) -> None:
-        """Hand a response on."""
+    __slots__ = ()
+
+    def transform(
+        self,
+        call: Call,
+        response: InferResponse,
+        final: bool,
+        done: Callable[[Exception | None], None],
+    ) -> None:
+        """Change a response."""
         add_timing(response)
-        self._sink.respond(response, final)
 
 
-def submit_raw(
-    found: Target,
-    request: RawRequest,
-    sink: Sink,
-    admission: Admission,
-    charge: Charge = uncharged,
-) -> Ticket:
-    """Decode a raw request, on a thread if that takes long, and queue what it is.
+def submit_raw(found: Target, call: Call, admission: Admission, charge: Charge = uncharged) -> None:
+    """Decode a raw call, on a thread if that takes long, and queue what it is.
 
-    `charge` is called with the bytes that it takes then. Raises `ServerError`, or has the sink
-    refuse it later.
+    `charge` is called with the bytes that it takes then. Raises `ServerError`, or has the call
+    refused later.
     """
-    signature = found.signature
-    if "" not in request.inputs or signature is None:
+    signature, raw = found.signature, call.raw
+    if "" not in call.inputs or signature is None:
         raise InvalidRequest("a raw request without a body")
-    body, generates = body_of(request), request.generates
+    body, timeout, parameters = body_of(call), call.timeout, call.parameters
 
-    def submit(decoded: Call) -> Ticket:
-        decoded.nbytes = request.nbytes
-        if request.timeout and not 0 < decoded.timeout < request.timeout:  # from headers, too
-            decoded.timeout = request.timeout
-        if request.parameters:  # from headers
-            decoded.parameters.update(request.parameters)
-        timed = generates and wants_timing(decoded)
-        return found.submit(decoded, _TimedSink(sink) if timed else sink)
+    def submit(decoded: Call) -> None:
+        if timeout and not 0 < decoded.timeout < timeout:  # from headers, too
+            decoded.timeout = timeout
+        decoded.parameters.update(parameters)  # from headers
+        call.take(decoded)
+        if raw is Raw.GENERATE and wants_timing(call):
+            call.enter(_Timed(), found.submit)
+        else:
+            found.submit(call)
 
-    if len(body) <= LARGE or not (generates or takes_long(body, "0", signature)):
-        return submit(_decoded(signature, request, uncharged))
-    return Deferred(
-        admission.workbench, len(body),
-        lambda charge: _decoded(signature, request, charge), submit, sink, charge,
-    )  # fmt: skip
+    if len(body) <= LARGE or not (raw is Raw.GENERATE or takes_long(body, "0", signature)):
+        submit(_decoded(signature, call, uncharged))
+    else:
+        Deferred(
+            admission.workbench, len(body),
+            lambda charge: _decoded(signature, call, charge), submit, call, charge,
+        )  # fmt: skip
 
 
-def _decoded(signature: Signature, request: RawRequest, charge: Charge) -> Call:
-    names, body = (request.model_name, request.model_version), body_of(request)
-    if request.generates:
+def _decoded(signature: Signature, call: Call, charge: Charge) -> Call:
+    names, body = (call.model_name, call.model_version), body_of(call)
+    if call.raw is Raw.GENERATE:
         found = decode_generate(signature, *names, body, charge)
     else:
         found = decode_raw(signature, *names, body)[0]

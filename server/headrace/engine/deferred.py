@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar, cast
 
 from headrace.core.errors import ExecutionFailed, ServerError
-from headrace.core.requests import Sink, Ticket
+from headrace.core.requests import Call
 from headrace.engine.workbench import Workbench
 from headrace.wire.elements import Charge
 from headrace.wire.status import INTERNAL_TEXT
@@ -16,50 +16,50 @@ T = TypeVar("T")
 
 
 class Deferred(Generic[T]):
-    """A request that is being decoded on the workbench, and afterwards its ticket."""
+    """What decodes a call on the workbench, and is its owner until then."""
 
     def __init__(
         self,
         bench: Workbench,
         nbytes: int,
         decode: Callable[[Charge], T],
-        submit: Callable[[T], Ticket],
-        sink: Sink,
+        submit: Callable[[T], None],
+        call: Call,
         charge: Charge,
         after: Callable[[], None] | None = None,
     ) -> None:
-        """`submit` gets what `decode` gives; `sink` what either raises. Then `after` is called."""
+        """`submit` gets what `decode` gives; `call` is refused with what either raises.
+
+        Then `after` is called.
+        """
         self._submit = submit
-        self._sink: Sink | None = sink
+        self._call: Call | None = call
         self._after = after
-        self._held = False
-        self._ticket: Ticket = bench.do(nbytes, decode, self._decoded, charge)
+        call.owner = self
+        self._job = bench.do(nbytes, decode, self._decoded, charge)
 
-    def cancel(self) -> None:
-        """`Ticket.cancel`."""
-        self._sink = None
-        self._ticket.cancel()
+    def cancel(self, call: Call) -> None:
+        """`Owner.cancel`."""
+        self._call = None
+        self._job.cancel()
 
-    def hold(self, held: bool) -> None:
-        """`Ticket.hold`."""
-        self._held = held
-        self._ticket.hold(held)
+    def hold(self, call: Call, held: bool) -> None:
+        """`Owner.hold`."""
+        call.held = held
 
     def _decoded(self, result: T | None, problem: Exception | None) -> None:
-        sink, self._sink = self._sink, None
-        if sink is None:
+        call, self._call = self._call, None
+        if call is None:
             return
         try:
             if problem is not None:
                 raise problem
-            self._ticket = self._submit(cast(T, result))
-            if self._held:
-                self._ticket.hold(True)
+            self._submit(cast(T, result))
         except ServerError as error:
-            sink.refuse(error)
+            call.pass_refusal(error)
         except Exception as error:
             log.error("bug in a request that was decoded apart", exc_info=error)
-            sink.refuse(ExecutionFailed(INTERNAL_TEXT))
+            call.pass_refusal(ExecutionFailed(INTERNAL_TEXT))
         finally:
             del problem
             if self._after is not None:

@@ -5,8 +5,8 @@ one has its answer, so that a large request neither fills the queue nor keeps th
 part that the queue refuses waits for those before it; without any before it the request fails. So
 it does with the first part that fails, and the others are cancelled.
 
-Owned by the event-loop thread. Invariant: parts that are queued or run are in `_tickets`; after
-`cancel`, or the end, the sink is not called.
+Owned by the event-loop thread. Invariant: parts that are queued or run are in `_parts`; after
+`cancel`, or the end, the call is not answered.
 """
 
 import logging
@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from time import monotonic_ns
 
 from headrace.core.errors import ExecutionFailed, Overloaded, QueueFull, ServerError
-from headrace.core.requests import Call, InferResponse, Sink, StageSink, Ticket, Timing
+from headrace.core.requests import Call, InferResponse, Submit, Timing
 from headrace.core.shapes import brackets
 from headrace.core.tensors import Tensor, concatenated
-from headrace.engine.doors import Enqueue
 from headrace.engine.shared_calls import Queue
 from headrace.engine.workbench import Job, Workbench
 from headrace.wire.elements import uncharged
@@ -29,48 +28,41 @@ _AT_ONCE = 8  # parts that are queued or run
 _JOINED_HERE = 1 << 20  # bytes that are put together on the event loop
 
 
-def divide(most: int, enqueue: Enqueue, queue: Queue, bench: Workbench) -> Enqueue:
-    """The stage that divides requests with more than the `most` rows of a batch."""
+def divide(most: int, submit: Submit, queue: Queue, bench: Workbench) -> Submit:
+    """The stage that divides calls with more than the `most` rows of a batch."""
 
-    def stage(request: Call, sink: Sink, rows: int) -> Ticket:
-        if rows <= most:
-            return enqueue(request, sink, rows)
-        return DividedRequest(request, sink, rows, most, enqueue, queue, bench).begin()
+    def stage(call: Call) -> None:
+        if call.rows <= most:
+            submit(call)
+        else:
+            DividedCall(call, most, submit, queue, bench).begin()
 
     return stage
 
 
-class DividedRequest:
-    """One such request, and its ticket."""
+class DividedCall:
+    """The parts of one such call, and its owner."""
 
     def __init__(
-        self,
-        request: Call,
-        sink: Sink,
-        rows: int,
-        part_rows: int,
-        submit: Enqueue,
-        queue: Queue,
-        bench: Workbench,
+        self, call: Call, part_rows: int, submit: Submit, queue: Queue, bench: Workbench
     ) -> None:
-        """`submit` queues a part of at most `part_rows` of the request's `rows`."""
-        self.sink = sink
-        self._request = request
+        """`submit` queues a part of at most `part_rows` of the call's rows."""
+        self.whole = call
+        rows = self._rows = call.rows
         self._bounds = [
             (start, min(start + part_rows, rows)) for start in range(0, rows, part_rows)
         ]
-        self._rows = rows
         self._submit = submit
         self._queue = queue
         self._bench = bench
         self._begun = monotonic_ns()
         self._next = 0
-        self._tickets: dict[int, Ticket] = {}
+        self._parts: dict[int, Call] = {}
         self._answers: list[InferResponse | None] = [None] * len(self._bounds)
         self._job: Job[InferResponse] | None = None
         self._over = False
 
-    def begin(self) -> Ticket:
+    def begin(self) -> None:
         """Queue the first parts; raises `ServerError`."""
         self._queue.expect(1)
         try:
@@ -78,21 +70,21 @@ class DividedRequest:
         except BaseException:
             self._end()
             raise
-        return self
+        self.whole.owner = self
 
-    def cancel(self) -> None:
-        """`Ticket.cancel`."""
+    def cancel(self, call: Call) -> None:
+        """`Owner.cancel`."""
         if not self._over:
             self._end()
 
-    def hold(self, held: bool) -> None:
-        """There is one response only."""
+    def hold(self, call: Call, held: bool) -> None:
+        """`Owner.hold`: there is one response only."""
 
     # --- for parts
 
     def answered(self, number: int, response: InferResponse) -> None:
         """Take the answer to a part."""
-        if self._tickets.pop(number, None) is None:
+        if self._parts.pop(number, None) is None:
             return
         self._answers[number] = response
         try:
@@ -100,34 +92,33 @@ class DividedRequest:
         except ServerError as error:
             self._fail(error)
             return
-        if not self._tickets:
+        if not self._parts:
             self._join()
 
     def failed(self, number: int, error: ServerError) -> None:
         """A part has no answer, so the request has none."""
-        if self._tickets.pop(number, None) is not None:
+        if self._parts.pop(number, None) is not None:
             self._fail(error)
 
     # --- from part to part
 
     def _go_on(self) -> None:
         """Queue parts, as many as may be; raises `ServerError` if that is none at all."""
-        while self._next < len(self._bounds) and len(self._tickets) < _AT_ONCE:
+        while self._next < len(self._bounds) and len(self._parts) < _AT_ONCE:
             number = self._next
             start, stop = self._bounds[number]
+            part = self._part(number, start, stop)
             try:
-                ticket = self._submit(
-                    self._part(start, stop), _PartSink(self, number), stop - start
-                )
+                self._submit(part)
             except (QueueFull, Overloaded):
-                if not self._tickets:
+                if not self._parts:
                     raise
                 return
-            self._tickets[number] = ticket
+            self._parts[number] = part
             self._next += 1
 
-    def _part(self, start: int, stop: int) -> Call:
-        whole = self._request
+    def _part(self, number: int, start: int, stop: int) -> "_Part":
+        whole = self.whole
         timeout = whole.timeout
         if timeout:
             timeout = max(timeout - (monotonic_ns() - self._begun) // 1_000, 1)
@@ -135,12 +126,14 @@ class DividedRequest:
             name: Tensor(name, tensor.datatype, tensor.array[start:stop])
             for name, tensor in whole.inputs.items()
         }
-        return Call(
+        part = _Part(
             whole.model_name, whole.model_version, whole.id, inputs, whole.outputs,
             dict(whole.parameters), whole.priority, timeout, whole.sequence_id,
             whole.sequence_start and not start, whole.sequence_end and stop == self._rows,
             nbytes=whole.nbytes * (stop - start) // self._rows,
         )  # fmt: skip
+        part.divided, part.place, part.rows = self, number, stop - start
+        return part
 
     def _join(self) -> None:
         answers = [answer for answer in self._answers if answer is not None]
@@ -162,7 +155,7 @@ class DividedRequest:
         self._job = None
         if whole is not None:
             self._end()
-            self.sink.respond(whole, True)
+            self.whole.pass_response(whole, True)
         elif isinstance(problem, ServerError):
             self._fail(problem)
         else:
@@ -171,36 +164,43 @@ class DividedRequest:
 
     def _fail(self, error: ServerError) -> None:
         self._end()
-        self.sink.fail(error)
+        self.whole.pass_end(error)
 
     def _end(self) -> None:
         self._over = True
         if self._job is not None:
             self._job.cancel()
-        tickets, self._tickets = self._tickets, {}
-        for ticket in tickets.values():
-            ticket.cancel()
+        parts, self._parts = self._parts, {}
+        for part in parts.values():
+            part.cancel()
         self._queue.expect(-1)
 
 
-class _PartSink(StageSink):
-    """The sink of one part."""
+class _Part(Call):
+    """A part, in its `place`. What is known of the client is known of the whole."""
 
-    __slots__ = ("_number", "_whole")
+    __slots__ = ("divided", "place")
 
-    def __init__(self, whole: DividedRequest, number: int) -> None:
-        super().__init__(whole.sink)
-        self._whole = whole
-        self._number = number
+    divided: DividedCall
+    place: int
+
+    def header(self, name: str) -> str:
+        return self.divided.whole.header(name)
+
+    def remaining(self) -> float:
+        return self.divided.whole.remaining()
+
+    def answered_by(self, backend: str) -> None:
+        self.divided.whole.pass_backend(backend)
 
     def respond(self, response: InferResponse, final: bool) -> None:
-        self._whole.answered(self._number, response)
+        self.divided.answered(self.place, response)
 
     def finish(self) -> None:
         self.fail(ExecutionFailed("the model has ended the request without a response"))
 
     def fail(self, error: ServerError) -> None:
-        self._whole.failed(self._number, error)
+        self.divided.failed(self.place, error)
 
 
 def joined(answers: Sequence[InferResponse]) -> InferResponse:

@@ -4,20 +4,17 @@ A door is in the engine's process, or in a front end, which knows nothing of mod
 request asks for is found, checked and refused only after it was submitted.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
 from headrace.core.errors import Overloaded, ServerError
-from headrace.core.requests import Call, Sink, Ticket
+from headrace.core.requests import Call, Submit
 from headrace.core.signature import Signature
 from headrace.engine.admission import Admission
 from headrace.wire.grpc_messages import PlainWriter
 from headrace.wire.plain_json import PlainJson
-
-Submit = Callable[[Call, Sink], Ticket]  # checks and queues a call; raises `ServerError`
-Enqueue = Callable[[Call, Sink, int], Ticket]  # queues one that was checked, with its rows
 
 _KNOWN = 1024  # kinds of calls that are remembered
 
@@ -47,16 +44,20 @@ class Direct:
 
     `json` reads and writes bodies, `grpc` writes messages. `known` has the rows of calls that have
     passed the check, by what a door knows those by that ask alike: the same model, names, datatypes
-    and shapes. `enqueue` takes a call with its rows; raises `ServerError`.
+    and shapes. `submit` takes a call with its rows, which are at most `most_rows`; raises
+    `ServerError`.
     """
 
     json: PlainJson
     grpc: PlainWriter
     known: dict[object, int]
-    enqueue: Enqueue
+    most_rows: int
+    submit: Submit
 
     def remember(self, alike: object, rows: int) -> None:
-        """Remember the rows of calls that ask alike."""
+        """Remember the rows of calls that ask alike, unless they are too many for one batch."""
+        if rows > self.most_rows:
+            return
         if len(self.known) >= _KNOWN:
             self.known.clear()
         self.known[alike] = rows
@@ -85,8 +86,8 @@ class Target(Protocol):
     def direct(self) -> Direct | None:
         """The way of calls that the door has checked; None if all are to be submitted."""
 
-    def submit(self, request: Call, sink: Sink) -> Ticket:
-        """Check and queue a request; raises `ServerError`, or has the sink refused later."""
+    def submit(self, call: Call) -> None:
+        """Check and queue a call; raises `ServerError`, or has the call refused later."""
 
 
 NOTHING_KNOWN: Mapping[tuple[str, str], Any] = MappingProxyType({})

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from headrace.core.errors import InvalidRequest
-from headrace.core.requests import Call, Sink, Ticket
+from headrace.core.requests import Call
 from headrace.core.signature import Signature
 from headrace.engine.doors import NOTHING_KNOWN, Entrance, Target
 from headrace.wire.header_rules import HeaderPattern
@@ -50,9 +50,9 @@ class _Target:
     def signature(self) -> Signature | None:
         return self._target.signature
 
-    def submit(self, request: Call, sink: Sink) -> Ticket:
-        request.parameters.update(self._parameters)
-        return self._target.submit(request, sink)
+    def submit(self, call: Call) -> None:
+        call.parameters.update(self._parameters)
+        self._target.submit(call)
 
 
 class _Forwarding:

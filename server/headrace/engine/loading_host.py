@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from headrace.core.errors import InvalidRequest, ServerError
-from headrace.core.requests import Call, InferResponse, Sink, Ticket
+from headrace.core.requests import Call, InferResponse
 from headrace.execution.host import Host
 
 Answer = Callable[[object, ServerError | None], None]
@@ -43,11 +43,11 @@ class LoadingHost:
         if bool(before) != bool(self._asked):
             self._wait(bool(self._asked))
 
-    def submit(self, request: Call, inside: bool, sink: Sink) -> Ticket:
-        """Have a model run; errors come to the sink."""
-        asked = _Asked(self, self._loop, asyncio.get_running_loop(), sink)
-        _on(self._loop, asked.begin, self._host, request, inside)
-        return asked
+    def submit(self, call: Call, inside: bool) -> None:
+        """Have a model run; errors come to the call."""
+        asked = _Asked(self, asyncio.get_running_loop(), call)
+        call.owner = _There(self._loop, asked)
+        _on(self._loop, asked.go, self._host, inside)
 
     def control(self, document: Mapping[str, Any], answer: Answer) -> None:
         """Do something else, and answer once."""
@@ -76,67 +76,64 @@ class LoadingHost:
         """Not here: what a model tells of its metrics is kept until it serves."""
 
 
-class _Asked(Sink):
-    """A request that another model runs: its sink there, its ticket here."""
+class _Asked(Call):
+    """What a call of the loading thread asks for, on the server's event loop."""
 
-    def __init__(
-        self,
-        owner: LoadingHost,
-        there: asyncio.AbstractEventLoop,
-        here: asyncio.AbstractEventLoop,
-        sink: Sink,
-    ) -> None:
-        self._owner = owner
-        self._there = there
+    def __init__(self, owner: LoadingHost, here: asyncio.AbstractEventLoop, call: Call) -> None:
+        """`call` belongs to the event loop `here`."""
+        super().__init__("", "", "", {})
+        self.take(call)
+        self.refusal = call.refusal
+        self._loads = owner
         self._here = here
-        self._sink = sink
-        self.refusal = sink.refusal
-        self._ticket: Ticket | None = None
+        self._call = call
         self._over = False
 
-    # --- on the server's event loop
-
-    def begin(self, host: Host, request: Call, inside: bool) -> None:
+    def go(self, host: Host, inside: bool) -> None:
         """Submit it."""
-        self._owner.count(1)
+        self._loads.count(1)
         try:
-            self._ticket = host.submit(request, inside, self)
+            host.submit(self, inside)
         except ServerError as error:
             self.fail(error)
 
     def respond(self, response: InferResponse, final: bool) -> None:
         if final:
             self._end()
-        _on(self._here, self._sink.respond, response, final)
+        _on(self._here, self._call.pass_response, response, final)
 
     def finish(self) -> None:
         self._end()
-        _on(self._here, self._sink.finish)
+        _on(self._here, self._call.pass_end)
 
     def fail(self, error: ServerError) -> None:
         self._end()
-        _on(self._here, self._sink.fail, error)
+        _on(self._here, self._call.pass_end, error)
+
+    def cancel(self) -> None:
+        self._end()
+        super().cancel()
 
     def _end(self) -> None:
         if not self._over:
             self._over = True
-            self._owner.count(-1)
+            self._loads.count(-1)
 
-    def _cancel(self) -> None:
-        self._end()
-        self._change(lambda ticket: ticket.cancel())
 
-    def _change(self, change: Callable[[Ticket], None]) -> None:
-        if self._ticket is not None:
-            change(self._ticket)
+class _There:
+    """The owner of a call of the loading thread: what it asks for, on the server's event loop."""
 
-    # --- on that of the loading thread
+    def __init__(self, loop: asyncio.AbstractEventLoop, asked: _Asked) -> None:
+        self._loop = loop
+        self._asked = asked
 
-    def cancel(self) -> None:
-        _on(self._there, self._cancel)
+    def cancel(self, call: Call) -> None:
+        """`Owner.cancel`."""
+        _on(self._loop, self._asked.cancel)
 
-    def hold(self, held: bool) -> None:
-        _on(self._there, self._change, lambda ticket: ticket.hold(held))
+    def hold(self, call: Call, held: bool) -> None:
+        """`Owner.hold`."""
+        _on(self._loop, self._asked.hold, held)
 
 
 def _on(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *given: object) -> None:

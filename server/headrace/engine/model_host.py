@@ -17,7 +17,7 @@ from headrace.core.errors import (
     Unsupported,
 )
 from headrace.core.load_parameters import LoadParameters
-from headrace.core.requests import Call, Sink, Ticket
+from headrace.core.requests import Call
 from headrace.core.trace_context import TRACE_PARAMETER
 from headrace.engine.traced_calls import PassedCall, TracedCall
 from headrace.engine.tracing import Tracing
@@ -38,8 +38,8 @@ class Found(Protocol):
     def waits_for(self, version: object) -> bool:
         """Whether a request may have to wait until that version has done what it does."""
 
-    def submit(self, request: Call, sink: Sink) -> Ticket:
-        """Check and queue a request; raises `ServerError`."""
+    def submit(self, call: Call) -> None:
+        """Check and queue a call; raises `ServerError`."""
 
 
 class Control(Protocol):
@@ -84,19 +84,20 @@ class ModelHost:
         self._metrics = metrics
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def submit(self, request: Call, inside: bool, sink: Sink) -> Ticket:
+    def submit(self, call: Call, inside: bool) -> None:
         """Have a model run; raises `ServerError`."""
-        found = self._models.find(request.model_name, request.model_version)
+        found = self._models.find(call.model_name, call.model_version)
         if inside and found.waits_for(self._owner):
             raise Unsupported(
-                f"model '{request.model_name}' asks itself while it executes, and would wait for"
+                f"model '{call.model_name}' asks itself while it executes, and would wait for"
                 " itself: it needs a second instance (instance_group), or to be a coroutine"
             )
-        if found.decoupled and sink.refusal:
-            raise Unsupported(sink.refusal)
-        if self.tracing is not None and TRACE_PARAMETER in request.parameters:
-            return self.tracing.submit_child(found.submit, request, sink)
-        return found.submit(request, sink)
+        if found.decoupled and call.refusal:
+            raise Unsupported(call.refusal)
+        if self.tracing is not None and TRACE_PARAMETER in call.parameters:
+            self.tracing.submit_child(found.submit, call)
+        else:
+            found.submit(call)
 
     def begin_call(self, link: str) -> TracedCall | PassedCall | None:
         """`headrace.execution.remote.connection.CallTraces`."""

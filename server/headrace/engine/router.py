@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from headrace.core.errors import ServerError
 from headrace.core.parameter_names import HEADER_PARAMETER
-from headrace.core.requests import Call, Sink, Ticket
+from headrace.core.requests import Call
 from headrace.core.signature import Signature
 from headrace.engine.admission import Admission
 from headrace.engine.shadow import ShadowCopies
@@ -133,21 +133,20 @@ class Router:
         """What part of the requests each version gets."""
         return self._split.shares if self._ways else {}
 
-    def submit(self, request: Call, sink: Sink) -> Ticket:
-        """Have one of the versions check and queue a request; raises `ServerError`."""
-        key = self._key(request, sink) if self._sticky is not None else ""
+    def submit(self, call: Call) -> None:
+        """Have one of the versions check and queue a call; raises `ServerError`."""
+        key = self._key(call) if self._sticky is not None else ""
         number = self._split.of(key) if key else self._split.at(self._points.next())
         version, ledger = self._ways[number]
-        sink.routed(request, version)
+        call.pass_routed(version)
         try:
-            ticket = version.submit(request, sink)
+            version.submit(call)
         except ServerError as error:
             ledger.refused += is_fault(error)
             raise
         ledger.routed += 1
         if self._shadow is not None:
-            self._shadow.copy(request)
-        return ticket
+            self._shadow.copy(call)
 
     def close(self) -> None:
         """Copy nothing any more."""
@@ -191,7 +190,7 @@ class Router:
                 self._versions[number], rule, self._ledgers.shadow(number), self._admission
             )
 
-    def _key(self, request: Call, sink: Sink) -> str:
+    def _key(self, request: Call) -> str:
         """What the request has in common with those that get the same version; "" for nothing."""
         assert self._sticky is not None
         name = self._sticky.parameter
@@ -204,4 +203,4 @@ class Router:
         sent = request.parameters.pop(HEADER_PARAMETER + name, None)
         if sent is not None:
             return str(sent)
-        return sink.header(name)
+        return request.header(name)

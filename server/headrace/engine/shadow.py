@@ -14,7 +14,7 @@ from time import monotonic_ns
 
 from headrace.core.bytes_array import BytesArray
 from headrace.core.errors import ServerError
-from headrace.core.requests import Call, InferResponse, Sink, Ticket
+from headrace.core.requests import Call, InferResponse
 from headrace.core.tensors import Tensor
 from headrace.core.trace_context import TRACE_PARAMETER
 from headrace.engine.admission import Admission
@@ -30,16 +30,13 @@ _MOST_BYTES = 64 << 20  # of the copies of a model under way
 _BUSY = 2  # the part of its limits that the server must have free
 
 
-class _Copy(Sink):
-    """One copy, and the sink of its answers."""
+class _Copy(Call):
+    """One copy."""
 
-    __slots__ = ("begun", "owner", "request", "ticket")
+    __slots__ = ("begun", "copies")
 
-    def __init__(self, owner: "ShadowCopies", request: Call) -> None:
-        self.owner = owner
-        self.request = request
-        self.begun = 0
-        self.ticket: Ticket | None = None
+    copies: "ShadowCopies"
+    begun: int
 
     def respond(self, response: InferResponse, final: bool) -> None:
         """Drop a response."""
@@ -48,18 +45,15 @@ class _Copy(Sink):
 
     def finish(self) -> None:
         """Count the copy."""
-        ledger = self.owner.ledger
+        ledger = self.copies.ledger
         ledger.success += 1
         ledger.durations.observe(monotonic_ns() - self.begun)
-        self.owner.forget(self)
+        self.copies.forget(self)
 
     def fail(self, error: ServerError) -> None:
         """Count the copy."""
-        self.owner.ledger.failure += 1
-        self.owner.forget(self)
-
-    def hold(self, held: bool) -> None:
-        """Nobody reads, so nobody is slow to."""
+        self.copies.ledger.failure += 1
+        self.copies.forget(self)
 
 
 class ShadowCopies:
@@ -91,7 +85,7 @@ class ShadowCopies:
         if self._no_room(nbytes) or any(tensor.array.dtype.itemsize == 0 for tensor in tensors):
             self.ledger.dropped += 1
             return
-        copy = _Copy(self, self._copied(request))
+        copy = self._copied(request)
         self._under_way[copy] = nbytes
         self._nbytes += nbytes
         if not self._waiting:
@@ -108,8 +102,7 @@ class ShadowCopies:
         for copy in list(self._under_way):
             self.ledger.dropped += 1
             self.forget(copy)
-            if copy.ticket is not None:
-                copy.ticket.cancel()
+            copy.cancel()
         self._waiting.clear()
 
     def _submit(self) -> None:
@@ -117,7 +110,7 @@ class ShadowCopies:
         for copy in waiting:
             copy.begun = monotonic_ns()
             try:
-                copy.ticket = self.version.submit(copy.request, copy)
+                self.version.submit(copy)
             except ServerError as error:
                 copy.fail(error)
 
@@ -131,8 +124,8 @@ class ShadowCopies:
             or _tight(admission.bytes, admission.max_bytes)
         )
 
-    def _copied(self, request: Call) -> Call:
-        return Call(
+    def _copied(self, request: Call) -> _Copy:
+        copy = _Copy(
             request.model_name,
             self.version.name,
             request.id,
@@ -145,6 +138,8 @@ class ShadowCopies:
             sequence_end=request.sequence_end,
             nbytes=request.nbytes,
         )
+        copy.copies, copy.begun = self, 0
+        return copy
 
 
 def _tight(now: int, most: int) -> bool:

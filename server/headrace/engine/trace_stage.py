@@ -1,15 +1,16 @@
-"""The stage that traces calls, and the sink and ticket of a traced one.
+"""The stage that traces calls, and what watches a traced one.
 
 Names and order of the times are Triton's: the exchange with the client (HTTP_RECV, GRPC_WAITREAD,
 ..._SEND) around the request, its queue, and the computation of its batch.
 """
 
+from collections.abc import Callable
 from time import monotonic_ns
 from typing import TYPE_CHECKING
 
 from headrace.core.errors import Cancelled, ServerError
 from headrace.core.parameter_names import HEADER_PARAMETER
-from headrace.core.requests import Call, InferResponse, Sink, StageSink, Ticket
+from headrace.core.requests import Call, InferResponse, Stage, Submit
 from headrace.core.trace_context import (
     TRACE_PARAMETER,
     TraceContext,
@@ -17,7 +18,7 @@ from headrace.core.trace_context import (
     read_traceparent,
     write_link,
 )
-from headrace.engine.doors import CONTEXT_HEADERS, Submit, Target
+from headrace.engine.doors import CONTEXT_HEADERS, Target
 from headrace.observability.trace_settings import Sampler
 from headrace.observability.traces import BACKEND_OUTPUT, QUEUE_INPUT, Trace
 from headrace.scheduling.batcher import Batcher
@@ -32,92 +33,86 @@ def trace_stage(tracing: "Tracing", sampler: Sampler, version: str, submit: Subm
     """The stage that traces some of the calls that clients make, before `submit` of a version."""
     contexts = tracing.takes_contexts
 
-    def stage(request: Call, sink: Sink) -> Ticket:
-        if not sink.door:  # a copy, or a part of what a model does
-            return submit(request, sink)
-        context = _context(request, sink) if contexts else None
+    def stage(call: Call) -> None:
+        if not call.door:  # a copy, or a part of what a model does
+            submit(call)
+            return
+        context = _context(call) if contexts else None
         if context is None:
             if not sampler.pick():
-                return submit(request, sink)
+                submit(call)
+                return
         elif not context.sampled:  # its client has decided; models may still tell others
-            request.parameters[TRACE_PARAMETER] = write_link(TraceLink(0, context))
-            return submit(request, sink)
-        begun = tracing.begin(sampler, request, sink.door, context)
-        return TracedRequest(tracing, begun, sink, version).submit(submit, request)
+            call.parameters[TRACE_PARAMETER] = write_link(TraceLink(0, context))
+            submit(call)
+            return
+        trace = tracing.begin(sampler, call, call.door, context)
+        Traced(tracing, trace, version).submit(call, submit)
 
     return stage
 
 
-class TracedRequest(StageSink):
-    """A request while it is traced: its sink and its ticket.
+class Traced(Stage):
+    """A call while it is traced.
 
-    It ends once the responses have, and when it was computed is known, which a batch tells just
-    after its responses.
+    Its trace ends once the responses have, and when it was computed is known, which a batch tells
+    just after its responses.
     """
 
-    __slots__ = (
-        "_batcher",
-        "_call",
-        "_computed",
-        "_ended",
-        "_sink",
-        "_ticket",
-        "_trace",
-        "_tracing",
-    )
+    __slots__ = ("_batcher", "_begun", "_call", "_computed", "_ended", "_trace", "_tracing")
 
-    def __init__(self, tracing: "Tracing", trace: Trace, sink: Sink, version: str = "") -> None:
+    def __init__(self, tracing: "Tracing", trace: Trace, version: str = "") -> None:
         """`version` is what runs it, as far as that is known."""
-        super().__init__(sink)
         trace.version = _number(version)
         self._tracing = tracing
         self._trace = trace
-        self._ticket: Ticket | None = None
         self._call: Call | None = None
         self._batcher: Batcher | None = None
+        self._begun = 0  # when the response began to be passed on that is
         self._computed = False
         self._ended = False
 
-    def submit(self, submit: Submit, request: Call) -> Ticket:
-        """`submit` the request; raises `ServerError`."""
-        trace, sink = self._trace, self._sink
+    def submit(self, call: Call, submit: Submit) -> None:
+        """`submit` the call; raises `ServerError`."""
+        trace = self._trace
         now = monotonic_ns()
         if trace.door:
             receive = _RECEIVE[trace.door]
-            begun = sink.begun_ns or now
+            begun = call.begun_ns or now
             trace.time(f"{receive}_START", min(begun, now))
             trace.time(f"{receive}_END", now)
         trace.time("REQUEST_START", now)
         if trace.sampler.settings.tensors:
-            trace.keep(QUEUE_INPUT, list(request.inputs.values()))
+            trace.keep(QUEUE_INPUT, list(call.inputs.values()))
         model = None if trace.spans is None else trace.spans.model
-        request.parameters[TRACE_PARAMETER] = write_link(TraceLink(trace.number, model))
-        try:
-            ticket = submit(request, self)
-        except BaseException as error:
-            trace.error = str(error) if isinstance(error, ServerError) else "internal error"
-            self._end(monotonic_ns())
-            raise
-        self._ticket = ticket
-        call = getattr(ticket, "call", ticket)
-        if isinstance(call, Call) and isinstance(call.owner, Batcher):
+        call.parameters[TRACE_PARAMETER] = write_link(TraceLink(trace.number, model))
+        call.enter(self, submit)
+        if isinstance(call.owner, Batcher):
             self._call = call
             trace.time("QUEUE_START", call.arrived)
             self._batcher = call.owner
             call.owner.watch(call, self._on_computed)
-        return self
 
-    # --- the sink
+    # --- what comes for it
 
-    def respond(self, response: InferResponse, final: bool) -> None:
+    def transform(
+        self,
+        call: Call,
+        response: InferResponse,
+        final: bool,
+        done: Callable[[Exception | None], None],
+    ) -> None:
         """Take a response."""
         trace = self._trace
         trace.version = _number(response.model_version)
         if trace.sampler.settings.tensors:
             trace.keep(BACKEND_OUTPUT, response.outputs)
-        begun = monotonic_ns()
-        trace.time("INFER_RESPONSE_COMPLETE", begun)
-        self._sink.respond(response, final)
+        self._begun = monotonic_ns()
+        trace.time("INFER_RESPONSE_COMPLETE", self._begun)
+
+    def passed(self, call: Call, response: InferResponse, final: bool) -> None:
+        """A response has been sent."""
+        trace, begun = self._trace, self._begun
         ended = monotonic_ns()
         if trace.door:
             trace.time(f"{trace.door}_SEND_START", begun)
@@ -126,50 +121,27 @@ class TracedRequest(StageSink):
             trace.time("REQUEST_END", begun)
             self._complete()
 
+    def ended(self, call: Call, error: ServerError | None) -> None:
+        """The call has ended without a further response."""
+        if error is None:
+            self._trace.time("REQUEST_END", monotonic_ns())
+            self._complete()
+        else:
+            self._trace.error = str(error)
+            self._end(monotonic_ns())
+
+    def cancelled(self, call: Call) -> None:
+        """Its client has gone."""
+        self._trace.error = str(Cancelled("the client went away"))
+        self._end(monotonic_ns())
+
     def answered_by(self, backend: str) -> None:
         """Take which backend answers."""
         self._trace.backend = backend
-        self._sink.answered_by(backend)
 
-    def finish(self) -> None:
-        """Take the end without a further response."""
-        self._trace.time("REQUEST_END", monotonic_ns())
-        self._sink.finish()
-        self._complete()
-
-    def fail(self, error: ServerError) -> None:
-        """Take the error that ends the request."""
-        self._trace.error = str(error)
-        now = monotonic_ns()
-        self._sink.fail(error)
-        self._end(now)
-
-    def refuse(self, error: ServerError) -> None:
-        """Take an error that kept the request from being queued."""
-        self._trace.error = str(error)
-        now = monotonic_ns()
-        self._sink.refuse(error)
-        self._end(now)
-
-    def routed(self, request: Call, target: Target) -> None:
-        """Take what serves the request, now that it is decided."""
+    def routed(self, target: Target) -> None:
+        """Take what serves the call, now that it is decided."""
         self._trace.version = _number(target.name)
-        self._sink.routed(request, target)
-
-    # --- the ticket
-
-    def cancel(self) -> None:
-        """Drop the request."""
-        if self._ticket is not None:
-            self._ticket.cancel()
-        if not self._ended:
-            self._trace.error = str(Cancelled("the client went away"))
-            self._end(monotonic_ns())
-
-    def hold(self, held: bool) -> None:
-        """Have the model pause, or go on."""
-        if self._ticket is not None:
-            self._ticket.hold(held)
 
     # --- its end
 
@@ -206,16 +178,14 @@ class TracedRequest(StageSink):
         self._tracing.end(self._trace)
 
 
-def _context(request: Call, sink: Sink) -> TraceContext | None:
-    """What the request's client says of its own trace."""
+def _context(call: Call) -> TraceContext | None:
+    """What the call's client says of its own trace."""
     parent, state = CONTEXT_HEADERS
-    text = request.parameters.pop(HEADER_PARAMETER + parent, None)
+    text = call.parameters.pop(HEADER_PARAMETER + parent, None)
     if text is not None:  # from a front end
-        return read_traceparent(
-            str(text), str(request.parameters.pop(HEADER_PARAMETER + state, ""))
-        )
-    found = sink.header(parent)
-    return read_traceparent(found, sink.header(state)) if found else None
+        return read_traceparent(str(text), str(call.parameters.pop(HEADER_PARAMETER + state, "")))
+    found = call.header(parent)
+    return read_traceparent(found, call.header(state)) if found else None
 
 
 def _number(version: str) -> int:

@@ -13,11 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from time import monotonic_ns, time_ns
 
 from headrace.core.errors import InvalidRequest
-from headrace.core.requests import Call, Sink, Ticket
+from headrace.core.requests import Call, Submit
 from headrace.core.trace_context import TRACE_PARAMETER, TraceContext, read_link
-from headrace.engine.doors import Submit
 from headrace.engine.span_ids import child_span, new_context
-from headrace.engine.trace_stage import TracedRequest, trace_stage
+from headrace.engine.trace_stage import Traced, trace_stage
 from headrace.engine.trace_thread import TraceThread
 from headrace.engine.traced_calls import PassedCall, TracedCall
 from headrace.observability.trace_settings import (
@@ -129,19 +128,20 @@ class Tracing:
             self._tell()
         return trace
 
-    def submit_child(self, submit: Submit, request: Call, sink: Sink) -> Ticket:
+    def submit_child(self, submit: Submit, call: Call) -> None:
         """Submit what a model asks for as part of a trace; raises `ServerError`.
 
         If there is no such trace under way, it is submitted as it is.
         """
-        parent = self._live.get(read_link(request.parameters[TRACE_PARAMETER]).number)
+        parent = self._live.get(read_link(call.parameters[TRACE_PARAMETER]).number)
         if parent is None:
-            return submit(request, sink)
-        trace = self._trace(parent.sampler, request, "", parent.number)
+            submit(call)
+            return
+        trace = self._trace(parent.sampler, call, "", parent.number)
         if parent.spans is not None:
             above = parent.spans.model
             trace.spans = SpanIds(above.trace_id, 0, child_span(above), above)
-        return TracedRequest(self, trace, sink).submit(submit, request)
+        Traced(self, trace).submit(call, submit)
 
     def begin_call(self, link: str) -> TracedCall | PassedCall | None:
         """What the call of a request to another server is part of; None for nothing.

@@ -4,25 +4,27 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from sys import maxsize
 from typing import TYPE_CHECKING
 
 from headrace.core.errors import ModelNotReady, ServerError
-from headrace.core.requests import Call, InferResponse, Sink, Ticket
+from headrace.core.requests import Call, InferResponse, Submit
 from headrace.core.signature import Signature
 from headrace.engine.admission import ModelAccount
 from headrace.engine.chain import check, tell_servers
+from headrace.engine.classes import classify
 from headrace.engine.divided_requests import divide
-from headrace.engine.doors import Direct, Enqueue, Submit
+from headrace.engine.doors import Direct
 from headrace.engine.fail_over import FailOver
 from headrace.engine.footprint import GpuMemory
-from headrace.engine.future_sink import FutureSink
+from headrace.engine.future_call import FutureCall
 from headrace.engine.instance_set import InstanceSet
 from headrace.engine.loading import LoadedInstance, LoadedVersion
 from headrace.engine.model_host import ModelHost
 from headrace.engine.regions import Regions
 from headrace.engine.response_counting import count_responses
 from headrace.engine.scheduler import make_batcher, remote_model
-from headrace.engine.special_requests import ask_more
+from headrace.engine.shared_calls import share
 from headrace.engine.updating import Change, Serving
 from headrace.execution.choice import InstanceKind
 from headrace.execution.local import LocalInstance
@@ -100,8 +102,8 @@ class ModelVersion:
         self._memory: dict[str, int] = {}
         self._gpu_memory: dict[str, GpuMemory] = {}
         self._leaves = False  # `unload` was called
-        self.submit: Submit  # checks and queues a request; raises `ServerError`
-        self._enqueue: Enqueue  # queues one that has been checked
+        self.submit: Submit  # checks and queues a call; raises `ServerError`
+        self._queue: Submit  # queues one that has been checked
         self.state = State.LOADING
 
     @property
@@ -223,12 +225,12 @@ class ModelVersion:
 
     async def infer(self, request: Call) -> InferResponse:
         """Submit a request and wait for its response; cancelling the wait cancels the request."""
-        sink = FutureSink(asyncio.get_running_loop().create_future())
-        ticket = self.submit(request, sink)
+        call = FutureCall(request)
+        self.submit(call)
         try:
-            return await sink.future
+            return await call.future
         except asyncio.CancelledError:
-            ticket.cancel()
+            call.cancel()
             raise
 
     def serve(
@@ -381,40 +383,43 @@ class ModelVersion:
     def compose(self) -> None:
         """Compose the stages that a call passes before the queue, the last one first.
 
-        `submit` takes calls as they were decoded, `_enqueue` those that have been checked. A plain
+        `submit` takes calls as they were decoded, `_queue` those that have been checked. A plain
         version has none but the check, and doors that have done it call its batcher: `direct`.
         """
+        self.direct = None
+        self.submit = self._queue = self._refuse
         batcher, signature = self._batcher, self._signature
         if batcher is None or signature is None or self._host is None or self._given_up:
-            self.submit = self._enqueue = self._refuse
-            self.direct = None
             return
-        queue = batcher.submit if self._fail_over is None else self._fail_over.submit
-        enqueue: Enqueue = queue
+        bench = self._regions.admission.workbench
+        queue: Submit = batcher.submit
+        if self._fail_over is not None:
+            queue = self._fail_over.submit
         if self.decoupled:
             bounds = first_response_bounds(self.config)
-            enqueue = count_responses(self.statistics.responses, queue, bounds)
+            queue = count_responses(self.statistics.responses, queue, bounds)
         if self._sequences is not None:
-            enqueue = self._sequences.before(enqueue)
+            queue = self._sequences.before(queue)
         if self._is_remote:
-            enqueue = tell_servers(self.forwarded_headers, enqueue)
-        plain = enqueue
-        if most := signature.max_batch_size:
-            enqueue = divide(most, enqueue, batcher, self._regions.admission.workbench)
-        self._enqueue = enqueue
-        special = ask_more(signature, self._labels, self._regions, batcher, self._queue_checked)
-        untraced = self.submit = check(signature, enqueue, special)
+            queue = tell_servers(self.forwarded_headers, queue)
+        direct = queue
+        if signature.max_batch_size:
+            queue = divide(signature.max_batch_size, queue, batcher, bench)
+        self._queue = queue
+        special = classify(self._labels, signature.batches, bench, self._queue_checked)
+        special = share(self._regions, batcher, special)
+        submit = self.submit = check(signature, queue, special)
         if self._host.tracing is not None:
-            self.submit = self._host.tracing.traced(self.model, self.name, untraced)
-        self.direct = None
-        if self.ready and self._plain is not None and self.submit is untraced:
-            self.direct = Direct(*self._plain, {}, plain)
+            self.submit = self._host.tracing.traced(self.model, self.name, submit)
+        if self.ready and self._plain is not None and self.submit is submit:
+            most = signature.max_batch_size or maxsize
+            self.direct = Direct(*self._plain, {}, most, direct)
 
-    def _queue_checked(self, request: Call, sink: Sink, rows: int) -> Ticket:
-        """Queue a request that was checked a while ago; raises `ServerError`."""
-        return self._enqueue(request, sink, rows)
+    def _queue_checked(self, call: Call) -> None:
+        """Queue a call that was checked a while ago; raises `ServerError`."""
+        self._queue(call)
 
-    def _refuse(self, request: Call, sink: Sink, rows: int = 0) -> Ticket:
+    def _refuse(self, call: Call) -> None:
         raise self.not_ready() if self._batcher is None else self._waiting_error()
 
     def _waiting_error(self) -> ServerError:

@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Generic, TypeVar
 
+from headrace.core.requests import Call
 from headrace.wire.elements import Charge
 
 LARGE = 64 << 10  # bytes to decode or encode, up to which the loop does that itself
@@ -45,13 +46,14 @@ class Job(Generic[T]):
         self._loop = asyncio.get_running_loop()
         self._cancelled = False
 
-    def cancel(self) -> None:
-        """Do not call `done`, and do no more of the work than must be."""
+    def cancel(self, call: Call | None = None) -> None:
+        """Do not call `done`, and do no more of the work than must be; `Owner.cancel`."""
         self._cancelled = True
         self._work = None  # with all that it holds
 
-    def hold(self, held: bool) -> None:
-        """`Ticket.hold`: there is nothing yet that could be held."""
+    def hold(self, call: Call, held: bool) -> None:
+        """`Owner.hold`."""
+        call.held = held
 
     def run(self) -> None:
         """Do the work, on a thread."""

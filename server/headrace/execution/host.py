@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from headrace.core.errors import ServerError, Unavailable
-from headrace.core.requests import Call, Sink, Ticket
+from headrace.core.requests import Call
 
 
 class Host(Protocol):
     """The server, as far as models may ask something of it."""
 
-    def submit(self, request: Call, inside: bool, sink: Sink) -> Ticket:
+    def submit(self, call: Call, inside: bool) -> None:
         """Have a model run; raises `ServerError`.
 
         `inside` means that the model that asks does nothing else until it is answered.
@@ -31,7 +31,7 @@ class NoHost:
     def __init__(self, text: str) -> None:
         self._text = text
 
-    def submit(self, request: Call, inside: bool, sink: Sink) -> Ticket:
+    def submit(self, call: Call, inside: bool) -> None:
         """Raise `Unavailable`."""
         raise Unavailable(self._text)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.core.datatypes import BY_NAME
 from headrace.core.errors import Cancelled, ExecutionFailed, ServerError
-from headrace.core.requests import Call, InferResponse, Sink, Ticket
+from headrace.core.requests import Call, InferResponse
 from headrace.core.tensors import Tensor, raw_bytes
 from headrace.core.trace_context import TRACE_PARAMETER
 from headrace.execution.batch_frames import ERRORS, read_array
@@ -27,13 +27,16 @@ _NOT_DECOUPLED = (
 )
 
 
-class _CallSink(Sink):
-    """The sink of a request that a model has made."""
+class ModelCall(Call):
+    """A call that a model has made."""
 
-    def __init__(self, calls: "ModelCalls", number: int, refusal: str) -> None:
+    def __init__(self, calls: "ModelCalls", number: int, decoupled: bool, asked: Call) -> None:
+        """`decoupled` is whether the model takes any number of responses."""
+        super().__init__("", "", "", {})
+        self.take(asked)
         self._calls = calls
         self._number = number
-        self.refusal = refusal
+        self.refusal = "" if decoupled else _NOT_DECOUPLED.format(asked.model_name)
 
     def respond(self, response: InferResponse, final: bool) -> None:
         """Pass a response on."""
@@ -61,7 +64,7 @@ class ModelCalls:
         self.moves = 0  # calls that were begun, and replies
         self._process = process
         self._host = host
-        self._tickets: dict[int, Ticket] = {}
+        self._calls: dict[int, Call] = {}
         self._within: dict[int, Batch] = {}  # of calls that a batch waits for
         self._held: set[int] = set()  # of whose replies the model has enough for now
         self._paused = False
@@ -76,19 +79,18 @@ class ModelCalls:
         if document["op"] != "infer":
             self._control(number, document)
             return
-        refusal = "" if document["decoupled"] else _NOT_DECOUPLED.format(document["model"])
-        sink = _CallSink(self, number, refusal)
         try:
-            request = _request(document, data, size)
-            ticket = self._host.submit(request, batch is not None, sink)
+            asked = _request(document, data, size)
+            call = ModelCall(self, number, bool(document["decoupled"]), asked)
+            self._host.submit(call, batch is not None)
         except ServerError as error:
-            sink.fail(error)
+            self.reply(number, True, {"response": {"error": _told(error)}})
             return
-        self._tickets[number] = ticket
+        self._calls[number] = call
         if batch is not None:
             self._within[number] = batch
         if self._paused:
-            ticket.hold(True)
+            call.hold(True)
 
     def _control(self, number: int, document: Mapping[str, Any]) -> None:
         def answer(value: object, error: ServerError | None) -> None:
@@ -129,12 +131,12 @@ class ModelCalls:
 
     def hold(self, number: int, held: bool) -> None:
         """Have a model pause that answers faster than its answers are taken, or go on."""
-        ticket = self._tickets.get(number)
-        if ticket is None:
+        call = self._calls.get(number)
+        if call is None:
             return
         (self._held.add if held else self._held.discard)(number)
         if not self._paused:
-            ticket.hold(held)
+            call.hold(held)
 
     def abandon(self, batch: Batch) -> None:
         """Nobody waits for a batch any more: its calls end, so that it can."""
@@ -146,17 +148,17 @@ class ModelCalls:
 
     def end(self) -> None:
         """The process has gone."""
-        for number in list(self._tickets):
+        for number in list(self._calls):
             self._cancel(number)
 
     def _cancel(self, number: int) -> None:
-        if (ticket := self._forget(number)) is not None:
-            ticket.cancel()
+        if (call := self._forget(number)) is not None:
+            call.cancel()
 
-    def _forget(self, number: int) -> Ticket | None:
+    def _forget(self, number: int) -> Call | None:
         self._within.pop(number, None)
         self._held.discard(number)
-        return self._tickets.pop(number, None)
+        return self._calls.pop(number, None)
 
     def _go_on(self) -> None:
         if self._paused:
@@ -164,8 +166,8 @@ class ModelCalls:
             self._tell_all()
 
     def _tell_all(self) -> None:
-        for number, ticket in list(self._tickets.items()):
-            ticket.hold(self._paused or number in self._held)
+        for number, call in list(self._calls.items()):
+            call.hold(self._paused or number in self._held)
 
 
 def _request(document: Mapping[str, Any], data: Buffer, size: int) -> Call:

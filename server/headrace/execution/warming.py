@@ -15,7 +15,7 @@ import numpy as np
 
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import LoadFailed, ServerError
-from headrace.core.requests import Call, InferResponse, Sink
+from headrace.core.requests import Call, InferResponse
 from headrace.core.signature import Signature
 from headrace.core.tensors import Array, Tensor
 from headrace.observability.statistics import VersionStatistics
@@ -159,11 +159,13 @@ class Warming:
                 raise _failed(sample, "there is no memory for its inputs") from error
 
     async def _run(self, sample: Sample) -> None:
-        sinks = [_Sink() for _ in range(sample.batch_size)]
-        requests = sample.requests(self._signature.model, self._version)
-        for request, sink in zip(requests, sinks, strict=True):
-            self.batcher.submit(request, sink, self._signature.check(request))
-        await asyncio.gather(*(sink.ended for sink in sinks))
+        calls = [
+            _SampleCall(asked) for asked in sample.requests(self._signature.model, self._version)
+        ]
+        for call in calls:
+            call.rows = self._signature.check(call)
+            self.batcher.submit(call)
+        await asyncio.gather(*(call.answered for call in calls))
 
     def _report(self, calls: Sequence[Call], error: Exception) -> None:
         self._raised = error
@@ -174,23 +176,25 @@ def _failed(sample: Sample, text: str, public: str = "") -> LoadFailed:
     return LoadFailed(start + text, start + (public or text))
 
 
-class _Sink(Sink):
-    """Where the responses to a sample's request go: all that counts is that it ends well."""
+class _SampleCall(Call):
+    """A sample's request: all that counts is that it ends well."""
 
-    def __init__(self) -> None:
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def __init__(self, asked: Call) -> None:
+        super().__init__("", "", "", {})
+        self.take(asked)
+        self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def respond(self, response: InferResponse, final: bool) -> None:
         if final:
             self.finish()
 
     def finish(self) -> None:
-        if not self.ended.done():
-            self.ended.set_result(None)
+        if not self.answered.done():
+            self.answered.set_result(None)
 
     def fail(self, error: ServerError) -> None:
-        if not self.ended.done():
-            self.ended.set_exception(error)
+        if not self.answered.done():
+            self.answered.set_exception(error)
 
 
 class _Clock:

@@ -16,9 +16,9 @@ from typing import Any
 import orjson
 
 from headrace.core.errors import ServerError, Unsupported
-from headrace.core.requests import Call, InferResponse, RawRequest, Sink, Ticket
+from headrace.core.requests import Call, InferResponse, Raw
 from headrace.engine.admission import Held
-from headrace.engine.cold_start import ColdStart, submit_raw
+from headrace.engine.cold_start import submit_raw
 from headrace.engine.doors import (
     GIVE_UP_BYTES,
     GRPC_NOT_DECOUPLED,
@@ -41,138 +41,80 @@ _PAUSE_BYTES = 1 << 20  # that the front end has not read, from which on models 
 _BY_CLIENT, _BY_LINK = 1, 2  # who has them pause
 
 
-class _Request(Sink):
-    """A request of a front end under way: its sink."""
+class FrontEndCall(Call):
+    """A call of a front end under way."""
 
-    __slots__ = ("host", "nbytes", "number", "ticket", "version")
+    __slots__ = ("_held_by", "_told", "door", "found", "host", "refusal", "tag", "version")
 
-    door = "HTTP"
-    refusal = HTTP_NOT_DECOUPLED
-
-    def __init__(self, host: "Host", number: int, nbytes: int, version: str) -> None:
+    def __init__(self, host: "Host", tag: int, flags: int, *asked: Any) -> None:
+        """`tag` is its number on the link, `flags` are those of its frame."""
+        super().__init__(*asked)
         self.host = host
-        self.number = number
-        self.nbytes = nbytes
-        self.version = version
-        self.ticket: Ticket | None = None
+        self.tag = tag
+        self.door, self.refusal = "GRPC", GRPC_NOT_DECOUPLED
+        if flags & _WEB:
+            self.door, self.refusal = "HTTP", HTTP_NOT_DECOUPLED
+        if not flags & _ONE_ANSWER:
+            self.refusal = ""
+        self.version = ""
+        self.found: Target | None = None
+        self._told = False  # that its model is decoupled
+        self._held_by = 0
+
+    def routed(self, target: Target) -> None:
+        """Take what serves the call, now that it is decided."""
+        self.found = target
+        self.version = target.name
+        if target.decoupled and not self._told:
+            self._told = True
+            self.host.channel.send(frame(Kind.DECOUPLED, self.tag))
+
+    def answered_by(self, backend: str) -> None:
+        """Send which backend answers."""
+        self.host.channel.send(frame(Kind.BACKEND, self.tag, backend.encode()))
 
     def respond(self, response: InferResponse, final: bool) -> None:
-        """Send a response."""
+        """Send a response, unless far too much waits already."""
         host = self.host
         if final:
             host.leave(self)
+        elif (waiting := host.channel.waiting) > _PAUSE_BYTES:
+            if waiting > host.give_up_bytes and self._held_by & _BY_LINK:
+                self.cancel()
+                host.send_error(self.tag, not_read(), self.version, 0)
+                return
+            host.pause(self)
         meta, pieces = host.writer.parts(response)
-        host.channel.send_parts(17, _FINAL if final else 0, self.number, meta, pieces)
+        host.channel.send_parts(17, _FINAL if final else 0, self.tag, meta, pieces)
 
     def finish(self) -> None:
         """Send that nothing more comes."""
         self.host.leave(self)
-        self.host.channel.send(frame(Kind.FINISH, self.number))
+        self.host.channel.send(frame(Kind.FINISH, self.tag))
 
     def fail(self, error: ServerError) -> None:
         """Send the error."""
         self.host.leave(self)
-        self.host.send_error(self.number, error, self.version, 0)
+        self.host.send_error(self.tag, error, self.version, 0)
 
     def refuse(self, error: ServerError) -> None:
-        """Send the error that the request was refused with."""
+        """Send the error that the call was refused with."""
         self.host.leave(self)
-        self.host.send_error(self.number, error, self.version, _REFUSE)
-
-    def routed(self, request: Call, target: Target) -> None:
-        """Take what serves the request, now that it is decided."""
-        self.version = target.name
-
-    def answered_by(self, backend: str) -> None:
-        """Send which backend answers."""
-        self.host.channel.send(frame(Kind.BACKEND, self.number, backend.encode()))
+        self.host.send_error(self.tag, error, self.version, _REFUSE)
 
     def cancel(self) -> None:
         """Nobody wants an answer any more."""
         self.host.leave(self)
-        if self.ticket is not None:
-            self.ticket.cancel()
+        super().cancel()
 
-
-class _Streamed(_Request):
-    """A request for a model that answers as often as it likes."""
-
-    __slots__ = ("_held",)
-
-    refusal = ""
-
-    def __init__(self, host: "Host", number: int, nbytes: int, version: str) -> None:
-        super().__init__(host, number, nbytes, version)
-        self._held = 0
-
-    def respond(self, response: InferResponse, final: bool) -> None:
-        """Send a response, unless far too much waits already."""
-        waiting = self.host.channel.waiting
-        if not final and waiting > _PAUSE_BYTES:
-            if waiting > self.host.give_up_bytes and self._held & _BY_LINK:
-                self.cancel()
-                self.host.send_error(self.number, not_read(), self.version, 0)
-                return
-            self.host.pause(self)
-        super().respond(response, final)
-
-    def hold(self, by: int, held: bool) -> None:
-        """Have the model pause while anyone asks for it."""
-        before = self._held
-        self._held = before | by if held else before & ~by
-        if self.ticket is not None and bool(before) != bool(self._held):
-            self.ticket.hold(held)
-
-
-class _RpcRequest(_Request):
-    """The same from the other door."""
-
-    __slots__ = ()
-
-    door = "GRPC"
-    refusal = GRPC_NOT_DECOUPLED
-
-
-class _RpcStreamed(_Streamed):
-    """The same from the other door."""
-
-    __slots__ = ()
-
-    door = "GRPC"
-
-
-class _Awaited(_Streamed):
-    """A request for a model that is being loaded, and may answer as often as it likes."""
-
-    __slots__ = ("_told", "found")
-
-    def __init__(self, host: "Host", number: int, nbytes: int, version: str) -> None:
-        super().__init__(host, number, nbytes, version)
-        self.found: Target | None = None
-        self._told = False
-
-    def respond(self, response: InferResponse, final: bool) -> None:
-        """Send a response."""
-        self._tell()
-        super().respond(response, final)
-
-    def finish(self) -> None:
-        """Send that nothing more comes."""
-        self._tell()
-        super().finish()
-
-    def _tell(self) -> None:
-        if not self._told and self.found is not None and self.found.decoupled:
-            self.host.channel.send(frame(Kind.DECOUPLED, self.number))
-        self._told = True
-
-
-class _RpcAwaited(_Awaited):
-    """The same from the other door."""
-
-    __slots__ = ()
-
-    door = "GRPC"
+    def hold_by(self, by: int, held: bool) -> None:
+        """Have the model pause while anyone asks for it, if it may answer more than once."""
+        if self.found is None or (self.found.name and not self.found.decoupled):
+            return
+        before = self._held_by
+        self._held_by = before | by if held else before & ~by
+        if bool(before) != bool(self._held_by):
+            self.hold(held)
 
 
 class Host:
@@ -199,7 +141,7 @@ class Host:
         self._lost = lost
         self._held = Held()
         self._under_way: dict[int, UnderWay] = {}
-        self._paused: set[_Streamed] = set()  # until the front end reads
+        self._paused: set[FrontEndCall] = set()  # until the front end reads
         self.channel = Channel(sock, self._take, self._on_lost, considerate=True)
 
     def set_up(self, document: object) -> None:
@@ -227,29 +169,29 @@ class Host:
         self.channel.close()
         self._cancel_all()
 
-    def leave(self, request: _Request) -> None:
-        """Count a request out."""
-        if self._under_way.pop(request.number, None) is not None:
-            self._admission.leave(request.nbytes)
+    def leave(self, call: FrontEndCall) -> None:
+        """Count a call out."""
+        if self._under_way.pop(call.tag, None) is not None:
+            self._admission.leave(call.nbytes)
 
-    def _grow(self, request: _Request, nbytes: int) -> None:
-        self._admission.grow(nbytes, request.nbytes)
-        request.nbytes += nbytes
+    def _grow(self, call: FrontEndCall, nbytes: int) -> None:
+        self._admission.grow(nbytes, call.nbytes)
+        call.nbytes += nbytes
 
-    def pause(self, request: _Streamed) -> None:
+    def pause(self, call: FrontEndCall) -> None:
         """Have a model pause until the front end reads."""
-        if request in self._paused:
+        if call in self._paused:
             return
         if not self._paused:
             self.channel.when_room(_PAUSE_BYTES // 2, self._go_on)
-        self._paused.add(request)
-        request.hold(_BY_LINK, True)
+        self._paused.add(call)
+        call.hold_by(_BY_LINK, True)
 
     def _go_on(self) -> None:
         paused, self._paused = self._paused, set()
-        for request in paused:
-            if self._under_way.get(request.number) is request:
-                request.hold(_BY_LINK, False)
+        for call in paused:
+            if self._under_way.get(call.tag) is call:
+                call.hold_by(_BY_LINK, False)
 
     def send_error(self, number: int, error: ServerError | None, version: str, flags: int) -> None:
         """Answer with an error, None for a bug."""
@@ -297,8 +239,8 @@ class Host:
                 item.take(bytes(buffer[frame.start : frame.stop]), bool(frame.flags & _FINAL))
         elif kind is Kind.PAUSE or kind is Kind.GO_ON:
             item = self._under_way.get(frame.number)
-            if isinstance(item, _Streamed):
-                item.hold(_BY_CLIENT, kind is Kind.PAUSE)
+            if isinstance(item, FrontEndCall):
+                item.hold_by(_BY_CLIENT, kind is Kind.PAUSE)
         elif kind is Kind.HELD:
             self._hold(Held(*read_held(bytes(buffer[frame.start : frame.stop]))))
         elif kind is Kind.REFUSED:
@@ -320,32 +262,25 @@ class Host:
         if number in self._under_way:
             raise BrokenLink(f"a second request of number {number}")
         entered = -1
+        raw: Raw | None = None
+        if flags & _RAW:
+            raw = Raw.GENERATE if flags & Flag.GENERATE else Raw.INFER
         try:
-            request = self._reader.read(
-                given.meta, buffer, given.start, given.stop, bool(flags & _RAW)
-            )
-            found = self._engine.find(request.model_name, request.model_version)
-            kind = _Request if flags & _WEB else _RpcRequest
-            if found.decoupled:
-                if flags & _ONE_ANSWER:
-                    raise Unsupported(kind.refusal)
-                self.channel.send(frame(Kind.DECOUPLED, number))
-                kind = _Streamed if flags & _WEB else _RpcStreamed
-            elif type(found) is ColdStart and not flags & _ONE_ANSWER:
-                kind = _Awaited if flags & _WEB else _RpcAwaited
-            self._admission.enter(request.nbytes)
-            entered = request.nbytes
-            under_way = kind(self, number, entered, found.name)
-            self._under_way[number] = under_way
-            if isinstance(under_way, _Awaited):
-                under_way.found = found
-            if type(request) is RawRequest:
-                request.generates = bool(flags & Flag.GENERATE)
-            if type(request) is RawRequest and found.signature is not None:
-                counted = self._admission, partial(self._grow, under_way)
-                under_way.ticket = submit_raw(found, request, under_way, *counted)
+            call = self._reader.read(
+                given.meta, buffer, given.start, given.stop, raw,
+                partial(FrontEndCall, self, number, flags),
+            )  # fmt: skip
+            found = self._engine.find(call.model_name, call.model_version)
+            if found.decoupled and call.refusal:
+                raise Unsupported(call.refusal)
+            call.routed(found)
+            self._admission.enter(call.nbytes)
+            entered = call.nbytes
+            self._under_way[number] = call
+            if raw is not None and found.signature is not None:
+                submit_raw(found, call, self._admission, partial(self._grow, call))
             else:
-                under_way.ticket = found.submit(request, under_way)
+                found.submit(call)
         except BrokenLink:
             raise
         except Exception as error:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import orjson
 
 from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
-from headrace.core.requests import Call, RawRequest, Sink, Ticket
+from headrace.core.requests import Call
 from headrace.core.shares import Shares
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Admission, Held
@@ -35,11 +35,11 @@ _Waiting: TypeAlias = asyncio.Queue[tuple[bytes, bytes] | ServerError | None]
 
 
 class RemoteTarget:
-    """What serves one request, and the ticket of it."""
+    """What serves one call, and the owner of it."""
 
     direct = None
 
-    __slots__ = ("_door", "_link", "decoupled", "model", "name", "nbytes", "number", "sink")
+    __slots__ = ("_door", "_link", "call", "decoupled", "model", "name", "nbytes", "number")
 
     signature = None
 
@@ -49,32 +49,32 @@ class RemoteTarget:
         self.decoupled = False  # until the engine says so
         self.number = 0
         self.nbytes = 0
-        self.sink: Sink | None = None
+        self.call: Call | None = None
         self._link = link
         self._door = door
 
-    def submit(self, request: Call, sink: Sink) -> Ticket:
-        """Send the request to the engine."""
-        self.sink = sink
+    def submit(self, call: Call) -> None:
+        """Send the call to the engine."""
+        self.call = call
+        call.owner = self
         flags = self._door
-        if type(request) is RawRequest:
+        if call.raw is not None:
             flags |= Flag.RAW
-        self._link.submit(self, request, flags)
-        return self
+        self._link.submit(self, call, flags)
 
-    def cancel(self) -> None:
-        """Drop the request."""
-        self.sink = None
+    def cancel(self, call: Call) -> None:
+        """`Owner.cancel`."""
+        self.call = None
         self._link.cancel(self.number)
 
-    def hold(self, held: bool) -> None:
-        """Have the model pause its responses, or go on."""
-        if self.sink is not None:
+    def hold(self, call: Call, held: bool) -> None:
+        """`Owner.hold`."""
+        if self.call is not None:
             self._link.hold(self.number, held)
 
 
 class HeaderTarget:
-    """What serves one request to which the values of headers belong."""
+    """What serves one call to which the values of headers belong."""
 
     direct = None
 
@@ -97,15 +97,14 @@ class HeaderTarget:
         self._door = door
         self._headers = headers
 
-    def submit(self, request: Call, sink: Sink) -> Ticket:
-        """Send the request to the engine, with the headers' values as parameters."""
+    def submit(self, call: Call) -> None:
+        """Send the call to the engine, with the headers' values as parameters."""
         target = RemoteTarget(self._link, self._door, self.model, self.name)
-        routed = sink
         for name, parameter in self._headers:
-            if value := routed.header(name):
-                request.parameters[parameter] = value
-        routed.routed(request, target)
-        return target.submit(request, sink)
+            if value := call.header(name):
+                call.parameters[parameter] = value
+        call.routed(target)
+        target.submit(call)
 
 
 def _target_with_header(
@@ -266,8 +265,8 @@ class EngineLink:
                 target.decoupled = True
         elif frame.kind is Kind.BACKEND:
             target = self._under_way.get(frame.number)
-            if isinstance(target, RemoteTarget) and target.sink is not None:
-                target.sink.answered_by(frame.meta.decode())
+            if isinstance(target, RemoteTarget) and target.call is not None:
+                target.call.answered_by(frame.meta.decode())
         elif frame.kind is Kind.FINISH:
             self._finish(frame.number)
         elif frame.kind is Kind.HEADERS:
@@ -290,23 +289,23 @@ class EngineLink:
     def _respond(self, frame: Frame, buffer: Any) -> None:
         final = bool(frame.flags & 2)  # Flag.FINAL, without the cost of its operator
         target = self._pop(frame.number) if final else self._under_way.get(frame.number)
-        if type(target) is not RemoteTarget or target.sink is None:
+        if type(target) is not RemoteTarget or target.call is None:
             return
         try:
             response = self._reader.read(frame.meta, buffer, frame.start, frame.stop)
         except InvalidRequest as error:
             raise BrokenLink(str(error)) from None
         target.name = response.model_version
-        sink = target.sink
+        call = target.call
         if final:
-            target.sink = None
-        sink.respond(response, final)
+            target.call = None
+        call.respond(response, final)
 
     def _finish(self, number: int) -> None:
         target = self._pop(number)
-        if isinstance(target, RemoteTarget) and target.sink is not None:
-            sink, target.sink = target.sink, None
-            sink.finish()
+        if isinstance(target, RemoteTarget) and target.call is not None:
+            call, target.call = target.call, None
+            call.finish()
 
     def _fail(self, frame: Frame, buffer: Any) -> None:
         found, version = read_error(frame.meta, bytes(buffer[frame.start : frame.stop]))
@@ -314,13 +313,13 @@ class EngineLink:
         waiting = self._pop(frame.number)
         if isinstance(waiting, asyncio.Queue):
             waiting.put_nowait(error)
-        elif waiting is not None and waiting.sink is not None:
+        elif waiting is not None and waiting.call is not None:
             waiting.name = version or waiting.name
-            sink, waiting.sink = waiting.sink, None
+            call, waiting.call = waiting.call, None
             if frame.flags & Flag.REFUSE:
-                sink.refuse(error)
+                call.refuse(error)
             else:
-                sink.fail(error)
+                call.fail(error)
 
 
 class ReportedAdmission(Admission):

@@ -5,8 +5,8 @@ batch is formed then, so that the queue grows a better batch while instances are
 within one tick of the event loop runs together: a flush is scheduled for the end of the tick.
 
 Owned by the event-loop thread: every method runs there, none of them waits, and there is no lock.
-Sinks are called when everything is in its new state: a sink may submit or cancel at once. Only the
-counters come after them, in the same call: a client that waits should not wait for those.
+Calls are answered when everything is in its new state: who is answered may submit or cancel at
+once. Only the counters come after that: a client that waits should not wait for those.
 Invariant: while a request is queued, an instance is busy, a flush is scheduled or a timer is armed.
 
 A batch of several that fails is run again in halves, until the request to blame stands alone; not
@@ -31,7 +31,7 @@ from headrace.core.errors import (
     ServerError,
     WorkerDied,
 )
-from headrace.core.requests import Call, InferResponse, Sink, Timing
+from headrace.core.requests import Call, InferResponse, Timing
 from headrace.core.shares import ModelLoad
 from headrace.core.signature import Signature
 from headrace.scheduling.batch import (
@@ -141,20 +141,17 @@ class Batcher:
         self._check_drained()
         return True
 
-    def submit(self, call: Call, sink: Sink, rows: int) -> Call:
-        """Queue a call that has been checked; raises `QueueFull` or `Overloaded`."""
+    def submit(self, call: Call) -> None:
+        """Queue a call that has been checked, with its rows; raises `QueueFull` or `Overloaded`."""
         load = self._load
         if load.requests >= load.free_requests or load.bytes >= load.free_bytes:
             load.check()
-        call.sink = sink
-        call.rows = rows
         call.key = None if self._uniform else self._signature.batch_key(call)
         call.arrived = call.began = self._now()
-        call.owner = self
         call.level, call.run_number = 1, 0
-        call.started = call.ended = False
-        call.deadline = call.held = call.execution = call.outcome = None
+        call.deadline = call.execution = call.outcome = None
         deadline = self._queue.append(call)
+        call.owner = self
         load.requests += 1
         load.bytes += call.nbytes
         if self._order is not None:
@@ -164,7 +161,6 @@ class Batcher:
             self._soon(self._flush)
         if deadline is not None:
             self._arm(deadline)
-        return call
 
     def expect(self, count: int) -> None:
         """So many requests more, or less, are about to be submitted: it is not drained before."""
@@ -412,21 +408,22 @@ class Batcher:
                 ended.append(order.popleft())
         for call in ended:
             outcome, call.outcome = call.outcome, None  # which is None if it was cancelled
-            sink = call.sink
-            del call.sink  # it mostly holds the call: tensors must not wait for the collector
             try:
                 if type(outcome) is Batch:
-                    sink.respond_from(outcome, call)
+                    if call.stages is None:
+                        call.respond_from(outcome)
+                    else:
+                        call.stages.respond(call, outcome.response(call), True)
                 elif isinstance(outcome, InferResponse):
-                    sink.respond(outcome, True)
+                    call.pass_response(outcome, True)
                 elif isinstance(outcome, NoResponse):
-                    sink.finish()
+                    call.pass_end()
                 elif isinstance(outcome, ServerError):
-                    sink.fail(outcome)
+                    call.pass_end(outcome)
             except Exception:  # whatever is wrong with one answer, others of its batch must go out
                 log.exception("bug while answering a request")
                 with suppress(Exception):
-                    sink.fail(ExecutionFailed("internal error"))
+                    call.pass_end(ExecutionFailed("internal error"))
 
     def _fail(self, call: Call, error: Exception, outcome: Outcome, rows: int) -> None:
         if not isinstance(error, ServerError):
@@ -495,6 +492,6 @@ class Batcher:
 def _give(call: Call, response: InferResponse) -> None:
     """Give a call a response that is not its last one."""
     try:
-        call.sink.respond(response, False)
+        call.pass_response(response, False)
     except Exception:
         log.exception("bug while answering a request")

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.core.errors import InvalidRequest, ServerError, Unavailable
-from headrace.core.requests import Call, InferResponse, Parameter, Sink, Ticket
+from headrace.core.requests import Call, Parameter, Stage, Submit
 from headrace.scheduling.pinning import Pin
 
 MOST_SEQUENCES = 32_768  # of a model, at a time
@@ -28,7 +28,6 @@ MOST_SEQUENCES = 32_768  # of a model, at a time
 SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END = "sequence_id", "sequence_start", "sequence_end"
 
 Id = int | str
-Submit = Callable[[Call, Sink, int], Ticket]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,29 +132,31 @@ class SequenceQueue:
         self._submit = submit
         return self.submit
 
-    def submit(self, request: Call, sink: Sink, rows: int) -> Ticket:
+    def submit(self, request: Call) -> None:
         """Queue a request that has been checked; raises `InvalidRequest` or `Unavailable`."""
         self._table.forget_idle()
         id = request.sequence_id
         if not id and not self._rules.named:
-            return self._submit(request, sink, rows)
+            self._submit(request)
+            return
         if not id:
             raise InvalidRequest(
                 f"inference request to model '{self._model}' must specify a non-zero or non-empty"
                 " correlation ID"
             )
-        if rows > 1:
+        if request.rows > 1:
             raise InvalidRequest(
                 f"inference request to model '{self._model}' must specify batch-size 1 due to"
                 " requirements of sequence batcher"
             )
         _tell(request)
-        turn = _Turn(self, request, sink, rows, self._table.now())
+        turn = _Turn(self, request, self._table.now())
         line = self._lines.get(id)
         if line is not None:
             line[turn] = None
             self._wait(turn)
-            return turn
+            request.enter(turn, turn.keep)
+            return
         if id not in self._table and len(self._table) >= self._rules.most:
             raise Unavailable(
                 f"this server is at its limit of {self._rules.most} sequences of model"
@@ -164,18 +165,13 @@ class SequenceQueue:
             )
         self._table.wake(id)
         self._lines[id] = OrderedDict([(turn, None)])
-        try:
-            self._begin(turn)
-        except ServerError:
-            self.ended(turn)
-            raise
-        return turn
+        request.enter(turn, lambda request: self._begin(turn))
 
     def ended(self, turn: "_Turn") -> None:
         """A request has ended, whatever has become of it."""
-        if turn.over:
+        if turn.done:
             return
-        turn.over = True
+        turn.done = True
         if turn.waits:
             self._go_on(turn)
         if turn.counted:
@@ -203,10 +199,10 @@ class SequenceQueue:
             try:
                 self._begin(turn)
             except ServerError as error:
-                turn.over = True
+                turn.done = True
                 self.in_vain(turn, "OTHER")
                 self._go_on(turn)
-                turn.sink.fail(error)  # which may bring another request of the sequence
+                turn.request.pass_end(error)  # which may bring another request of the sequence
                 del line[turn]
             else:
                 return
@@ -220,18 +216,17 @@ class SequenceQueue:
             if self._starts >= self._most_starts:
                 self._waiting_starts[turn] = None
                 self._wait(turn)
+                turn.keep(request)
                 return
         elif self._table.pin(request.sequence_id) is None:
             raise InvalidRequest(
                 f"inference request for sequence {request.sequence_id} to model '{self._model}'"
                 " must specify the START flag on the first request of the sequence"
             )
-        turn.ticket = self._submit(request, turn, turn.rows)
+        self._submit(request)
         if request.sequence_start:
             turn.counted = True
             self._starts += 1
-        if turn.held:
-            turn.ticket.hold(True)
         if turn.waits:
             self._go_on(turn)
 
@@ -247,63 +242,38 @@ class SequenceQueue:
         self._expect(-1)
 
 
-class _Turn(Sink):
-    """A request's sink and ticket, for the scheduler and for its door.
+class _Turn(Stage):
+    """A request's place in its line, and its owner while it `waits` there.
 
-    It `waits` here, or has a `ticket`, or is `over`; `counted` among the starts that are there.
+    It is `counted` among the starts that the scheduler has, until it is `done`.
     """
 
-    __slots__ = (
-        "_queue", "arrived", "counted", "held", "over", "request", "rows", "sink", "ticket",
-        "waits",
-    )  # fmt: skip
+    __slots__ = ("_queue", "arrived", "counted", "done", "request", "waits")
 
-    def __init__(
-        self, queue: SequenceQueue, request: Call, sink: Sink, rows: int, arrived: int
-    ) -> None:
+    def __init__(self, queue: SequenceQueue, request: Call, arrived: int) -> None:
         self._queue = queue
         self.arrived = arrived
         self.request = request
-        self.sink = sink
-        self.rows = rows
-        self.ticket: Ticket | None = None
         self.waits = False
-        self.over = False
+        self.done = False
         self.counted = False
-        self.held = False
 
-    def respond(self, response: InferResponse, final: bool) -> None:
-        try:
-            self.sink.respond(response, final)
-        finally:
-            if final:
-                self._queue.ended(self)
+    def keep(self, call: Call) -> None:
+        """Have the request wait."""
+        call.owner = self
 
-    def finish(self) -> None:
-        try:
-            self.sink.finish()
-        finally:
-            self._queue.ended(self)
-
-    def fail(self, error: ServerError) -> None:
-        try:
-            self.sink.fail(error)
-        finally:
-            self._queue.ended(self)
-
-    def cancel(self) -> None:
-        if self.over:
-            return
-        if self.ticket is not None:
-            self.ticket.cancel()
-        else:
+    def cancel(self, call: Call) -> None:
+        """`Owner.cancel`."""
+        if not self.done:
             self._queue.in_vain(self, "CANCELED")
-        self._queue.ended(self)
 
-    def hold(self, held: bool) -> None:
-        self.held = held
-        if self.ticket is not None:
-            self.ticket.hold(held)
+    def hold(self, call: Call, held: bool) -> None:
+        """`Owner.hold`."""
+        call.held = held
+
+    def over(self, call: Call) -> None:
+        """Let the next one follow."""
+        self._queue.ended(self)
 
 
 def _tell(request: Call) -> None:

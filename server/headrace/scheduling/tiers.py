@@ -21,7 +21,7 @@ from functools import partial
 
 from headrace.core.errors import ServerError
 from headrace.core.parameter_names import DEADLINE_PARAMETER, FORWARD_PARAMETER
-from headrace.core.requests import Call, Parameter, Sink
+from headrace.core.requests import Call, Parameter
 from headrace.observability.backends import BackendCounts
 from headrace.scheduling import fail_over as rules
 from headrace.scheduling.batch import Answer, Batch, Deferral, Instance, NotStarted, Outcome
@@ -120,10 +120,10 @@ class Tier:
         self.tiers.batcher.answer(call, answer, final)
 
     def name_to(self, calls: Sequence[Call]) -> None:
-        """Tell the sinks of requests who answers them."""
+        """Tell requests who answers them."""
         for call in calls:
             if not call.ended:
-                call.sink.answered_by(self.name)
+                call.pass_backend(self.name)
 
     def take(self, job: _Job) -> None:
         """Have a batch run that another tier has refused, as soon as an instance is free."""
@@ -259,12 +259,11 @@ class Tiers:
         """Whether nothing waits for any of them."""
         return all(tier.hopeless for tier in self._tiers)
 
-    def submit(self, request: Call, sink: Sink, rows: int) -> Call:
+    def submit(self, call: Call) -> None:
         """`Batcher.submit`, for a queue of limited size."""
-        call = self.batcher.submit(request, sink, rows)
+        self.batcher.submit(call)
         if self._helper is None and self.batcher.waiting >= self._queue_size:
             self._have_helped()
-        return call
 
     def close(self) -> None:
         """Decide nothing any more."""

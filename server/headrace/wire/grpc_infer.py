@@ -13,8 +13,8 @@ from headrace.core.requests import (
     Call,
     InferResponse,
     Parameter,
+    Shared,
     SharedInput,
-    SharedRequest,
     Stretch,
 )
 from headrace.core.signature import Signature, quoted
@@ -126,9 +126,9 @@ def decode_infer(
     outputs, classes, places = _outputs(message)
     names = message.model_name, message.model_version, message.id
     if shared or places:
-        return SharedRequest(
+        return Call(
             *names, tensors, outputs, custom, classes=classes, nbytes=nbytes, **reserved,
-            shared_inputs=shared, shared_outputs=places,
+            shared=Shared(shared, places),
         )  # fmt: skip
     return Call(
         *names, tensors, outputs, custom, classes=classes or None, nbytes=nbytes, **reserved

@@ -17,7 +17,7 @@ import numpy as np
 
 from headrace.core.bytes_array import COPIED
 from headrace.core.datatypes import NUMPY, Datatype
-from headrace.core.requests import Call, InferResponse
+from headrace.core.requests import NOBODY, Call, InferResponse
 from headrace.core.signature import Signature
 from headrace.core.tensors import Array, Buffer, Tensor, TensorArray, new_tensor, raw_bytes
 from headrace.core.texts import bounded
@@ -294,7 +294,9 @@ class InferReader:
                 call.sequence_id = known.sequence_id
                 call.sequence_start = known.sequence_start
                 call.sequence_end = known.sequence_end
-                call.classes = None
+                call.classes = call.shared = call.raw = call.stages = call.held = None
+                call.owner = NOBODY
+                call.started = call.ended = False
                 return template
         return None
 
@@ -312,7 +314,7 @@ class InferReader:
         raw = [view[start:stop] for start, stop in fields.raw]
         message.id = id  # the fields that repeat are without it
         request = decode_infer(message, nbytes, raw)
-        plain = type(request) is Call and len(raw) == len(message.inputs)
+        plain = request.shared is None and len(raw) == len(message.inputs)
         if plain and len(fields.head) <= _REMEMBERED_SIZE:
             if len(self._templates) >= _REMEMBERED:
                 self._templates.clear()

@@ -20,8 +20,8 @@ from headrace.core.requests import (
     MAX_TENSORS,
     Call,
     Parameter,
-    RawRequest,
-    SharedRequest,
+    Raw,
+    Shared,
 )
 from headrace.core.shapes import brackets
 from headrace.core.signature import Signature, quoted
@@ -45,7 +45,7 @@ from headrace.wire.shared_memory import REGION, shared_input, shared_output
 
 _TRANSPORT = frozenset({"binary_data_output"})
 _INT = frozenset({int})
-# Of `SharedRequest`, among the arguments for a request.
+# Of `Shared`, among the arguments for a request.
 _SHARED_INPUTS, _SHARED_OUTPUTS = "shared_inputs", "shared_outputs"
 _SHARED = frozenset({_SHARED_INPUTS, _SHARED_OUTPUTS})
 _JSON_SIZE = re.compile(r"-?[0-9]{1,10}")
@@ -129,12 +129,13 @@ def decode_infer(
         return request, form
     if not reserved.keys().isdisjoint(_SHARED):
         here = {n: t for n, t in tensors.items() if n not in reserved.get(_SHARED_INPUTS, ())}
-        request = SharedRequest(
+        shared = Shared(reserved.pop(_SHARED_INPUTS, {}), reserved.pop(_SHARED_OUTPUTS, {}))
+        request = Call(
             model, version, request_id, here, outputs, custom, classes=classes or {}, nbytes=size,
-            **reserved,
+            shared=shared, **reserved,
         )  # fmt: skip
-        if _SHARED_OUTPUTS in reserved:
-            form = SharedForm(form.binary, form.named, frozenset(reserved[_SHARED_OUTPUTS]))
+        if shared.outputs:
+            form = SharedForm(form.binary, form.named, frozenset(shared.outputs))
         return request, form
     request = Call(
         model, version, request_id, tensors, outputs, custom, classes=classes, nbytes=size,
@@ -183,16 +184,13 @@ def decode_raw(
     return request, ResponseForm(binary=True)
 
 
-def pass_raw(model: str, version: str, body: Buffer, generates: bool = False) -> RawRequest:
-    """Take a body for `decode_raw` where the signature is not known; `body_of` gives it back.
-
-    With `generates` for `decode_generate`.
-    """
+def pass_raw(model: str, version: str, body: Buffer, raw: Raw = Raw.INFER) -> Call:
+    """Take a body as it is where the signature is not known; `body_of` gives it back."""
     tensor = Tensor("", Datatype.UINT8, np.frombuffer(body, np.uint8))
-    return RawRequest(model, version, "", {"": tensor}, nbytes=len(body), generates=generates)
+    return Call(model, version, "", {"": tensor}, nbytes=len(body), raw=raw)
 
 
-def body_of(request: RawRequest) -> Buffer:
+def body_of(request: Call) -> Buffer:
     """The body that `pass_raw` was given."""
     return request.inputs[""].array.data
 

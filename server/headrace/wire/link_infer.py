@@ -6,7 +6,6 @@ and the request's id, and ends with the bytes of the tensors, one after the othe
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from struct import Struct
 from typing import Any, TypeVar
 
@@ -20,9 +19,9 @@ from headrace.core.requests import (
     Call,
     InferResponse,
     Parameter,
-    RawRequest,
+    Raw,
+    Shared,
     SharedInput,
-    SharedRequest,
     Stretch,
     Timing,
 )
@@ -43,6 +42,7 @@ _PLAIN = (0, 0, 0, False, False)
 
 Layout = list[tuple[str, Datatype, np.dtype[Any], tuple[int, ...], int]]
 Value = TypeVar("Value")
+C = TypeVar("C", bound=Call)
 
 
 class _Memory(dict[Any, Value]):
@@ -142,8 +142,8 @@ def _request_meta(request: Call, layout: Any, reserved: Sequence[object]) -> byt
         request.model_name, request.model_version, layout, list(request.outputs),
         _spelled(request.parameters), reserved, dict(request.classes or {}),
     ]  # fmt: skip
-    if isinstance(request, SharedRequest):
-        document += ({**request.shared_inputs}, {**request.shared_outputs})
+    if request.shared is not None:
+        document += ({**request.shared.inputs}, {**request.shared.outputs})
     return orjson.dumps(document)  # which writes dataclasses as objects
 
 
@@ -175,8 +175,19 @@ class RequestReader:
     def __init__(self) -> None:
         self._known: _Memory[_Template] = _Memory()
 
-    def read(self, meta: bytes, buffer: Buffer, start: int, stop: int, raw: bool) -> Call:
-        """The request, `raw` if it is a `RawRequest`; raises `BrokenLink`, `InvalidRequest`."""
+    def read(
+        self,
+        meta: bytes,
+        buffer: Buffer,
+        start: int,
+        stop: int,
+        raw: Raw | None,
+        make: Callable[..., C],
+    ) -> C:
+        """The call, made by `make` with the arguments of `Call`.
+
+        Raises `BrokenLink`, `InvalidRequest`.
+        """
         template = self._known.get(meta)
         if template is None:
             template = _read_meta(meta, _request_template)
@@ -191,11 +202,11 @@ class RequestReader:
             position += id_size
             id = _text(buffer, position - id_size, position, stop)
         inputs = {t.name: t for t in _tensors(template.layout, buffer, position, stop)}
-        kind, model, version, outputs, reserved, classes = template.common
+        shared, model, version, outputs, reserved, classes = template.common
         priority, timeout, sequence_id, sequence_start, sequence_end = reserved
-        return (RawRequest if raw else kind)(
+        return make(
             model, version, id, inputs, outputs, dict(template.parameters), priority, timeout,
-            sequence_id, sequence_start, sequence_end, classes, nbytes,
+            sequence_id, sequence_start, sequence_end, classes, nbytes, shared, raw,
         )  # fmt: skip
 
 
@@ -254,7 +265,7 @@ def _request_template(document: Any) -> _Template:
         raise TypeError("a sequence's id must be a number or a text")
     counts = {_is(str, name): _is(int, count) for name, count in classes.items()}
     common = (
-        _shared_kind(*more) if more else Call, _is(str, model), _is(str, version),
+        _shared(*more) if more else None, _is(str, model), _is(str, version),
         tuple([_is(str, name) for name in outputs]),
         (_is(int, priority), _is(int, timeout), sequence_id, _is(bool, sequence_start),
          _is(bool, sequence_end)),
@@ -263,11 +274,9 @@ def _request_template(document: Any) -> _Template:
     return _Template(common, _layout(layout), _unspelled(parameters))
 
 
-def _shared_kind(inputs: Any, outputs: Any) -> Callable[..., Call]:
-    """What makes requests with these tensors in shared memory."""
-    return partial(
-        SharedRequest,
-        shared_inputs={
+def _shared(inputs: Any, outputs: Any) -> Shared:
+    return Shared(
+        {
             _is(str, name): SharedInput(
                 BY_NAME[given["datatype"]],
                 tuple([_is(int, d) for d in given["shape"]]),
@@ -275,7 +284,7 @@ def _shared_kind(inputs: Any, outputs: Any) -> Callable[..., Call]:
             )
             for name, given in inputs.items()
         },
-        shared_outputs={_is(str, name): _stretch(given) for name, given in outputs.items()},
+        {_is(str, name): _stretch(given) for name, given in outputs.items()},
     )
 
 

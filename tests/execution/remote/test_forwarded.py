@@ -26,7 +26,7 @@ def request(parameters: Any = None, **fields: Any) -> Call:
 
 
 def call(given: Call, arrived: int = 0) -> Call:
-    return entered(given, cast(Any, None), 1, None, arrived, cast(Any, None))
+    return entered(given, 1, None, arrived, cast(Any, None))
 
 
 def test_a_plain_request_has_nothing() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from headrace.core.requests import Call
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Admission
 from headrace.transports.grpc.call import Handlers, Reply
@@ -15,17 +16,13 @@ from headrace.transports.grpc.options import GrpcOptions
 _PATH = "/any.Service/Any"
 
 
-class Ticket:
-    """Counts how often its request was given up."""
+class Counting(Call):
+    """Counts how often it was given up."""
 
-    def __init__(self) -> None:
-        self.cancelled = 0
+    cancelled = 0
 
     def cancel(self) -> None:
         self.cancelled += 1
-
-    def hold(self, held: bool) -> None:
-        """There is one answer only."""
 
 
 @pytest.mark.parametrize("answered", [True, False])
@@ -33,14 +30,14 @@ def test_a_request_ends_once(answered: bool) -> None:
     """Its answer may come after its client has gone, and before that is seen."""
 
     async def scenario() -> int:
-        ticket = Ticket()
+        asked = Counting("", "", "", {})
         begun: asyncio.Future[tuple[asyncio.Task[None], Reply]] = asyncio.Future()
 
-        def direct(_: Buffer, reply: Reply) -> Ticket:
+        def direct(_: Buffer, reply: Reply) -> Call:
             task = asyncio.current_task()
             assert task is not None
             begun.set_result((task, reply))
-            return ticket
+            return asked
 
         server = GrpcioServer(
             Handlers({_PATH: direct}, {}, {}, {}, {}), Admission(0, 0), 1, False, GrpcOptions()
@@ -57,6 +54,6 @@ def test_a_request_ends_once(answered: bool) -> None:
             await asyncio.wait([task])
             call.cancel()
         await server.stop(0)
-        return ticket.cancelled
+        return asked.cancelled
 
     assert asyncio.run(scenario()) == (0 if answered else 1)

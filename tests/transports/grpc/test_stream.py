@@ -156,11 +156,11 @@ def test_an_end_without_a_response_is_not_told() -> None:
     stream = Stream()
     many, plain = stream.ask("many", "a"), stream.ask("plain", "b")
     many.answer("x")
-    many.sink.finish()
-    stream.ask("many", "none").sink.finish()
+    many.request.finish()
+    stream.ask("many", "none").request.finish()
     assert stream.got == ["a:x"]
     assert stream.engine.admission.requests == 1
-    plain.sink.finish()
+    plain.request.finish()
     assert stream.got == ["a:x"]
     assert stream.engine.admission.requests == 0
     stream.session.half_close()
@@ -176,7 +176,7 @@ def test_an_end_without_a_response_is_told_if_asked_for(version: str) -> None:
         stream.send(message)
         work = stream.engine.many.last
         work.answer("x")
-        work.sink.finish()
+        work.request.finish()
         assert stream.got == ["a:x", "a:."]
         expected = pb.ModelStreamInferResponse()
         response = expected.infer_response
@@ -196,7 +196,7 @@ def test_the_wish_counts_for_messages_that_are_known_by_their_bytes(value: bool)
         message.parameters["triton_enable_empty_final_response"].bool_param = value
         stream.send(message)
         assert stream.engine.many.last.request.parameters == {}
-        stream.engine.many.last.sink.finish()
+        stream.engine.many.last.request.finish()
     assert stream.got == ["a:."] * 3 * value
 
 
@@ -204,7 +204,7 @@ def test_an_error_after_responses() -> None:
     stream = Stream()
     work, other = stream.ask("many", "a"), stream.ask("many", "b")
     work.answer("x")
-    work.sink.fail(ExecutionFailed("why"))
+    work.request.fail(ExecutionFailed("why"))
     other.answer("y")
     assert stream.got == ["a:x", "a:!why.", "b:y"]
     response = stream.peer.sent[1].infer_response
@@ -234,7 +234,7 @@ def test_real_statuses_after_what_came_before_the_error() -> None:
     stream.send(infer_message("nobody", id="c"))  # not an error of execution
     work.answer("x")
     error = ExecutionFailed("why")
-    work.sink.fail(error)
+    work.request.fail(error)
     assert stream.got == ["c:!no model 'nobody'", "a:x"]
     assert stream.peer.finished == [error]
     stream.close()
@@ -246,7 +246,7 @@ def test_a_real_status_waits_for_a_slow_client() -> None:
     stream = Stream(takes=0, triton_grpc_error="true")
     work = stream.ask("many", "a")
     work.answer("x")
-    work.sink.fail(ExecutionFailed("why"))
+    work.request.fail(ExecutionFailed("why"))
     assert not stream.peer.finished
     stream.read(1)
     assert stream.got == ["a:x"]
@@ -353,7 +353,7 @@ def test_half_close_waits_for_all_responses() -> None:
     stream.session.half_close()
     work.answer("x")
     work.answer("y")
-    work.sink.finish()
+    work.request.finish()
     assert not stream.peer.finished
     stream.read(1)
     assert stream.got == ["a:x", "a:y"]

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ExecutionFailed, NotFound, QueueTimeout
-from headrace.core.requests import Call, InferResponse, RawRequest, Timing
+from headrace.core.requests import Call, InferResponse, Raw, Timing
 from headrace.core.tensors import Tensor
 from headrace.engine.doors import PAUSE_BYTES
 from headrace.transports.http.generate import (
@@ -166,7 +166,7 @@ def test_one_response_and_an_end_without_another() -> None:
         async with calling("generate") as call:
             work = await call.work()
             work.answer("a")
-            work.sink.finish()
+            work.request.finish()
             assert await call.answer() == (200, b"application/json", document(b"a"))
 
     run(scenario)
@@ -192,7 +192,7 @@ def test_more_than_one_response() -> None:
 def test_no_response() -> None:
     async def scenario() -> None:
         async with calling("generate") as call:
-            (await call.work()).sink.finish()
+            (await call.work()).request.finish()
             status, _, text = await call.answer()
             assert (status, orjson.loads(text)) == (500, {"error": NOT_ONE_RESPONSE})
 
@@ -206,7 +206,7 @@ def test_an_error_instead_of_one_response(before: int) -> None:
             work = await call.work()
             for _ in range(before):
                 work.answer("a")
-            work.sink.fail(ExecutionFailed("why"))
+            work.request.fail(ExecutionFailed("why"))
             assert await call.answer() == (500, b"application/json", b'{"error":"why"}')
 
     run(scenario)
@@ -235,7 +235,7 @@ def test_a_stream() -> None:
 def test_a_stream_without_responses() -> None:
     async def scenario() -> None:
         async with calling() as call:
-            (await call.work()).sink.finish()
+            (await call.work()).request.finish()
             assert await call.answer() == (200, _EVENTS, b"")
 
     run(scenario)
@@ -246,7 +246,7 @@ def test_an_error_after_responses_is_an_event() -> None:
         async with calling() as call:
             work = await call.work()
             work.answer("a")
-            work.sink.fail(ExecutionFailed("why"))
+            work.request.fail(ExecutionFailed("why"))
             status, kind, text = await call.answer()
             assert (status, kind) == (200, _EVENTS)
             assert text == b'data: %b\n\ndata: {"error":"why"}\n\n' % document(b"a")
@@ -257,7 +257,7 @@ def test_an_error_after_responses_is_an_event() -> None:
 def test_an_error_of_execution_that_comes_first_decides_on_the_status() -> None:
     async def scenario() -> None:
         async with calling() as call:
-            (await call.work()).sink.fail(QueueTimeout("late"))
+            (await call.work()).request.fail(QueueTimeout("late"))
             assert await call.answer() == (503, _EVENTS, b'data: {"error":"late"}\n\n')
             assert dict(call.sent[0]["headers"])[b"retry-after"] == b"1"
 
@@ -375,7 +375,7 @@ def test_a_response_that_has_no_json() -> None:
         async with calling() as call:
             work = await call.work()
             half = Tensor("h", Datatype.FP16, np.zeros(1, np.float16))
-            work.sink.respond(InferResponse("many", "7", "a", [half], Timing(1, 2, 3)), False)
+            work.request.respond(InferResponse("many", "7", "a", [half], Timing(1, 2, 3)), False)
             assert work.cancelled
             status, _, text = await call.answer()
             assert status == 400
@@ -420,9 +420,9 @@ def test_without_a_signature_the_body_goes_on_as_it_is() -> None:
         async with calling(body=b'{"x":') as call:
             call.engine.many.signature = None
             work = await call.work()
-            assert type(work.request) is RawRequest
+            assert work.request.raw is Raw.GENERATE
             assert bytes(work.request.inputs[""].array.data) == b'{"x":'
-            work.sink.refuse(NotFound("no such model"))
+            work.request.refuse(NotFound("no such model"))
             assert await call.answer() == (404, b"application/json", b'{"error":"no such model"}')
 
     run(scenario)
@@ -445,8 +445,8 @@ def test_a_model_that_does_not_pause_is_given_up() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
         responses = Responses(counted, 10 * PAUSE_BYTES)
-        work = Work(engine.many, Call("many", "", "", {}), responses)
-        responses.attach(work)
+        work = Work(engine.many, Call("many", "", "", {}))
+        responses.attach(work.request)
         responses.respond(rows(20 * PAUSE_BYTES), False)  # one may be of any size
         assert (work.held, work.cancelled) == (True, False)
         responses.respond(rows(1), False)
@@ -460,13 +460,13 @@ def test_a_model_that_does_not_pause_is_given_up() -> None:
     run(scenario)
 
 
-def test_what_comes_before_there_is_a_ticket() -> None:
+def test_what_comes_before_it_is_under_way() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
         responses = Responses(counted)
         responses.respond(rows(PAUSE_BYTES + 1), False)
-        work = Work(engine.many, Call("many", "", "", {}), responses)
-        responses.attach(work)
+        work = Work(engine.many, Call("many", "", "", {}))
+        responses.attach(work.request)
         assert [work.held] == [True]
         assert [len(text) for text in responses.take()] == [PAUSE_BYTES + 1]
         assert [work.held] == [False]

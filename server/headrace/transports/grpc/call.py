@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from headrace.core.errors import ServerError
-from headrace.core.requests import Ticket
+from headrace.core.requests import Call
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Account
 from headrace.wire.header_rules import Key
@@ -100,8 +100,8 @@ class Server(Protocol):
         """Take no more calls, and wait for those under way, at most `grace` seconds."""
 
 
-# The ticket is for the transport to cancel; None if the reply was called already.
-Direct = Callable[[Buffer, Reply], Ticket | None]
+# The call is for the transport to cancel; None if the reply was called already.
+Direct = Callable[[Buffer, Reply], Call | None]
 Unary = Callable[[Buffer, RpcContext], Awaitable[bytes]]
 Stream = Callable[[AsyncIterator[Buffer], RpcContext], AsyncIterator[bytes]]
 Open = Callable[[Peer], Session]

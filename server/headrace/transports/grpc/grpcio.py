@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 
 from headrace.core.errors import Overloaded, ServerError
-from headrace.core.requests import Ticket
+from headrace.core.requests import Call
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Account, Admission, ConnectionAccount
 from headrace.transports.grpc.access import CANCELLED, error_text, log_access, retry_details
@@ -377,16 +377,16 @@ def _awaited(handler: Direct) -> _Unary:
     """A direct handler as a coroutine; cancelling that cancels the request."""
 
     async def unary(data: Buffer, call: _FutureReply) -> bytes:
-        ticket: Ticket | None = None
+        asked: Call | None = None
         try:
-            ticket = handler(data, call)
+            asked = handler(data, call)
             return await call.future
         except ServerError as error:
             call.set_trailing(TIMING, exact_timing(time_of(error)).decode())
             raise
         except asyncio.CancelledError:
-            if ticket is not None and not call.answered:
-                ticket.cancel()
+            if asked is not None and not call.answered:
+                asked.cancel()
             raise
 
     return unary

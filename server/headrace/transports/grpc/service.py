@@ -1,7 +1,7 @@
 """ModelInfer of `GRPCInferenceService`, from message bytes to message bytes."""
 
 from headrace.core.errors import ExecutionFailed, ServerError, Unsupported
-from headrace.core.requests import Call, InferResponse, Sink, Ticket
+from headrace.core.requests import Call, InferResponse
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
 from headrace.engine.deferred import Deferred
@@ -17,22 +17,21 @@ from headrace.wire.timing import add_timing, exact_timing, wants_timing
 BACKEND_METADATA = "headrace-backend"  # which one has answered, of a model that has several
 
 
-class _Answer(Sink):
-    """The sink of one ModelInfer, and the ticket that its transport holds."""
+class _InferCall(Call):
+    """One ModelInfer; its transport holds it to cancel it."""
 
-    __slots__ = ("account", "named", "nbytes", "reply", "service", "ticket", "timed")
+    __slots__ = ("account", "named", "reply", "service", "timed")
 
     door = "GRPC"
     refusal = GRPC_NOT_DECOUPLED
 
     def __init__(self, service: "InferenceService", reply: Reply, nbytes: int) -> None:
+        super().__init__("", "", "", {}, nbytes=nbytes)
         self.service = service
         self.reply = reply
         self.account = reply.account
-        self.nbytes = nbytes
         self.timed = False
         self.named = True
-        self.ticket: Ticket | None = None
 
     def charge(self, nbytes: int) -> None:
         """Count what the message becomes; raises `Overloaded`."""
@@ -58,8 +57,6 @@ class _Answer(Sink):
         self.account.leave(self.nbytes)
         self.reply.fail(error)
 
-    refuse = fail
-
     def header(self, name: str) -> str:
         """What the client sent under a name in lower case, "" for nothing."""
         return self.reply.metadata().get(name, "")
@@ -68,9 +65,9 @@ class _Answer(Sink):
         """`RpcContext.remaining`."""
         return self.reply.remaining()
 
-    def routed(self, request: Call, target: Target) -> None:
+    def routed(self, target: Target) -> None:
         """Take what serves the request, now that it is decided."""
-        self.reply.noted = target.model, target.name, request.id
+        self.reply.noted = target.model, target.name, self.id
 
     def answered_by(self, backend: str) -> None:
         """Send along which backend answers."""
@@ -78,12 +75,8 @@ class _Answer(Sink):
 
     def cancel(self) -> None:
         """Nobody waits any more."""
-        if self.ticket is not None:
-            self.ticket.cancel()
+        super().cancel()
         self.account.leave(self.nbytes)
-
-    def hold(self, held: bool) -> None:
-        """There is one response only."""
 
 
 class InferenceService:
@@ -101,7 +94,7 @@ class InferenceService:
         self.engine = engine
         self._limit = max_request_bytes
 
-    def __call__(self, data: Buffer, reply: Reply) -> Ticket | None:
+    def __call__(self, data: Buffer, reply: Reply) -> Call | None:
         """ModelInfer; raises `ServerError`."""
         nbytes = len(data)
         if nbytes > self._limit:
@@ -114,40 +107,38 @@ class InferenceService:
             if found.decoupled:
                 raise Unsupported(GRPC_NOT_DECOUPLED)
             reply.noted = found.model, found.name, asked.id
-            answer = _Answer(self, reply, nbytes)
+            call = _InferCall(self, reply, nbytes)
             if not found.name:  # in a front end, or by rules, the answer says which version it was
-                answer.named = False
+                call.named = False
             if asked.long:
-                answer.ticket = self._defer(asked, found.signature, answer)
-                return answer
-            request = asked.request(nbytes)
-            if request.parameters:
-                answer.timed = wants_timing(request)
-            answer.ticket = found.submit(request, answer)
+                self._defer(asked, found.signature, call)
+                return call
+            call.take(asked.request(nbytes))
+            if call.parameters:
+                call.timed = wants_timing(call)
+            found.submit(call)
             alike, direct = asked.alike, found.direct
-            if answer.ticket is request and alike and direct:  # it was queued as it is
-                direct.remember(alike, request.rows)
+            if alike and direct:
+                direct.remember(alike, call.rows)
         except BaseException:
             account.leave(nbytes)
             raise
-        return answer
+        return call
 
-    def _defer(self, message: InferMessage, signature: Signature | None, answer: _Answer) -> Ticket:
+    def _defer(self, message: InferMessage, signature: Signature | None, call: _InferCall) -> None:
         """Decode on a thread, then queue the request."""
 
-        def submit(request: Call) -> Ticket:
-            request.nbytes = answer.nbytes
-            answer.timed = wants_timing(request)
+        def submit(asked: Call) -> None:
+            call.take(asked)
+            call.timed = wants_timing(call)
             # The model may have been replaced meanwhile.
-            return self.engine.find(message.model_name, message.model_version).submit(
-                request, answer
-            )
+            self.engine.find(message.model_name, message.model_version).submit(call)
 
-        nbytes = answer.nbytes
-        return Deferred(
+        nbytes = call.nbytes
+        Deferred(
             self.engine.admission.workbench, nbytes,
-            lambda charge: message.request_long(nbytes, signature, charge), submit, answer,
-            answer.charge,
+            lambda charge: message.request_long(nbytes, signature, charge), submit, call,
+            call.charge,
         )  # fmt: skip
 
 
@@ -159,7 +150,7 @@ def infer_handlers(
         return {f"/{INFERENCE}/ModelInfer": InferenceService(engine, max_request_bytes)}
     reader, writer = InferReader(), InferWriter()
 
-    def infer(data: Buffer, reply: Reply) -> Ticket | None:
+    def infer(data: Buffer, reply: Reply) -> Call | None:
         entrance = forwarding(engine, pattern, reply.metadata().items())
         return InferenceService(entrance, max_request_bytes, reader, writer)(data, reply)
 

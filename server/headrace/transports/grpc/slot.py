@@ -4,7 +4,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from headrace.core.errors import ServerError
-from headrace.core.requests import Call, InferResponse, Sink, Ticket
+from headrace.core.requests import Call, InferResponse
 from headrace.engine.doors import Target
 from headrace.transports.grpc.call import Message
 from headrace.wire.grpc_messages import stream_message, stream_response
@@ -16,34 +16,32 @@ if TYPE_CHECKING:
 FINAL_PARAMETER = "triton_final_response"
 
 
-class Slot(Sink):
-    """One request of a stream, and what came for it and is not written yet. Its sink, too.
+class Slot(Call):
+    """One request of a stream, and what came for it and is not written yet.
 
     `empty_final` are the model and version as the request has them, if it asked to be told of an
     end without a response.
     """
 
     __slots__ = (
-        "empty_final", "ended", "error", "executing", "found", "held", "messages", "nbytes",
-        "ordered", "ready", "request_id", "stream", "ticket", "timed", "waiting",
+        "answered", "empty_final", "error", "executing", "found", "messages", "ordered", "paused",
+        "ready", "stream", "timed", "waiting",
     )  # fmt: skip
 
     door = "GRPC"
 
     def __init__(self, stream: "StreamInfer") -> None:
+        super().__init__("", "", "", {})
         self.stream = stream
-        self.request_id = ""
         self.found: Target | None = None
-        self.nbytes = 0
         self.timed = False
         self.empty_final: tuple[str, str] | None = None
         self.ordered = True
-        self.ended = False
+        self.answered = False  # nothing more comes than what waits
         self.executing = False  # counted in by admission, and submitted
         self.ready = False  # has its turn to write
-        self.held = False  # its model was asked to pause
+        self.paused = False  # its model was asked to pause
         self.waiting = 0  # bytes of messages, unless it is ordered
-        self.ticket: Ticket | None = None
         self.messages: deque[Message] = deque()
         self.error: ServerError | None = None
 
@@ -63,9 +61,9 @@ class Slot(Sink):
         """Take the end, with which no response comes."""
         if self.empty_final is not None:
             parameters = {FINAL_PARAMETER: True}
-            message = stream_message("", self.request_id, *self.empty_final, parameters)
+            message = stream_message("", self.id, *self.empty_final, parameters)
             self._add([message], True)
-        elif not self.ended:
+        elif not self.answered:
             self.stream.end(self)
             self.stream.came(self, None)
 
@@ -74,9 +72,9 @@ class Slot(Sink):
         found = self.found if self.executing else None
         names = ("", "") if found is None else (found.model, found.name)
         parameters = {} if found is None else {FINAL_PARAMETER: True}
-        if not self.ended:
+        if not self.answered:
             self.error = error
-        self._add([stream_message(str(error), self.request_id, *names, parameters)], True)
+        self._add([stream_message(str(error), self.id, *names, parameters)], True)
 
     def refuse(self, error: ServerError) -> None:
         """Take the error that the request was refused with."""
@@ -91,12 +89,12 @@ class Slot(Sink):
         """`RpcContext.remaining`."""
         return self.stream.remaining()
 
-    def routed(self, request: Call, target: Target) -> None:
+    def routed(self, target: Target) -> None:
         """Take what serves the request, now that it is decided."""
         self.found = target
 
     def _add(self, message: Message, final: bool) -> None:
-        if self.ended:
+        if self.answered:
             return  # an error here has ended it before its model did
         if final:
             self.stream.end(self)

@@ -16,7 +16,7 @@ from collections import deque
 from itertools import chain
 
 from headrace.core.errors import ExecutionFailed, ServerError, ServerExiting
-from headrace.core.requests import Call, Ticket
+from headrace.core.requests import Call
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
 from headrace.engine.deferred import Deferred
@@ -124,12 +124,12 @@ class StreamInfer:
         self._ready.clear()
         self._behind.clear()
         for slot in slots:
-            if not slot.ended:
+            if not slot.answered:
                 self._answers[CANCELLED] += 1
             if slot.executing:
                 account.leave(slot.nbytes)
-                if slot.ticket is not None and not slot.ended:
-                    slot.ticket.cancel()
+                if not slot.answered:
+                    slot.cancel()
 
     # --- what the server does
 
@@ -145,7 +145,7 @@ class StreamInfer:
 
     def end(self, slot: Slot) -> None:
         """Nothing more comes for a request than what waits, and perhaps one message."""
-        slot.ended = True
+        slot.answered = True
         self._answers[0 if slot.error is None else STATUS[type(slot.error)].grpc] += 1
         if not slot.ordered:
             self._waiting -= slot.waiting
@@ -167,11 +167,11 @@ class StreamInfer:
             slot.messages.append(message)
             nbytes = sum(map(len, message))
             slot.waiting += nbytes
-            if not slot.ended:
+            if not slot.answered:
                 self._waiting += nbytes
         self._offer(slot)
         self.write()
-        if slot.waiting and not (slot.ended or self._over):
+        if slot.waiting and not (slot.answered or self._over):
             self._restrain(slot)
 
     def write(self) -> None:
@@ -187,9 +187,9 @@ class StreamInfer:
             self._writing = False
         drained, self._drained = self._drained, []
         for slot in drained:
-            slot.held = False
-            if slot.ticket is not None and not slot.ended:
-                slot.ticket.hold(False)
+            slot.paused = False
+            if not slot.answered:
+                slot.hold(False)
         self._go_on()
 
     def _go_on(self) -> None:
@@ -214,7 +214,7 @@ class StreamInfer:
 
     def _offer(self, slot: Slot) -> None:
         """Give a turn to a request that may write, if it has something."""
-        if not slot.ready and (slot.messages or slot.ended):
+        if not slot.ready and (slot.messages or slot.answered):
             slot.ready = True
             self._ready.append(slot)
 
@@ -234,7 +234,7 @@ class StreamInfer:
         slot.ordered = False
         self._unordered.add(slot)
         slot.waiting = sum(map(len, chain.from_iterable(slot.messages)))
-        if not slot.ended:
+        if not slot.answered:
             self._waiting += slot.waiting
         self._offer(slot)
 
@@ -255,14 +255,14 @@ class StreamInfer:
             if not slot.ordered:
                 nbytes = sum(map(len, message))
                 slot.waiting -= nbytes
-                if not slot.ended:
+                if not slot.answered:
                     self._waiting -= nbytes
             self._peer.send(message)
         if messages:
             self._offer(slot)
-        elif slot.ended:
+        elif slot.answered:
             self._answered(slot)
-        elif slot.held:
+        elif slot.paused:
             self._drained.append(slot)
         return True
 
@@ -277,20 +277,18 @@ class StreamInfer:
 
     def _restrain(self, slot: Slot) -> None:
         """See to it that not too much waits, after more has come."""
-        if not slot.held:
+        if not slot.paused:
             if slot.waiting > PAUSE_BYTES or self._waiting > _PAUSE_ALL_BYTES:
-                slot.held = True
-                if slot.ticket is not None:
-                    slot.ticket.hold(True)
+                slot.paused = True
+                slot.hold(True)
         elif self._waiting > self._give_up_bytes:
             self._give_up()
 
     def _give_up(self) -> None:
         """End the request of which most waits: its model was asked to pause, and did not."""
-        held = [slot for slot in self._unordered if slot.held and not slot.ended]
+        held = [slot for slot in self._unordered if slot.paused and not slot.answered]
         slot = max(held, key=lambda slot: slot.waiting)
-        if slot.ticket is not None:
-            slot.ticket.cancel()
+        slot.cancel()
         self._waiting -= slot.waiting
         slot.waiting = 0
         slot.messages.clear()
@@ -316,7 +314,7 @@ class StreamInfer:
                 slot.nbytes = nbytes
                 slot.executing = True
             message = self._reader.read(data)
-            slot.request_id = message.id
+            slot.id = message.id
             slot.found = found = self._engine.find(message.model_name, message.model_version)
             if found.decoupled:
                 self._ordered.remove(slot)
@@ -324,37 +322,33 @@ class StreamInfer:
             if message.long:
                 self._defer(slot, message, found.signature)
                 return
-            request = message.request(nbytes)
+            slot.take(message.request(nbytes))
             if message.empty_final:
                 slot.empty_final = message.model_name, message.model_version
-            slot.timed = wants_timing(request)
-            slot.ticket = found.submit(request, slot)
-            if slot.held:
-                slot.ticket.hold(True)
+            slot.timed = wants_timing(slot)
+            found.submit(slot)
         except ServerError as error:
             slot.refuse(error)
 
     def _defer(self, slot: Slot, message: InferMessage, signature: Signature | None) -> None:
         """Decode a request on a thread, submit it, and then those behind it."""
 
-        def submit(request: Call) -> Ticket:
-            request.nbytes = slot.nbytes
+        def submit(asked: Call) -> None:
+            slot.take(asked)
             if message.empty_final:
                 slot.empty_final = message.model_name, message.model_version
-            slot.timed = wants_timing(request)
+            slot.timed = wants_timing(slot)
             # The model may have been replaced meanwhile.
             slot.found = found = self._engine.find(message.model_name, message.model_version)
-            return found.submit(request, slot)
+            found.submit(slot)
 
         self._deferring = True
         nbytes = slot.nbytes
-        slot.ticket = Deferred(
+        Deferred(
             self._engine.admission.workbench, nbytes,
             lambda charge: message.request_long(nbytes, signature, charge), submit, slot,
             slot.charge, self._submit_behind,
         )  # fmt: skip
-        if slot.held:
-            slot.ticket.hold(True)
 
     def _submit_behind(self) -> None:
         self._deferring = False

@@ -14,7 +14,7 @@ from headrace.core.errors import (
     Unsupported,
     UnsupportedEncoding,
 )
-from headrace.core.requests import Call, InferResponse, Sink, Ticket, Timing
+from headrace.core.requests import Call, InferResponse, Timing
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Account
@@ -71,7 +71,7 @@ class Answer:
         return sum(map(len, self.buffers))
 
 
-class Exchange(Sink, Call):
+class Exchange(Call):
     """An infer request under way. After `open`, `close` must be called exactly once."""
 
     __slots__ = (
@@ -79,6 +79,7 @@ class Exchange(Sink, Call):
         "account", "entered", "found", "head",
     )  # fmt: skip
 
+    door = "HTTP"
     refusal = HTTP_NOT_DECOUPLED
     found: Target | None
     _form: ResponseForm | None
@@ -99,6 +100,7 @@ class Exchange(Sink, Call):
 
     def open(self) -> None:
         """Find the model and count a message in whose body is yet to come; raises `ServerError`."""
+        self.begin()
         self._find()
         declared = self.head.length or 0
         self._check_size(declared)
@@ -110,6 +112,7 @@ class Exchange(Sink, Call):
 
         Raises `ServerError`.
         """
+        self.begin()
         self._find()
         if nbytes > self._limit:
             self._check_size(nbytes)
@@ -129,10 +132,10 @@ class Exchange(Sink, Call):
         self.nbytes += nbytes
         self._again = True
 
-    def submit(self, body: Buffer, sink: Sink, after: Callable[[], None] | None = None) -> Ticket:
+    def submit(self, body: Buffer, after: Callable[[], None] | None = None) -> None:
         """Decode the whole body and queue the request, at once or later; raises `ServerError`.
 
-        If later, what is wrong is said to the sink, and `after` is called in the end.
+        If later, it is refused with what is wrong, and `after` is called in the end.
         """
         self._consumed = True
         head, found = self.head, self.found
@@ -145,29 +148,31 @@ class Exchange(Sink, Call):
         if head.content_encoding is not None:
             small = decompress_small(body, head.content_encoding)
             if small is None:
-                return self._defer(body, signature, sink, after)
+                self._defer(body, signature, after)
+                return
             body = small
         if len(body) > LARGE and self._takes_long(body, signature):
-            return self._defer(body, signature, sink, after)
-        request, self._form = decode_body(head, body, signature)
+            self._defer(body, signature, after)
+            return
+        asked, self._form = decode_body(head, body, signature)
+        self.take(asked)
         if head.timeout:
-            self.bound(request)
-        self.id = request.id
-        if request.parameters:
-            self._more = wants_timing(request)
-        return found.submit(request, sink)
+            self.bound()
+        if self.parameters:
+            self._more = wants_timing(self)
+        found.submit(self)
 
-    def bound(self, request: Call) -> None:
-        """Have a request wait no longer than its head allows."""
+    def bound(self) -> None:
+        """Wait no longer than the head allows."""
         timeout = self.head.timeout
-        if timeout and not 0 < request.timeout < timeout:
-            request.timeout = timeout
+        if timeout and not 0 < self.timeout < timeout:
+            self.timeout = timeout
 
     def header(self, name: str) -> str:
         """What the client sent under a name in lower case, "" for nothing."""
         return self.head.headers.get(name.encode("latin-1"), "")
 
-    def routed(self, request: Call, target: Target) -> None:
+    def routed(self, target: Target) -> None:
         """Take what serves the request, now that it is decided."""
         self.found = target
 
@@ -282,27 +287,22 @@ class Exchange(Sink, Call):
         return request
 
     def _defer(
-        self,
-        body: Buffer,
-        signature: Signature | None,
-        sink: Sink,
-        after: Callable[[], None] | None,
-    ) -> Ticket:
+        self, body: Buffer, signature: Signature | None, after: Callable[[], None] | None
+    ) -> None:
         """Decode on a thread, then queue the request."""
 
-        def submit(request: Call) -> Ticket:
+        def submit(asked: Call) -> None:
             found = self._find()  # it may have been replaced meanwhile
-            self.bound(request)
-            request.nbytes = self.nbytes
-            self.id = request.id
-            self._more = wants_timing(request)
-            return found.submit(request, sink)
+            self.take(asked)
+            self.bound()
+            self._more = wants_timing(self)
+            found.submit(self)
 
         # What is compressed may become long, and mostly does.
         size = len(body) << 3 if self.head.content_encoding is not None else len(body)
-        return Deferred(
+        Deferred(
             self.workbench, size,
-            lambda charge: self._decode(body, signature, charge), submit, sink, self._charge, after,
+            lambda charge: self._decode(body, signature, charge), submit, self, self._charge, after,
         )  # fmt: skip
 
     def _charge(self, nbytes: int) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from headrace.core.blocks import BLOCKS
 from headrace.core.errors import ExecutionFailed, ServerError, ServerExiting
-from headrace.core.requests import Call, Computed, InferResponse, Ticket, Timing
+from headrace.core.requests import Computed, InferResponse, Timing
 from headrace.core.tensors import Buffer
 from headrace.engine.deferred import Deferred
 from headrace.engine.doors import Entrance
@@ -51,12 +51,10 @@ _STATUS_LINES = {
 
 
 class _Request(Exchange):
-    """One request, and the sink of its response; a plain one is the call as well."""
+    """One request."""
 
-    door = "HTTP"
-    __slots__ = ("answer", "begun", "body", "connection", "filled", "json", "ticket")
+    __slots__ = ("answer", "begun", "body", "connection", "filled", "json")
 
-    ticket: Ticket | None
     answer: Answer | None
     body: memoryview | None  # what is being gathered, `filled` bytes of it there
     json: PlainJson | None  # which has read the body, and may write the answer
@@ -67,7 +65,7 @@ class _Request(Exchange):
         self.account = connection.account
         self._engine = head.entrance
         self._limit = limit
-        self.found = self._form = self.ticket = self.answer = self.body = self.json = None
+        self.found = self._form = self.answer = self.body = self.json = None
         self.id = self._backend = ""
         self.nbytes = self.filled = 0
         self._held = self.entered = self._consumed = self._again = self._more = self._timed = False
@@ -80,11 +78,11 @@ class _Request(Exchange):
             self._form = ResponseForm()
         for tensor in response.outputs:
             if tensor.array.nbytes > LARGE and self.encodes_long(response):
-                self.ticket = self.succeed_later(response, self.end)
+                self.owner = self.succeed_later(response, self.end)
                 return
         self.end(self.success(response))
 
-    def respond_from(self, batch: Computed, call: Call) -> None:
+    def respond_from(self, batch: Computed) -> None:
         """Answer with the part of `batch`, in one step if the call is plain."""
         json = self.json
         if json is not None and not self._more:
@@ -94,7 +92,7 @@ class _Request(Exchange):
                     timing = Timing(batch.started - self.arrived, batch.compute_ns, batch.rows)
                     self.end(Answer(200, plain_lines(timing), [body]))
                 return
-        self.respond(batch.response(call), True)
+        self.respond(batch.response(self), True)
 
     def finish(self) -> None:
         """Answer that there is no answer."""
@@ -104,8 +102,6 @@ class _Request(Exchange):
         """Answer with an error."""
         self.end(self.failure(error))
 
-    refuse = fail
-
     @property
     def begun_ns(self) -> int:
         """When it began to come, in nanoseconds of the monotonic clock; 0 if it came at once."""
@@ -113,7 +109,6 @@ class _Request(Exchange):
 
     def end(self, answer: Answer) -> None:
         """Answer as soon as all requests before this one are answered."""
-        self.ticket = None
         self.answer = answer
         self.connection.flush()
 
@@ -195,8 +190,7 @@ class FastProtocol(BoundedProtocol):
         """Answer all that is under way with the server's end."""
         for request in list(self._requests):
             if request.answer is None:
-                if request.ticket is not None:
-                    request.ticket.cancel()
+                request.cancel()
                 request.end(request.failure(ServerExiting("Server exiting")))
 
     def flush(self) -> None:
@@ -229,7 +223,6 @@ class FastProtocol(BoundedProtocol):
         ):
             return False
         requests.popleft()
-        request.ticket = None
         request.account.leave(request.nbytes)
         self.transport.write(
             HTTP_ANSWER
@@ -314,9 +307,9 @@ class FastProtocol(BoundedProtocol):
                 request.entered = True
                 if (plain := direct.json.decode(body)) is not None:
                     request.json = direct.json
-                    request_id, inputs, rows = plain
-                    request.ask(head.model, head.version, request_id, inputs, nbytes=nbytes)
-                    request.ticket = direct.enqueue(request, request, rows)
+                    id, inputs, request.rows = plain
+                    request.ask(head.model, head.version, id, inputs, nbytes=nbytes)
+                    direct.submit(request)
                     return
         except Exception as error:
             request.end(request.failure(error))
@@ -332,8 +325,8 @@ class FastProtocol(BoundedProtocol):
 
     def _submit(self, request: _Request, body: Buffer) -> None:
         try:
-            request.ticket = ticket = request.submit(body, request, self._submitted)
-            self._deferring = type(ticket) is Deferred
+            request.submit(body, self._submitted)
+            self._deferring = type(request.owner) is Deferred
         except Exception as error:
             request.end(request.failure(error))
 
@@ -443,9 +436,8 @@ class FastProtocol(BoundedProtocol):
         requests, self._requests = self._requests, deque()
         self._gathering = None
         for request in requests:
-            if request.ticket is not None:
-                request.ticket.cancel()
-                request.ticket = None
+            if request.answer is None:
+                request.cancel()
             self._count_out(request, GONE)
 
     def _count_out(self, request: _Request, status: int) -> None:

@@ -11,10 +11,11 @@ from contextlib import suppress
 
 from starlette.types import Receive, Scope, Send
 
-from headrace.core.errors import InvalidRequest
-from headrace.core.requests import Call, InferResponse, Sink, Ticket, Timing
+from headrace.core.errors import InvalidRequest, ServerError
+from headrace.core.requests import Call, InferResponse, Raw, Timing
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
+from headrace.engine.admission import Account
 from headrace.engine.workbench import LARGE
 from headrace.transports.http.exchange import (
     CLOSE,
@@ -22,7 +23,7 @@ from headrace.transports.http.exchange import (
     Answer,
     Exchange,
 )
-from headrace.transports.http.head import head_of, model_target
+from headrace.transports.http.head import Head, head_of, model_target
 from headrace.transports.http.infer import (
     PostRoute,
     answer_instead,
@@ -48,10 +49,14 @@ _FAREWELL_SECS = 1  # for telling a client that the server ends
 class GenerateExchange(Exchange):
     """A generate request under way."""
 
-    __slots__ = ("timing",)
+    __slots__ = ("responses", "timing")
 
     refusal = ""
     timing: Timing | None  # of the last response
+
+    def __init__(self, limit: int, head: Head, account: Account) -> None:
+        super().__init__(limit, head, account)
+        self.responses = Responses(self.encode, workbench=self.workbench)
 
     def open(self) -> None:
         """`Exchange.open`."""
@@ -62,7 +67,7 @@ class GenerateExchange(Exchange):
                 f"a generate request must not be compressed, got Content-Encoding '{encoding}'"
             )
 
-    def submit(self, body: Buffer, sink: Sink, after: Callable[[], None] | None = None) -> Ticket:
+    def submit(self, body: Buffer, after: Callable[[], None] | None = None) -> None:
         """`Exchange.submit`."""
         self._consumed = True
         head, found = self.head, self.found
@@ -71,15 +76,31 @@ class GenerateExchange(Exchange):
         if self._again:
             found = self._find()
         if found.signature is None:
-            request: Call = pass_raw(head.model, head.version, body, generates=True)
+            self.take(pass_raw(head.model, head.version, body, Raw.GENERATE))
         elif len(body) > LARGE:
-            return self._defer(body, found.signature, sink, after)
+            self._defer(body, found.signature, after)
+            return
         else:
-            request = decode_generate(found.signature, head.model, head.version, body)
-            self.id = request.id
-            self._more = wants_timing(request)
-        self.bound(request)
-        return found.submit(request, sink)
+            self.take(decode_generate(found.signature, head.model, head.version, body))
+            self._more = wants_timing(self)
+        self.bound()
+        found.submit(self)
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        """`Responses.respond`."""
+        self.responses.respond(response, final)
+
+    def finish(self) -> None:
+        """`Responses.finish`."""
+        self.responses.finish()
+
+    def fail(self, error: ServerError) -> None:
+        """`Responses.fail`."""
+        self.responses.fail(error)
+
+    def refuse(self, error: ServerError) -> None:
+        """`Responses.refuse`."""
+        self.responses.refuse(error)
 
     def _decode(self, body: Buffer, signature: Signature | None, charge: Charge) -> Call:
         assert signature is not None, "a request for nobody knows what. This is a bug."
@@ -118,7 +139,7 @@ class GenerateRoute(PostRoute):
             await send_answer(send, Answer(400, JSON + CLOSE, [error_body(str(error))]))
             return
         exchange = GenerateExchange(self._limit, head, self.account(scope))
-        responses = Responses(exchange.encode, exchange=exchange)
+        responses = exchange.responses
         try:
             if await self._submit(exchange, responses, receive, send):
                 give = self._stream if streams else self._answer
@@ -127,6 +148,7 @@ class GenerateRoute(PostRoute):
             responses.close()
             exchange.close()
             scope["inference"] = exchange.fields()
+            del exchange.responses  # each has the other: tensors must not wait for the collector
 
     async def _submit(
         self, exchange: GenerateExchange, responses: Responses, receive: Receive, send: Send
@@ -135,7 +157,8 @@ class GenerateRoute(PostRoute):
         try:
             exchange.open()
             body = await read_body(exchange, receive, self._body_timeout)
-            responses.attach(exchange.submit(body, responses))
+            exchange.submit(body)
+            responses.attach(exchange)
         except (Exception, asyncio.CancelledError) as error:
             answer = answer_instead(exchange, error, self._body_timeout)
             if answer is not None:

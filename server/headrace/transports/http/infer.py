@@ -11,11 +11,10 @@ from typing import Protocol, cast
 
 from starlette.types import Receive, Scope, Send
 
-from headrace.core.errors import InvalidRequest, ServerExiting
-from headrace.core.requests import Call, InferResponse
+from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError, ServerExiting
+from headrace.core.requests import InferResponse
 from headrace.engine.admission import Account
-from headrace.engine.doors import HTTP_NOT_DECOUPLED, Entrance, Target
-from headrace.engine.future_sink import FutureSink
+from headrace.engine.doors import Entrance
 from headrace.engine.workbench import LARGE
 from headrace.observability.answers import INFER
 from headrace.transports.http.access import OPERATION
@@ -37,29 +36,28 @@ class Disconnected(Exception):
     """The client has gone; there is nobody to answer."""
 
 
-class _RouteSink(FutureSink):
-    """The sink of one request, for a caller that awaits its response."""
+class _RouteCall(Exchange):
+    """A request whose response the route awaits."""
 
-    __slots__ = ("_exchange",)
+    __slots__ = ("future",)
 
-    door = "HTTP"
-    refusal = HTTP_NOT_DECOUPLED
+    def __init__(self, limit: int, head: Head, account: Account) -> None:
+        super().__init__(limit, head, account)
+        self.future: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
 
-    def __init__(self, future: "asyncio.Future[InferResponse]", exchange: Exchange) -> None:
-        super().__init__(future)
-        self._exchange = exchange
+    def respond(self, response: InferResponse, final: bool) -> None:
+        """`FutureCall.respond`."""
+        if not self.future.done():
+            self.future.set_result(response)
 
-    def header(self, name: str) -> str:
-        """`Exchange.header`."""
-        return self._exchange.header(name)
+    def finish(self) -> None:
+        """`FutureCall.finish`."""
+        self.fail(ExecutionFailed("the model has ended the request without a response"))
 
-    def routed(self, request: Call, target: Target) -> None:
-        """`Exchange.routed`."""
-        self._exchange.routed(request, target)
-
-    def answered_by(self, backend: str) -> None:
-        """`Exchange.answered_by`."""
-        self._exchange.answered_by(backend)
+    def fail(self, error: ServerError) -> None:
+        """`FutureCall.fail`."""
+        if not self.future.done():
+            self.future.set_exception(error)
 
 
 class Route(Protocol):
@@ -141,7 +139,7 @@ class InferRoute(PostRoute):
         except InvalidRequest as error:
             await send_answer(send, Answer(400, JSON + CLOSE, [error_body(str(error))]))
             return
-        exchange = Exchange(self._limit, head, self.account(scope))
+        exchange = _RouteCall(self._limit, head, self.account(scope))
         try:
             answer = await self._answer(exchange, receive)
             scope["inference"] = exchange.fields()
@@ -152,7 +150,7 @@ class InferRoute(PostRoute):
         finally:
             exchange.close()
 
-    async def _answer(self, exchange: Exchange, receive: Receive) -> Answer | None:
+    async def _answer(self, exchange: _RouteCall, receive: Receive) -> Answer | None:
         """The answer, None if there is nobody to have it."""
         try:
             response = await self._response(exchange, receive)
@@ -163,15 +161,14 @@ class InferRoute(PostRoute):
         except (Exception, asyncio.CancelledError) as error:
             return answer_instead(exchange, error, self._body_timeout)
 
-    async def _response(self, exchange: Exchange, receive: Receive) -> InferResponse:
+    async def _response(self, exchange: _RouteCall, receive: Receive) -> InferResponse:
         exchange.open()
         body = await read_body(exchange, receive, self._body_timeout)
-        sink = _RouteSink(asyncio.get_running_loop().create_future(), exchange)
-        ticket = exchange.submit(body, sink)
+        exchange.submit(body)
         try:
-            return await _first(sink.future, receive)
+            return await _first(exchange.future, receive)
         except BaseException:
-            ticket.cancel()
+            exchange.cancel()
             raise
 
 

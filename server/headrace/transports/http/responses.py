@@ -6,42 +6,42 @@ from collections.abc import Callable
 from functools import partial
 
 from headrace.core.errors import ServerError
-from headrace.core.requests import Call, InferResponse, Sink, Ticket
-from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES, Target, not_read
-from headrace.engine.workbench import LARGE, Job
-from headrace.transports.http.exchange import Exchange
+from headrace.core.requests import Call, InferResponse
+from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES, not_read
+from headrace.engine.workbench import LARGE, Job, Workbench
 from headrace.wire.elements import uncharged
 
 
-class Responses(Sink):
-    """The sink of one generate request: what came for it and is not taken yet, as JSON.
+class Responses:
+    """What came for one generate request and is not taken yet, as JSON.
 
-    Owned by the event loop. Invariants: the ticket is held exactly while the model was asked to
+    Owned by the event loop. Invariants: the call is held exactly while the model was asked to
     pause; after `ended` or `gone` nothing more is taken in.
     """
-
-    door = "HTTP"
 
     def __init__(
         self,
         encode: Callable[[InferResponse], bytes],
         give_up_bytes: int = GIVE_UP_BYTES,
-        exchange: Exchange | None = None,
+        workbench: Workbench | None = None,
     ) -> None:
-        """Beyond `give_up_bytes` that wait, the request is given up. `exchange` has its headers."""
+        """Beyond `give_up_bytes` that wait, the request is given up.
+
+        With a `workbench`, what is large is encoded there.
+        """
         self.count = 0  # responses so far
         self.ended = False
         self.error: Exception | None = None  # that it ended with
         self.refused = False  # whether that was before the request was queued
         self.gone = False
         self._encode = encode
-        self._exchange = exchange
+        self._workbench = workbench
         self._give_up_bytes = give_up_bytes
         self._texts: list[bytes] = []
         self._nbytes = 0
         self._pending = 0  # bytes of responses that are not encoded
         self._news = asyncio.Event()
-        self._ticket: Ticket | None = None
+        self._call: Call | None = None
         self._held = False
         self._job: Job[bytes] | None = None  # encodes a response
         self._behind: deque[Callable[[], None]] = deque()  # what came since
@@ -57,7 +57,7 @@ class Responses(Sink):
             self._pending += size
             self._behind.append(partial(self._take_up, response, final, size))
             self._restrain(final)
-        elif size > LARGE and self._exchange is not None:
+        elif size > LARGE and self._workbench is not None:
             self._pending += size
             self._take_up(response, final, size)
             self._restrain(final)
@@ -66,8 +66,8 @@ class Responses(Sink):
 
     def _take_up(self, response: InferResponse, final: bool, size: int) -> None:
         """Encode a response of `size` bytes that are pending, on the workbench if it is large."""
-        if size > LARGE and self._exchange is not None:
-            self._job = self._exchange.workbench.do(
+        if size > LARGE and self._workbench is not None:
+            self._job = self._workbench.do(
                 size, lambda charge: self._encode(response), partial(self._encoded, final, size),
                 uncharged,
             )  # fmt: skip
@@ -115,8 +115,8 @@ class Responses(Sink):
             self._give_up(not_read())
         elif not self._held and waiting > PAUSE_BYTES:
             self._held = True
-            if self._ticket is not None:
-                self._ticket.hold(True)
+            if self._call is not None:
+                self._call.hold(True)
 
     def finish(self) -> None:
         """Take the end without a further response."""
@@ -139,29 +139,15 @@ class Responses(Sink):
         self.refused = True
         self.fail(error)
 
-    def header(self, name: str) -> str:
-        """`Exchange.header`."""
-        return "" if self._exchange is None else self._exchange.header(name)
-
-    def routed(self, request: Call, target: Target) -> None:
-        """`Exchange.routed`."""
-        if self._exchange is not None:
-            self._exchange.routed(request, target)
-
-    def answered_by(self, backend: str) -> None:
-        """`Exchange.answered_by`."""
-        if self._exchange is not None:
-            self._exchange.answered_by(backend)
-
     # --- what the client does
 
-    def attach(self, ticket: Ticket) -> None:
+    def attach(self, call: Call) -> None:
         """The request is under way."""
-        self._ticket = ticket
+        self._call = call
         if self.ended:
-            ticket.cancel()
+            call.cancel()
         elif self._held:
-            ticket.hold(True)
+            call.hold(True)
 
     def leave(self) -> None:
         """The client has gone away."""
@@ -174,9 +160,9 @@ class Responses(Sink):
             self._job.cancel()
             self._job = None
         self._behind.clear()
-        if self._ticket is not None and not self.ended:
+        if self._call is not None and not self.ended:
             self.ended = True
-            self._ticket.cancel()
+            self._call.cancel()
 
     async def news(self) -> None:
         """Wait until there is something to take, the end, or nobody to have it."""
@@ -190,8 +176,8 @@ class Responses(Sink):
             self._news.clear()
         if self._held and self._pending <= PAUSE_BYTES:
             self._held = False
-            if self._ticket is not None and not self.ended:
-                self._ticket.hold(False)
+            if self._call is not None and not self.ended:
+                self._call.hold(False)
         return texts
 
     def _give_up(self, error: Exception) -> None:

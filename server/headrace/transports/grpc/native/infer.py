@@ -9,7 +9,7 @@ from struct import Struct
 from typing import Any
 
 from headrace.core.errors import ExecutionFailed, ServerError
-from headrace.core.requests import Call, Computed, InferResponse, Sink
+from headrace.core.requests import Call, Computed, InferResponse
 from headrace.engine.doors import GRPC_NOT_DECOUPLED, Direct
 from headrace.transports.grpc.call import Message
 from headrace.transports.grpc.native.head import CallHead
@@ -21,7 +21,7 @@ _PREFIX = 5
 _unpack_prefix = Struct(">BI").unpack_from
 
 
-class InferRpc(DirectRpc, Sink, Call):
+class InferRpc(DirectRpc, Call):
     """One ModelInfer, which is a call itself if it is plain."""
 
     door = "GRPC"
@@ -88,10 +88,12 @@ class InferRpc(DirectRpc, Sink, Call):
         self.entered = True
         self.noted = self.model_name, found.name, self.id
         self._direct, self._service = direct, service
-        self._ticket = direct.enqueue(self, self, rows)
+        self.rows = rows
+        direct.submit(self)
+        self._ticket = self
         return True
 
-    def respond_from(self, batch: Computed, call: Call) -> None:
+    def respond_from(self, batch: Computed) -> None:
         """Send the call's part of `batch`."""
         self.account.leave(self.nbytes)
         self.entered = False
@@ -138,8 +140,6 @@ class InferRpc(DirectRpc, Sink, Call):
         """`Reply.fail`."""
         self._leave()
         super().fail(error)
-
-    refuse = fail
 
     def guard(self, error: Exception) -> None:
         """End the call with what a handler raised."""

@@ -1,18 +1,21 @@
-"""A sink for a caller that awaits the one response of its request."""
+"""A call for somebody who awaits its one response."""
 
 import asyncio
 
 from headrace.core.errors import ExecutionFailed, ServerError
-from headrace.core.requests import InferResponse, Sink
+from headrace.core.requests import Call, InferResponse
 
 
-class FutureSink(Sink):
-    """Resolves a future."""
+class FutureCall(Call):
+    """Resolves a future of the running event loop."""
 
     __slots__ = ("future",)
 
-    def __init__(self, future: "asyncio.Future[InferResponse]") -> None:
-        self.future = future
+    def __init__(self, asked: Call) -> None:
+        """Ask what `asked` does."""
+        super().__init__("", "", "", {}, nbytes=asked.nbytes)
+        self.take(asked)
+        self.future: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
 
     def respond(self, response: InferResponse, final: bool) -> None:
         """Resolve the future."""
@@ -27,5 +30,3 @@ class FutureSink(Sink):
         """Fail the future."""
         if not self.future.done():
             self.future.set_exception(error)
-
-    refuse = fail
