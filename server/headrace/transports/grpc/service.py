@@ -1,12 +1,14 @@
 """ModelInfer of `GRPCInferenceService`, from message bytes to message bytes."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from headrace.core.errors import ExecutionFailed, ServerError, Unsupported
 from headrace.core.requests import Call, InferResponse
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
 from headrace.engine.deferred import Deferred
 from headrace.engine.doors import GRPC_NOT_DECOUPLED, Entrance, Target
-from headrace.engine.forwarding import forwarding
 from headrace.transports.grpc.call import Direct, Reply
 from headrace.transports.grpc.procedures import INFERENCE
 from headrace.transports.grpc.unary import check_size
@@ -88,11 +90,14 @@ class InferenceService:
         max_request_bytes: int,
         reader: InferReader | None = None,
         writer: InferWriter | None = None,
+        told: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        """`told` are parameters for models, made of a request's metadata."""
         self.writer = writer or InferWriter()
         self.reader = reader or InferReader()
         self.engine = engine
         self._limit = max_request_bytes
+        self._told = told
 
     def __call__(self, data: Buffer, reply: Reply) -> Call | None:
         """ModelInfer; raises `ServerError`."""
@@ -116,6 +121,7 @@ class InferenceService:
             call.take(asked.request(nbytes))
             if call.parameters:
                 call.timed = wants_timing(call)
+            call.parameters.update(self._told)
             found.submit(call)
             alike, direct = asked.alike, found.direct
             if alike and direct:
@@ -131,6 +137,7 @@ class InferenceService:
         def submit(asked: Call) -> None:
             call.take(asked)
             call.timed = wants_timing(call)
+            call.parameters.update(self._told)
             # The model may have been replaced meanwhile.
             self.engine.find(message.model_name, message.model_version).submit(call)
 
@@ -151,7 +158,7 @@ def infer_handlers(
     reader, writer = InferReader(), InferWriter()
 
     def infer(data: Buffer, reply: Reply) -> Call | None:
-        entrance = forwarding(engine, pattern, reply.metadata().items())
-        return InferenceService(entrance, max_request_bytes, reader, writer)(data, reply)
+        told = pattern.parameters(reply.metadata().items())
+        return InferenceService(engine, max_request_bytes, reader, writer, told)(data, reply)
 
     return {f"/{INFERENCE}/ModelInfer": infer}

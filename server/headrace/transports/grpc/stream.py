@@ -13,15 +13,15 @@ nevertheless is given up in the end.
 
 import logging
 from collections import deque
+from collections.abc import Mapping
 from itertools import chain
 
-from headrace.core.errors import ExecutionFailed, ServerError, ServerExiting
+from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError, ServerExiting
 from headrace.core.requests import Call
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
 from headrace.engine.deferred import Deferred
 from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES, Entrance, not_read
-from headrace.engine.forwarding import forwarding
 from headrace.observability.answers import INFER
 from headrace.transports.grpc.access import CANCELLED
 from headrace.transports.grpc.call import Message, Open, Peer, Session
@@ -60,7 +60,15 @@ class StreamInfer:
         writer: InferWriter,
         peer: Peer,
         give_up_bytes: int,
+        pattern: HeaderPattern | None,
     ) -> None:
+        self._told: Mapping[str, str] = {}  # parameters for models, made of metadata
+        self._fault = ""  # for which every request is refused
+        if pattern is not None:
+            try:
+                self._told = pattern.parameters(peer.metadata().items())
+            except InvalidRequest as error:
+                self._fault = str(error)
         self.writer = writer
         self._engine = engine
         self._limit = limit
@@ -315,6 +323,8 @@ class StreamInfer:
                 slot.executing = True
             message = self._reader.read(data)
             slot.id = message.id
+            if self._fault:
+                raise InvalidRequest(self._fault)
             slot.found = found = self._engine.find(message.model_name, message.model_version)
             if found.decoupled:
                 self._ordered.remove(slot)
@@ -326,6 +336,7 @@ class StreamInfer:
             if message.empty_final:
                 slot.empty_final = message.model_name, message.model_version
             slot.timed = wants_timing(slot)
+            slot.parameters.update(self._told)
             found.submit(slot)
         except ServerError as error:
             slot.refuse(error)
@@ -338,6 +349,7 @@ class StreamInfer:
             if message.empty_final:
                 slot.empty_final = message.model_name, message.model_version
             slot.timed = wants_timing(slot)
+            slot.parameters.update(self._told)
             # The model may have been replaced meanwhile.
             slot.found = found = self._engine.find(message.model_name, message.model_version)
             found.submit(slot)
@@ -375,9 +387,6 @@ def stream_handlers(
     reader, writer = InferReader(), InferWriter()
 
     def open_stream(peer: Peer) -> Session:
-        entrance = engine
-        if pattern is not None:
-            entrance = forwarding(engine, pattern, peer.metadata().items())
-        return StreamInfer(entrance, max_request_bytes, reader, writer, peer, give_up_bytes)
+        return StreamInfer(engine, max_request_bytes, reader, writer, peer, give_up_bytes, pattern)
 
     return {f"/{INFERENCE}/ModelStreamInfer": open_stream}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headrace.core.errors import (
+    InvalidRequest,
     PayloadTooLarge,
     ServerError,
     Unsupported,
@@ -160,6 +161,12 @@ class Exchange(Call):
             self.bound()
         if self.parameters:
             self._more = wants_timing(self)
+        self.submit_to(found)
+
+    def submit_to(self, found: Target) -> None:
+        """Submit, with what models are told of the head; raises `ServerError`."""
+        if self.head.told:
+            self.parameters.update(self.head.told)
         found.submit(self)
 
     def bound(self) -> None:
@@ -269,6 +276,8 @@ class Exchange(Call):
 
     def _find(self) -> Target:
         """What serves the request now; raises `ServerError`."""
+        if self.head.fault:
+            raise InvalidRequest(self.head.fault)
         self.found = found = self._engine.find(self.head.model, self.head.version)
         if found.decoupled and self.refusal:
             raise Unsupported(self.refusal)
@@ -296,7 +305,7 @@ class Exchange(Call):
             self.take(asked)
             self.bound()
             self._more = wants_timing(self)
-            found.submit(self)
+            self.submit_to(found)
 
         # What is compressed may become long, and mostly does.
         size = len(body) << 3 if self.head.content_encoding is not None else len(body)

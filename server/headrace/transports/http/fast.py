@@ -311,6 +311,7 @@ class FastProtocol(BoundedProtocol):
                     request.ask(head.model, head.version, id, inputs, nbytes=nbytes)
                     direct.submit(request)
                     return
+                request.begin()
         except Exception as error:
             request.end(request.failure(error))
             return

@@ -84,7 +84,7 @@ class GenerateExchange(Exchange):
             self.take(decode_generate(found.signature, head.model, head.version, body))
             self._more = wants_timing(self)
         self.bound()
-        found.submit(self)
+        self.submit_to(found)
 
     def respond(self, response: InferResponse, final: bool) -> None:
         """`Responses.respond`."""
@@ -134,7 +134,8 @@ class GenerateRoute(PostRoute):
         assert found is not None, "a route that does not match. This is a bug."
         target, streams = found
         try:
-            head = head_of(self.entrance(scope), scope["path"], target, scope["headers"])
+            told = self.told(scope)
+            head = head_of(self._engine, scope["path"], target, scope["headers"], told)
         except InvalidRequest as error:
             await send_answer(send, Answer(400, JSON + CLOSE, [error_body(str(error))]))
             return

@@ -6,7 +6,6 @@ from urllib.parse import unquote
 
 from headrace.core.errors import InvalidRequest
 from headrace.engine.doors import Entrance
-from headrace.engine.forwarding import forwarding
 from headrace.wire.header_rules import HeaderPattern, Key
 from headrace.wire.timing import timeout_of
 
@@ -17,7 +16,8 @@ class Head:
 
     `version` is "" where the path names none. `json_size` and the encodings are the headers' text.
     `entrance` is where the request goes, `headers` are all that came. `timeout` is as of
-    `Call`: microseconds, 0 for none.
+    `Call`: microseconds, 0 for none. `told` are parameters for models, made of headers, unless
+    there is a `fault` for which the request is refused.
     """
 
     entrance: Entrance
@@ -30,6 +30,8 @@ class Head:
     accept_encoding: str | None = None
     headers: Mapping[bytes, str] = field(default_factory=dict)
     timeout: int = 0
+    told: Mapping[str, str] = field(default_factory=dict)
+    fault: str = ""
 
     key: tuple[str, str] = field(init=False)  # model and version
     is_plain: bool = field(init=False)  # it says nothing but how long a body of JSON is
@@ -37,15 +39,23 @@ class Head:
     def __post_init__(self) -> None:
         self.key = self.model, self.version
         said = self.json_size, self.content_encoding, self.accept_encoding
-        self.is_plain = said == (None, None, None) and self.length is not None and not self.timeout
+        self.is_plain = (
+            said == (None, None, None)
+            and self.length is not None
+            and not (self.timeout or self.told or self.fault)
+        )
 
 
-def header_entrance(
-    engine: Entrance, pattern: HeaderPattern, headers: Sequence[tuple[bytes, bytes]]
-) -> Entrance:
-    """The way to the engine for requests with these headers."""
-    pairs = ((name.decode("latin-1"), _text(value)) for name, value in headers)
-    return forwarding(engine, pattern, pairs)
+def told(
+    pattern: HeaderPattern | None, headers: Sequence[tuple[bytes, bytes]]
+) -> tuple[dict[str, str], str]:
+    """What models are told of these headers, and why they must not be, "" if they may."""
+    if pattern is None:
+        return {}, ""
+    try:
+        return pattern.parameters((n.decode("latin-1"), _text(v)) for n, v in headers), ""
+    except InvalidRequest as error:
+        return {}, str(error)
 
 
 def opens(key: Key, headers: Sequence[tuple[bytes, bytes]]) -> bool:
@@ -71,17 +81,26 @@ def model_target(path: str, suffix: str) -> tuple[str, str] | None:
     return None
 
 
-def read_head(entrance: Entrance, path: str, headers: Sequence[tuple[bytes, bytes]]) -> Head | None:
+def read_head(
+    entrance: Entrance,
+    path: str,
+    headers: Sequence[tuple[bytes, bytes]],
+    told: tuple[Mapping[str, str], str] = ({}, ""),
+) -> Head | None:
     """The head of a request for `path` (unquoted), with header names in lower case.
 
     None if it is no infer request; raises `InvalidRequest`.
     """
     target = infer_target(path)
-    return None if target is None else head_of(entrance, path, target, headers)
+    return None if target is None else head_of(entrance, path, target, headers, told)
 
 
 def head_of(
-    entrance: Entrance, path: str, target: tuple[str, str], headers: Sequence[tuple[bytes, bytes]]
+    entrance: Entrance,
+    path: str,
+    target: tuple[str, str],
+    headers: Sequence[tuple[bytes, bytes]],
+    told: tuple[Mapping[str, str], str] = ({}, ""),
 ) -> Head:
     """The head of a request to a model and version; raises `InvalidRequest`."""
     values = {name: value.decode("latin-1") for name, value in headers}
@@ -101,6 +120,7 @@ def head_of(
         values.get(b"accept-encoding"),
         values,
         timeout_of(values),
+        *told,
     )
 
 

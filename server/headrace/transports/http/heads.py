@@ -6,7 +6,7 @@ import httptools
 
 from headrace.core.errors import InvalidRequest
 from headrace.engine.doors import Entrance
-from headrace.transports.http.head import Head, header_entrance, opens, read_head, unquoted
+from headrace.transports.http.head import Head, opens, read_head, told, unquoted
 from headrace.transports.http.protocol import without_upgrade
 from headrace.wire.header_rules import HeaderPattern, Key
 
@@ -55,11 +55,8 @@ class Heads:
             return None
         if self._key is not None and not opens(self._key, headers):
             return None
-        entrance = self._engine
-        if self._pattern is not None:
-            entrance = header_entrance(entrance, self._pattern, reader.headers)
         try:
-            return read_head(entrance, path, headers)
+            return read_head(self._engine, path, headers, told(self._pattern, reader.headers))
         except InvalidRequest:  # which the plain route tells
             return None
 

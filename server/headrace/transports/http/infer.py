@@ -24,7 +24,7 @@ from headrace.transports.http.exchange import (
     Answer,
     Exchange,
 )
-from headrace.transports.http.head import Head, header_entrance, infer_target, read_head
+from headrace.transports.http.head import Head, infer_target, read_head, told
 from headrace.transports.http.protocol import ACCOUNT, NAMES
 from headrace.wire.header_rules import HeaderPattern
 from headrace.wire.http_infer import error_body
@@ -96,11 +96,9 @@ class PostRoute:
             return
         await self.post(scope, receive, send)
 
-    def entrance(self, scope: Scope) -> Entrance:
-        """Where a request goes."""
-        if self._pattern is None:
-            return self._engine
-        return header_entrance(self._engine, self._pattern, scope.get(NAMES) or scope["headers"])
+    def told(self, scope: Scope) -> tuple[dict[str, str], str]:
+        """What models are told of a request's headers; see `Head`."""
+        return told(self._pattern, scope.get(NAMES) or scope["headers"])
 
     def account(self, scope: Scope) -> Account:
         """What the connection of a request counts with; the server's where nobody knows of one."""
@@ -134,8 +132,8 @@ class InferRoute(PostRoute):
     async def post(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Never raises."""
         try:
-            entrance = self.entrance(scope)
-            head = cast(Head, read_head(entrance, scope["path"], scope["headers"]))
+            told = self.told(scope)
+            head = cast(Head, read_head(self._engine, scope["path"], scope["headers"], told))
         except InvalidRequest as error:
             await send_answer(send, Answer(400, JSON + CLOSE, [error_body(str(error))]))
             return
