@@ -1,6 +1,8 @@
 """Which requests are traced, and what is recorded of them however they end."""
 
+import asyncio
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,14 @@ from headrace.core.errors import InvalidRequest, QueueFull, ServerError
 from headrace.core.requests import Call, InferResponse, Submit, Timing
 from headrace.core.tensors import Array, Tensor
 from headrace.core.trace_context import TRACE_PARAMETER, read_link
+from headrace.engine.admission import Admission
+from headrace.engine.engine import Engine
 from headrace.engine.trace_thread import Item, TraceThread
 from headrace.engine.tracing import Tracing
 from headrace.observability.trace_settings import Mode, TraceConfig, TraceSettings
 from headrace.observability.traces import Trace
+from headrace.repository.layout import read_model_directory
+from tests.engine.test_engine_loading import CONFIG, LOAD_OPTIONS, Constants
 
 ON = TraceSettings(timestamps=True, rate=1)
 PARENT = f"00-{7:032x}-{9:016x}-"
@@ -320,3 +326,38 @@ def test_settings_of_models_that_there_are_not() -> None:
         tracing.document("nope")
     with pytest.raises(InvalidRequest, match="Request for unknown model : nope"):
         tracing.change("nope", {})
+
+
+def test_a_version_has_a_stage_while_its_model_is_traced(tmp_path: Path) -> None:
+    """Plain calls pass by all stages only while there are none."""
+
+    async def scenario() -> None:
+        tracing = Tracing(TraceConfig(Mode.TRITON, TraceSettings(rate=1), "file", "url"), thread)
+        engine = Engine(
+            "server", "0", {"constant": Constants()}, LOAD_OPTIONS, Admission(0, 0),
+            tracing=tracing,
+        )  # fmt: skip
+        root = tmp_path / "m"
+        (root / "1").mkdir(parents=True)
+        (root / "config.pbtxt").write_text(CONFIG.format("inline"))
+        (root / "1" / "model.constant").write_text("1")
+        await engine.load_all([read_model_directory(root)])
+        version = engine.find("m")
+        assert version.direct is not None
+        tracing.change("m", {"trace_level": ["TIMESTAMPS"], "trace_count": ["1"]})
+        assert engine.find("m") is version
+        assert [version.direct] == [None]
+        tensor = Tensor("X", Datatype.FP32, np.zeros((1, 1), np.float32))
+        call = Door()
+        call.inputs = {"X": tensor}
+        version.submit(call)  # which is the one that is traced
+        assert version.direct is not None
+        assert call.stages is not None
+        await engine.unload_all()
+        assert len(call.came) == 1
+
+    kept = Kept()
+    thread = TraceThread(kept)
+    asyncio.run(scenario())
+    thread.close(30)
+    assert [item.version for item in kept.items if isinstance(item, Trace)] == [1]

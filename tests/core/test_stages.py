@@ -1,0 +1,192 @@
+"""What stages add to the way of a call's answers: order, waiting, and one end."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headrace.core.errors import ExecutionFailed, InvalidRequest, QueueFull, ServerError
+from headrace.core.requests import Call, InferResponse, Stage, Timing
+
+Log = list[Any]
+Done = Callable[[Exception | None], None]
+
+
+class Asked(Call):
+    """A call that keeps what comes, among what its stages have seen."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__("m", "", "", {})
+        self.log = log
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        self.log.append(("response", response.id, final))
+
+    def finish(self) -> None:
+        self.log.append("finish")
+
+    def fail(self, error: ServerError) -> None:
+        self.log.append(error)
+
+    def refuse(self, error: ServerError) -> None:
+        self.log.append(("refused", error))
+
+
+class Owner:
+    """Who has the call."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+
+    def submit(self, call: Call) -> None:
+        call.owner = self
+
+    def cancel(self, call: Call) -> None:
+        self.log.append("cancelled")
+
+    def hold(self, call: Call, held: bool) -> None:
+        self.log.append(held)
+
+
+class Noted(Stage):
+    """A stage that says what it sees; it keeps responses with the id `slow`."""
+
+    def __init__(self, name: str, log: Log, refusal: ServerError | None = None) -> None:
+        self.name = name
+        self.log = log
+        self.refusal = refusal
+        self.kept: list[Done] = []
+
+    def transform(
+        self, call: Call, response: InferResponse, final: bool, done: Done
+    ) -> Owner | None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.log.append(self.name)
+        if response.id != "slow":
+            return None
+        self.kept.append(done)
+        return Owner(self.log)
+
+    def passed(self, call: Call, response: InferResponse, final: bool) -> None:
+        self.log.append(f"{self.name} passed")
+
+    def ended(self, call: Call, error: ServerError | None) -> None:
+        self.log.append(f"{self.name} ended")
+
+    def cancelled(self, call: Call) -> None:
+        self.log.append(f"{self.name} cancelled")
+
+    def over(self, call: Call) -> None:
+        self.log.append(f"{self.name} over")
+
+
+def staged(log: Log, *stages: Stage) -> Asked:
+    """A call that was submitted through stages, from left to right."""
+    submit: Callable[[Call], None] = Owner(log).submit
+    for stage in reversed(stages):
+        submit = entering(stage, submit)
+    call = Asked(log)
+    submit(call)
+    return call
+
+
+def entering(stage: Stage, submit: Callable[[Call], None]) -> Callable[[Call], None]:
+    return lambda call: call.enter(stage, submit)
+
+
+def response(id: str = "") -> InferResponse:
+    return InferResponse("m", "1", id, [], Timing(1, 2, 3))
+
+
+def test_a_call_without_stages_is_answered_at_once() -> None:
+    log: Log = []
+    call = staged(log)
+    call.pass_response(response("a"), False)
+    call.pass_end()
+    call.pass_end(error := ExecutionFailed("no"))
+    call.pass_refusal(error)
+    assert log == [("response", "a", False), "finish", error, ("refused", error)]
+
+
+def test_the_stage_that_was_entered_last_is_the_first_on_the_way_back() -> None:
+    log: Log = []
+    call = staged(log, Noted("outer", log), Noted("inner", log))
+    call.pass_response(response("a"), False)
+    assert log == ["inner", "outer", ("response", "a", False), "inner passed", "outer passed"]
+    del log[:]
+    call.pass_end()
+    assert log == ["finish", "inner ended", "outer ended", "inner over", "outer over"]
+    del log[:]
+    call.pass_response(response("late"), True)
+    call.pass_end(ExecutionFailed("late"))
+    assert log == []
+
+
+def test_what_comes_waits_for_a_stage_that_takes_long() -> None:
+    log: Log = []
+    stage = Noted("stage", log)
+    call = staged(log, stage)
+    call.pass_response(response("slow"), False)
+    call.pass_response(response("quick"), False)
+    call.pass_end()
+    assert log == ["stage"]
+    stage.kept[0](None)
+    answers = [item for item in log if isinstance(item, tuple) or item == "finish"]
+    assert answers == [("response", "slow", False), ("response", "quick", False), "finish"]
+
+
+@pytest.mark.parametrize(("final", "cancelled"), [(True, []), (False, ["cancelled"])])
+def test_a_stage_that_cannot_ends_the_call(final: bool, cancelled: Log) -> None:
+    log: Log = []
+    refusal = InvalidRequest("no such form")
+    call = staged(log, Noted("stage", log, refusal))
+    call.pass_response(response(), final)
+    assert log == [*cancelled, refusal, "stage ended", "stage over"]
+
+
+@pytest.mark.parametrize("problem", [InvalidRequest("no such form"), ValueError("secret")])
+def test_work_that_fails_ends_the_call(problem: Exception) -> None:
+    log: Log = []
+    stage = Noted("stage", log)
+    call = staged(log, stage)
+    call.pass_response(response("slow"), True)
+    stage.kept[0](problem)
+    [_, error, *_] = log
+    assert error is problem or isinstance(error, ExecutionFailed)
+    assert "secret" not in str(error)
+
+
+def test_nothing_is_passed_on_after_a_cancellation() -> None:
+    log: Log = []
+    stage = Noted("stage", log)
+    call = staged(log, stage)
+    call.pass_response(response("slow"), False)
+    call.pass_response(response("quick"), False)
+    call.cancel()
+    call.cancel()
+    stage.kept[0](None)
+    expected = ["stage", "cancelled", "cancelled", "stage cancelled", "stage over"]
+    assert log == expected  # first who has the call, then the work, then the stages
+
+
+def test_who_raises_is_left_by_all_stages() -> None:
+    log: Log = []
+
+    def full(call: Call) -> None:
+        raise QueueFull("full")
+
+    call = Asked(log)
+    inner = entering(Noted("inner", log), full)
+    with pytest.raises(QueueFull):
+        call.enter(Noted("outer", log), inner)
+    assert log == ["inner ended", "inner over", "outer ended", "outer over"]
+    call.pass_refusal(error := QueueFull("full"))
+    assert log[-1] == ("refused", error)
+
+
+def test_a_call_that_nobody_has_yet_is_held_for_later() -> None:
+    call = Asked([])
+    call.hold(True)
+    call.cancel()
+    assert call.held
