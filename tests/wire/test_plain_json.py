@@ -1,6 +1,7 @@
 """Plain JSON: never anything but what the complete codec gives, and that for what is plain."""
 
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -388,8 +389,9 @@ def answered(of: Signature, arrays: list[Array], request_id: str = "") -> bytes 
     whole = InferResponse('m/"ü', "3", request_id, outputs, timing)
     found = None
     for _ in range(2):
-        found = writer.encode(request_id, outputs)
-        if found is not None:
+        written = writer.write(outputs, 1)
+        if written is not None:
+            found = writer.encode(request_id, written, 0, 1)
             assert [found] == ResponseForm().encode(whole)[0]
     return found
 
@@ -416,6 +418,28 @@ def test_rows_of_a_batch(datatype: Datatype) -> None:
     whole = (np.arange(12) % 100).astype(NUMPY[datatype]).reshape(6, 2)
     arrays: list[Array] = [whole[2:4], whole[2:4, :1]]
     assert answered(of, arrays, "42") is not None
+    writer = PlainJson(of, "m", "3")
+    tensors = [Tensor("y", datatype, whole), Tensor("z", datatype, whole[:, :1])]
+    written = writer.write(tensors, 3)
+    assert written is not None
+    for first, rows in ((0, 1), (1, 3), (4, 2)):
+        own = [Tensor(t.name, datatype, t.array[first : first + rows]) for t in tensors]
+        answer = InferResponse("m", "3", "7", own, Timing(0, 0, 6))
+        assert [writer.encode("7", written, first, rows)] == ResponseForm().encode(answer)[0]
+
+
+@pytest.mark.parametrize("shape", [(4, 0), (4, 2, 0), (4,), (4, 1), (4, 2, 3)])
+def test_rows_of_any_shape(shape: tuple[int, ...]) -> None:
+    of = signature(outputs=(spec("y", dims=shape[1:]),))
+    writer = PlainJson(of, "m", "3")
+    whole = Tensor("y", Datatype.FP32, np.arange(math.prod(shape), dtype=np.float32).reshape(shape))
+    written = writer.write([whole], 4)
+    assert (written is None) == (0 in shape)
+    for row in range(4):
+        if written is not None:
+            own = Tensor("y", Datatype.FP32, whole.array[row : row + 1])
+            answer = InferResponse("m", "3", "", [own], Timing(0, 0, 4))
+            assert [writer.encode("", written, row, 1)] == ResponseForm().encode(answer)[0]
 
 
 def test_answers_for_the_complete_encoder() -> None:
@@ -426,9 +450,9 @@ def test_answers_for_the_complete_encoder() -> None:
     assert answered(of, [good, good.astype(np.float64)]) is None
     assert answered(of, [good, np.full((1, 2), np.inf, np.float32)]) is None
     assert answered(of, [good, np.zeros((1, LONG), np.float32)]) is None
-    assert PlainJson(signature(), "m", "1").encode("", []) is None
+    assert PlainJson(signature(), "m", "1").write([], 1) is None
     other = [Tensor(name, Datatype.FP32, good) for name in "zy"]
-    assert PlainJson(of, "m", "1").encode("", other) is None
+    assert PlainJson(of, "m", "1").write(other, 1) is None
 
 
 @given(st.integers(0, 10**13), st.integers(0, 10**13), st.integers(1, 10**6), st.binary(max_size=9))

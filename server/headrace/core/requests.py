@@ -519,6 +519,7 @@ class Computed(Protocol):
     tensors: list[Tensor]
     started: int
     compute_ns: int
+    texts: Any
 
     def response(self, call: Call) -> InferResponse:
         """The response to one of its calls."""

@@ -98,18 +98,20 @@ class Batch:
     """Requests that run together. `outputs`, with `names`, are all that any of them wants.
 
     Once it has been computed, and `take` called, `tensors` are the outputs of all its rows, made by
-    `version`. Each call gets those from its `first` row on.
+    `version`. Each call gets those from its `first` row on. `texts` is what a codec has made of
+    them for all; None before, False where that could not be.
     """
 
     __slots__ = (
         "calls", "compute_ns", "names", "outputs", "rows", "signature", "started", "tensors",
-        "version",
+        "texts", "version",
     )  # fmt: skip
 
     version: str
     tensors: list[Tensor]
     started: int
     compute_ns: int
+    texts: Any
 
     def __init__(self, signature: Signature, calls: list[Call]) -> None:
         self.signature = signature
@@ -168,7 +170,7 @@ class Batch:
                     tensors.append(new_tensor((spec.name, spec.datatype, array)))
                     continue
             tensors.append(_output(signature, spec, array, rows))
-        self.version = version
+        self.version, self.texts = version, None
         self.started = outcome.started
         self.compute_ns = outcome.computed - outcome.started
         first = 0

@@ -24,7 +24,7 @@ import orjson
 
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
-from headrace.core.requests import MAX_TENSORS, Call
+from headrace.core.requests import MAX_TENSORS
 from headrace.core.signature import Shape, Signature, TensorSpec
 from headrace.core.tensors import MAX_RANK, Buffer, Tensor, new_tensor
 from headrace.wire.elements import FLAT
@@ -48,6 +48,27 @@ _INT = frozenset({int})
 _Form = tuple[str, Datatype, Callable[..., bytes], np.dtype[Any], Shape, int]
 
 
+class _Heads(dict[int, bytes]):
+    """What comes before the numbers of an output, by the number of rows."""
+
+    def __init__(self, before: bytes, spec: TensorSpec, shape: Shape) -> None:
+        """`shape` begins with -1 for a number of rows."""
+        self._before, self._spec, self._shape = before, spec, shape
+
+    def __missing__(self, rows: int) -> bytes:
+        shape = (rows, *self._shape[1:]) if self._shape[:1] == (-1,) else self._shape
+        text = self._before + tensor_text(self._spec.name, self._spec.datatype, shape)
+        if len(self) >= _REMEMBERED:
+            self.clear()
+        self[rows] = text + b'"data":['
+        return self[rows]
+
+
+# Of each output, what comes before its numbers, and the numbers of each row; all of a lone call's
+# are one text.
+Rows = list[tuple[_Heads, list[bytes]]]
+
+
 class PlainJson:
     """Reads plain bodies for one model version, and writes plain answers."""
 
@@ -61,13 +82,14 @@ class PlainJson:
         self._count = len(signature.inputs) if plain and len(signature.inputs) <= MAX_TENSORS else 0
         self._forms: dict[tuple[object, ...], _Form] = {}  # by name, datatype and shape
         self._heads: dict[bytes, _Form] = {}  # by the text before the numbers, without the id
-        # Of each output its dtype, the text before the numbers by shape, and the start of that.
-        self._outputs: list[tuple[np.dtype[Any], dict[Shape, bytes], bytes, TensorSpec]] = []
+        # Of each output its dtype, what comes before its numbers by their shape, and the start of
+        # that.
+        self._outputs: list[tuple[np.dtype[Any], dict[Shape, _Heads], bytes, TensorSpec]] = []
         before = model_text(model, version) + b'"outputs":['
         if all(spec.datatype not in _NO_NUMBERS for spec in signature.outputs):
             for spec in signature.outputs:
                 self._outputs.append((NUMPY[spec.datatype], {}, before, spec))
-                before = b"},"
+                before = b"]},"
 
     def decode(self, body: Buffer) -> tuple[str, dict[str, Tensor], int] | None:
         """The id, arrays by the input's name, and the number of rows, at most `max_batch_size`."""
@@ -100,36 +122,49 @@ class PlainJson:
             return None
         return request_id, {name: new_tensor((name, datatype, array))}, rows
 
-    def encode(
-        self, request_id: str, tensors: Sequence[Tensor], part: Call | None = None
-    ) -> bytes | None:
-        """The body of an answer with `tensors`, if they are all outputs as they are declared.
+    def write(self, tensors: Sequence[Tensor], calls: int) -> Rows | None:
+        """The data of answers to `calls` requests, which `encode` takes them from.
 
-        Of a batch of several it has the rows of the call `part` alone. None as well if one takes
-        long to write. See `HTTP_ANSWER` for what comes before it.
+        None if `tensors` are not all outputs as they are declared, or take long to write.
         """
         outputs = self._outputs
         if len(tensors) != len(outputs) or not outputs:
             return None
-        pieces = [b'{"id":', orjson.dumps(request_id), b","] if request_id else [b"{"]
-        for (dtype, heads, before, spec), (name, _, array) in zip(outputs, tensors, strict=False):
-            if array.dtype is not dtype or name != spec.name:
+        written: Rows = []
+        for (dtype, known, before, spec), (name, _, array) in zip(outputs, tensors, strict=True):
+            if array.dtype is not dtype or name != spec.name or array.nbytes > LONG * calls:
                 return None
-            if part is not None:
-                array = array[part.first : part.first + part.rows]
-            head = heads.get(array.shape)
-            if head is None:
-                if array.nbytes > LONG:
+            flat = array.ravel()
+            if calls == 1:
+                texts = [orjson.dumps(flat, None, orjson.OPT_SERIALIZE_NUMPY)[1:-1]]
+            elif flat.size:
+                rows = flat.reshape((len(array), -1))
+                texts = orjson.dumps(rows, None, orjson.OPT_SERIALIZE_NUMPY)[2:-2].split(b"],[")
+            else:
+                return None
+            for text in texts:
+                if b"n" in text:  # a null, for NaN or an infinity
                     return None
-                if len(heads) >= _REMEMBERED:
-                    heads.clear()
-                text = tensor_text(spec.name, spec.datatype, array.shape)
-                head = heads[array.shape] = before + text + b'"data":'
-            text = orjson.dumps(array.ravel(), None, orjson.OPT_SERIALIZE_NUMPY)
-            if b"n" in text:  # a null, for NaN or an infinity
-                return None
-            pieces += (head, text)
-        pieces.append(b"}]}")
+            shape = array.shape
+            key = shape if calls == 1 else (-1, *shape[1:])
+            heads = known.get(key)
+            if heads is None:
+                if len(known) >= _REMEMBERED:
+                    known.clear()
+                heads = known[key] = _Heads(before, spec, key)
+            written.append((heads, texts))
+        return written
+
+    def encode(self, request_id: str, written: Rows, first: int, rows: int) -> bytes:
+        """The body of the answer with so many `rows` from the `first` one on.
+
+        See `HTTP_ANSWER` for what comes before it.
+        """
+        pieces = [b'{"id":', orjson.dumps(request_id), b","] if request_id else [b"{"]
+        for heads, texts in written:
+            data = texts[first] if rows == 1 else b",".join(texts[first : first + rows])
+            pieces += (heads[rows], data)
+        pieces.append(b"]}]}")
         return b"".join(pieces)
 
     def _decode_document(

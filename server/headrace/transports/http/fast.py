@@ -86,8 +86,11 @@ class _Request(Exchange):
         """Answer with the part of `batch`, in one step if the call is plain."""
         json = self.json
         if json is not None and not self._more:
-            body = json.encode(self.id, batch.tensors, self if len(batch.calls) > 1 else None)
-            if body is not None:
+            texts = batch.texts
+            if texts is None:
+                batch.texts = texts = json.write(batch.tensors, len(batch.calls)) or False
+            if texts:
+                body = json.encode(self.id, texts, self.first, self.rows)
                 if not self.connection.answer(self, batch, body):
                     timing = Timing(batch.started - self.arrived, batch.compute_ns, batch.rows)
                     self.end(Answer(200, plain_lines(timing), [body]))
