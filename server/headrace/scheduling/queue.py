@@ -113,7 +113,15 @@ class RequestQueue:
 
     def popleft(self, count: int) -> list[Call]:
         """Take the first `count` requests; they count as started."""
-        taken: list[Call] = []
+        first = self._deques[0]
+        if not self._dead and len(first) >= count:  # mostly
+            taken = [first.popleft() for _ in range(count)]
+            for call in taken:
+                call.started = True
+            self._sizes[self._levels[0]] -= count
+            self.waiting -= count
+            return taken
+        taken = []
         for queue in self._deques:
             while queue and (len(taken) < count or queue[0].ended):
                 call = queue.popleft()
