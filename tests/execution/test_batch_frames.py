@@ -15,7 +15,7 @@ from headrace.wire.http_infer import decode_infer
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.workers.bytes_elements import join
 from headrace.workers.elements import Buffer
-from headrace.workers.frames import lay_out, pack_result
+from headrace.workers.frames import BrokenFrame, pack_result
 from tests.scheduling.fakes import Bench, entered
 
 COUNT = 100_000
@@ -58,10 +58,9 @@ def test_requests_of_both_doors_and_their_answers_pass_without_objects() -> None
         for each in (first, second)
     ]
     batch = Batch(TEXTS, calls)
-    _, blocks = frames.pack(batch, 1)
-    sizes, pieces, size = lay_out(blocks)
+    _, pieces, size = frames.pack(batch, 1)
     data = b"".join(pieces)
-    outcome = frames.result(0, batch, pack_result(1, 0, 0, sizes), data, size)
+    outcome = frames.result(0, batch, pack_result(1, 0, 0, [size]), data, size)
     batch.take("1", outcome)
     answers = [batch.response(call) for call in calls]
     over_grpc = writer.pieces(answers[0])
@@ -115,3 +114,22 @@ def test_an_answer_by_itself() -> None:
     single = Signature("m", 0, (), (TensorSpec("Y", Datatype.BYTES, (-1,)),))
     response = part.response_to(single, "1", call, Timing(0, 0, 1))
     assert InferWriter().pieces(response)[-1] == RAW
+
+
+def test_a_result_laid_out_as_one_before_is_held_against_its_own_data() -> None:
+    signature = Signature("m", 8, (), (TensorSpec("Y", Datatype.FP32, (2,)),))
+    frames = BatchFrames(signature, lambda told: None)
+    frames.learn({"number": 1, "outputs": [["Y", "FP32", [2]]]})
+    asked = InferReader().read(grpc_message()).request(0)
+    batch = Batch(signature, [entered(asked, FakeSink(), 1, None, 0, Bench().batcher)])
+    meta = pack_result(1, 0, 0, [8])
+    for _ in range(2):
+        [array] = frames.result(0, batch, meta, bytes(8), 8).arrays
+        assert array.shape == (1, 2)
+    with pytest.raises(BrokenFrame, match="7 bytes for blocks of 8"):
+        frames.result(0, batch, meta, bytes(7), 7)
+    with pytest.raises(TypeError, match="too small"):
+        frames.result(0, batch, meta, bytes(7), 8)
+    batch.rows = 2
+    with pytest.raises(ValueError, match="8 bytes for FP32"):
+        frames.result(0, batch, meta, bytes(16), 8)

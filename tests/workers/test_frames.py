@@ -12,7 +12,6 @@ from headrace.workers.frames import (
     IN_FILE,
     INLINE,
     MAX_SLOTS,
-    BatchMeta,
     BrokenFrame,
     FrameReader,
     Kind,
@@ -23,7 +22,9 @@ from headrace.workers.frames import (
     pack_header,
     pack_result,
     unpack_batch,
+    unpack_layout,
     unpack_result,
+    unpack_sizes,
 )
 
 requests = st.lists(st.tuples(st.integers(0, 2**32 - 1), st.text(max_size=20)), min_size=1)
@@ -32,25 +33,40 @@ requests = st.lists(st.tuples(st.integers(0, 2**32 - 1), st.text(max_size=20)), 
 @given(st.integers(0, 2**32 - 1), requests, st.binary(), st.lists(st.integers(0, 2**64 - 1)))
 def test_a_batch(form: int, given: list[tuple[int, str]], extras: bytes, sizes: list[int]) -> None:
     rows, ids = [row for row, _ in given], [id for _, id in given]
-    meta = BatchMeta(2**40, form, rows, ids, extras, sizes)
-    assert unpack_batch(pack_batch(meta)) == meta
+    given_ids = ids if any(ids) else []
+    first, layout, found_ids, found_extras = unpack_batch(
+        pack_batch(2**40, form, rows, sizes, given_ids, extras)
+    )
+    assert (first, found_ids, found_extras) == (2**40, given_ids, extras)
+    found_form, found_rows, found_sizes = unpack_layout(layout)
+    assert (found_form, list(found_rows), list(found_sizes)) == (form, rows, sizes)
+
+
+def test_the_layout_repeats_whatever_else_is_said() -> None:
+    plain = unpack_batch(pack_batch(1, 5, [1, 2], [12]))
+    special = unpack_batch(pack_batch(2, 5, [1, 2], [12], ["", "id"], b"{}"))
+    assert plain.layout == special.layout
 
 
 @given(st.binary(max_size=200))
 def test_what_is_no_batch(data: bytes) -> None:
     with suppress(BrokenFrame):
         unpack_batch(data)
+    with suppress(BrokenFrame):
+        unpack_layout(data)
 
 
 @given(st.integers(0, 2**32 - 1), st.lists(st.integers(0, 2**64 - 1)))
 def test_a_result(form: int, sizes: list[int]) -> None:
-    assert unpack_result(pack_result(form, 5, 2**63, sizes)) == (form, 5, 2**63, sizes)
+    began, ended, layout = unpack_result(pack_result(form, 5, 2**63, sizes))
+    found_form, found_sizes = unpack_sizes(layout)
+    assert (found_form, began, ended, list(found_sizes)) == (form, 5, 2**63, sizes)
 
 
-@pytest.mark.parametrize("data", [b"", b"x" * 19, b"x" * 27])
+@pytest.mark.parametrize("data", [b"", b"x" * 15, b"x" * 19, b"x" * 27])
 def test_what_is_no_result(data: bytes) -> None:
     with pytest.raises(BrokenFrame):
-        unpack_result(data)
+        unpack_sizes(unpack_result(data)[2])
 
 
 @given(st.lists(st.lists(st.binary(max_size=200))))

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.workers.elements import Buffer
 from headrace.workers.frames import (
-    BatchMeta,
     FrameReader,
     Header,
     Kind,
@@ -34,7 +34,7 @@ class Server:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self._reader = FrameReader()
-        self._frames: list[tuple[Header, bytes, bytes]] = []
+        self._frames: list[tuple[Header, bytes, Buffer]] = []
 
     def send(self, kind: Kind, meta: bytes = b"") -> None:
         """Send a frame."""
@@ -76,7 +76,7 @@ def request(model: str = "m") -> InferenceRequest:
 
 def test_a_batch_is_waited_for() -> None:
     with connected() as (session, server):
-        meta = pack_batch(BatchMeta(1, 0, [1], [""], b"", []))
+        meta = pack_batch(1, 0, [1], [])
         server.send(Kind.EXECUTE, meta)
         session.wait(lambda: session.batches)
         assert session.batches[0][0].kind is Kind.EXECUTE
@@ -96,7 +96,7 @@ def test_threads_get_their_own_replies_while_another_waits_for_a_batch() -> None
         found = [json.loads(call.result(30).parameters())["name"] for call in calls]
         assert found == ["0", "1", "2"]
         assert not main.done()
-        server.send(Kind.EXECUTE, pack_batch(BatchMeta(1, 0, [1], [""], b"", [])))
+        server.send(Kind.EXECUTE, pack_batch(1, 0, [1], []))
         main.result(30)
 
 

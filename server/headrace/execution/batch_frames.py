@@ -29,7 +29,14 @@ from headrace.core.trace_context import TRACE_PARAMETER
 from headrace.scheduling.batch import Answer, Batch, Deferral, Outcome, Part
 from headrace.workers.bytes_elements import walk
 from headrace.workers.elements import Buffer
-from headrace.workers.frames import BatchMeta, BrokenFrame, offsets, unpack_result
+from headrace.workers.frames import (
+    BrokenFrame,
+    lay_out,
+    offsets,
+    pack_batch,
+    unpack_result,
+    unpack_sizes,
+)
 
 _FORMS = 1000  # that are remembered
 # Bytes of BYTES up to which they are walked through, in a millisecond or two. Of more, a worker is
@@ -49,6 +56,15 @@ class _Plan(NamedTuple):
     inputs: list[str]
 
 
+class _Place(NamedTuple):
+    """Where an output is in the data of a result."""
+
+    datatype: Datatype
+    shape: tuple[int, ...]
+    start: int
+    nbytes: int
+
+
 class BatchFrames:
     """The frames of one worker: it knows what the two have told one another."""
 
@@ -58,8 +74,10 @@ class BatchFrames:
         self._tell = tell
         self._names = [spec.name for spec in signature.inputs]
         self._plans: dict[object, _Plan] = {}
+        self._usual: _Plan | None = None  # of a signature that allows one alone, for all outputs
         self._next = 0
         self._results: dict[int, list[tuple[str, Datatype, tuple[int, ...]]]] = {}
+        self._places: dict[object, list[_Place]] = {}
 
     def learn(self, document: dict[str, Any]) -> None:
         """Know the form of a worker's results; raises what nonsense raises."""
@@ -70,23 +88,26 @@ class BatchFrames:
             for name, datatype, shape in document["outputs"]
         ]
 
-    def pack(self, batch: Batch, number: int) -> tuple[BatchMeta, list[list[Buffer]]]:
-        """What is said of a batch, but for sizes, and the pieces of its blocks.
+    def pack(self, batch: Batch, number: int) -> tuple[bytes, list[Buffer], int]:
+        """What is said of a batch, its data in pieces, and the size of all of these.
 
         Its requests get the numbers from `number` on.
         """
         calls = batch.calls
         plan = self._plan(batch, calls[0].inputs)
-        blocks: list[list[Buffer]] = [
-            [raw_bytes(call.inputs[name].array) for call in calls] for name in plan.inputs
-        ]
+        sizes, pieces, total = lay_out(
+            [[raw_bytes(call.inputs[name].array) for call in calls] for name in plan.inputs]
+        )
         rows = [call.rows for call in calls]
         ids = [call.id for call in calls]
-        return BatchMeta(number, plan.form, rows, ids, _extras(calls), []), blocks
+        meta = pack_batch(number, plan.form, rows, sizes, ids if any(ids) else (), _extras(calls))
+        return meta, pieces, total
 
     def _plan(self, batch: Batch, inputs: Mapping[str, Tensor]) -> "_Plan":
         """How batches of this kind are told; the worker knows their form from now on."""
         signature = self._signature
+        if self._usual is not None and batch.outputs is signature.outputs:
+            return self._usual
         lead = 1 if signature.batches else 0
         # Row shapes say which of the inputs are there, too: those that are optional may not be.
         key = (
@@ -103,6 +124,7 @@ class BatchFrames:
                 heads.append((spec.name, spec.datatype, array.shape[lead:]))
         if len(self._plans) >= _FORMS:
             self._plans.clear()
+            self._usual = None
         self._next += 1  # never one that a batch on its way may bear
         form = self._next
         document = {
@@ -111,24 +133,42 @@ class BatchFrames:
         }  # fmt: skip
         self._tell(json.dumps(document).encode())
         plan = self._plans[key] = _Plan(form, [name for name, _, _ in heads])
+        if signature.uniform and batch.outputs is signature.outputs:
+            self._usual = plan
         return plan
 
     def result(self, sent: int, batch: Batch, meta: bytes, data: Buffer, size: int) -> Outcome:
         """What has come of a batch whose responses are alike; raises what nonsense raises."""
-        number, began, ended, sizes = unpack_result(meta)
-        heads = self._results[number]
-        if len(heads) != len(batch.outputs):
-            raise BrokenFrame("outputs that were not asked for")
-        lead = (batch.rows,) if self._signature.batches else ()
-        arrays = []
-        for (name, datatype, shape), spec, start, nbytes in zip(
-            heads, batch.outputs, offsets(sizes, size), sizes, strict=True
-        ):
-            if name != spec.name:
-                raise BrokenFrame("outputs that were not asked for")
-            arrays.append(read_array(datatype, lead + shape, data, start, nbytes))
+        began, ended, layout = unpack_result(meta)
+        key = layout, size, batch.rows
+        usual = batch.outputs is self._signature.outputs
+        places = self._places.get(key) if usual else None
+        if places is None:
+            places = self._places_of(batch, layout, size)
+            if usual:
+                if len(self._places) >= _FORMS:
+                    self._places.clear()
+                self._places[key] = places
+        arrays = [
+            read_array(datatype, shape, data, start, nbytes)
+            for datatype, shape, start, nbytes in places
+        ]
         began, ended = _times(sent, began, ended)
         return Outcome(arrays, None, began, began, ended)
+
+    def _places_of(self, batch: Batch, layout: bytes, size: int) -> list[_Place]:
+        """Where the outputs of a result are; raises what nonsense raises."""
+        number, sizes = unpack_sizes(layout)
+        heads = self._results[number]
+        if [name for name, _, _ in heads] != [spec.name for spec in batch.outputs]:
+            raise BrokenFrame("outputs that were not asked for")
+        lead = (batch.rows,) if self._signature.batches else ()
+        return [
+            _Place(datatype, lead + shape, start, nbytes)
+            for (_, datatype, shape), start, nbytes in zip(
+                heads, offsets(sizes, size), sizes, strict=True
+            )
+        ]
 
     def responses(
         self, sent: int, batch: Batch, document: dict[str, Any], data: Buffer, size: int
@@ -236,14 +276,10 @@ def _times(sent: int, began: int, ended: int) -> tuple[int, int]:
 
 def _extras(calls: Sequence[Call]) -> bytes:
     """What is special about the requests of a batch, as JSON by their index; "" if nothing."""
-    extras: dict[str, dict[str, object]] = {}
+    extras: dict[int, dict[str, object]] = {}
     for index, call in enumerate(calls):
-        request = call
-        if (
-            request.parameters or request.outputs or request.priority or request.timeout
-            or request.sequence_id
-        ):  # fmt: skip
-            extras[str(index)] = special_of(request)
+        if call.parameters or call.outputs or call.priority or call.timeout or call.sequence_id:
+            extras[index] = special_of(call)
     return json.dumps(extras).encode() if extras else b""
 
 

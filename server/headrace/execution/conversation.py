@@ -27,7 +27,7 @@ from headrace.execution.progress import Pulse
 from headrace.execution.worker import WorkerProcess
 from headrace.scheduling.batch import Answer, Batch, Deferral, Instance, NotStarted, Outcome
 from headrace.workers.elements import Buffer
-from headrace.workers.frames import BrokenFrame, Header, Kind, lay_out, pack_batch, pack_request
+from headrace.workers.frames import BrokenFrame, Header, Kind, pack_request
 
 Done = Callable[[Instance, Batch, Outcome], None]
 Give = Callable[[Call, Answer | None, bool], None]
@@ -154,10 +154,7 @@ class Conversation:
         batch = slot.batch
         assert batch is not None
         slot.first = number = self._next
-        said, blocks = self._frames.pack(batch, number)
-        sizes, pieces, total = lay_out(blocks)
-        said.sizes.extend(sizes)
-        meta = pack_batch(said)
+        meta, pieces, total = self._frames.pack(batch, number)
         self._process.link.send_data(Kind.EXECUTE, slot.number, meta, pieces, total)
         sent = slot.sent
         for call in batch.calls:
@@ -192,10 +189,10 @@ class Conversation:
         Raises what nonsense raises.
         """
         kind = header.kind
-        if kind is Kind.BACK:
-            return self._given_back(header.slot)
         if kind is Kind.RESULT or kind is Kind.RESPONSES or kind is Kind.BROKEN:
             return self._ended(header, meta, data)
+        if kind is Kind.BACK:
+            return self._given_back(header.slot)
         document: dict[str, Any] = json.loads(meta)
         if kind is Kind.FORM:
             self._frames.learn(document)

@@ -37,6 +37,8 @@ from headrace.workers.slot_files import SlotFiles
 READ = 64 << 10  # bytes; Python makes room for as many each time, and much room is slow to get
 CLOSED = "closed its socket"
 _SPACE = socket.CMSG_SPACE(4 * 16)
+_CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)  # to combine flags of `enum` takes longer than a read
+_TRUNCATED = int(socket.MSG_CTRUNC)
 _REST_SECS = 10.0  # without large batches, after which a slot's files give back their memory
 _PENDING = 4  # files that may have come before their frames
 Take = Callable[[Header, bytes, Buffer], None]
@@ -101,12 +103,13 @@ class WorkerSocket:
 
         Raises `OSError` if there is no memory for them.
         """
-        flags = self._files[slot].used() if slot in self._files else 0
+        known = self._files.get(slot)
+        flags = known.used() if known is not None else 0
         if size <= INLINE:
             head = pack_header(kind, flags, slot, len(meta), size)
             self._write(b"".join([head, meta, *pieces]), -1)
-            if slot in self._files:
-                self._files[slot].lend()
+            if known is not None:
+                known.lend()
             return
         files = self._files_of(slot)
         where, descriptor = files.put(pieces, size)
@@ -216,7 +219,7 @@ class WorkerSocket:
         if not self._reading:
             return False
         try:
-            data, control, flags, _ = self.sock.recvmsg(READ, _SPACE, socket.MSG_CMSG_CLOEXEC)
+            data, control, flags, _ = self.sock.recvmsg(READ, _SPACE, _CLOEXEC)
         except BlockingIOError:
             return False
         except OSError:
@@ -227,29 +230,35 @@ class WorkerSocket:
             lies = BrokenFrame("too many files") if data else None
             self._lost("sent too many files" if data else CLOSED, lies)
             return False
-        if flags & socket.MSG_CTRUNC:
+        if flags & _TRUNCATED:
             self._lost("has sent a file that the server has no descriptor left for", None)
             return False
         try:
             for header, meta, content in self.frames.feed(data):
-                self._hand_on(header, meta, content)
+                if header.flags or header.slot in self._files:
+                    content = self._accept(header, content)
+                if self._take is not None:
+                    self._take(header, meta, content)
         except Exception as error:  # what reading nonsense may raise, or a bug of ours
             self._lost(f"sent what makes no sense ({type(error).__name__}: {error})", error)
         return self._reading
 
-    def _hand_on(self, header: Header, meta: bytes, content: Buffer) -> None:
-        if self._take is None:
-            return
-        flags, slot = header.flags, header.slot
-        if flags or (slot in self._files and header.kind in ANSWERS):
-            files = self._files_of(slot) if header.kind in ANSWERS else SlotFiles()
-            files.heed(flags)
-            if flags & NEW_FILE:
-                files.take(flags, self._descriptors.popleft())
-            if flags & IN_FILE:
-                content = files.data(flags, header.data)
-                self._rest_later()
-        self._take(header, meta, content)
+    def _accept(self, header: Header, data: Buffer) -> Buffer:
+        """The data of a frame that may be in a file."""
+        flags = header.flags
+        if header.kind in ANSWERS:
+            files = self._files_of(header.slot)
+        elif flags:
+            files = SlotFiles()
+        else:
+            return data
+        files.heed(flags)
+        if flags & NEW_FILE:
+            files.take(flags, self._descriptors.popleft())
+        if flags & IN_FILE:
+            self._rest_later()
+            return files.data(flags, header.data)
+        return data
 
     def close(self) -> None:
         """Let go of everything."""

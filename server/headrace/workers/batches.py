@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Container, Sequence
+from itertools import accumulate
 from typing import Any
 
-from headrace.workers.elements import Array, Buffer, raw, view
+from headrace.workers.elements import Buffer, raw, view
 from headrace.workers.encoding import tell_response
 from headrace.workers.frames import (
     MAX_SLOTS,
@@ -16,9 +17,9 @@ from headrace.workers.frames import (
     lay_out,
     offsets,
     pack_result,
+    unpack_layout,
 )
 from headrace.workers.link import TOO_LONG, Link, Parcel
-from headrace.workers.triton_api import get_output_tensor_by_name
 from headrace.workers.triton_requests import InferenceRequest
 from headrace.workers.triton_requests import received as received_request
 from headrace.workers.triton_responses import InferenceResponse
@@ -28,9 +29,11 @@ from headrace.workers.triton_tensors import TritonModelException, received
 _FORMS = 1000  # that a worker names; what has more of them is told request by request
 
 _KNOWN = 4 * MAX_SLOTS  # forms of batches that are kept
+_LAYOUTS = 1024  # that are kept
 _NOTHING: dict[str, Any] = {}  # special about a request, as mostly
 
 Sent = tuple[Kind, bytes, Parcel]
+Head = tuple[str, str, tuple[int, ...]]  # name, datatype and row shape of an output
 Times = tuple[int, int]  # when the model began and ended, monotonic nanoseconds
 
 
@@ -43,6 +46,23 @@ class Form:
         self.outputs: list[str] = document["outputs"]
 
 
+class Layout:
+    """Where the inputs of a batch are in its data, and which rows are whose."""
+
+    def __init__(self, form: Form, rows: Sequence[int], sizes: Sequence[int], total: int) -> None:
+        """For data of `total` bytes; raises `BrokenFrame`."""
+        self.batches, self.outputs, self.rows = form.batches, form.outputs, rows
+        lead = (sum(rows),) if form.batches else ()
+        self.inputs = [
+            (block.name, block.datatype, (*lead, *block.shape), start, nbytes)
+            for block, start, nbytes in zip(form.inputs, offsets(sizes, total), sizes, strict=True)
+        ]
+        self.parts: list[slice | None] = [None] * len(rows)  # of the rows; None for all of them
+        if form.batches and len(rows) > 1:
+            ends = list(accumulate(rows))
+            self.parts = list(map(slice, [0, *ends], ends))
+
+
 class Batches:
     """Reads the batches of one model, and lays out what is sent back."""
 
@@ -52,7 +72,8 @@ class Batches:
         self._decoupled = decoupled
         self._declared = declared
         self._forms: dict[int, Form] = {}
-        self._known: dict[tuple[Block, ...], int] = {}  # forms of results
+        self._layouts: dict[tuple[bytes, int], Layout] = {}
+        self._known: dict[tuple[Head, ...], int] = {}  # forms of results
 
     def add_form(self, document: dict[str, Any]) -> None:
         """Know a form from now on."""
@@ -61,75 +82,93 @@ class Batches:
             self._forms = dict(list(self._forms.items())[_KNOWN // 2 :])
         self._forms[document["number"]] = Form(document)
 
-    def form(self, batch: BatchMeta) -> Form:
-        """The form of a batch."""
-        return self._forms[batch.form]
+    def layout(self, batch: BatchMeta, size: int) -> Layout:
+        """The layout of a batch with `size` bytes of data; raises what nonsense raises."""
+        key = batch.layout, size
+        layout = self._layouts.get(key)
+        if layout is None:
+            form, rows, sizes = unpack_layout(batch.layout)
+            layout = Layout(self._forms[form], rows, sizes, size)
+            if len(self._layouts) >= _LAYOUTS:
+                self._layouts.clear()
+            self._layouts[key] = layout
+        return layout
 
     def requests(
-        self, batch: BatchMeta, data: Buffer, size: int, exchange: Exchange
+        self, batch: BatchMeta, layout: Layout, data: Buffer, exchange: Exchange
     ) -> list[InferenceRequest]:
-        """The requests of a batch, with views into `data`."""
-        form = self._forms[batch.form]
-        starts = offsets(batch.sizes, size)
-        total = sum(batch.rows)
-        arrays: list[Array] = []
-        for block, start, nbytes in zip(form.inputs, starts, batch.sizes, strict=True):
-            shape = (total, *block.shape) if form.batches else block.shape
-            arrays.append(view(block.datatype, shape, data, start, nbytes))
-        extras: dict[str, Any] = json.loads(batch.extras) if batch.extras else {}
+        """The requests of a batch, with views into `data`; raises what nonsense raises."""
+        inputs = [
+            (name, datatype, view(datatype, shape, data, start, nbytes))
+            for name, datatype, shape, start, nbytes in layout.inputs
+        ]
+        ids, outputs, number = batch.ids, layout.outputs, batch.first
+        extras: dict[str, Any] = json.loads(batch.extras) if batch.extras else _NOTHING
         requests: list[InferenceRequest] = []
-        inputs = [(b.name, b.datatype, a) for b, a in zip(form.inputs, arrays, strict=True)]
-        outputs, alone = form.outputs, not form.batches or len(batch.rows) == 1
-        first = 0
-        for index, (id, rows) in enumerate(zip(batch.ids, batch.rows, strict=True)):
-            last = first + rows
+        for index, part in enumerate(layout.parts):
             tensors = [
-                received(name, datatype, array if alone else array[first:last])
+                received(name, datatype, array if part is None else array[part])
                 for name, datatype, array in inputs
             ]
             special = extras.get(str(index), _NOTHING) if extras else _NOTHING
-            number = batch.first + index
             requests.append(
-                received_request(exchange, number, tensors, id, outputs, special, self._decoupled)
-            )
-            first = last
+                received_request(
+                    exchange, number + index, tensors, ids[index] if ids else "", outputs, special,
+                    self._decoupled,
+                )
+            )  # fmt: skip
         return requests
 
     def result(
         self,
         slot: int,
         batch: BatchMeta,
-        responses: Sequence[InferenceResponse],
-        wanted: Sequence[Sequence[str]],
+        layout: Layout,
+        requests: Sequence[InferenceRequest],
+        responses: Any,
         times: Times,
     ) -> Sent | None:
-        """All responses as one, if they are alike."""
-        form = self._forms[batch.form]
-        if batch.extras and any(len(names) != len(form.outputs) for names in wanted):
-            return None  # a request that says nothing special wants all outputs
-        blocks: list[list[Buffer]] = []
-        heads: list[Block] = []
-        for response in responses:
-            if response.has_error() or response.parameter_values():
+        """What an ordinary model's `execute` has given back as one, if it is good and alike.
+
+        None for anything else, errors and responses that come by senders included.
+        """
+        if type(responses) is not list or len(responses) != len(requests):
+            return None
+        for request, response in zip(requests, responses, strict=True):
+            if (
+                not isinstance(response, InferenceResponse)
+                or response._error is not None
+                or response._parameters
+                or request._answering is not None
+            ):
                 return None
-        for name in form.outputs:
+        if batch.extras and any(
+            len(request.requested_output_names()) != len(layout.outputs) for request in requests
+        ):
+            return None  # a request that says nothing special wants all outputs
+        batches = layout.batches
+        blocks: list[list[Buffer]] = []
+        heads: list[Head] = []
+        for name in layout.outputs:
             pieces: list[Buffer] = []
-            head: Block | None = None
-            for response, count in zip(responses, batch.rows, strict=True):
-                tensor = get_output_tensor_by_name(response, name)
-                if tensor is None:
+            head: Head | None = None
+            for response, count in zip(responses, layout.rows, strict=True):
+                for tensor in response._tensors:
+                    if tensor._name == name:
+                        break
+                else:
                     return None
-                array, datatype = tensor._array, tensor._datatype
+                array = tensor._array
                 shape = array.shape
-                if form.batches:
-                    if shape[:1] != (count,):
+                if batches:
+                    if not shape or shape[0] != count:
                         return None
                     shape = shape[1:]
                 if head is None:
-                    head = Block(name, datatype, shape)
-                elif head.datatype != datatype or head.shape != shape:
+                    head = name, tensor._datatype, shape
+                elif head[2] != shape or head[1] != tensor._datatype:
                     return None
-                pieces.append(raw(array, datatype))
+                pieces.append(raw(array, head[1]))
             assert head is not None
             heads.append(head)
             blocks.append(pieces)
@@ -139,7 +178,7 @@ class Batches:
         sizes, data, total = lay_out(blocks)
         return Kind.RESULT, pack_result(number, *times, sizes), self._link.put(slot, data, total)
 
-    def _form_of(self, heads: tuple[Block, ...]) -> int:
+    def _form_of(self, heads: tuple[Head, ...]) -> int:
         number = self._known.get(heads)
         if number is None:
             if len(self._known) >= _FORMS:

@@ -65,7 +65,8 @@ class CoroutineExecutor(Executor):
         slot = header.slot
         try:
             batch = unpack_batch(meta)
-            requests = self._requests(header, batch, data)
+            layout = self._batches.layout(batch, header.data)
+            requests = self._requests(header, batch, layout, data)
             del received, data
             began = monotonic_ns()
             try:
@@ -77,7 +78,7 @@ class CoroutineExecutor(Executor):
             except Exception as error:
                 sent = self._raised(slot, requests, error, began)
             else:
-                sent = self._returned(slot, batch, requests, returned, began)
+                sent = self._returned(slot, batch, layout, requests, returned, began)
                 del returned
             self.session.forget_answered(requests)
             del requests

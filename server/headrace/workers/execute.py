@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from time import monotonic_ns
 from typing import Any
 
-from headrace.workers.batches import Batches, Sent
+from headrace.workers.batches import Batches, Layout, Sent
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import IN_FILE, BatchMeta, Header, Kind, frame, unpack_batch
 from headrace.workers.link import Link
@@ -71,7 +71,8 @@ class Executor:
         slot = header.slot
         try:
             batch = unpack_batch(meta)
-            requests = self._requests(header, batch, data)
+            layout = self._batches.layout(batch, header.data)
+            requests = self._requests(header, batch, layout, data)
             del data
             began = monotonic_ns()
             self.session.begin_batch()
@@ -80,7 +81,7 @@ class Executor:
             except Exception as error:
                 sent = self._raised(slot, requests, error, began)
             else:
-                sent = self._returned(slot, batch, requests, returned, began)
+                sent = self._returned(slot, batch, layout, requests, returned, began)
                 del returned
             finally:
                 self.session.end_batch()
@@ -92,44 +93,44 @@ class Executor:
         kind, told, parcel = sent
         self._link.send_parcel(kind, slot, told, parcel)
 
-    def _requests(self, header: Header, batch: BatchMeta, data: Buffer) -> list[InferenceRequest]:
+    def _requests(
+        self, header: Header, batch: BatchMeta, layout: Layout, data: Buffer
+    ) -> list[InferenceRequest]:
         if header.flags & IN_FILE:
             data = self._link.mapped(header)
-        return self._batches.requests(batch, data, header.data, self.session)
+        return self._batches.requests(batch, layout, data, self.session)
 
     def _returned(
         self,
         slot: int,
         batch: BatchMeta,
+        layout: Layout,
         requests: Sequence[InferenceRequest],
         returned: Any,
         began: int,
     ) -> Sent:
         """What is sent for what `execute` has given back."""
-        ended = monotonic_ns()
+        times = began, monotonic_ns()
+        if not self._decoupled:
+            alike = self._batches.result(slot, batch, layout, requests, returned, times)
+            if alike is not None:  # as mostly
+                return alike
         if wrong := self._wrong(requests, returned):
             if self._decoupled:
                 return self._failed(slot, requests, wrong, began)
             return self._broken(slot, wrong, "")
         if returned is None:  # response senders answer all of them
             returned = [None] * len(requests)
-        outputs = self._batches.form(batch).outputs
-        wanted = (
-            [request.requested_output_names() for request in requests]
-            if batch.extras
-            else [outputs] * len(requests)
-        )
-        if self._decoupled or None in returned:
-            told = [
-                _fate(request) if response is None else response
-                for request, response in zip(requests, returned, strict=True)
-            ]
-            return self._batches.responses(slot, told, wanted, (began, ended))
-        for request in requests:
-            if request._answering is not None:
-                request._answering.closed = True
-        alike = self._batches.result(slot, batch, returned, wanted, (began, ended))
-        return alike or self._batches.responses(slot, returned, wanted, (began, ended))
+        told = [
+            _fate(request) if response is None else response
+            for request, response in zip(requests, returned, strict=True)
+        ]
+        if None not in returned:
+            for request in requests:
+                if request._answering is not None:
+                    request._answering.closed = True
+        wanted = [request.requested_output_names() for request in requests]
+        return self._batches.responses(slot, told, wanted, times)
 
     def _wrong(self, requests: Sequence[InferenceRequest], returned: Any) -> str:
         """What is wrong with what `execute` has given back; "" if nothing."""

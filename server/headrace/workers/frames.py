@@ -15,9 +15,9 @@ Both ends belong to one server and count on each other to be of the same version
 broken by its model, though: what makes no sense raises `BrokenFrame`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from struct import Struct
 from struct import error as _StructError
 from typing import NamedTuple
@@ -78,10 +78,10 @@ HEADER_SIZE = _HEADER.size
 pack_header = _HEADER.pack
 _unpack_header = _HEADER.unpack_from
 
-# Number of the first request, how many, number of the form, sizes of the ids and of the extras.
-_BATCH = Struct("<QIIII")
+_BATCH = Struct("<QII")  # number of the first request, sizes of the ids and of the extras
+_LAYOUT = Struct("<II")  # number of the form, and how many requests
 _REQUEST = Struct("<QB")  # number of a request, and whether it is held
-_RESULT = Struct("<IQQ")  # number of the form; when the model began and ended, monotonic ns
+_RESULT = Struct("<QQ")  # when the model began and ended, monotonic ns
 
 
 class Header(NamedTuple):
@@ -103,28 +103,21 @@ class Block(NamedTuple):
 
 
 class BatchMeta(NamedTuple):
-    """What is said of a batch beside its data. `extras` is JSON, "" if there is nothing special."""
+    """What is said of a batch beside its data.
+
+    `layout` is for `unpack_layout`, and repeats: it can be known by its bytes. `ids` is empty if no
+    request has one, `extras` JSON, "" if there is nothing special.
+    """
 
     first: int
-    form: int
-    rows: list[int]
+    layout: bytes
     ids: list[str]
     extras: bytes
-    sizes: list[int]
 
 
 _KINDS = {kind.value: kind for kind in Kind}
-
-
-def read_header(data: Buffer, position: int = 0, most: int = 1 << 32) -> Header:
-    """The header at `position`, of a frame with at most so much meta; raises `BrokenFrame`."""
-    number, flags, slot, meta, size = _unpack_header(data, position)
-    kind = _KINDS.get(number)
-    if kind is None:
-        raise BrokenFrame(f"a frame of kind {number}")
-    if meta > most or slot >= MAX_SLOTS or (size > INLINE and not flags & IN_FILE):
-        raise BrokenFrame(f"a frame of {meta} and {size} bytes")
-    return Header(kind, flags, slot, meta, size)
+# A header of its five fields, made without a call of Python.
+_new_header: Callable[[tuple[Kind, int, int, int, int]], Header] = partial(tuple.__new__, Header)
 
 
 class FrameReader:
@@ -135,19 +128,25 @@ class FrameReader:
         self._rest = b""
         self._most = most
 
-    def feed(self, data: bytes) -> list[tuple[Header, bytes, bytes]]:
+    def feed(self, data: bytes) -> list[tuple[Header, bytes, Buffer]]:
         """The frames that are complete with `data`; raises `BrokenFrame`."""
         if self._rest:
             data = self._rest + data
-        frames: list[tuple[Header, bytes, bytes]] = []
+        frames: list[tuple[Header, bytes, Buffer]] = []
         position, size = 0, len(data)
         while size - position >= HEADER_SIZE:
-            header = read_header(data, position, self._most)
+            number, flags, slot, meta, held = _unpack_header(data, position)
+            kind = _KINDS.get(number)
+            if kind is None:
+                raise BrokenFrame(f"a frame of kind {number}")
+            if meta > self._most or slot >= MAX_SLOTS or (held > INLINE and not flags & IN_FILE):
+                raise BrokenFrame(f"a frame of {meta} and {held} bytes")
             start = position + HEADER_SIZE
-            middle = start + header.meta
-            stop = middle if header.flags & IN_FILE else middle + header.data
+            middle = start + meta
+            stop = middle if flags & IN_FILE else middle + held
             if stop > size:
                 break
+            header = _new_header((kind, flags, slot, meta, held))
             frames.append((header, data[start:middle], data[middle:stop]))
             position = stop
         self._rest = data[position:]
@@ -170,7 +169,7 @@ def lay_out(blocks: Sequence[Sequence[Buffer]]) -> tuple[list[int], list[Buffer]
     pieces: list[Buffer] = []
     total = 0
     for block in blocks:
-        if pad := aligned(total) - total:
+        if pad := -total % ALIGNMENT:
             pieces.append(bytes(pad))
             total += pad
         size = sum(map(len, block))
@@ -193,59 +192,87 @@ def offsets(sizes: Sequence[int], total: int) -> list[int]:
 
 
 @lru_cache(maxsize=1024)
-def _numbers(rows: int, sizes: int) -> Struct:
-    """So many row counts, then so many sizes. Making a `Struct` costs more than to use it."""
-    return Struct(f"<{rows}I{sizes}Q")
+def _struct(fixed: str, rows: int, sizes: int) -> Struct:
+    """Fixed fields, row counts, sizes. Making a `Struct` costs more than to use it."""
+    return Struct(f"<{fixed}{rows}I{sizes}Q")
 
 
-def pack_batch(meta: BatchMeta) -> bytes:
-    """The meta of EXECUTE; `meta.sizes` are of the blocks of its data."""
-    count = len(meta.rows)
-    ids = [id.encode() for id in meta.ids] if any(meta.ids) else []
-    packed = b"".join(ids)
-    lengths = Struct(f"<{len(ids)}I").pack(*map(len, ids)) + packed if ids else b""
-    sizes = _numbers(count, len(meta.sizes)).pack(*meta.rows, *meta.sizes)
-    head = _BATCH.pack(meta.first, count, meta.form, len(lengths), len(meta.extras))
-    return b"".join([head, lengths, meta.extras, sizes])
+def pack_batch(
+    first: int,
+    form: int,
+    rows: Sequence[int],
+    sizes: Sequence[int],
+    ids: Sequence[str] = (),
+    extras: bytes = b"",
+) -> bytes:
+    """The meta of EXECUTE; `sizes` are of the blocks of its data, `ids` none or one a request."""
+    count = len(rows)
+    texts = [id.encode() for id in ids]
+    tail = Struct(f"<{len(ids)}I").pack(*map(len, texts)) + b"".join(texts) if ids else b""
+    head = _struct("QIIII", count, len(sizes)).pack(
+        first, len(tail), len(extras), form, count, *rows, *sizes
+    )
+    return b"".join([head, tail, extras]) if ids or extras else head
 
 
 def unpack_batch(data: bytes) -> BatchMeta:
     """What `pack_batch` was given; raises `BrokenFrame`."""
     try:
-        first, count, form, ids_size, extras_size = _BATCH.unpack_from(data)
-        position = _BATCH.size
-        if 4 * count > len(data):
-            raise BrokenFrame(f"a batch of {count} requests in {len(data)} bytes")
-        ids = [""] * count
+        first, ids_size, extras_size = _BATCH.unpack_from(data)
+        if not ids_size and not extras_size:  # as mostly
+            return BatchMeta(first, data[_BATCH.size :], [], b"")
+        start = len(data) - ids_size - extras_size
+        if start < _BATCH.size:
+            raise BrokenFrame(f"{ids_size} and {extras_size} bytes of {len(data)}")
+        layout = data[_BATCH.size : start]
+        ids: list[str] = []
         if ids_size:
-            lengths = Struct(f"<{count}I").unpack_from(data, position)
-            start = position + 4 * count
-            for index, length in enumerate(lengths):
-                ids[index] = data[start : start + length].decode()
+            _, count = _LAYOUT.unpack_from(layout)
+            if 4 * count > ids_size:
+                raise BrokenFrame(f"{count} ids in {ids_size} bytes")
+            lengths = Struct(f"<{count}I").unpack_from(data, start)
+            start += 4 * count
+            for length in lengths:
+                ids.append(data[start : start + length].decode())
                 start += length
-        position += ids_size
-        extras = data[position : position + extras_size]
-        position += extras_size
-        blocks = max(len(data) - position - 4 * count, 0) // 8
-        numbers = _numbers(count, blocks).unpack_from(data, position)
-        rows, sizes = list(numbers[:count]), list(numbers[count:])
     except (ValueError, _StructError) as error:
         raise BrokenFrame(f"a batch that cannot be read: {error}") from None
-    return BatchMeta(first, form, rows, ids, extras, sizes)
+    return BatchMeta(first, layout, ids, data[len(data) - extras_size :])
+
+
+def unpack_layout(layout: bytes) -> tuple[int, Sequence[int], Sequence[int]]:
+    """Form, rows of each request, sizes of blocks; raises `BrokenFrame`."""
+    try:
+        form, count = _LAYOUT.unpack_from(layout)
+        blocks, rest = divmod(len(layout) - _LAYOUT.size - 4 * count, 8)
+        if blocks < 0 or rest:
+            raise BrokenFrame(f"a layout of {count} requests in {len(layout)} bytes")
+        numbers = _struct("", count, blocks).unpack_from(layout, _LAYOUT.size)
+    except _StructError as error:
+        raise BrokenFrame(f"a layout that cannot be read: {error}") from None
+    return form, numbers[:count], numbers[count:]
 
 
 def pack_result(form: int, began: int, ended: int, sizes: Sequence[int]) -> bytes:
     """The meta of RESULT."""
-    return _RESULT.pack(form, began, ended) + _numbers(0, len(sizes)).pack(*sizes)
+    return _struct("QQI", 0, len(sizes)).pack(began, ended, form, *sizes)
 
 
-def unpack_result(data: bytes) -> tuple[int, int, int, list[int]]:
-    """What `pack_result` was given; raises `BrokenFrame`."""
-    if len(data) < _RESULT.size or (len(data) - _RESULT.size) % 8:
+def unpack_result(data: bytes) -> tuple[int, int, bytes]:
+    """When the model began and ended, and what repeats, for `unpack_sizes`."""
+    if len(data) < _RESULT.size:
         raise BrokenFrame("a result that cannot be read")
-    form, began, ended = _RESULT.unpack_from(data)
-    count = (len(data) - _RESULT.size) // 8
-    return form, began, ended, list(_numbers(0, count).unpack_from(data, _RESULT.size))
+    began, ended = _RESULT.unpack_from(data)
+    return began, ended, data[_RESULT.size :]
+
+
+def unpack_sizes(layout: bytes) -> tuple[int, Sequence[int]]:
+    """The form of a result, and the sizes of its blocks; raises `BrokenFrame`."""
+    count, rest = divmod(len(layout) - 4, 8)
+    if count < 0 or rest:
+        raise BrokenFrame("a result that cannot be read")
+    form, *sizes = _struct("I", 0, count).unpack(layout)
+    return form, sizes
 
 
 def pack_request(number: int, held: bool = False) -> bytes:

@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import (
@@ -32,17 +32,12 @@ from headrace.workers.triton_tensors import TritonModelException
 
 _READ = 64 << 10  # bytes; Python makes room for as many each time, and much room is slow to get
 _SPACE = socket.CMSG_SPACE(4 * 16)
+_CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)  # to combine flags of `enum` takes longer than a read
+_AT_ONCE = _CLOEXEC | socket.MSG_DONTWAIT
 
 
-class Parcel(NamedTuple):
-    """Data on their way: in the frame, or in a file, which is a new one with its descriptor."""
-
-    data: bytes
-    size: int
-    flags: int
-    descriptor: int
-
-
+# Data in the frame, b"" where they are in a file; their size; flags; a new file's descriptor or -1.
+Parcel = tuple[bytes, int, int, int]
 Received = tuple[Header, bytes, Buffer]
 
 
@@ -73,13 +68,13 @@ class Link:
         None if the server has gone.
         """
         while True:
-            received = self._read(0)
+            received = self._read(_CLOEXEC)
             if received is None or received:
                 return received
 
     def poll(self) -> list[Received] | None:
         """The frames that have come, without waiting; raises `BlockingIOError` if none has."""
-        return self._read(socket.MSG_DONTWAIT)
+        return self._read(_AT_ONCE)
 
     def fileno(self) -> int:
         """The socket, to wait for."""
@@ -162,32 +157,31 @@ class Link:
         if len(meta) > MAX_TOLD:
             raise TritonModelException(TOO_LONG)
         if size <= INLINE:
-            self._send(kind, 0, meta, Parcel(b"".join(pieces), size, 0, -1))
+            self.send(b"".join([pack_header(kind, 0, 0, len(meta), size), meta, *pieces]))
             return
         file = OutFile()
         try:
             descriptor = file.write(pieces, size)
-            self._send(kind, 0, meta, Parcel(b"", size, IN_FILE | NEW_FILE, descriptor))
+            head = pack_header(kind, IN_FILE | NEW_FILE, 0, len(meta), size)
+            self._send_whole(head + meta, descriptor)
         finally:
             file.close()
 
     def put(self, slot: int, pieces: Sequence[Buffer], size: int) -> Parcel:
         """Data of `size` bytes, joined or in the slot's file, so that `pieces` may go."""
         if size <= INLINE or self.foreign:
-            return Parcel(b"".join(pieces), size, 0, -1)
-        return Parcel(b"", size, *self._files_of(slot).put(pieces, size))
+            return b"".join(pieces), size, 0, -1
+        return b"", size, *self._files_of(slot).put(pieces, size)
 
     def send_parcel(self, kind: Kind, slot: int, meta: bytes, parcel: Parcel) -> None:
         """Send a frame with data, once nothing but the model itself refers to the slot's input."""
+        data, size, flags, descriptor = parcel
         if slot in self._files and not self.foreign:
-            parcel = parcel._replace(flags=parcel.flags | self._files[slot].used())
-        self._send(kind, slot, meta, parcel)
-        if parcel.descriptor >= 0:
+            flags |= self._files[slot].used()
+        head = pack_header(kind, flags, slot, len(meta), size)
+        self._send_whole(b"".join([head, meta, data]), descriptor)
+        if descriptor >= 0:
             self._files[slot].sent()
-
-    def _send(self, kind: Kind, slot: int, meta: bytes, parcel: Parcel) -> None:
-        head = pack_header(kind, parcel.flags, slot, len(meta), parcel.size)
-        self._send_whole(b"".join([head, meta, parcel.data]), parcel.descriptor)
 
     def _files_of(self, slot: int) -> SlotFiles:
         files = self._files.get(slot)
@@ -197,13 +191,19 @@ class Link:
 
     def _read(self, flags: int) -> list[Received] | None:
         """What one read gives; None if that is the end."""
-        self._end_if_foreign()
-        data, control, _, _ = self._sock.recvmsg(_READ, _SPACE, socket.MSG_CMSG_CLOEXEC | flags)
+        if self.foreign:
+            self._end_if_foreign()
+        data, control, _, _ = self._sock.recvmsg(_READ, _SPACE, flags)
         if control:
             self._descriptors.extend(descriptors(control))
         if not data:
             return None
-        return [self._accept(*found) for found in self._reader.feed(data)]
+        frames: list[Received] = []
+        for header, meta, content in self._reader.feed(data):
+            if header.flags or header.slot in self._files:
+                content = self._accept(header, content)
+            frames.append((header, meta, content))
+        return frames
 
     def _end_if_foreign(self) -> None:
         if self.foreign:
@@ -211,19 +211,20 @@ class Link:
             print(text, file=sys.stderr, flush=True)
             os._exit(1)
 
-    def _accept(self, header: Header, meta: bytes, data: Buffer) -> Received:
+    def _accept(self, header: Header, data: Buffer) -> Buffer:
+        """The data of a frame that may be in a file."""
+        flags = header.flags
         if header.kind in LOOSE:
-            if header.flags & NEW_FILE:
+            if flags & NEW_FILE:
                 files = SlotFiles()
-                files.take(header.flags, self._descriptors.popleft())
-                data = files.data(header.flags, header.data)
-            return header, meta, data
-        if header.kind is Kind.EXECUTE and (header.flags or header.slot in self._files):
+                files.take(flags, self._descriptors.popleft())
+                return files.data(flags, header.data)
+        elif header.kind is Kind.EXECUTE:
             files = self._files_of(header.slot)
-            files.heed(header.flags)
-            if header.flags & NEW_FILE:
-                files.take(header.flags, self._descriptors.popleft())
-        return header, meta, data
+            files.heed(flags)
+            if flags & NEW_FILE:
+                files.take(flags, self._descriptors.popleft())
+        return data
 
 
 def end_with(sock: socket.socket) -> None:

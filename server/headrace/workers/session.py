@@ -50,7 +50,9 @@ class Session:
         self._link = link
         self._declared = declared
         self._on_form = on_form
-        self._condition = threading.Condition()
+        self._lock = threading.RLock()
+        self._condition = threading.Condition(self._lock)
+        self._waiting = 0  # threads, for another one to read
         self._reading = False
         self.batches: deque[Received] = deque()  # and questions between them
         self.stopped = False  # nothing more comes
@@ -71,9 +73,11 @@ class Session:
     def wait(self, there: Callable[[], object]) -> None:
         """Take frames in until `there` is true, or the server has gone."""
         while not self.stopped:
-            with self._condition:
+            with self._lock:
                 while self._reading and not there():
+                    self._waiting += 1
                     self._condition.wait()
+                    self._waiting -= 1
                 if there():
                     return
                 self._reading = True
@@ -86,7 +90,7 @@ class Session:
 
     def poll(self) -> None:
         """Take in what has come already, unless another thread is about to."""
-        with self._condition:
+        with self._lock:
             if self._reading or self.stopped:
                 return
             self._reading = True
@@ -108,9 +112,10 @@ class Session:
                 for header, meta, data in received:
                     self._take(header, meta, data)
         finally:
-            with self._condition:
+            with self._lock:
                 self._reading = False
-                self._condition.notify_all()
+                if self._waiting:
+                    self._condition.notify_all()
         if self._wake is not None and (self.batches or self.stopped):
             with suppress(RuntimeError):  # the loop is closed: the worker is ending
                 self._wake()
