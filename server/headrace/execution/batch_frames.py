@@ -88,7 +88,7 @@ class BatchFrames:
             for name, datatype, shape in document["outputs"]
         ]
 
-    def pack(self, batch: Batch, number: int) -> tuple[bytes, list[Buffer], int]:
+    def pack(self, batch: Batch, number: int) -> tuple[bytes, Sequence[Buffer], int]:
         """What is said of a batch, its data in pieces, and the size of all of these.
 
         Its requests get the numbers from `number` on.
@@ -270,6 +270,8 @@ def read_array(
 def _times(sent: int, began: int, ended: int) -> tuple[int, int]:
     """When a model has run, as its worker says, within what can be."""
     now = monotonic_ns()
+    if sent <= began <= ended <= now:  # as nearly always
+        return began, ended
     began = min(max(int(began), sent), now)
     return began, min(max(int(ended), began), now)
 

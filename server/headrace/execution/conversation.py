@@ -27,7 +27,7 @@ from headrace.execution.progress import Pulse
 from headrace.execution.worker import WorkerProcess
 from headrace.scheduling.batch import Answer, Batch, Deferral, Instance, NotStarted, Outcome
 from headrace.workers.elements import Buffer
-from headrace.workers.frames import BrokenFrame, Header, Kind, pack_request
+from headrace.workers.frames import ANSWERS, BrokenFrame, Header, Kind, pack_request
 
 Done = Callable[[Instance, Batch, Outcome], None]
 Give = Callable[[Call, Answer | None, bool], None]
@@ -189,7 +189,7 @@ class Conversation:
         Raises what nonsense raises.
         """
         kind = header.kind
-        if kind is Kind.RESULT or kind is Kind.RESPONSES or kind is Kind.BROKEN:
+        if kind in ANSWERS:
             return self._ended(header, meta, data)
         if kind is Kind.BACK:
             return self._given_back(header.slot)

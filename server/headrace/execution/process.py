@@ -32,7 +32,7 @@ from headrace.execution.worker_spec import Ways
 from headrace.observability.workers import EndKind, WorkerCounters
 from headrace.scheduling.batch import Answer, Batch, Instance, NotStarted, Outcome
 from headrace.workers.elements import Buffer
-from headrace.workers.frames import SLOTS, Header, Kind
+from headrace.workers.frames import ANSWERS, SLOTS, Header, Kind
 
 log = logging.getLogger(__name__)
 
@@ -249,28 +249,36 @@ class WorkerInstance:
             self._ask()
 
     def _on_frame(self, header: Header, meta: bytes, data: Buffer) -> None:
-        if header.kind is Kind.METRIC:
-            self._outside.host.metric(json.loads(meta))
+        kind = header.kind
+        if kind not in ANSWERS and self._on_other(kind, meta):
             return
-        if header.kind is Kind.ANSWER:
-            self._on_answer(bool(json.loads(meta)["ready"]))
-            return
-        if header.kind is Kind.CALL and not self._calls_out:
-            # What asks for another model's answer must not be given what that one waits for.
-            self._calls_out = True
-            self.choose_slots()
         ended = self._talk.take(header, meta, data)
         if ended is None:
             return
         slot, outcome = ended
-        if header.kind is Kind.BACK:
+        if kind is Kind.BACK:
             slot.end(outcome)
             self._outside.suspend(slot)
             return
         self._answered = self._answered or outcome.error is None
         self._mean_ns += _WEIGHT * (outcome.computed - outcome.started - self._mean_ns)
         slot.end(outcome)
-        self.choose_slots()
+        if self._calls_out or self._prefetches is not (self._mean_ns <= _SHORT_NS):
+            self.choose_slots()
+
+    def _on_other(self, kind: Kind, meta: bytes) -> bool:
+        """Take what is about no batch; whether that is all that the frame is for."""
+        if kind is Kind.METRIC:
+            self._outside.host.metric(json.loads(meta))
+        elif kind is Kind.ANSWER:
+            self._on_answer(bool(json.loads(meta)["ready"]))
+        else:
+            if kind is Kind.CALL and not self._calls_out:
+                # What asks for another model's answer must not be given what that one waits for.
+                self._calls_out = True
+                self.choose_slots()
+            return False
+        return True
 
     def choose_slots(self) -> None:
         """Take part with further slots only while batches are short."""

@@ -172,7 +172,10 @@ class WorkerSocket:
                 os.close(descriptor)
             return
         if descriptor < 0 and not self._unsent:  # as nearly always
-            sent = self._send_some(data, -1)
+            try:
+                sent = self.sock.send(data)
+            except OSError:
+                sent = 0  # which is tried again, and then told
             if sent == len(data):
                 return
             data = memoryview(data)[sent:]

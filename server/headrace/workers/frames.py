@@ -118,6 +118,9 @@ class BatchMeta(NamedTuple):
 _KINDS = {kind.value: kind for kind in Kind}
 # A header of its five fields, made without a call of Python.
 _new_header: Callable[[tuple[Kind, int, int, int, int]], Header] = partial(tuple.__new__, Header)
+_new_batch: Callable[[tuple[int, bytes, list[str], bytes]], BatchMeta] = partial(
+    tuple.__new__, BatchMeta
+)
 
 
 class FrameReader:
@@ -163,8 +166,11 @@ def aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def lay_out(blocks: Sequence[Sequence[Buffer]]) -> tuple[list[int], list[Buffer], int]:
+def lay_out(blocks: Sequence[Sequence[Buffer]]) -> tuple[list[int], Sequence[Buffer], int]:
     """The sizes of blocks, their pieces with padding between, and the bytes of all of that."""
+    if len(blocks) == 1:  # as mostly
+        size = sum(map(len, blocks[0]))
+        return [size], blocks[0], size
     sizes: list[int] = []
     pieces: list[Buffer] = []
     total = 0
@@ -220,7 +226,7 @@ def unpack_batch(data: bytes) -> BatchMeta:
     try:
         first, ids_size, extras_size = _BATCH.unpack_from(data)
         if not ids_size and not extras_size:  # as mostly
-            return BatchMeta(first, data[_BATCH.size :], [], b"")
+            return _new_batch((first, data[_BATCH.size :], [], b""))
         start = len(data) - ids_size - extras_size
         if start < _BATCH.size:
             raise BrokenFrame(f"{ids_size} and {extras_size} bytes of {len(data)}")

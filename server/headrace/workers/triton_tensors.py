@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.workers.elements import DTYPES, Array, datatype_of, decode_bytes, encode_bytes
+from headrace.workers.elements import DTYPES, NAMES, Array, datatype_of, decode_bytes, encode_bytes
 from headrace.workers.triton_arguments import text, wrong
 
 _CONFIG_NAMES = ("INVALID", *DTYPES, "BF16")  # in the order of the configuration's enum
@@ -27,14 +27,16 @@ class Tensor:
             name = text("name", name)
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
-        datatype = datatype_of(array.dtype)
+        datatype = NAMES.get(array.dtype)
         if datatype is None:
-            raise TritonModelException(
-                f"tensor '{name}' has the numpy type {array.dtype},"
-                " which the protocol has no name for"
-            )
-        if array.dtype.byteorder == ">":
-            array = array.astype(array.dtype.newbyteorder("<"))
+            datatype = datatype_of(array.dtype)
+            if datatype is None:
+                raise TritonModelException(
+                    f"tensor '{name}' has the numpy type {array.dtype},"
+                    " which the protocol has no name for"
+                )
+            if array.dtype.byteorder == ">":
+                array = array.astype(array.dtype.newbyteorder("<"))
         self._name = name
         self._datatype = datatype
         self._array = array
