@@ -2,15 +2,13 @@
 
 Frames collect in `out`; whoever has the socket takes them from there, once per turn of its loop.
 DATA that a window does not let through stays with its stream as the buffers that it came in, which
-are sliced, never joined. Where the peer takes small frames only, those of a large buffer are put
-together in one pass: one copy costs less than handling each of them.
+are sliced, never joined: the frames of a large buffer go out as views of it, since a copy of memory
+that is not in the cache costs more than handling each of them.
 """
 
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
-
-import numpy as np
 
 from headrace.core.tensors import Buffer
 from headrace.wire.http2.protocol import (
@@ -18,7 +16,6 @@ from headrace.wire.http2.protocol import (
     DATA,
     DEFAULT_FRAME,
     DEFAULT_WINDOW,
-    HEAD_SIZE,
     MAX_WINDOW,
     PING,
     SETTINGS,
@@ -33,7 +30,7 @@ from headrace.wire.http2.protocol import (
 from headrace.wire.http2.stream import Stream
 
 _TURN = 256 << 10  # bytes of one stream before it is another's turn
-JOINED = 16 << 10  # buffers up to this size are better joined than written one by one
+JOINED = 16 << 10  # buffers below this size are better joined than written one by one
 
 
 class Table(Protocol):
@@ -180,7 +177,7 @@ class Sender:
         taken: list[Buffer] = []
         small: list[Buffer] = []
         for buffer in out:
-            if len(buffer) <= JOINED:
+            if len(buffer) < JOINED:
                 small.append(buffer)
                 continue
             if small:
@@ -202,10 +199,13 @@ class Sender:
         out = self.out
         while left > 0:
             count = min(left, len(queue[0])) // self.frame
-            if count > 1 and self.frame <= JOINED:
+            if count > 1:
                 size = count * self.frame
                 whole = memoryview(queue.popleft())
-                out.append(_frames(stream.number, whole[:size], count))
+                head = pack_head(self.frame << 8 | DATA, 0, stream.number)
+                for start in range(0, size, self.frame):
+                    out.append(head)
+                    out.append(whole[start : start + self.frame])
                 if size < len(whole):
                     queue.appendleft(whole[size:])
                 self.frames += count
@@ -222,7 +222,7 @@ class Sender:
                     view = memoryview(buffer)
                     queue.appendleft(view[size:])
                     buffer = view[:size]
-                if len(buffer) > JOINED:
+                if len(buffer) >= JOINED:
                     self.large = True
                 size -= len(buffer)
                 out.append(buffer)
@@ -243,12 +243,3 @@ class Sender:
             stream.scheduled = True
             self._ready.append(stream)
         self.rouse()
-
-
-def _frames(number: int, data: memoryview, count: int) -> memoryview:
-    """`count` frames of DATA of equal size, in one buffer."""
-    size = len(data) // count
-    frames = np.empty((count, HEAD_SIZE + size), np.uint8)
-    frames[:, :HEAD_SIZE] = np.frombuffer(pack_head(size << 8 | DATA, 0, number), np.uint8)
-    frames[:, HEAD_SIZE:] = np.frombuffer(data, np.uint8).reshape(count, size)
-    return frames.reshape(-1).data
