@@ -24,7 +24,7 @@ from headrace.wire.status import STATUS
 if TYPE_CHECKING:
     from headrace.transports.grpc.native.link import Link
 
-_BUFFER = 64 << 10
+_BUFFER = 256 << 10
 
 
 class Host:
