@@ -98,9 +98,16 @@ class BatchFrames:
         sizes, pieces, total = lay_out(
             [[raw_bytes(call.inputs[name].array) for call in calls] for name in plan.inputs]
         )
-        rows = [call.rows for call in calls]
-        ids = [call.id for call in calls]
-        meta = pack_batch(number, plan.form, rows, sizes, ids if any(ids) else (), _extras(calls))
+        rows: list[int] = []
+        ids: list[str] = []
+        extras: dict[int, dict[str, object]] = {}  # what is special about requests, by their index
+        for index, call in enumerate(calls):
+            rows.append(call.rows)
+            ids.append(call.id)
+            if call.parameters or call.outputs or call.priority or call.timeout or call.sequence_id:
+                extras[index] = special_of(call)
+        told = json.dumps(extras).encode() if extras else b""
+        meta = pack_batch(number, plan.form, rows, sizes, ids if any(ids) else (), told)
         return meta, pieces, total
 
     def _plan(self, batch: Batch, inputs: Mapping[str, Tensor]) -> "_Plan":
@@ -274,15 +281,6 @@ def _times(sent: int, began: int, ended: int) -> tuple[int, int]:
         return began, ended
     began = min(max(int(began), sent), now)
     return began, min(max(int(ended), began), now)
-
-
-def _extras(calls: Sequence[Call]) -> bytes:
-    """What is special about the requests of a batch, as JSON by their index; "" if nothing."""
-    extras: dict[int, dict[str, object]] = {}
-    for index, call in enumerate(calls):
-        if call.parameters or call.outputs or call.priority or call.timeout or call.sequence_id:
-            extras[index] = special_of(call)
-    return json.dumps(extras).encode() if extras else b""
 
 
 def special_of(request: Call) -> dict[str, object]:

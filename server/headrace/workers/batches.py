@@ -132,9 +132,16 @@ class Batches:
 
         None for anything else, errors and responses that come by senders included.
         """
+        outputs, batches = layout.outputs, layout.batches
         if type(responses) is not list or len(responses) != len(requests):
             return None
-        for request, response in zip(requests, responses, strict=True):
+        if batch.extras and any(
+            len(request.requested_output_names()) != len(outputs) for request in requests
+        ):
+            return None  # a request that says nothing special wants all outputs
+        blocks: list[list[Buffer]] = [[] for _ in outputs]
+        heads: list[Head] = []
+        for request, response, count in zip(requests, responses, layout.rows, strict=True):
             if (
                 not isinstance(response, InferenceResponse)
                 or response._error is not None
@@ -142,36 +149,24 @@ class Batches:
                 or request._answering is not None
             ):
                 return None
-        if batch.extras and any(
-            len(request.requested_output_names()) != len(layout.outputs) for request in requests
-        ):
-            return None  # a request that says nothing special wants all outputs
-        batches = layout.batches
-        blocks: list[list[Buffer]] = []
-        heads: list[Head] = []
-        for name in layout.outputs:
-            pieces: list[Buffer] = []
-            head: Head | None = None
-            for response, count in zip(responses, layout.rows, strict=True):
+            for index, name in enumerate(outputs):
                 for tensor in response._tensors:
                     if tensor._name == name:
                         break
                 else:
                     return None
-                array = tensor._array
+                array, datatype = tensor._array, tensor._datatype
                 shape = array.shape
                 if batches:
                     if not shape or shape[0] != count:
                         return None
                     shape = shape[1:]
-                if head is None:
-                    head = name, tensor._datatype, shape
-                elif head[2] != shape or head[1] != tensor._datatype:
+                pieces = blocks[index]
+                if not pieces:
+                    heads.append((name, datatype, shape))
+                elif heads[index] != (name, datatype, shape):
                     return None
-                pieces.append(raw(array, head[1]))
-            assert head is not None
-            heads.append(head)
-            blocks.append(pieces)
+                pieces.append(raw(array, datatype))
         number = self._form_of(tuple(heads))
         if number < 0:
             return None
