@@ -121,7 +121,7 @@ def test_a_result_laid_out_as_one_before_is_held_against_its_own_data() -> None:
     frames = BatchFrames(signature, lambda told: None)
     frames.learn({"number": 1, "outputs": [["Y", "FP32", [2]]]})
     asked = InferReader().read(grpc_message()).request(0)
-    batch = Batch(signature, [entered(asked, FakeSink(), 1, None, 0, Bench().batcher)])
+    batch = Batch(signature, [entered(asked, 1, None, 0, Bench().batcher)])
     meta = pack_result(1, 0, 0, [8])
     for _ in range(2):
         [array] = frames.result(0, batch, meta, bytes(8), 8).arrays
