@@ -4,7 +4,7 @@ import pytest
 
 from headrace.core.errors import Overloaded, ServerExiting
 from headrace.core.shares import Shares
-from headrace.engine.admission import Admission, Held, ModelAccount
+from headrace.engine.admission import Account, Admission, Held, ModelAccount
 
 
 def test_counts_go_up_and_down() -> None:
@@ -171,7 +171,7 @@ def test_a_connection_has_a_share() -> None:
     with pytest.raises(Overloaded, match="connection is at its limit of 200 requests"):
         one.begin(1)
     other.enter(MANY // 5)
-    for charge in (other.enter, other.hold, other.begin):
+    for charge in (other.enter, other.begin, lambda nbytes: other.grow(nbytes, 0)):
         with pytest.raises(Overloaded, match=f"connection is at its limit of {MANY // 5} bytes"):
             charge(1)
     assert admission.refused == 5
@@ -183,6 +183,22 @@ def test_a_connection_has_a_share() -> None:
     other.close()
     one.close()
     assert (admission.requests, admission.bytes, admission.connections.total()) == (0, 0, 0)
+
+
+def test_unread_answers_leave_no_room_on_their_connection() -> None:
+    admission = Admission(0, MANY)
+    one, other = admission.connect("grpc"), admission.connect("grpc")
+    assert one is not None
+    assert other is not None
+    assert one.owe(MANY // 2)
+    with pytest.raises(Overloaded, match="connection is at its limit"):
+        one.enter(1)
+    other.enter(MANY)  # a request alone
+    other.leave(MANY)
+    one.owe(0)
+    one.enter(MANY)
+    one.leave(MANY)
+    assert admission.bytes == 0
 
 
 def test_a_share_of_low_limits_is_no_limit() -> None:
@@ -235,11 +251,14 @@ def test_what_another_process_holds() -> None:
     admission = Admission(10, 0)
     admission.enter(5)
     now = Held(2, 30, 20, 1, 3, 4, 5, 6, 7)
-    admission.count_process(Held(), now)
+    process = Account(admission)
+    admission.count_process(process, Held(), now)
     assert (admission.requests, admission.bytes, admission.unread) == (3, 35, 20)
     assert admission.held(1, 5) == now
-    admission.count_process(now, Held())
+    assert (process.requests, process.bytes, process.unread) == (2, 30, 20)
+    admission.count_process(process, now, Held())
     assert admission.held(1, 5) == Held()
+    assert (process.requests, process.bytes, process.unread) == (0, 0, 0)
 
 
 def test_the_most_that_was_held_is_kept() -> None:

@@ -444,13 +444,13 @@ def test_a_share_of_requests_is_copied(tmp_path: Path) -> None:
 
 def test_nothing_is_copied_while_the_server_has_much_to_do(tmp_path: Path) -> None:
     async def test(world: World) -> None:
-        world.admission.adjust(6, 0)
+        world.admission.count(0, 6)
         assert await world.count(1) == {1: 1}
         assert world.shadow.dropped == 1
-        world.admission.adjust(-6, 60)
+        world.admission.count(60, -6)
         assert await world.count(1) == {1: 1}
         assert world.shadow.dropped == 2
-        world.admission.adjust(0, -60)
+        world.admission.count(-60, 0)
 
     run(tmp_path, test, SHADOW, admission=Admission(10, 100))
 

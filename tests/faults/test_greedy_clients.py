@@ -419,3 +419,27 @@ def test_a_connection_gets_its_share(echo: Path) -> None:
                 assert (await post(server.http, INFER, SMALL)).status == 200
 
     asyncio.run(scenario())
+
+
+def test_front_ends_have_one_limit_together(echo: Path) -> None:
+    """Bodies on their way to any of them count for all: with limits of their own, half would do."""
+
+    async def scenario() -> None:
+        size = 100_000
+        options = ["--frontends=2", f"--max-admitted-bytes={10 * size}"]
+        head = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode()
+        with ServerProcess(echo, options=options) as server:
+            async with contextlib.AsyncExitStack() as stack:
+                for count in range(1, 11):
+                    one = await stack.enter_async_context(await HttpConnection.open(server.http))
+                    await one.send(head + bytes(size - 1))
+                    held = count * (size - 1)
+                    await until(lambda: admitted(server), lambda found: found == (0, held))  # noqa: B023
+                for _ in range(8):
+                    answer = await post(server.http, INFER, bytes(size))
+                    assert answer.status == 503
+                    assert b"limit of 1000000 bytes" in answer.body
+            await until(lambda: admitted(server), lambda found: found == (0, 0))
+            assert (await post(server.http, INFER, SMALL)).status == 200
+
+    asyncio.run(scenario())

@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from headrace.wire.link_frames import INLINE, BrokenLink, Flag, Frame, Kind, fra
 class End:
     """A channel that keeps what it gets."""
 
-    def __init__(self, sock: socket.socket, considerate: bool = False) -> None:
+    def __init__(
+        self, sock: socket.socket, on_waiting: Callable[[int], object] | None = None
+    ) -> None:
         self.frames: list[tuple[Kind, int, bytes, bytes]] = []
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._news = asyncio.Event()
-        self.channel = Channel(sock, self._take, self.lost.set_result, considerate)
+        self.channel = Channel(sock, self._take, self.lost.set_result, on_waiting)
 
     def _take(self, frame: Frame, buffer: Any) -> None:
         rest = bytes(buffer[frame.start : frame.stop])
@@ -87,20 +90,31 @@ async def _long_frames_keep_their_place() -> None:
 test_long_frames_keep_their_place = scenario(_long_frames_keep_their_place)
 
 
-async def _frames_whose_files_are_written_apart_keep_their_place() -> None:
+async def _frames_whose_files_are_written_apart() -> None:
+    """Requests keep their order, and so does an exchange; nothing else waits for a file."""
     before = files()
     ours, theirs = map(End, pair())
     longest = os.urandom(3 << 20)
     for number in range(0, 30, 3):
+        ours.channel.send(frame(Kind.INFER, number))
+        ours.channel.send_parts(Kind.INFER, 0, number + 1, b"m", [longest[:number], longest])
+        ours.channel.send_parts(Kind.INFER, 0, number + 2, b"m", [longest[: INLINE * 2]])
+    for number in (40, 41):
+        ours.channel.send_parts(Kind.ANSWER, 0, number, b"m", [longest])
         ours.channel.send(frame(Kind.ANSWER, number))
-        ours.channel.send_parts(Kind.ANSWER, 0, number + 1, b"m", [longest[:number], longest])
-        ours.channel.send_parts(Kind.ANSWER, 0, number + 2, b"m", [longest[: INLINE * 2]])
+    ours.channel.send(frame(Kind.CALL, 42))
     # The first file is being written apart from the event loop, and nothing behind it has gone.
     await asyncio.sleep(0)
     assert ours.channel.waiting > len(longest)
-    await theirs.has(30)
-    assert [number for _, number, _, _ in theirs.frames] == list(range(30))
-    assert theirs.frames[28] == (Kind.ANSWER, 28, b"m", longest[:27] + longest)
+    await theirs.has(35)
+    found: dict[Kind, list[int]] = {}
+    for kind, number, _, _ in theirs.frames:
+        found.setdefault(kind, []).append(number)
+    assert list(found) == [Kind.INFER, Kind.CALL, Kind.ANSWER]
+    assert found[Kind.INFER] == list(range(30))
+    assert sorted(found[Kind.ANSWER]) == found[Kind.ANSWER] == [40, 40, 41, 41]
+    assert theirs.frames[1][0] == Kind.CALL
+    assert (Kind.INFER, 28, b"m", longest[:27] + longest) in theirs.frames
     assert ours.channel.waiting == 0
     # One that is closed meanwhile leaves nothing behind.
     ours.channel.send_parts(Kind.ANSWER, 0, 30, b"m", [longest])
@@ -113,14 +127,13 @@ async def _frames_whose_files_are_written_apart_keep_their_place() -> None:
     assert files() == before
 
 
-test_frames_whose_files_are_written_apart_keep_their_place = scenario(
-    _frames_whose_files_are_written_apart_keep_their_place
-)
+test_frames_whose_files_are_written_apart = scenario(_frames_whose_files_are_written_apart)
 
 
 async def _what_the_other_end_does_not_read_waits() -> None:
     ours, theirs = pair()
-    end = End(ours, considerate=True)
+    waits: list[int] = []
+    end = End(ours, waits.append)
     for number in range(200):
         end.channel.send_parts(Kind.ANSWER, 0, number, b"", [bytes(INLINE)])
     await asyncio.sleep(0)
@@ -133,11 +146,41 @@ async def _what_the_other_end_does_not_read_waits() -> None:
     await other.has(200)
     await end.has(1)
     assert [number for _, number, _, _ in other.frames] == list(range(200))
+    assert waits[-1] == 0
+    assert max(waits) > 100 * INLINE
     end.channel.close()
     other.channel.close()
 
 
 test_what_the_other_end_does_not_read_waits = scenario(_what_the_other_end_does_not_read_waits)
+
+
+async def _files_wait_until_they_are_taken() -> None:
+    ours, theirs = pair()
+    waits: list[int] = []
+    end, other = End(ours, waits.append), End(theirs)
+    size = INLINE + 1
+    going = partial(end.channel.send, frame(Kind.CANCEL, 1))
+    end.channel.send_parts(Kind.ANSWER, 0, 2, b"", [bytes(size)], going)
+    await other.has(2)
+    assert [kind for kind, _, _, _ in other.frames] == [Kind.CANCEL, Kind.ANSWER]
+    assert (end.channel.waiting, waits[-1]) == (size, size)
+    room: list[int] = []
+    end.channel.when_room(0, lambda: room.append(1))
+    end.channel.taken(size)
+    assert (end.channel.waiting, waits[-1], room) == (0, 0, [1])
+    for number, pieces in ((3, [bytes(3 << 20)]), (4, [b"short"])):
+        going = partial(end.channel.send, frame(Kind.ANSWERS, number))
+        end.channel.send_parts(Kind.INFER, 0, number, b"", pieces, going)
+    await other.has(6)
+    assert [(kind, number) for kind, number, _, _ in other.frames[2:]] == [
+        (Kind.ANSWERS, 3), (Kind.INFER, 3), (Kind.ANSWERS, 4), (Kind.INFER, 4),
+    ]  # fmt: skip
+    end.channel.close()
+    other.channel.close()
+
+
+test_files_wait_until_they_are_taken = scenario(_files_wait_until_they_are_taken)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +241,7 @@ def test_a_bug_ends_the_link_rather_than_what_came_behind(
         def take(frame: Frame, buffer: Any) -> None:
             raise KeyError("x")
 
-        channel = Channel(theirs, take, lost.set_result, False)
+        channel = Channel(theirs, take, lost.set_result)
         other = End(ours)
         for number in range(3):
             other.channel.send(frame(Kind.CANCEL, number))

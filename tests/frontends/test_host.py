@@ -25,7 +25,7 @@ from headrace.engine.doors import NOTHING_KNOWN
 from headrace.frontends.channel import Channel, pair
 from headrace.frontends.host import Host
 from headrace.wire.link_frames import Flag, Frame, Kind, frame, header
-from headrace.wire.link_infer import RequestWriter, held_rest, read_error
+from headrace.wire.link_infer import RequestWriter, numbers_rest, read_error
 from tests.wire.strategies import PROPERTY
 
 Tick = Callable[[], Any]
@@ -107,7 +107,7 @@ class FrontEnd:
         ours, theirs = pair()
         self.host = Host(ours, self.engine, Calls(), self._on_ready, self.lost.append)
         self.sock: socket.socket = theirs
-        self.channel = Channel(theirs, self._take, self.lost.append, False)
+        self.channel = Channel(theirs, self._take, self.lost.append)
 
     def _on_ready(self) -> None:
         self.ready += 1
@@ -176,7 +176,7 @@ def test_requests_of_one_read_are_submitted_together() -> None:
     async def scenario() -> None:
         async with linked() as front_end:
             engine = front_end.engine
-            engine.admission.max_requests = 0
+            engine.admission.most_requests = 100
             seen: list[int] = []
             submit = engine.model.submit
 
@@ -248,7 +248,7 @@ def test_the_end_of_a_front_end_cancels_what_it_had() -> None:
             work, admission = front_end.engine.model.work, front_end.engine.admission
             front_end.infer(1)
             front_end.infer(2)
-            front_end.channel.send(frame(Kind.HELD, rest=held_rest(Held(3, 500, 200))))
+            front_end.channel.send(frame(Kind.HELD, rest=numbers_rest(*Held(3, 500, 200))))
             await front_end.until(lambda: admission.requests == 5)
             assert admission.bytes == 700
             front_end.channel.close()
@@ -264,10 +264,9 @@ def test_what_front_ends_tell() -> None:
         async with linked() as front_end:
             admission = front_end.engine.admission
             front_end.channel.send(frame(Kind.READY))
-            front_end.channel.send(frame(Kind.REFUSED, 3))
-            front_end.channel.send(frame(Kind.HELD, rest=held_rest(Held(2, 10))))
+            front_end.channel.send(frame(Kind.HELD, rest=numbers_rest(*Held(2, 10))))
             front_end.channel.send(
-                frame(Kind.HELD, rest=held_rest(Held(1, 4, 3, 2, 5, 6, 7, 8, 9)))
+                frame(Kind.HELD, rest=numbers_rest(*Held(1, 4, 3, 2, 5, 6, 7, 8, 9, 10, 3)))
             )
             await front_end.until(lambda: admission.requests == 1)
             assert (front_end.ready, admission.refused, admission.bytes) == (1, 3, 4)
@@ -275,7 +274,7 @@ def test_what_front_ends_tell() -> None:
             front_end.channel.close()
             await front_end.until(lambda: bool(front_end.lost))
             # Nothing is open there any more, but what was counted stays counted.
-            assert admission.held(0, 0) == Held(0, 0, 0, 0, 0, 0, 7, 8, 9)
+            assert admission.held(0, 0) == Held(0, 0, 0, 0, 0, 0, 7, 8, 9, 10, 3)
 
     asyncio.run(scenario())
 

@@ -6,12 +6,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from headrace.core.errors import ExecutionFailed, InvalidRequest, NotFound, ServerError
+import pytest
+
+from headrace.core.errors import ExecutionFailed, InvalidRequest, NotFound, Overloaded, ServerError
 from headrace.core.requests import Call, InferResponse
-from headrace.core.shares import Shares
+from headrace.engine.admission import Admission
 from headrace.frontends.channel import pair
 from headrace.frontends.host import Host
-from headrace.frontends.remote import EngineLink, RemoteEngine, RemoteTarget, ReportedAdmission
+from headrace.frontends.remote import EngineLink, RemoteEngine, RemoteTarget
 from headrace.wire.http_infer import pass_raw
 from headrace.wire.link_frames import Flag, FrameReader, Kind, frame
 from headrace.wire.link_infer import RequestWriter
@@ -62,7 +64,8 @@ class Link:
         ours, theirs = pair()
         self.host = Host(ours, self.engine, Calls(), lambda: None, self.lost.append)
         self.front_end = EngineLink(theirs, _nothing, _nothing, self.lost.append)
-        self.admission = ReportedAdmission(0, 0, Shares(), self.front_end)
+        self.admission = Admission(0, 0)
+        self.front_end.watch(self.admission)
 
     def submit(self, model: str, door: int = 0, body: bytes | None = None) -> Door:
         """Send a request by one kind of door; a raw one if it has a body."""
@@ -253,6 +256,64 @@ def test_doors_with_one_answer_refuse_models_with_many() -> None:
             await until(lambda: all(sink.errors for sink in sinks))
             assert [sink.got for sink in sinks] == [["refused"], ["refused"]]
             assert not link.engine.many.work
+
+    run(scenario)
+
+
+def test_what_is_handed_on_counts_once() -> None:
+    """Also while a long request is put into its file, and while an answer in one is on its way."""
+
+    async def scenario() -> None:
+        async with linked() as link:
+            server, here, size = link.engine.admission, link.admission, 4 << 20
+            here.begin(size)
+            here.grow(size, 0)
+            await until(lambda: server.bytes == size)
+            here.admit()
+            sink = Door(pass_raw("many", "", bytes(size)))
+            RemoteEngine(link.front_end, here, 0).find("many").submit(sink)
+            while not link.engine.many.work:
+                await asyncio.sleep(0)
+                # Once more while it is copied, with a few bytes about it.
+                assert server.bytes == size or 2 * size < server.bytes < 2 * size + 100
+                assert server.requests <= 1
+            link.engine.many.last.answer(size, final=True)
+            while not sink.got:
+                await asyncio.sleep(0)
+                assert server.bytes >= size
+            here.leave(size)
+            await until(lambda: not server.bytes)
+            assert (here.bytes, server.unread) == (0, 0)
+
+    run(scenario)
+
+
+def test_what_others_hold_is_not_free() -> None:
+    async def scenario() -> None:
+        async with linked() as link:
+            server = link.engine.admission
+            server.max_bytes = 6400
+            here = Admission(0, 6400)
+            link.front_end.watch(here)
+            for nbytes in (6000, 50):  # of which the latter is not worth telling
+                server.count(nbytes)
+                link.host.tell_elsewhere()
+            await until(lambda: here.most_bytes == 400)
+            assert [here.pressed] == [True]
+            here.enter(400)
+            with pytest.raises(Overloaded, match="the server is at its limit of 6400 bytes"):
+                here.enter(1)
+            here.leave(400)
+            with pytest.raises(Overloaded):  # it would not be alone
+                here.enter(6401)
+            await until(lambda: server.refused == 2)
+            server.count(-6050)
+            link.host.tell_elsewhere()
+            await until(lambda: here.most_bytes == 6400)
+            assert [here.pressed] == [False]
+            here.enter(6401)
+            here.leave(6401)
+            await until(lambda: not server.bytes)
 
     run(scenario)
 

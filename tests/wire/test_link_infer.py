@@ -36,9 +36,9 @@ from headrace.wire.link_infer import (
     ResponseReader,
     ResponseWriter,
     error_parts,
-    held_rest,
+    numbers_rest,
     read_error,
-    read_held,
+    read_numbers,
 )
 from headrace.wire.status import STATUS
 from tests.wire.strategies import PROPERTY, assert_same, mutations, tensors
@@ -263,8 +263,9 @@ def test_a_request_that_is_too_short() -> None:
             RequestReader().read(meta, rest, 0, size, None, Call)
 
 
-@given(st.lists(st.integers(0, 2**63 - 1), min_size=10, max_size=10))
-def test_what_is_held(numbers: list[int]) -> None:
-    assert read_held(held_rest(numbers)) == tuple(numbers)
+@given(st.lists(st.integers(0, 2**63 - 1)))
+def test_numbers(numbers: list[int]) -> None:
+    rest = numbers_rest(*numbers)
+    assert read_numbers(rest, len(numbers)) == tuple(numbers)
     with pytest.raises(BrokenLink):
-        read_held(b"")
+        read_numbers(rest, len(numbers) + 1)

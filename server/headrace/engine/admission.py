@@ -5,19 +5,22 @@ bytes that have come of it and no request's place; a request takes its place whe
 whole, until it is answered; an answer that its client does not read takes its bytes until it is
 read. At a limit the newcomer is refused at once: a longer queue would only make everyone late.
 
-Each connection has a `ConnectionAccount` below the server's `Admission`, with a share of its
-limits; so has each client's address if that is asked for. Each model has a `ModelAccount` for its
-requests from when they are queued to their end. A model is held to its share of what is free, not
-of the limits: with 80 % the requests of one model may be four times what is left. So one busy model
-gets 80 % of a limit, two get 44 % each, and however many there are, some of it is left for the
-next. (Known as dynamic thresholds, from buffers that ports of a switch share.) Owned by the
-event-loop thread.
+Accounts are a chain: what is charged to a connection is charged to its client's address, if that
+has a limit, and to the server, each of which may refuse it. With front ends, each process has such
+a chain: the engine's has an account for each front end below the server's, in which everything is
+that this front end holds or has submitted, once, and tells each of them what the others hold.
+
+Each model has a `ModelAccount` for its requests from when they are queued to their end. A model is
+held to its share of what is free, not of the limits: with 80 % the requests of one model may be
+four times what is left. So one busy model gets 80 % of a limit, two get 44 % each, and however many
+there are, some of it is left for the next. (Known as dynamic thresholds, from buffers that ports of
+a switch share.) Owned by the event-loop thread.
 """
 
 from collections import Counter
 from collections.abc import Callable
 from sys import maxsize
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 from headrace.core.blocks import BLOCKS
 from headrace.core.errors import Overloaded, ServerExiting
@@ -45,24 +48,157 @@ class Held(NamedTuple):
     given_up_unread: int = 0
     given_up_unsent: int = 0
     failed_accepts: int = 0
+    refused: int = 0
+
+    def ended(self) -> "Held":
+        """What stays of it when the front end is no more: what it has refused and given up."""
+        return Held(0, 0, 0, 0, 0, 0, *self[6:])
 
 
-class Admission:
-    """The server's account: requests and bytes against two limits; 0 means no limit.
+class Account:
+    """What is held for somebody, which the account `above` has among others.
 
     Invariant: every `enter` is followed by exactly one `leave` with all bytes entered or grown by,
-    every `begin` by exactly one `admit` or `drop`.
+    every `begin` by exactly one `admit` or `drop`. Methods that charge raise `Overloaded` if this
+    account or one above is at its limit, and charge nothing then.
     """
 
+    __slots__ = (
+        "above", "bytes", "kept", "most_bytes", "most_requests", "requests", "server", "unread",
+    )  # fmt: skip
+
+    server: "Admission"
+
+    def __init__(
+        self, above: Optional["Account"], most_requests: int = maxsize, most_bytes: int = maxsize
+    ) -> None:
+        self.above = above
+        if above is not None:
+            self.server = above.server
+        self.most_requests = most_requests
+        self.most_bytes = most_bytes
+        self.requests = 0
+        self.bytes = 0  # of all: requests, messages on their way, answers that are not read
+        self.unread = 0  # of answers that are not read
+        self.kept = 0  # of what has come and waits for this side, as of the last `owe`
+
+    # --- messages on their way
+
+    def begin(self, expected: int) -> None:
+        """Begin a message; raises `ServerExiting`, too.
+
+        `expected` bytes are announced: they must fit, but count only when they come (`grow`), so
+        that a client that announces much and sends nothing takes nothing from others.
+        """
+        self.check(expected)
+        self.server.messages += 1
+        self.count(0)
+
+    def grow(self, nbytes: int, own: int = -1) -> None:
+        """Charge further bytes of a message or request.
+
+        It has `own` already; -1: all that is held, if there is one request only.
+        """
+        if own < 0:
+            own = self.bytes if self.server.requests + self.server.messages <= 1 else 0
+        self._check(nbytes, own, False)
+        self.count(nbytes)
+
+    def admit(self) -> None:
+        """A message is there as a whole and is a request from now on."""
+        self._check(0, maxsize, True)
+        self.server.messages -= 1
+        self.count(0, 1)
+
+    def drop(self, nbytes: int) -> None:
+        """A message of which `nbytes` have come is no more."""
+        self.server.messages -= 1
+        self.count(-nbytes)
+
+    # --- requests
+
+    def enter(self, nbytes: int) -> None:
+        """Count a request of `nbytes` in; raises `ServerExiting`, too."""
+        self.check(nbytes)
+        self.count(nbytes, 1)
+
+    def leave(self, nbytes: int) -> None:
+        """Count a request out."""
+        self.count(-nbytes, -1)
+
+    def check(self, nbytes: int) -> None:
+        """Raise what `enter` would."""
+        if self.server.exiting:
+            raise ServerExiting("Server exiting")
+        self._check(nbytes, 0, True)
+
+    # --- what else is held
+
+    def owe(self, nbytes: int, kept: int = 0) -> bool:
+        """So many bytes wait now for somebody to read them; whether that is within its limit.
+
+        `kept` bytes have come beside what is charged otherwise, and wait for this side.
+        """
+        unread = nbytes - self.unread
+        if unread or kept != self.kept:
+            change = unread + kept - self.kept
+            self.kept = kept
+            self.count(change, 0, unread)
+            BLOCKS.spare(self.server.unread)  # so that both together take no more
+        return nbytes + kept <= self.most_bytes
+
+    def count(self, nbytes: int, requests: int = 0, unread: int = 0) -> None:
+        """Charge what cannot be refused any more, or what is no more held."""
+        account: Account | None = self
+        while account is not None:
+            account.requests += requests
+            account.bytes += nbytes
+            account.unread += unread
+            account = account.above
+        server = self.server
+        if server.bytes > server.peak_bytes:
+            server.peak_bytes = server.bytes
+        if server.watched:
+            server.changed()
+
+    @property
+    def pressed(self) -> bool:
+        """`Admission.pressed`."""
+        return self.server.pressed
+
+    def _check(self, nbytes: int, own: int, place: bool) -> None:
+        """Refuse what goes beyond a limit: bytes, or a request that takes a `place`.
+
+        A request alone, with its `own` bytes, is let in whatever its size: it has a limit for that.
+        """
+        account: Account | None = self
+        while account is not None:
+            full = place and account.requests >= account.most_requests
+            held = account.bytes
+            if account is self.server:  # others may read late, or be other processes
+                held += self.server.elsewhere - account.unread
+            if full or (held > own and account.bytes + nbytes > account.most_bytes):
+                self.server.refuse()
+                raise Overloaded(f"{account.limit(full)}; try again later")
+            account = account.above
+
+    def limit(self, of_requests: bool) -> str:
+        """What the account is at, in words."""
+        raise NotImplementedError
+
+
+class Admission(Account):
+    """The server's account, with two limits; 0 means no limit. It knows all other accounts."""
+
     def __init__(self, max_requests: int, max_bytes: int, shares: Shares | None = None) -> None:
+        super().__init__(None, max_requests or maxsize, max_bytes or maxsize)
+        self.server = self
         self.max_requests = max_requests
         self.max_bytes = max_bytes
         self.shares = shares or Shares()
-        self.requests = 0
+        self.elsewhere = 0  # bytes that other processes hold below the same limit
         self.messages = 0  # on their way
-        self.bytes = 0  # of all: requests, messages on their way, answers that are not read
         self.peak_bytes = 0  # the most that `bytes` has been
-        self.unread = 0  # of answers that are not read
         self.refused = 0
         self.connections: Counter[str] = Counter()  # open ones by door
         self.refused_connections = 0
@@ -71,8 +207,6 @@ class Admission:
         self.answers = Answers()  # what the doors have answered
         self.exiting = False
         self.workbench = Workbench()
-        self.most_requests = max_requests or maxsize
-        self.most_bytes = max_bytes or maxsize
         self.watched = False  # whether `changed` is to be called after each change
         self._addresses: dict[str, _Address] = {}
         self._models: dict[str, ModelAccount] = {}
@@ -85,9 +219,16 @@ class Admission:
         """Whether so much is held that clients without progress should go soon."""
         most, connections = self.max_bytes, self.shares.connections
         return bool(
-            (most and self.bytes > most * _PRESSED)
+            (most and self.bytes + self.elsewhere > most * _PRESSED)
             or (connections and self.connections.total() > connections * _PRESSED)
         )
+
+    def limit(self, of_requests: bool) -> str:
+        """`Account.limit`."""
+        what = "requests" if of_requests else "bytes of requests"
+        most = self.max_requests if of_requests else self.max_bytes
+        option = f"--max-admitted-{'requests' if of_requests else 'bytes'}"
+        return f"the server is at its limit of {most} {what} at once ({option})"
 
     # --- connections
 
@@ -96,39 +237,34 @@ class Admission:
         most = self.shares.connections
         if most and self.connections.total() >= most:
             self.refused_connections += 1
-            self._changed()
             return None
         self.connections[door] += 1
-        self._changed()
         return ConnectionAccount(self, door, address)
 
     def fail_accept(self) -> None:
         """Count a connection that could not be accepted, as without a free descriptor."""
         self.failed_accepts += 1
-        self._changed()
 
     def disconnect(self, door: str) -> None:
         """A connection is no more."""
         self.connections[door] -= 1
-        self._changed()
 
     def give_up(self, reason: str) -> None:
         """Count a connection, or a call, whose client makes no progress."""
         self.aborted[reason] += 1
-        self._changed()
 
-    def address(self, name: str) -> "_Address | None":
-        """The account of a client address; None if addresses have no limit."""
+    def address(self, name: str) -> Account:
+        """The account of a client address; the server's if addresses have no limit."""
         if self.shares.address >= 100 or not name:
-            return None
+            return self
         found = self._addresses.get(name)
         if found is None:
-            found = self._addresses[name] = _Address(name)
+            found = self._addresses[name] = _Address(self, name)
         return found
 
     def forget(self, address: "_Address") -> None:
         """An address without connections holds nothing."""
-        self._addresses.pop(address.name, None)
+        self._addresses.pop(address.key, None)
 
     # --- models
 
@@ -153,90 +289,7 @@ class Admission:
             account.free_requests = _LEAST_REQUESTS if limited else maxsize
             account.free_bytes = _LEAST_MODEL_BYTES if limited else maxsize
 
-    # --- messages on their way
-
-    def begin(self, expected: int) -> None:
-        """Begin a message; raises `Overloaded` or `ServerExiting`.
-
-        `expected` bytes are announced: they must fit, but count only when they come (`grow`), so
-        that a client that announces much and sends nothing takes nothing from others.
-        """
-        self._check_open()
-        self._check_bytes(expected, 0)
-        self.messages += 1
-        self._changed()
-
-    def grow(self, nbytes: int, own: int = -1) -> None:
-        """Count further bytes of a message or request; raises `Overloaded` instead.
-
-        It has `own` already; -1: all that is held, if there is one request only.
-        """
-        if own < 0:
-            own = self.bytes if self.requests + self.messages <= 1 else 0
-        self._check_bytes(nbytes, own)
-        self.count(nbytes)
-
-    def admit(self) -> None:
-        """A message is there as a whole and is a request from now on; raises `Overloaded`."""
-        self._check_requests()
-        self.messages -= 1
-        self.requests += 1
-        self._changed()
-
-    def drop(self, nbytes: int) -> None:
-        """A message of which `nbytes` have come is no more."""
-        self.messages -= 1
-        self.bytes -= nbytes
-        self._changed()
-
-    def hold(self, nbytes: int) -> None:
-        """Count a whole message that waits for the rest of its call; raises `Overloaded`."""
-        self._check_bytes(nbytes, 0)
-        self.count(nbytes)
-
-    def release(self, nbytes: int) -> None:
-        """Such messages go on, or are no more."""
-        self.bytes -= nbytes
-        self._changed()
-
-    # --- requests
-
-    def enter(self, nbytes: int) -> None:
-        """Count a request of `nbytes` in; raises `Overloaded` or `ServerExiting`."""
-        self.check(nbytes)
-        self.requests += 1
-        self.count(nbytes)
-
-    def leave(self, nbytes: int) -> None:
-        """Count a request out."""
-        self.requests -= 1
-        self.bytes -= nbytes
-        self._changed()
-
-    def check(self, nbytes: int) -> None:
-        """Raise what `enter` would."""
-        self._check_open()
-        self._check_bytes(nbytes, 0)
-
-    # --- what else is held
-
-    def owe(self, nbytes: int) -> None:
-        """So many bytes more, or less, of answers wait for clients to read them."""
-        self.unread += nbytes
-        BLOCKS.spare(self.unread)  # so that both together take no more
-        self.count(nbytes)
-
-    def count(self, nbytes: int) -> None:
-        """Count bytes of a request that cannot be refused any more."""
-        self.bytes += nbytes
-        if self.bytes > self.peak_bytes:
-            self.peak_bytes = self.bytes
-        self._changed()
-
-    def adjust(self, requests: int, nbytes: int) -> None:
-        """Count what another process holds: so much more or less than before."""
-        self.requests += requests
-        self.count(nbytes)
+    # --- other processes
 
     def held(self, requests: int, nbytes: int) -> Held:
         """Counts for the engine, less the requests and bytes that it has counted itself."""
@@ -251,12 +304,12 @@ class Admission:
             self.aborted["unread"],
             self.aborted["unsent"],
             self.failed_accepts,
+            self.refused,
         )
 
-    def count_process(self, before: Held, now: Held) -> None:
-        """Count what another process holds: so much now, and so much before."""
+    def count_process(self, account: Account, before: Held, now: Held) -> None:
+        """Count what another process holds, in its account: so much now, and so much before."""
         change = Held(*(new - old for new, old in zip(now, before, strict=True)))
-        self.unread += change.unread
         self.messages += change.messages
         self.connections["http"] += change.http_connections
         self.connections["grpc"] += change.grpc_connections
@@ -264,7 +317,14 @@ class Admission:
         self.aborted["unread"] += change.given_up_unread
         self.aborted["unsent"] += change.given_up_unsent
         self.failed_accepts += change.failed_accepts
-        self.adjust(change.requests, change.bytes)
+        self.refused += change.refused
+        account.count(change.bytes, change.requests, change.unread)
+
+    def leave_to_others(self, nbytes: int) -> None:
+        """Other processes hold so many of the bytes that the limit is for."""
+        self.elsewhere = nbytes
+        if self.max_bytes:
+            self.most_bytes = self.max_bytes - nbytes
 
     def refuse(self) -> None:
         """Count a request that is refused for a limit."""
@@ -290,7 +350,7 @@ class Admission:
         """Call `callback` whenever the last request or message leaves; at once if there is none."""
         self._on_empty = callback
         self.watched = True
-        self._changed()
+        self.changed()
 
     def when_changed(self, callback: Callable[[], object]) -> None:
         """Call `callback` after every change of what is held."""
@@ -303,45 +363,6 @@ class Admission:
             self._on_change()
         if self._on_empty is not None and not (self.requests or self.messages):
             self._on_empty()
-
-    def _changed(self) -> None:
-        if self.watched:
-            self.changed()
-
-    # --- limits
-
-    def _check_open(self) -> None:
-        if self.exiting:
-            raise ServerExiting("Server exiting")
-        self._check_requests()
-
-    def _check_requests(self) -> None:
-        if self.max_requests and self.requests >= self.max_requests:
-            self.refuse()
-            raise Overloaded(
-                f"the server is at its limit of {self.max_requests} requests at once"
-                " (--max-admitted-requests); try again later"
-            )
-
-    def _check_bytes(self, nbytes: int, own: int) -> None:
-        # A request alone is let in whatever its size: it has a limit of its own.
-        held = self.bytes - self.unread
-        if self.max_bytes and held > own and self.bytes + nbytes > self.max_bytes:
-            self.refuse()
-            raise Overloaded(
-                f"the server is at its limit of {self.max_bytes} bytes of requests at once"
-                " (--max-admitted-bytes); try again later"
-            )
-
-
-class _Address:
-    """The account of all connections from one client address."""
-
-    __slots__ = ("bytes", "connections", "name", "requests")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.connections = self.requests = self.bytes = 0
 
 
 class ModelAccount(ModelLoad):
@@ -381,88 +402,83 @@ class ModelAccount(ModelLoad):
             )
 
 
-class ConnectionAccount:
-    """The account of one connection: as `Admission`, with a share of its limits."""
+class _Share(Account):
+    """An account that may have a share of the server's limits, but some in any case."""
 
-    __slots__ = (
-        "_address", "_door", "_most_bytes", "_most_requests", "bytes", "requests", "server",
-        "unread",
-    )  # fmt: skip
+    __slots__ = ()
+
+    name = ""
+
+    def __init__(self, above: Account, percent: int) -> None:
+        server = above.server
+        super().__init__(
+            above,
+            _share(server.max_requests, percent, _LEAST_REQUESTS),
+            _share(server.max_bytes, percent, _LEAST_BYTES),
+        )
+
+    def limit(self, of_requests: bool) -> str:
+        """`Account.limit`."""
+        most = self.most_requests if of_requests else self.most_bytes
+        what = "requests" if of_requests else "bytes of requests"
+        option = f"--max-{self.name}-share"
+        return f"this client's {self.name} is at its limit of {most} {what} at once ({option})"
+
+
+class _Address(_Share):
+    """The account of all connections from one client address."""
+
+    __slots__ = ("connections", "key")
+
+    name = "address"
+
+    def __init__(self, server: Admission, key: str) -> None:
+        super().__init__(server, server.shares.address)
+        self.key = key
+        self.connections = 0
+
+
+class ConnectionAccount(_Share):
+    """The account of one connection."""
+
+    __slots__ = ("_door",)
+
+    name = "connection"
 
     def __init__(self, server: Admission, door: str, address: str = "") -> None:
         """`server.connect` makes them; without a `door`, that of a connection that was refused."""
-        share = server.shares.connection
-        self.server = server
-        self.requests = self.bytes = self.unread = 0
+        above = server.address(address)
+        super().__init__(above, server.shares.connection)
         self._door = door
-        self._most_requests = _share(server.max_requests, share, _LEAST_REQUESTS)
-        self._most_bytes = _share(server.max_bytes, share, _LEAST_BYTES)
-        self._address = server.address(address)
-        if self._address is not None:
-            self._address.connections += 1
+        if isinstance(above, _Address):
+            above.connections += 1
 
     def close(self) -> None:
         """The connection is no more; requests that are under way may leave later."""
         self.owe(0)
         if self._door:
             self.server.disconnect(self._door)
-        if (address := self._address) is not None:
+        if isinstance(address := self.above, _Address):
             address.connections -= 1
             if not address.connections:
                 self.server.forget(address)
 
-    def begin(self, expected: int) -> None:
-        """`Admission.begin`."""
-        self._check(expected, self.bytes == 0, True)
-        self.server.begin(expected)
-
-    def grow(self, nbytes: int, own: int = -1) -> None:
-        """`Admission.grow`."""
-        self._check(nbytes, self.bytes <= own or own < 0, False)
-        self.server.grow(nbytes, own)
-        self._count(0, nbytes)
-
-    def admit(self) -> None:
-        """`Admission.admit`."""
-        self._check(0, True, True)
-        self.server.admit()
-        self._count(1, 0)
-
-    def drop(self, nbytes: int) -> None:
-        """`Admission.drop`."""
-        self._count(0, -nbytes)
-        self.server.drop(nbytes)
-
-    def hold(self, nbytes: int) -> None:
-        """`Admission.hold`."""
-        self._check(nbytes, self.bytes == 0, False)
-        self.server.hold(nbytes)
-        self._count(0, nbytes)
-
-    def release(self, nbytes: int) -> None:
-        """`Admission.release`."""
-        self._count(0, -nbytes)
-        self.server.release(nbytes)
-
     # These two are called for each request, and count with the server themselves.
 
     def enter(self, nbytes: int) -> None:
-        """`Admission.enter`."""
+        """`Account.enter`."""
         server = self.server
         requests, held, total = self.requests + 1, self.bytes + nbytes, server.bytes + nbytes
         if (
-            requests > self._most_requests
-            or held > self._most_bytes
+            requests > self.most_requests
+            or held > self.most_bytes
             or server.requests >= server.most_requests
             or total > server.most_bytes
             or server.exiting
-            or self._address is not None
+            or self.above is not server
         ):
-            self._check(nbytes, self.bytes == 0, True)
-            server.check(nbytes)
-            if self._address is not None:
-                self._address.requests += 1
-                self._address.bytes += nbytes
+            super().enter(nbytes)
+            return
         self.requests, self.bytes = requests, held
         server.requests += 1
         server.bytes = total
@@ -472,78 +488,17 @@ class ConnectionAccount:
             server.changed()
 
     def leave(self, nbytes: int) -> None:
-        """`Admission.leave`."""
+        """`Account.leave`."""
+        server = self.server
+        if self.above is not server:
+            super().leave(nbytes)
+            return
         self.requests -= 1
         self.bytes -= nbytes
-        if self._address is not None:
-            self._address.requests -= 1
-            self._address.bytes -= nbytes
-        server = self.server
         server.requests -= 1
         server.bytes -= nbytes
         if server.watched:
             server.changed()
-
-    def count(self, nbytes: int) -> None:
-        """`Admission.count`."""
-        self._count(0, nbytes)
-        self.server.count(nbytes)
-
-    def owe(self, nbytes: int) -> bool:
-        """So many bytes wait now for the client to read them; whether that is within its share."""
-        change = nbytes - self.unread
-        if change:
-            self.unread = nbytes
-            self._count(0, change)
-            self.server.owe(change)
-        return nbytes <= self._most_bytes
-
-    @property
-    def pressed(self) -> bool:
-        """`Admission.pressed`."""
-        return self.server.pressed
-
-    def _count(self, requests: int, nbytes: int) -> None:
-        self.requests += requests
-        self.bytes += nbytes
-        if (address := self._address) is not None:
-            address.requests += requests
-            address.bytes += nbytes
-
-    def _check(self, nbytes: int, alone: bool, request: bool) -> None:
-        """Refuse what goes beyond the connection's or its address's share."""
-        own = self._most_requests, self._most_bytes
-        self._hold_to(self, *own, nbytes, alone, request, "connection")
-        if (address := self._address) is not None:
-            server, share = self.server, self.server.shares.address
-            requests = _share(server.max_requests, share, _LEAST_REQUESTS)
-            most = _share(server.max_bytes, share, _LEAST_BYTES)
-            self._hold_to(address, requests, most, nbytes, alone, request, "address")
-
-    def _hold_to(
-        self,
-        holder: "ConnectionAccount | _Address",
-        most_requests: int,
-        most_bytes: int,
-        nbytes: int,
-        alone: bool,
-        request: bool,
-        what: str,
-    ) -> None:
-        reached = ""
-        if request and holder.requests >= most_requests:
-            reached = f"{most_requests} requests"
-        elif not alone and holder.bytes + nbytes > most_bytes:
-            reached = f"{most_bytes} bytes of requests"
-        if reached:
-            self.server.refuse()
-            raise Overloaded(
-                f"this client's {what} is at its limit of {reached} at once"
-                f" (--max-{what}-share); try again later"
-            )
-
-
-Account = Admission | ConnectionAccount
 
 
 def _share(limit: int, percent: int, least: int) -> int:

@@ -230,7 +230,7 @@ class SharedMemory(Stage):
         for region in used:
             self._regions.release(region)
         nbytes, self._nbytes = self._nbytes, 0
-        self._regions.admission.adjust(0, -nbytes)
+        self._regions.admission.count(-nbytes)
 
 
 def _run(copies: Sequence[_Copy]) -> None:

@@ -1,7 +1,9 @@
 """One end of a link: frames over a socket pair, long ones in files that travel along.
 
 What is sent within a turn of the event loop is written at its end, all in one. Files are made when
-their turn to be sent comes, so that few are open however much waits. Owned by the event loop.
+their turn to be sent comes, so that few are open however much waits. While a large one is written,
+on a thread, frames of its exchange wait for it, and requests for one another; all others go on.
+Owned by the event loop.
 """
 
 import array
@@ -13,18 +15,19 @@ import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.core.tensors import Buffer
 from headrace.frontends.shared import map_file, write_file
 from headrace.wire.link_frames import (
-    HEADER_SIZE,
     INLINE,
     BrokenLink,
     Flag,
     Frame,
     FrameReader,
+    Kind,
     header,
+    number_of,
 )
 
 log = logging.getLogger(__name__)
@@ -39,15 +42,25 @@ _SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ETOOM
 _AGAIN_SECS = 0.01
 
 _APART = 1 << 20  # bytes of a file from which on it is written apart from the event loop
-_Long = tuple[bytes, Sequence[Buffer]]  # a header, and what is to lie in a file
-_Filled = tuple[bytes, int]  # a header, and the file
+_Long = tuple[bytes, Sequence[Buffer] | int]  # a header, and what is to lie in a file, or the file
+_Going = Callable[[], None] | None  # called when a frame goes
+_IN_ORDER = (Kind.INFER, Kind.CANCEL, Kind.PAUSE, Kind.GO_ON)  # of all exchanges
+
+
+class _Apart(NamedTuple):
+    """A header and what is to lie in a large file, or a whole frame behind such a one."""
+
+    head: bytes
+    content: Sequence[Buffer]
+    going: _Going
 
 
 class Channel:
     """Sends frames, and hands those that come to `take`, until `lost` is called: at most once.
 
-    `take` may raise `BrokenLink`, which ends the channel as any other nonsense does. `considerate`
-    ends read nothing while the other end does not: only one of the two may be, or both could wait.
+    `take` may raise `BrokenLink`, which ends the channel as any other nonsense does. The end that
+    has `on_waiting` reads nothing while the other end does not: only one of the two may have it, or
+    both could wait.
     """
 
     def __init__(
@@ -55,23 +68,33 @@ class Channel:
         sock: socket.socket,
         take: Callable[[Frame, Any], None],
         lost: Callable[[str], None],
-        considerate: bool,
+        on_waiting: Callable[[int], object] | None = None,
+        count: Callable[[int], object] = int,
     ) -> None:
-        """`take` gets a frame and the buffer that its rest is in."""
+        """`take` gets a frame and the buffer that its rest is in.
+
+        `count` is told of bytes more, or less, that copies on their way into a file take.
+        `on_waiting` is told of changes of `waiting`, for which the other end says what is `taken`.
+        """
         sock.setblocking(False)
         self._sock = sock
         self._take = take
         self._lost = lost
-        self._considerate = considerate
+        self._on_waiting = on_waiting
+        self._count = count
         self._loop = asyncio.get_running_loop()
         self._reader = FrameReader()
         self._files: deque[int] = deque()
         self._short: list[bytes] = []  # frames since the last long one
-        self._waiting: deque[bytes | _Long | _Filled] = deque()
-        self._filling = False  # the file of the first that waits is being written
+        self._waiting: deque[bytes | _Long] = deque()
+        self._apart: dict[int, deque[_Apart]] = {}  # by lane; the first has a file
+        self._filling = False  # the file of the first of them is being written
+        self._filled = 0  # files that are, and wait to be sent
         self._chunk: memoryview | None = None  # what is being written, and its files
         self._chunk_files: list[int] = []
-        self._size = 0  # bytes of all that waits
+        self._size = 0  # bytes of all that waits here
+        self._sent = 0  # bytes of files that were sent, and are not taken
+        self._told = 0
         self._scheduled = False
         self._blocked = False  # the system takes nothing more for now
         self._paused = False
@@ -81,8 +104,13 @@ class Channel:
 
     @property
     def waiting(self) -> int:
-        """Bytes that wait for the other end to read."""
-        return self._size
+        """Bytes that wait for the other end to take them."""
+        return self._size + self._sent
+
+    def taken(self, nbytes: int) -> None:
+        """The other end has taken a file of so many bytes."""
+        self._sent -= nbytes
+        self._tell()
 
     def when_room(self, nbytes: int, callback: Callable[[], None]) -> None:
         """Call `callback`, once, when no more than `nbytes` wait."""
@@ -90,31 +118,53 @@ class Channel:
 
     # --- sending
 
-    def send(self, frame: bytes) -> None:
-        """Send a whole frame."""
+    def send(self, frame: bytes, going: _Going = None) -> None:
+        """Send a whole frame; `going` as in `send_parts`."""
         if self.closed:
             return
+        if self._apart and (behind := self._apart.get(_lane(frame))) is not None:
+            behind.append(_Apart(frame, (), going))
+            self._size += len(frame)
+            return
+        if going is not None:
+            going()
         self._short.append(frame)
-        if not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._flush)
+        self._schedule()
 
     def send_parts(
-        self, kind: int, flags: int, number: int, meta: bytes, rest: Sequence[Buffer]
+        self,
+        kind: int,
+        flags: int,
+        number: int,
+        meta: bytes,
+        rest: Sequence[Buffer],
+        going: _Going = None,
     ) -> None:
-        """Send a frame with a rest in pieces, which must stay as they are."""
+        """Send a frame with a rest in pieces, which must stay as they are.
+
+        `going` is called when nothing is in its way any more but what was sent already.
+        """
         size = sum(map(len, rest))
         if size + len(meta) <= INLINE:
-            self.send(b"".join([header(kind, flags, number, len(meta), size), meta, *rest]))
+            self.send(b"".join([header(kind, flags, number, len(meta), size), meta, *rest]), going)
             return
         if self.closed:
             return
-        if self._short:
-            self._queue_short()
-        self._waiting.append(
-            (header(kind, flags | Flag.SHARED, number, len(meta), size), [meta, *rest])
-        )
-        self._size += HEADER_SIZE + len(meta) + size
+        head = header(kind, flags | Flag.SHARED, number, len(meta), size)
+        content = [meta, *rest]
+        self._size += len(head) + len(meta) + size
+        lane = _lane(head)
+        if len(meta) + size > _APART or lane in self._apart:
+            self._apart.setdefault(lane, deque()).append(_Apart(head, content, going))
+        else:
+            if going is not None:
+                going()
+            if self._short:
+                self._queue_short()
+            self._waiting.append((head, content))
+        self._schedule()
+
+    def _schedule(self) -> None:
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._flush)
@@ -133,6 +183,7 @@ class Channel:
         self._files.clear()
         self._chunk_files.clear()
         self._waiting.clear()
+        self._apart.clear()
         self._short.clear()
 
     def _queue_short(self) -> None:
@@ -153,16 +204,23 @@ class Channel:
             while self._chunk is not None or self._waiting:
                 if self._chunk is None:
                     self._next_chunk()
-                if self._chunk is None:
-                    break  # what is next is being put into its file
                 self._write_chunk()
         except BlockingIOError:
             self._block()
         except OSError as error:
             if not self._on_short(error):
                 return
+        self._fill()
         self._consider()
-        if (room := self._room) is not None and self._size <= room[0]:
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tell those who want to know how much waits now."""
+        waiting = self._size + self._sent
+        if waiting != self._told and self._on_waiting is not None:
+            self._told = waiting
+            self._on_waiting(waiting)
+        if (room := self._room) is not None and waiting <= room[0]:
             self._room = None
             room[1]()
 
@@ -185,42 +243,40 @@ class Channel:
                 item, content = item
                 if isinstance(content, int):
                     self._chunk_files.append(content)
+                    self._filled -= 1
                 else:
-                    nbytes = sum(map(len, content))
-                    if nbytes > _APART:
-                        if not pieces:
-                            self._fill(item, content)
-                        break
                     try:
                         self._chunk_files.append(write_file(content))
                     except OSError:
                         if not pieces:
                             raise
                         break
-                    self._size -= nbytes
+                    self._went(sum(map(len, content)))
             waiting.popleft()
             pieces.append(item)
             size += len(item)
-        if pieces:
-            self._chunk = memoryview(b"".join(pieces) if len(pieces) > 1 else pieces[0])
+        self._chunk = memoryview(b"".join(pieces) if len(pieces) > 1 else pieces[0])
 
-    def _fill(self, head: bytes, content: Sequence[Buffer]) -> None:
-        """Write the file of the first that waits on a thread; those behind it wait, too."""
-        if self._filling:
+    def _fill(self) -> None:
+        """Write a large file on a thread, unless another one is being written, or waits."""
+        if self._filling or self._filled or self.closed or not self._apart:
             return
+        lane, items = next(iter(self._apart.items()))
+        content = items[0].content
+        nbytes = sum(map(len, content))
         self._filling = True
+        self._count(nbytes)
 
         def filled(done: "asyncio.Future[int]") -> None:
             self._filling = False
+            self._count(-nbytes)
             error = done.exception()
             if self.closed:
                 if error is None:
                     os.close(done.result())
             elif error is None:
-                self._waiting[0] = head, done.result()
-                self._size -= sum(map(len, content))
-                if not self._blocked:
-                    self._write()
+                self._went(nbytes)
+                self._send_filled(lane, done.result())
             elif isinstance(error, OSError):
                 self._on_short(error)
             else:
@@ -228,6 +284,29 @@ class Channel:
                 self._fail("a bug")
 
         self._loop.run_in_executor(None, write_file, content).add_done_callback(filled)
+
+    def _send_filled(self, lane: int, descriptor: int) -> None:
+        """Send the first frame of a lane, and those behind it up to the next with a large file."""
+        items = self._apart.pop(lane)
+        while items:
+            head, content, going = items.popleft()
+            if going is not None:
+                going()
+            if self._short:
+                self._queue_short()
+            self._waiting.append((head, descriptor) if content else head)
+            if items and items[0].content:
+                self._apart[lane] = items
+                break
+        self._filled += 1
+        if not self._blocked:
+            self._write()
+
+    def _went(self, nbytes: int) -> None:
+        """So many bytes are in a file now."""
+        self._size -= nbytes
+        if self._on_waiting is not None:
+            self._sent += nbytes
 
     def _write_chunk(self) -> None:
         assert self._chunk is not None
@@ -256,7 +335,7 @@ class Channel:
 
     def _consider(self) -> None:
         """Read only while not too much waits to be written."""
-        if not self._considerate or self.closed:
+        if self._on_waiting is None or self.closed:
             return
         if self._size > _BACKLOG and not self._paused:
             self._paused = True
@@ -317,6 +396,11 @@ class Channel:
         if not self.closed:
             self.close()
             self._lost(reason)
+
+
+def _lane(frame: bytes) -> int:
+    """What a frame waits for: its exchange, or those of all requests."""
+    return -1 if frame[0] in _IN_ORDER else number_of(frame)
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

@@ -3,8 +3,8 @@
 All requests of one read are submitted in the same turn of the event loop, so that they run
 together, whichever front ends they come from. A model that answers many times is asked to pause
 while the client, or the front end itself, does not read. Invariant: `_under_way` holds exactly the
-requests and calls of this front end that are not answered; admission has counted each of the
-requests.
+requests and calls of this front end that are not answered. The front end's account has each of the
+requests, what waits for the front end to take it, and what that says it holds besides.
 """
 
 import logging
@@ -17,7 +17,7 @@ import orjson
 
 from headrace.core.errors import ServerError, Unsupported
 from headrace.core.requests import Call, InferResponse, Raw
-from headrace.engine.admission import Held
+from headrace.engine.admission import Account, Held
 from headrace.engine.cold_start import submit_raw
 from headrace.engine.doors import (
     GIVE_UP_BYTES,
@@ -30,8 +30,14 @@ from headrace.engine.doors import (
 from headrace.frontends.calls import Calls, CallUnderWay, UnderWay
 from headrace.frontends.channel import Channel
 from headrace.frontends.wanted_headers import WantedHeaders
-from headrace.wire.link_frames import BrokenLink, Flag, Frame, Kind, frame
-from headrace.wire.link_infer import RequestReader, ResponseWriter, error_parts, read_held
+from headrace.wire.link_frames import INLINE, BrokenLink, Flag, Frame, Kind, frame
+from headrace.wire.link_infer import (
+    RequestReader,
+    ResponseWriter,
+    error_parts,
+    numbers_rest,
+    read_numbers,
+)
 
 log = logging.getLogger(__name__)
 
@@ -128,21 +134,31 @@ class Host:
         ready: Callable[[], None],
         lost: Callable[[str], None],
         give_up_bytes: int = GIVE_UP_BYTES,
+        moved: Callable[[], object] = int,
     ) -> None:
-        """Beyond `give_up_bytes` not read, streams are given up."""
+        """Beyond `give_up_bytes` not read, streams are given up.
+
+        `moved` is called when so much changes in the account that other front ends may be told.
+        """
         self.writer = ResponseWriter()
         self.give_up_bytes = give_up_bytes
         self.unlogged = 0  # lines that the front end could not write into the log
         self._reader = RequestReader()
         self._engine = engine
         self._admission = engine.admission
+        self._account = Account(engine.admission)
+        self._moved = moved
         self._calls = calls
         self._ready = ready
         self._lost = lost
         self._held = Held()
+        self._elsewhere = 0  # bytes, as the front end was last told
         self._under_way: dict[int, UnderWay] = {}
         self._paused: set[FrontEndCall] = set()  # until the front end reads
-        self.channel = Channel(sock, self._take, self._on_lost, considerate=True)
+        self._unread = Account(self._account)
+        self.channel = Channel(
+            sock, self._take, self._on_lost, self._unread.owe, self._account.count
+        )
 
     def set_up(self, document: object) -> None:
         """Say what the front end is to be."""
@@ -160,6 +176,15 @@ class Host:
         """Say which headers' values requests are to bring along."""
         self.channel.send(frame(Kind.HEADERS, 0, orjson.dumps(wanted.document())))
 
+    def tell_elsewhere(self) -> None:
+        """Say how many bytes others hold, if that has changed by a 64th of what all may hold."""
+        server = self._admission
+        now, told = server.bytes - self._account.bytes, self._elsewhere
+        step = max(server.max_bytes // 64, 1)
+        if server.max_bytes and (abs(now - told) >= step or (told and not now)):
+            self._elsewhere = now
+            self.channel.send(frame(Kind.ELSEWHERE, rest=numbers_rest(now)))
+
     def drain(self, seconds: float) -> None:
         """Have the front end finish what it has, and end."""
         self.channel.send(frame(Kind.DRAIN, round(seconds * 1_000)))
@@ -172,10 +197,12 @@ class Host:
     def leave(self, call: FrontEndCall) -> None:
         """Count a call out."""
         if self._under_way.pop(call.tag, None) is not None:
-            self._admission.leave(call.nbytes)
+            self._account.leave(call.nbytes)
+            if call.nbytes > INLINE:
+                self._moved()
 
     def _grow(self, call: FrontEndCall, nbytes: int) -> None:
-        self._admission.grow(nbytes, call.nbytes)
+        self._account.grow(nbytes, call.nbytes)
         call.nbytes += nbytes
 
     def pause(self, call: FrontEndCall) -> None:
@@ -206,21 +233,15 @@ class Host:
         for item in list(self._under_way.values()):
             item.cancel()
         self._under_way.clear()
+        self._unread.owe(0)
         # What it has given up or refused is not undone by its end.
-        none, held = Held(), self._held
-        self._hold(
-            none._replace(
-                refused_connections=held.refused_connections,
-                given_up_unread=held.given_up_unread,
-                given_up_unsent=held.given_up_unsent,
-                failed_accepts=held.failed_accepts,
-            )
-        )
+        self._hold(self._held.ended())
 
     def _hold(self, held: Held) -> None:
         """The front end holds so much that is not submitted, or not read by clients."""
         before, self._held = self._held, held
-        self._admission.count_process(before, held)
+        self._admission.count_process(self._account, before, held)
+        self._moved()
 
     def _take(self, frame: Frame, buffer: Any) -> None:
         kind = frame.kind
@@ -233,18 +254,20 @@ class Host:
                 self._under_way.pop(frame.number, None)
         elif kind is Kind.CALL:
             self._call(frame, buffer)
+            self._moved()
         elif kind is Kind.BODY:
             item = self._under_way.get(frame.number)
             if isinstance(item, CallUnderWay):
                 item.take(bytes(buffer[frame.start : frame.stop]), bool(frame.flags & _FINAL))
+                self._moved()
         elif kind is Kind.PAUSE or kind is Kind.GO_ON:
             item = self._under_way.get(frame.number)
             if isinstance(item, FrontEndCall):
                 item.hold_by(_BY_CLIENT, kind is Kind.PAUSE)
         elif kind is Kind.HELD:
-            self._hold(Held(*read_held(bytes(buffer[frame.start : frame.stop]))))
-        elif kind is Kind.REFUSED:
-            self._admission.refused += frame.number
+            self._hold(Held(*read_numbers(bytes(buffer[frame.start : frame.stop]), len(Held()))))
+        elif kind is Kind.TAKEN:
+            self.channel.taken(*read_numbers(bytes(buffer[frame.start : frame.stop]), 1))
         elif kind is Kind.UNLOGGED:
             self.unlogged += frame.number
         elif kind is Kind.ANSWERS:
@@ -274,8 +297,10 @@ class Host:
             if found.decoupled and call.refusal:
                 raise Unsupported(call.refusal)
             call.routed(found)
-            self._admission.enter(call.nbytes)
+            self._account.enter(call.nbytes)
             entered = call.nbytes
+            if entered > INLINE:
+                self._moved()
             self._under_way[number] = call
             if raw is not None and found.signature is not None:
                 submit_raw(found, call, self._admission, partial(self._grow, call))
@@ -286,7 +311,7 @@ class Host:
         except Exception as error:
             self._under_way.pop(number, None)
             if entered >= 0:
-                self._admission.leave(entered)
+                self._account.leave(entered)
             if not isinstance(error, ServerError):
                 log.error("bug in a request of a front end", exc_info=error)
             known = error if isinstance(error, ServerError) else None

@@ -23,7 +23,7 @@ import uvloop
 from headrace.engine.admission import Admission
 from headrace.frontends.config import FrontendConfig
 from headrace.frontends.doors import Doors
-from headrace.frontends.remote import EngineLink, ReportedAdmission
+from headrace.frontends.remote import EngineLink
 from headrace.frontends.shared import allow_many_files
 from headrace.observability.logs import configure_logging
 from headrace.workers.allocation import keep_memory
@@ -51,9 +51,9 @@ async def _serve(sock: socket.socket) -> int:
     config = FrontendConfig.of(await setup)
     logs = configure_logging(link.logs or config.logs)
     link.on_logs = logs.apply
-    admission = ReportedAdmission(
-        config.max_admitted_requests, config.max_admitted_bytes, config.shares, link
-    )
+    limits = config.max_admitted_requests, config.max_admitted_bytes
+    admission = Admission(*limits, config.shares)
+    link.watch(admission)
     doors = Doors(config, link, admission)
     try:
         await doors.open()
@@ -74,6 +74,7 @@ async def _serve(sock: socket.socket) -> int:
             link.unlogged(logs.dropped - told)
             told = logs.dropped
         link.answered(admission.answers.take())
+        link.report_soon()  # connections, too, whose changes are not told at once
 
     while not (await asyncio.wait([drain], timeout=_COUNT_SECS))[0]:
         report()

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 
 import orjson
 
+from headrace.core.blocks import BLOCKS
 from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
 from headrace.core.requests import Call
-from headrace.core.shares import Shares
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Admission, Held
 from headrace.engine.doors import NOTHING_KNOWN
@@ -22,8 +22,14 @@ from headrace.frontends.channel import Channel
 from headrace.frontends.wanted_headers import WantedHeaders
 from headrace.observability.answers import Grown
 from headrace.observability.logs import LogSettings
-from headrace.wire.link_frames import BrokenLink, Flag, Frame, Kind, frame
-from headrace.wire.link_infer import RequestWriter, ResponseReader, held_rest, read_error
+from headrace.wire.link_frames import INLINE, BrokenLink, Flag, Frame, Kind, frame
+from headrace.wire.link_infer import (
+    RequestWriter,
+    ResponseReader,
+    numbers_rest,
+    read_error,
+    read_numbers,
+)
 from headrace.wire.status import INTERNAL_TEXT
 
 _NUMBERS = 2**32
@@ -39,7 +45,9 @@ class RemoteTarget:
 
     direct = None
 
-    __slots__ = ("_door", "_link", "call", "decoupled", "model", "name", "nbytes", "number")
+    __slots__ = (
+        "_door", "_link", "call", "decoupled", "handed", "model", "name", "nbytes", "number",
+    )  # fmt: skip
 
     signature = None
 
@@ -49,6 +57,7 @@ class RemoteTarget:
         self.decoupled = False  # until the engine says so
         self.number = 0
         self.nbytes = 0
+        self.handed = False  # counted as the engine's
         self.call: Call | None = None
         self._link = link
         self._door = door
@@ -61,6 +70,10 @@ class RemoteTarget:
         if call.raw is not None:
             flags |= Flag.RAW
         self._link.submit(self, call, flags)
+
+    def going(self) -> None:
+        """The engine has the request next."""
+        self._link.hand_over(self)
 
     def cancel(self, call: Call) -> None:
         """`Owner.cancel`."""
@@ -144,18 +157,15 @@ class EngineLink:
         self._number = 0
         self._requests = self._bytes = 0  # of the requests among them
         self._held = Held()  # as it was last told
-        self._admission: Admission | None = None
+        self._admission = Admission(0, 0)  # until there is one to `watch`
         self._scheduled = False
+        self._spared = 0  # bytes of blocks
         self._loop = asyncio.get_running_loop()
-        self._channel = Channel(sock, self._take, lost, considerate=False)
+        self._channel = Channel(sock, self._take, lost, count=self._copying)
 
     def ready(self) -> None:
         """Tell that the doors are open."""
         self._channel.send(frame(Kind.READY))
-
-    def refused(self) -> None:
-        """Tell that a request was refused here."""
-        self._channel.send(frame(Kind.REFUSED, 1))
 
     def unlogged(self, count: int) -> None:
         """Tell that so many more lines could not be written into the log."""
@@ -172,11 +182,16 @@ class EngineLink:
         target.number = number = self._next()
         target.nbytes = request.nbytes
         self._under_way[number] = target
-        self._requests += 1
-        self._bytes += request.nbytes
-        if self._held.requests or self._held.bytes:
-            self._report()  # first, or this request would be counted twice
-        self._channel.send_parts(Kind.INFER, flags, number, meta, pieces)
+        self._channel.send_parts(Kind.INFER, flags, number, meta, pieces, target.going)
+
+    def hand_over(self, target: RemoteTarget) -> None:
+        """Count a request as the engine's, which has it next; until then it counts here."""
+        if self._under_way.get(target.number) is target:
+            target.handed = True
+            self._requests += 1
+            self._bytes += target.nbytes
+            if self._held.requests or self._held.bytes:
+                self._report()  # before it, or it would be counted twice
 
     def cancel(self, number: int) -> None:
         """Want no answer any more."""
@@ -221,20 +236,27 @@ class EngineLink:
     def watch(self, admission: Admission) -> None:
         """Report what `admission` has counted, and the engine has not."""
         self._admission = admission
+        admission.when_changed(self.report_soon)
 
     def _report(self) -> None:
         self._scheduled = False
         admission = self._admission
-        if admission is None:
-            return
         held = admission.held(self._requests, self._bytes)
         if held.requests >= 0 and held != self._held:
             self._held = held
-            self._channel.send(frame(Kind.HELD, 0, rest=held_rest(held)))
+            self._channel.send(frame(Kind.HELD, 0, rest=numbers_rest(*held)))
+        # Memory that is the engine's now is not to be kept here as well.
+        if abs((spared := admission.unread + self._bytes) - self._spared) > INLINE:
+            self._spared = spared
+            BLOCKS.spare(spared)
+
+    def _copying(self, nbytes: int) -> None:
+        """So many bytes more, or less, are in two places."""
+        self._admission.count(nbytes)
 
     def _pop(self, number: int) -> "RemoteTarget | _Waiting | None":
         found = self._under_way.pop(number, None)
-        if type(found) is RemoteTarget:
+        if type(found) is RemoteTarget and found.handed:
             self._requests -= 1
             self._bytes -= found.nbytes
             self.report_soon()
@@ -245,6 +267,11 @@ class EngineLink:
             self._number = (self._number + 1) % _NUMBERS
             if self._number not in self._under_way:
                 return self._number
+
+    def _taken(self, nbytes: int) -> None:
+        """What came in a file counts here from now on, as far as it is still there."""
+        self._report()
+        self._channel.send(frame(Kind.TAKEN, rest=numbers_rest(nbytes)))
 
     def _take(self, frame: Frame, buffer: Any) -> None:
         if frame.kind is Kind.RESPONSE:
@@ -281,10 +308,15 @@ class EngineLink:
         elif frame.kind is Kind.READINESS:
             self._serves = bool(frame.number)
             self.readiness.may_have_changed()
+        elif frame.kind is Kind.ELSEWHERE:
+            rest = bytes(buffer[frame.start : frame.stop])
+            self._admission.leave_to_others(*read_numbers(rest, 1))
         elif frame.kind is Kind.DRAIN:
             self._on_drain(frame.number / 1_000)
         else:
             raise BrokenLink(f"a frame of kind {frame.kind}")
+        if frame.shared:
+            self._taken(frame.stop)
 
     def _respond(self, frame: Frame, buffer: Any) -> None:
         final = bool(frame.flags & 2)  # Flag.FINAL, without the cost of its operator
@@ -320,21 +352,6 @@ class EngineLink:
                 call.refuse(error)
             else:
                 call.fail(error)
-
-
-class ReportedAdmission(Admission):
-    """Counts for this front end, and has the engine told of what it does not see itself."""
-
-    def __init__(self, max_requests: int, max_bytes: int, shares: Shares, link: EngineLink) -> None:
-        super().__init__(max_requests, max_bytes, shares)
-        self._link = link
-        link.watch(self)
-        self.when_changed(link.report_soon)
-
-    def refuse(self) -> None:
-        """`Admission.refuse`."""
-        super().refuse()
-        self._link.refused()
 
 
 class RemoteEngine:

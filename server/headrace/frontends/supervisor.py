@@ -83,7 +83,9 @@ class _FrontEnd:
         self._begun = owner.loop.time()
         self._watch = os.pidfd_open(self.process.pid)
         owner.loop.add_reader(self._watch, self._on_exit)
-        self.host = Host(ours, owner.engine, owner.calls, self._on_ready, self._on_lost)
+        self.host = Host(
+            ours, owner.engine, owner.calls, self._on_ready, self._on_lost, moved=owner.tell_soon
+        )
         self.host.set_up(owner.document)
         self.host.tell_ready(owner.serves)
         if owner.headers:
@@ -161,6 +163,7 @@ class Supervisor:
         self._on_change = on_change
         self._front_ends = [_FrontEnd(self, number) for number in range(1, count + 1)]
         self._changed = asyncio.Event()
+        self._telling = False
 
     async def start(self) -> None:
         """Start them and wait until all answer; raises `OSError`."""
@@ -195,6 +198,18 @@ class Supervisor:
         for front_end in self._front_ends:
             if front_end.host is not None:
                 front_end.host.tell_ready(ready)
+
+    def tell_soon(self) -> None:
+        """Have all of them know, at the end of this turn, how much others hold."""
+        if not self._telling:
+            self._telling = True
+            self.loop.call_soon(self._tell_elsewhere)
+
+    def _tell_elsewhere(self) -> None:
+        self._telling = False
+        for front_end in self._front_ends:
+            if front_end.host is not None:
+                front_end.host.tell_elsewhere()
 
     def want_routed(self, headers: Mapping[str, str]) -> None:
         """Say by model which header's value requests for it are to bring along."""

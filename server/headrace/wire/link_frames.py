@@ -29,13 +29,13 @@ class Kind(IntEnum):
     INFER = 2  # a request; flags say of which door
     CANCEL = 3  # nobody waits for the answer to a request, or to a call
     CALL = 4  # something else than an infer request, to be answered whole
-    REFUSED = 5  # so many requests were refused by the front end itself: the number
-    HELD = 6  # requests that the front end holds and the engine does not: the number; their bytes
+    HELD = 6  # what the front end holds, and has refused, and the engine has not
     PAUSE = 7  # the responses to a request are not read for now ...
     GO_ON = 8  # ... or are read again
     UNLOGGED = 9  # so many lines of the front end's log could not be written: the number
     BODY = 10  # the next piece of a call's body, flagged if it is the last
     ANSWERS = 11  # what the front end has answered since the last time
+    TAKEN = 12  # a file from the engine is the front end's from now on: its size
     # To the front end.
     SETUP = 16  # what to be: the first frame
     RESPONSE = 17
@@ -49,6 +49,7 @@ class Kind(IntEnum):
     BACKEND = 25  # which backend answers a request, of a model that has several
     MORE = 26  # the next piece of a call's body is wanted
     READINESS = 27  # whether the server is ready from now on: the number, 1 or 0
+    ELSEWHERE = 28  # what other processes hold of what this one may hold: bytes
 
 
 class Flag(IntFlag):
@@ -89,6 +90,11 @@ class Frame(NamedTuple):
 def header(kind: int, flags: int, number: int, meta_size: int, rest_size: int) -> bytes:
     """What stands before the two parts of a frame."""
     return _pack(kind, flags, number, meta_size, rest_size)
+
+
+def number_of(head: bytes) -> int:
+    """The number of a frame."""
+    return int.from_bytes(head[4:8], "little")
 
 
 def frame(

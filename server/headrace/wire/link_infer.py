@@ -6,7 +6,7 @@ and the request's id, and ends with the bytes of the tensors, one after the othe
 """
 
 from collections.abc import Callable, Sequence
-from struct import Struct
+from struct import Struct, pack, unpack
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,7 +32,6 @@ from headrace.wire.status import STATUS
 
 _REQUEST = Struct("<QI")  # nbytes, size of the id
 _RESPONSE = Struct("<QQII")  # the timing, size of the id
-_HELD = Struct("<10q")
 _unpack_request = _REQUEST.unpack_from
 _unpack_response = _RESPONSE.unpack_from
 _KNOWN = 512
@@ -114,16 +113,16 @@ def error_parts(error: ServerError, version: str) -> tuple[bytes, bytes]:
     return meta.encode(), bounded(str(error)).encode()
 
 
-def held_rest(numbers: Sequence[int]) -> bytes:
-    """`rest` of what a front end holds: ten numbers."""
-    return _HELD.pack(*numbers)
+def numbers_rest(*numbers: int) -> bytes:
+    """`rest` of a frame that says numbers."""
+    return pack(f"<{len(numbers)}q", *numbers)
 
 
-def read_held(rest: bytes) -> tuple[int, ...]:
-    """What `held_rest` was given; raises `BrokenLink`."""
-    if len(rest) != _HELD.size:
+def read_numbers(rest: bytes, count: int) -> tuple[int, ...]:
+    """What `numbers_rest` was given, `count` of them; raises `BrokenLink`."""
+    if len(rest) != 8 * count:
         raise BrokenLink("numbers that are not there")
-    return _HELD.unpack(rest)
+    return unpack(f"<{count}q", rest)
 
 
 def _add_tensors(pieces: list[Buffer], tensors: Any) -> tuple[tuple[Any, ...], ...]:

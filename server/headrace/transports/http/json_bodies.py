@@ -8,7 +8,7 @@ import orjson
 from fastapi import Request, Response
 
 from headrace.core.errors import InvalidRequest, PayloadTooLarge
-from headrace.engine.admission import Account, Admission
+from headrace.engine.admission import Account
 from headrace.transports.http.protocol import ACCOUNT
 from headrace.wire.compression import too_large
 from headrace.wire.json_text import refuse_without_memory
@@ -34,8 +34,7 @@ async def whole_body(request: Request, limit: int = 0) -> AsyncIterator[bytes]:
     operates a server that is full has to be able to ask something of it. Raises `PayloadTooLarge`,
     `Overloaded` and `ServerExiting`.
     """
-    admission: Admission = request.app.state.admission
-    account: Account = request.scope.get(ACCOUNT) or admission
+    account: Account = request.scope.get(ACCOUNT) or request.app.state.admission
     body = bytearray()
     size, charged, begun = 0, 0, False  # charged: bytes beyond the first ones
     try:
@@ -45,7 +44,7 @@ async def whole_body(request: Request, limit: int = 0) -> AsyncIterator[bytes]:
                 refusal = f"the request body exceeds {_CONTROL_LIMIT} bytes"
                 raise PayloadTooLarge(too_large("request body", limit) if limit else refusal)
             if wanted <= _ALWAYS:
-                admission.adjust(0, len(piece))
+                account.count(len(piece))
             else:
                 if not begun:
                     account.begin(len(piece))
@@ -58,7 +57,7 @@ async def whole_body(request: Request, limit: int = 0) -> AsyncIterator[bytes]:
         body.clear()
         yield whole
     finally:
-        admission.adjust(0, charged - size)
+        account.count(charged - size)
         if begun:
             account.drop(charged)
 

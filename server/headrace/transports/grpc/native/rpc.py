@@ -252,7 +252,7 @@ class Rpc(Stream):
         if self.finished:
             return
         try:
-            self.account.hold(nbytes)
+            self.account.grow(nbytes, 0)
             self._charged += nbytes
         except Exception as error:
             self.guard(error)
@@ -261,7 +261,7 @@ class Rpc(Stream):
         """Kept messages go on."""
         nbytes = min(nbytes, self._charged)  # the last ones may not have been counted
         self._charged -= nbytes
-        self.account.release(nbytes)
+        self.account.count(-nbytes)
 
     def look(self, now: float) -> None:
         """Give the call up if its client begins a message, and does not go on with it."""
