@@ -49,7 +49,7 @@ class ServerDoors:
             await self._front_ends.open()
         if settings.allow_http and not count:
             limit, rules = settings.max_request_bytes, settings.http_rules
-            inference = inference_routes(engine, limit, settings.http_body_timeout_secs, rules)
+            inference = inference_routes(engine, limit, rules)
             app = late_app(engine, limit, rules, inference)
             counted = CountedApp(app, engine.admission.answers, settings.access_log)
             listener = bind(

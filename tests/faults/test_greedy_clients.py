@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gzip
 import socket
 import struct
 from collections.abc import AsyncIterator, Iterator
@@ -441,5 +442,40 @@ def test_front_ends_have_one_limit_together(echo: Path) -> None:
                     assert b"limit of 1000000 bytes" in answer.body
             await until(lambda: admitted(server), lambda found: found == (0, 0))
             assert (await post(server.http, INFER, SMALL)).status == 200
+
+    asyncio.run(scenario())
+
+
+def test_the_heads_of_many_open_calls_count(echo: Path) -> None:
+    async def scenario() -> None:
+        size, count = 10_000, 20
+        with ServerProcess(echo) as server:
+            async with calling(server) as caller:
+                fields = [*REQUEST, ("x-long", "x" * size)]
+                for number in range(1, 2 * count, 2):
+                    block = caller.encoder.encode(fields)
+                    caller.writer.write(frame(HEADERS, END_HEADERS, number, block))
+                await until(lambda: admitted(server), lambda found: found[1] > count * size)
+                assert (await admitted(server))[0] == 0
+            await until(lambda: admitted(server), lambda found: found == (0, 0))
+
+    asyncio.run(scenario())
+
+
+def test_what_comes_behind_a_message_that_is_unpacked_counts(hasty: ServerProcess) -> None:
+    """And is given back, although it should not have come."""
+
+    async def scenario() -> None:
+        data = gzip.compress(message(MANY)[5:])
+        packed = struct.pack(">BI", 1, len(data)) + data
+        pieces = [packed[start : start + 16384] for start in range(0, len(packed), 16384)]
+        async with calling(hasty) as caller:
+            fields = [*REQUEST, ("grpc-encoding", "gzip")]
+            caller.writer.write(frame(HEADERS, END_HEADERS, 1, caller.encoder.encode(fields)))
+            for piece in [*pieces, message(1000), message(1000)]:
+                caller.writer.write(frame(DATA, 0, 1, piece))
+            [(status, text)] = await caller.statuses(1)
+            assert (status, text) == ("3", "a unary call has one message, got another")
+        await until(lambda: admitted(hasty), lambda found: found == (0, 0))
 
     asyncio.run(scenario())

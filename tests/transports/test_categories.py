@@ -30,9 +30,9 @@ def test_what_parts_of_a_path_are_called_does_not_matter() -> None:
 
 def test_the_bare_routes_are_inference() -> None:
     engine = FakeEngine()
-    bare = http_categories.inference_routes(engine, 1, 1, HeaderRules())
+    bare = http_categories.inference_routes(engine, 1, HeaderRules())
     restricted = http_categories.inference_routes(
-        engine, 1, 1, HeaderRules(restricted=["inference:x=y"])
+        engine, 1, HeaderRules(restricted=["inference:x=y"])
     )
     paths = [
         path.replace("{}", "1")

@@ -161,11 +161,6 @@ class Account:
         if server.watched:
             server.changed()
 
-    @property
-    def pressed(self) -> bool:
-        """`Admission.pressed`."""
-        return self.server.pressed
-
     def _check(self, nbytes: int, own: int, place: bool) -> None:
         """Refuse what goes beyond a limit: bytes, or a request that takes a `place`.
 

@@ -67,7 +67,7 @@ class Doors:
         entrance = RemoteEngine(self._link, self._admission, Flag.HTTP)
         generate = RemoteEngine(self._link, self._admission, Flag.GENERATE)
         limit, rules = config.max_request_bytes, http.rules
-        routes = inference_routes(entrance, limit, http.body_timeout_secs, rules, generate)
+        routes = inference_routes(entrance, limit, rules, generate)
         app = forwarding_app(self._link, routes)
         fast_path = FastPath.by_rules(entrance, limit, config.access_log, rules)
         self._http = HttpServer(

@@ -466,3 +466,17 @@ def test_a_stream_that_ends_while_a_request_is_decoded() -> None:
         assert stream.engine.plain.work == []
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("model", ["plain", "many"])
+def test_what_waits_for_the_client_counts(model: str) -> None:
+    stream = Stream(takes=0)
+    admission, work = stream.engine.admission, stream.ask(model, "a")
+    before = admission.bytes
+    work.answer(1000, final=True)
+    assert before + 1000 < admission.bytes < before + 1200
+    stream.read(1)
+    assert (admission.requests, admission.bytes) == (0, 0)
+    stream.ask(model, "b").answer(1000, final=True)
+    assert admission.bytes > 1000
+    stream.close()

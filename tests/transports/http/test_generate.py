@@ -45,7 +45,7 @@ class AskedCall:
         self.scope: Message = {
             "type": "http", "method": "POST", "path": path, "headers": self._headers,
         }  # fmt: skip
-        self.route = GenerateRoute(engine, 1_000, 5)
+        self.route = GenerateRoute(engine, 1_000)
         assert self.route.claims("POST", path)
         self.task = asyncio.create_task(self.route.handle(self.scope, self._receive, self._send))
 
@@ -502,5 +502,27 @@ def test_a_client_that_goes_while_a_response_is_encoded() -> None:
             await call.task
             assert work.cancelled
             assert call.text == b""
+
+    run(scenario)
+
+
+def test_what_waits_for_the_client_counts() -> None:
+    async def scenario() -> None:
+        async with calling() as call:
+            work, admission = await call.work(), call.engine.admission
+            before = admission.bytes
+            work.answer("first")
+            await until(lambda: bool(call.text))
+            call.reads.clear()
+            work.answer("second")
+            await until(lambda: admission.bytes == before)  # it is being sent
+            work.answer(1000)
+            assert admission.bytes > before + 1000
+            call.reads.set()
+            await until(lambda: admission.bytes == before)
+            call.reads.clear()
+            for _ in range(3):
+                work.answer(1000)
+            call.leave()
 
     run(scenario)

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from collections.abc import Callable
 
 import pytest
 import uvicorn
@@ -13,6 +14,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
+from headrace.engine.admission import Admission
 from headrace.transports.http.protocol import BoundedProtocol
 
 _REQUEST = b"GET / HTTP/1.1\r\nhost: h\r\n\r\n"
@@ -22,12 +24,16 @@ async def answer(request: Request) -> PlainTextResponse:
     return PlainTextResponse("here")
 
 
-async def accepted(client: socket.socket, server: socket.socket, app: ASGIApp) -> BoundedProtocol:
+async def accepted(
+    client: socket.socket, server: socket.socket, app: ASGIApp, admission: Admission | None = None
+) -> BoundedProtocol:
     """A connection to an application."""
     config = uvicorn.Config(app, interface="asgi3", lifespan="off", log_config=None)
     config.load()
     _, protocol = await asyncio.get_running_loop().connect_accepted_socket(
-        lambda: BoundedProtocol(30, config=config, server_state=ServerState(), app_state={}),
+        lambda: BoundedProtocol(
+            30, admission=admission, config=config, server_state=ServerState(), app_state={}
+        ),
         server,
     )
     client.setblocking(False)
@@ -93,5 +99,42 @@ def test_all_requests_of_a_connection_are_told_that_it_ends(end: str) -> None:
                 client.close()
             async with asyncio.timeout(10):
                 await told.wait()
+
+    uvloop.run(scenario())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let everything go on until it is so."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - anything may make it so
+            await asyncio.sleep(0)
+
+
+def test_heads_and_requests_that_wait_count() -> None:
+    async def scenario() -> None:
+        go_on, admission = asyncio.Event(), Admission(0, 0)
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await go_on.wait()
+            await send({"type": "http.response.start", "status": 204})
+            await send({"type": "http.response.body"})
+
+        client, server = socket.socketpair()
+        with client:
+            await accepted(client, server, app, admission)
+            client.sendall(_REQUEST[:10])
+            await until(lambda: admission.bytes == 10)
+            client.sendall(_REQUEST[10:20])
+            await until(lambda: admission.bytes == 20)
+            client.sendall(_REQUEST[20:])
+            await until(lambda: admission.bytes == 0)
+            client.sendall(_REQUEST * 10)
+            await until(lambda: admission.bytes > 10 * len(_REQUEST))
+            go_on.set()
+            await until(lambda: admission.bytes == 0)
+            client.sendall(_REQUEST[:10])
+            await until(lambda: admission.bytes == 10)
+        await until(lambda: admission.bytes == 0)
+        assert admission.unread == 0
 
     uvloop.run(scenario())

@@ -134,9 +134,6 @@ class _Head:
         head.server.streams[number] = stream
         return stream
 
-    def overflown(self) -> "_Head":
-        return self
-
 
 class Bench:
     """A connection under test, of either side: what it is given, and what it sends."""

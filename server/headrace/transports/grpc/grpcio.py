@@ -118,8 +118,17 @@ class _QueuePeer(_AioCall):
 
     def send(self, message: Message) -> None:
         self._messages.append(b"".join(message))
-        self._nbytes += len(self._messages[-1])
+        self._count(len(self._messages[-1]))
         self._news.set()
+
+    def drop(self) -> None:
+        """Nobody wants what waits any more."""
+        self._messages.clear()
+        self._count(-self._nbytes)
+
+    def _count(self, nbytes: int) -> None:
+        self._nbytes += nbytes
+        self.account.count(nbytes)
 
     def finish(self, error: Exception | None = None) -> None:
         if not self._finished:
@@ -153,7 +162,7 @@ class _QueuePeer(_AioCall):
         while True:
             while self._messages:
                 message = self._messages.popleft()
-                self._nbytes -= len(message)
+                self._count(-len(message))
                 yield message
                 if not self._finished:
                     session.sent()
@@ -405,6 +414,7 @@ def _iterated(opened: Open) -> _Stream:
             reader.cancel()
             call.finish()
             session.closed()
+            call.drop()
 
     return stream
 

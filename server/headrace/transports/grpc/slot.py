@@ -41,7 +41,7 @@ class Slot(Call):
         self.executing = False  # counted in by admission, and submitted
         self.ready = False  # has its turn to write
         self.paused = False  # its model was asked to pause
-        self.waiting = 0  # bytes of messages, unless it is ordered
+        self.waiting = 0  # bytes of messages
         self.messages: deque[Message] = deque()
         self.error: ServerError | None = None
 

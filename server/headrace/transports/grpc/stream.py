@@ -14,7 +14,6 @@ nevertheless is given up in the end.
 import logging
 from collections import deque
 from collections.abc import Mapping
-from itertools import chain
 
 from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError, ServerExiting
 from headrace.core.requests import Call
@@ -49,7 +48,8 @@ class StreamInfer:
     Its requests are in `_ordered`, in order of arrival, or in `_unordered`, until all that came for
     them is written. `_ready` are those that may write now, each once: they take turns, message by
     message. `_waiting` counts the bytes of messages of decoupled models' requests that have not
-    ended, which are those that can grow.
+    ended, which are those that can grow; `_kept` those of all, and `_charged` how many of them the
+    account has, which is told of those that could not be written at once.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class StreamInfer:
         self._unordered: set[Slot] = set()
         self._ready: deque[Slot] = deque()
         self._drained: list[Slot] = []  # held ones of which everything is written
-        self._waiting = 0
+        self._waiting = self._kept = self._charged = 0
         self._half_closed = False
         self._holding = False
         self._over = False
@@ -120,10 +120,13 @@ class StreamInfer:
     def sent(self) -> None:
         """Go on writing."""
         self.write()
+        self._charge()
 
     def closed(self) -> None:
         """Cancel what is still under way."""
         self._over = True
+        self._kept = 0
+        self._charge()
         account = self._account
         self._engine.admission.unwatch_close(self.write)
         slots = [*self._ordered, *self._unordered]
@@ -160,14 +163,9 @@ class StreamInfer:
 
     def came(self, slot: Slot, message: Message | None) -> None:
         """A message came for a request, or nothing but its end."""
-        if slot.ordered:
-            found = slot.found
-            if found is None or not found.decoupled:
-                if message is not None:
-                    slot.messages.append(message)
-                self._offer_first()
-                self.write()
-                return
+        if self._over:
+            return
+        if slot.ordered and slot.found is not None and slot.found.decoupled:
             self._ordered.remove(slot)
             self._leave_order(slot)
             self._offer_first()  # which may be another one now
@@ -175,11 +173,16 @@ class StreamInfer:
             slot.messages.append(message)
             nbytes = sum(map(len, message))
             slot.waiting += nbytes
-            if not slot.answered:
+            self._kept += nbytes
+            if not (slot.ordered or slot.answered):
                 self._waiting += nbytes
-        self._offer(slot)
+        if slot.ordered:
+            self._offer_first()
+        else:
+            self._offer(slot)
         self.write()
-        if slot.waiting and not (slot.answered or self._over):
+        self._charge()
+        if slot.waiting and not (slot.ordered or slot.answered or self._over):
             self._restrain(slot)
 
     def write(self) -> None:
@@ -199,6 +202,12 @@ class StreamInfer:
             if not slot.answered:
                 slot.hold(False)
         self._go_on()
+
+    def _charge(self) -> None:
+        """Count what waits now."""
+        if change := self._kept - self._charged:
+            self._charged = self._kept
+            self._account.count(change)
 
     def _go_on(self) -> None:
         """End the stream if it is time, or let more requests come."""
@@ -241,7 +250,6 @@ class StreamInfer:
         """Let a request that is not ordered any more be answered at any time."""
         slot.ordered = False
         self._unordered.add(slot)
-        slot.waiting = sum(map(len, chain.from_iterable(slot.messages)))
         if not slot.answered:
             self._waiting += slot.waiting
         self._offer(slot)
@@ -260,11 +268,11 @@ class StreamInfer:
                 self._finish(slot.error)
                 return False
             message = messages.popleft()
-            if not slot.ordered:
-                nbytes = sum(map(len, message))
-                slot.waiting -= nbytes
-                if not slot.answered:
-                    self._waiting -= nbytes
+            nbytes = sum(map(len, message))
+            slot.waiting -= nbytes
+            self._kept -= nbytes
+            if not (slot.ordered or slot.answered):
+                self._waiting -= nbytes
             self._peer.send(message)
         if messages:
             self._offer(slot)
@@ -298,6 +306,7 @@ class StreamInfer:
         slot = max(held, key=lambda slot: slot.waiting)
         slot.cancel()
         self._waiting -= slot.waiting
+        self._kept -= slot.waiting
         slot.waiting = 0
         slot.messages.clear()
         slot.fail(not_read())

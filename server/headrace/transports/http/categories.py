@@ -103,13 +103,12 @@ class RestrictedInference:
 def inference_routes(
     engine: Entrance,
     max_request_bytes: int,
-    body_timeout_secs: int,
     rules: HeaderRules,
     generate: Entrance | None = None,
 ) -> list[Route]:
     """The bare routes, restricted if inference is; `generate` is another way to the engine."""
     key, pattern = rules.keys().get(Category.INFERENCE), rules.pattern()
-    given = max_request_bytes, body_timeout_secs, pattern
+    given = max_request_bytes, pattern
     routes = (InferRoute(engine, *given), GenerateRoute(generate or engine, *given))
     return list(routes) if key is None else [RestrictedInference(r, key) for r in routes]
 

@@ -114,6 +114,9 @@ class _Request(Exchange):
         """Answer as soon as all requests before this one are answered."""
         self.answer = answer
         self.connection.flush()
+        if self.entered:  # those before it are not answered yet
+            self.account.count(answer.size)
+            self.nbytes += answer.size
 
 
 class FastProtocol(BoundedProtocol):
@@ -397,7 +400,7 @@ class FastProtocol(BoundedProtocol):
     @property
     def held(self) -> int:
         """`BoundedProtocol.held`."""
-        return len(self._held)
+        return len(self._held) + super().held
 
     def _hold(self, data: bytes) -> None:
         self._held = data
@@ -431,8 +434,7 @@ class FastProtocol(BoundedProtocol):
             self.transport.writelines([head, *buffers])
         if self.flow.write_paused:
             self._added += len(head) + size
-            if not self.count_waiting():
-                self.give_up_unread()
+            self.count_waiting()
 
     def _forget(self) -> None:
         """Drop what is held and cancel what is not answered: nobody will have the answers."""

@@ -56,7 +56,7 @@ class GenerateExchange(Exchange):
 
     def __init__(self, limit: int, head: Head, account: Account) -> None:
         super().__init__(limit, head, account)
-        self.responses = Responses(self.encode, workbench=self.workbench)
+        self.responses = Responses(self.encode, workbench=self.workbench, account=self.account)
 
     def open(self) -> None:
         """`Exchange.open`."""
@@ -157,11 +157,11 @@ class GenerateRoute(PostRoute):
         """Read and queue the request; whether that went well, otherwise it is answered."""
         try:
             exchange.open()
-            body = await read_body(exchange, receive, self._body_timeout)
+            body = await read_body(exchange, receive)
             exchange.submit(body)
             responses.attach(exchange)
         except (Exception, asyncio.CancelledError) as error:
-            answer = answer_instead(exchange, error, self._body_timeout)
+            answer = answer_instead(exchange, error)
             if answer is not None:
                 await self._send(answer, send)
             return False
@@ -177,7 +177,7 @@ class GenerateRoute(PostRoute):
                 ended = responses.ended
                 texts += responses.take()
         except asyncio.CancelledError as error:
-            answer = answer_instead(exchange, error, self._body_timeout)
+            answer = answer_instead(exchange, error)
             assert answer is not None, "an end of the server without a word. This is a bug."
             await self._send(answer, send)
             return
@@ -208,7 +208,7 @@ class GenerateRoute(PostRoute):
                 body = b"".join(events)
                 await send({"type": "http.response.body", "body": body, "more_body": not ended})
         except asyncio.CancelledError as error:
-            answer = answer_instead(exchange, error, self._body_timeout)
+            answer = answer_instead(exchange, error)
             assert answer is not None, "an end of the server without a word. This is a bug."
             with suppress(TimeoutError):  # a client that does not read is not told
                 async with asyncio.timeout(_FAREWELL_SECS):

@@ -77,14 +77,12 @@ class PostRoute:
         self,
         engine: Entrance,
         max_request_bytes: int,
-        body_timeout_secs: int,
         pattern: HeaderPattern | None = None,
     ) -> None:
         """`pattern` picks the headers that models are told."""
         self._engine = engine
         self._pattern = pattern
         self._limit = max_request_bytes
-        self._body_timeout = body_timeout_secs
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """`Route.handle`."""
@@ -157,11 +155,11 @@ class InferRoute(PostRoute):
                 return await _encoded(exchange, response)
             return exchange.success(response)
         except (Exception, asyncio.CancelledError) as error:
-            return answer_instead(exchange, error, self._body_timeout)
+            return answer_instead(exchange, error)
 
     async def _response(self, exchange: _RouteCall, receive: Receive) -> InferResponse:
         exchange.open()
-        body = await read_body(exchange, receive, self._body_timeout)
+        body = await read_body(exchange, receive)
         exchange.submit(body)
         try:
             return await _first(exchange.future, receive)
@@ -181,11 +179,8 @@ async def _encoded(exchange: Exchange, response: InferResponse) -> Answer:
         raise
 
 
-def answer_instead(exchange: Exchange, error: BaseException, patience_secs: int) -> Answer | None:
-    """What to answer when `error` came instead of a response; None if there is nobody to have it.
-
-    `patience_secs` is how long the rest of the request was waited for.
-    """
+def answer_instead(exchange: Exchange, error: BaseException) -> Answer | None:
+    """What to answer when `error` came instead of a response; None if nobody is to have it."""
     if isinstance(error, Disconnected):
         return None
     if isinstance(error, asyncio.CancelledError):
@@ -193,29 +188,24 @@ def answer_instead(exchange: Exchange, error: BaseException, patience_secs: int)
         answer = exchange.failure(ServerExiting("Server exiting"))
         answer.lines += b"" if answer.closes else CLOSE
         return answer
-    if isinstance(error, TimeoutError):
-        text = error_body(f"no more of the request came for {patience_secs} s")
-        return Answer(408, JSON + CLOSE, [text])
     return exchange.failure(error)
 
 
-async def read_body(exchange: Exchange, receive: Receive, patience_secs: int) -> bytes:
-    """The whole body, bounded in size and in patience while it is read.
+async def read_body(exchange: Exchange, receive: Receive) -> bytes:
+    """The whole body, bounded in size; its connection is given up if it does not come.
 
-    Raises `ServerError`, `Disconnected`, and `TimeoutError` if nothing comes for `patience_secs`.
+    Raises `ServerError` and `Disconnected`.
     """
     pieces: list[bytes] = []
-    async with asyncio.timeout(patience_secs) as patience:
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise Disconnected
-            piece: bytes = message.get("body", b"")
-            exchange.grow(len(piece))
-            if not message.get("more_body", False):
-                return b"".join([*pieces, piece]) if pieces else piece
-            pieces.append(piece)
-            patience.reschedule(asyncio.get_running_loop().time() + patience_secs)
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Disconnected
+        piece: bytes = message.get("body", b"")
+        exchange.grow(len(piece))
+        if not message.get("more_body", False):
+            return b"".join([*pieces, piece]) if pieces else piece
+        pieces.append(piece)
 
 
 async def watch_disconnect(receive: Receive, gone: Callable[[], None]) -> None:

@@ -10,8 +10,9 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from headrace.core.patience import PRESSED_SECS, SLOWEST, Patience, undelivered
+from headrace.core.patience import SLOWEST, Patience, undelivered
 from headrace.engine.admission import Admission, ConnectionAccount
+from headrace.engine.progress import Progress
 from headrace.observability.answers import OTHER
 from headrace.wire.http_infer import error_body
 
@@ -23,6 +24,7 @@ _CLOSE = (b"connection", b"close")
 _LAST_SECS = 0.05  # that a connection stays open for a request that is on its way to a server's end
 ACCOUNT = "headrace.account"  # in a scope: what the connection counts with
 NAMES = "headrace.headers"  # in a scope: headers with their names as they came, if they are wanted
+_PIPELINED = 4 << 10  # bytes that a request takes as objects, which waits for those before it
 HEAD_LIMIT = 64 << 10  # bytes of a request line and headers that are still incomplete
 _REASONS = {
     400: b"Bad Request",
@@ -36,6 +38,7 @@ class BoundedProtocol(HttpToolsProtocol):
     """One connection. Its server calls `check` now and then."""
 
     account: ConnectionAccount
+    _progress: Progress
 
     def __init__(
         self,
@@ -54,7 +57,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(**given)
         self._admission = admission or Admission(0, 0)
         self._sending = Patience(patience_secs)  # with the client that sends a request
-        self._reading = Patience(read_secs)  # with the one that reads an answer
+        self._read_secs = read_secs
         self._stalled = False  # something waits to be read, or has
         self._added = 0  # bytes that were written while others waited to be read
         self._retire_at = inf
@@ -85,6 +88,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         account = self._admission.connect("http", self.client[0] if self.client else "")
         self.account = account or ConnectionAccount(self._admission, "")
+        self._progress = Progress(self.account, self._read_secs)
         if account is None:
             text = "the server has as many connections as it may (--max-connections)"
             self.refuse(503, text, counted=False)
@@ -96,16 +100,16 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def check_time(self, now: float) -> None:
         """Give up a request of which too little has come, and a connection without one."""
-        waited = now - self._touched
         # Where earlier requests are not answered, it is this side that does not read.
         reading = not self.pipeline and not (self._in_head and self.answering)
         if self._in_message:
             if reading and (fault := self.lateness(now, self._message_size)):
                 self.abandon(408, fault)
-        elif waited > self.timeout_keep_alive and not self.answering:
-            self.transport.close()
-        elif waited > PRESSED_SECS and self.idle and self._admission.pressed:
-            self.shutdown()
+        elif self.idle and self._progress.idles(self._touched, now, self.timeout_keep_alive):
+            if now - self._touched > self.timeout_keep_alive:
+                self.transport.close()
+            else:
+                self.shutdown()
 
     @property
     def _waiting(self) -> int:
@@ -117,12 +121,17 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def held(self) -> int:
-        """Bytes that have come and wait for this side."""
-        return 0
+        """Bytes that have come and wait for this side, or for the rest of their head."""
+        if self.transport.is_closing():
+            return 0
+        return self._message_size * self._in_head + len(self.pipeline) * _PIPELINED
 
     def count_waiting(self) -> bool:
-        """Count what waits on the connection; whether that is within its share."""
-        return self.account.owe(self._waiting + self.held)
+        """Count what waits on the connection, which is given up beyond its share; else true."""
+        if self._progress.within(self._waiting, self.held):
+            return True
+        self.transport.abort()
+        return False
 
     def _unread_too_long(self, now: float) -> bool:
         """Whether the connection was given up, since its client does not read."""
@@ -130,22 +139,13 @@ class BoundedProtocol(HttpToolsProtocol):
         if not waiting and not self._stalled:
             return False
         self._stalled = waiting > 0
-        within = self.count_waiting()
         if not waiting:
             self._added = 0
-            self._reading.look(None, 0, now)
+        moved = self._added - undelivered(self.transport)
+        if self._progress.reads(waiting, self.held, moved, now):
             return False
-        pressed = self._admission.pressed
-        gone = self._added - undelivered(self.transport)
-        if within and self._reading.look(self, gone, now, pressed):
-            return False
-        self.give_up_unread()
-        return True
-
-    def give_up_unread(self) -> None:
-        """End the connection at once: its client does not read."""
-        self._admission.give_up("unread")
         self.transport.abort()
+        return True
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -199,9 +199,8 @@ class BoundedProtocol(HttpToolsProtocol):
         `size` bytes of it have come.
         """
         patience = self._sending
-        if patience.look(self._begun, size, now, self._admission.pressed):
+        if self._progress.sends(patience, self._begun, size, now):
             return ""
-        self._admission.give_up("unsent")
         if now - self._touched > patience.secs:
             return f"no more of the request came for {patience.secs:g} s"
         return f"the request comes more slowly than {SLOWEST} bytes/s"
@@ -274,6 +273,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self._touched = self.loop.time()
         super().on_response_complete()
+        self.count_waiting()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:  # a trailer behind a chunked body, of which nobody here wants any
@@ -297,6 +297,8 @@ class BoundedProtocol(HttpToolsProtocol):
             data = without_upgrade(data)
         self._message_size += len(data)
         super().data_received(data)
+        if self._in_head and not continued:
+            self._message_size = min(len(data), HEAD_LIMIT)  # what of it is of this head, at most
         if self._upgrades:
             self.refuse(400, "the protocol of a connection cannot be changed")
             return
@@ -304,6 +306,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._head_size += len(data)
             if self._head_size > HEAD_LIMIT and not self.transport.is_closing():
                 self.refuse(431, f"the request line and headers exceed {HEAD_LIMIT} bytes")
+        self.count_waiting()
 
     def send_400_response(self, msg: str) -> None:
         self.refuse(400, self._fault or msg)

@@ -7,6 +7,7 @@ from functools import partial
 
 from headrace.core.errors import ServerError
 from headrace.core.requests import Call, InferResponse
+from headrace.engine.admission import Account
 from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES, not_read
 from headrace.engine.workbench import LARGE, Job, Workbench
 from headrace.wire.elements import uncharged
@@ -24,10 +25,11 @@ class Responses:
         encode: Callable[[InferResponse], bytes],
         give_up_bytes: int = GIVE_UP_BYTES,
         workbench: Workbench | None = None,
+        account: Account | None = None,
     ) -> None:
         """Beyond `give_up_bytes` that wait, the request is given up.
 
-        With a `workbench`, what is large is encoded there.
+        With a `workbench`, what is large is encoded there. `account` counts what waits.
         """
         self.count = 0  # responses so far
         self.ended = False
@@ -36,10 +38,12 @@ class Responses:
         self.gone = False
         self._encode = encode
         self._workbench = workbench
+        self._account = account
         self._give_up_bytes = give_up_bytes
         self._texts: list[bytes] = []
         self._nbytes = 0
         self._pending = 0  # bytes of responses that are not encoded
+        self._charged = 0  # of both, as the account has them
         self._news = asyncio.Event()
         self._call: Call | None = None
         self._held = False
@@ -105,8 +109,16 @@ class Responses:
             self.ended = True
         self._restrain(final)
 
+    def _charge(self) -> None:
+        """Count what waits now."""
+        if self._account is not None:
+            waiting = self._nbytes + self._pending
+            self._account.count(waiting - self._charged)
+            self._charged = waiting
+
     def _restrain(self, final: bool) -> None:
         """See to it that not too much waits, after more has come."""
+        self._charge()
         waiting = self._nbytes + self._pending
         if final:
             return
@@ -160,6 +172,8 @@ class Responses:
             self._job.cancel()
             self._job = None
         self._behind.clear()
+        self._nbytes = self._pending = 0
+        self._charge()
         if self._call is not None and not self.ended:
             self.ended = True
             self._call.cancel()
@@ -172,6 +186,7 @@ class Responses:
         """What has come since the last time; the model goes on."""
         texts, self._texts = self._texts, []
         self._nbytes = 0
+        self._charge()
         if not (self.ended or self.gone):
             self._news.clear()
         if self._held and self._pending <= PAUSE_BYTES:

@@ -13,9 +13,9 @@ class Limits:
     """What one connection may have and do. Sizes in bytes, rates a second.
 
     `streams` may be open at once. `header_block` bounds a header block as sent, `header_list` the
-    decoded one as HPACK counts it. `output` bounds what waits for the peer to take it: beyond it,
-    new streams are refused. `control` frames mean nothing by themselves: PING, SETTINGS, PRIORITY,
-    empty DATA, small WINDOW_UPDATEs; `resets` are streams opened in vain, whoever ended them.
+    decoded one as HPACK counts it. `control` frames mean nothing by themselves: PING, SETTINGS,
+    PRIORITY, empty DATA, small WINDOW_UPDATEs; `resets` are streams opened in vain, whoever ended
+    them.
     """
 
     streams: int = 1024
@@ -24,7 +24,6 @@ class Limits:
     frame: int = 1 << 20
     header_block: int = 16 << 10
     header_list: int = 16 << 10
-    output: int = 256 << 20
     control: int = 2_000
     control_rate: int = 500
     resets: int = 1_000

@@ -64,9 +64,6 @@ class Head(Protocol):
         The stream's own side may be closed already.
         """
 
-    def overflown(self) -> "Head":
-        """The head to go on with where too much waits for the peer to read it."""
-
 
 class ResponseSender(Sender):
     """Owned by its connection."""
@@ -247,8 +244,6 @@ class ServerConnection(Connection):
         if head is None or len(streams.open) >= limits.streams:  # section 5.1.2
             streams.refuse(number, refusal)
             return
-        if self.sender.queued > limits.output:
-            head = head.overflown()
         stream = head.kind(head, number)
         streams.open[number] = stream
         stream.send_window = self.sender.initial_window

@@ -55,6 +55,11 @@ class Stream:
     def on_end(self) -> None:
         """The peer has sent all."""
 
+    @property
+    def head_size(self) -> int:
+        """About how many bytes what the stream was opened with takes."""
+        return 0
+
     def on_gone(self, code: ErrorCode) -> None:
         """The stream is no more: reset by the peer, broken, or lost with its connection."""
 

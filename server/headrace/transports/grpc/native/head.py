@@ -48,10 +48,6 @@ class CallHead:
         self.answers: list[int] = []  # counts by status of calls with this head
         self.metadata: dict[str, str] = {}
 
-    def overflown(self) -> "CallHead":
-        """The head of a call on a connection that has too much waiting for its client already."""
-        return self.link.host.overflown(self)
-
 
 def read_head(headers: Headers) -> CallHead:
     """What is to be known of a request apart from who handles it.

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from headrace.engine.admission import Admission, ConnectionAccount
-from headrace.transports.grpc.access import UNAVAILABLE, UNIMPLEMENTED
+from headrace.transports.grpc.access import UNIMPLEMENTED
 from headrace.transports.grpc.call import Handlers
 from headrace.transports.grpc.categories import operation_of, without_key
 from headrace.transports.grpc.native.head import CallHead, preferred, read_head, refusal
@@ -57,7 +57,6 @@ class Host:
         self.buffer = memoryview(bytearray(_BUFFER))
         self.links: set[Link] = set()  # connections
         self.draining = False  # no call is to come any more
-        self.debtors: set[Link] = set()  # those whose clients have something to read
         self.on_empty: Callable[[], object] | None = None  # called when the last one has closed
         self._dirty: list[Callable[[], None]] = []
         self._keys = handlers.keys
@@ -92,19 +91,9 @@ class Host:
                 head.refusal = refusal(STATUS[type(error)].grpc, str(error))
         return head
 
-    def overflown(self, head: CallHead) -> CallHead:
-        """`CallHead.overflown`."""
-        refused = CallHead(head.path)
-        refused.link, refused.answers, refused.kind = head.link, head.answers, RefusedRpc
-        refused.refusal = refusal(
-            UNAVAILABLE, "too many responses wait for the client to read them"
-        )
-        return refused
-
     def lost(self, link: "Link") -> None:
         """A connection has closed: what it would still write goes nowhere."""
         self.links.discard(link)
-        self.debtors.discard(link)
         with suppress(ValueError):
             self._dirty.remove(link.flush)
         if not self.links and self.on_empty is not None:

@@ -8,7 +8,8 @@ from math import inf
 from random import uniform
 from typing import TYPE_CHECKING, cast
 
-from headrace.core.patience import PRESSED_SECS, Patience, undelivered
+from headrace.core.patience import undelivered
+from headrace.engine.progress import Progress
 from headrace.transports.grpc.native.head import RESPONSE_HEAD
 from headrace.wire.http2.keep_alive import Due, Watch
 from headrace.wire.http2.protocol import ErrorCode
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 _PUMP = 1 << 20  # bytes of queued messages that are given to the socket at once
 _WRITE_HIGH = 1 << 20  # bytes that the socket has not taken, from which on nothing more is read
 _CLOSE_SECS = 10.0
+_FEW = 8  # calls of a connection, whose heads are not worth counting
 PREFACE_SECS = 20.0  # a client that has not said what it wants by then is hung up on
 _KEEP_ALIVE_PING = b"alive? \0"
 _RETIRED = "max_age"  # in GOAWAY, as gRPC's servers say it
@@ -43,7 +45,7 @@ class Link(asyncio.BufferedProtocol):
         self._lost = False
         self._now = host.loop.time
         self.account = host.nobody  # until the connection is taken
-        self._reading = Patience(host.patience_secs)
+        self.progress = Progress(self.account, host.patience_secs)
         self._last = 0  # stream, as it was when it was last looked for idleness
         self._idle_since = 0.0
         self.http2 = ServerConnection(
@@ -74,6 +76,7 @@ class Link(asyncio.BufferedProtocol):
             self._transport.abort()
             return
         self.account = account
+        self.progress = Progress(account, self.host.patience_secs)
         self.opened = self._idle_since = self._now()
         self.host.links.add(self)
         sock = transport.get_extra_info("socket")
@@ -150,14 +153,13 @@ class Link(asyncio.BufferedProtocol):
 
     def check_progress(self, now: float) -> None:
         """Give up what its client begins, or asks for, and makes no progress with."""
-        if self in self.host.debtors:
-            gone = self.sender.pumped - undelivered(self._transport)
-            if not self._count_unread():
-                self.host.debtors.discard(self)
-                self._reading.look(None, 0, now)
-            elif not self._reading.look(self, gone, now, self.account.pressed):
-                self._give_up_unread()
-                return
+        if not self.http2.settled and self.opened < now - PREFACE_SECS:
+            self.abort()
+            return
+        if not self._reads(now):
+            log.debug("gave %s up: it does not read", self.peer)
+            self.abort()
+            return
         if not self._paused:  # while nothing is read, nothing can be expected
             for call in list(self.streams.open.values()):
                 call.look(now)
@@ -169,26 +171,31 @@ class Link(asyncio.BufferedProtocol):
             self._last, self._idle_since = self.streams.last, now
             return
         most = self.host.idle_secs or inf
-        if now - self._idle_since > PRESSED_SECS and self.account.pressed:
-            most = PRESSED_SECS
-        if now - self._idle_since > most:
+        if self.progress.idles(self._idle_since, now, most):
             self.http2.drain("max_idle")
-        if now - self._idle_since > most + PREFACE_SECS:  # whatever the client has made of it
-            self.http2.finish_drain()
+        if self.progress.idles(self._idle_since + PREFACE_SECS, now, most):
+            self.http2.finish_drain()  # whatever the client has made of it
 
-    def _count_unread(self) -> int:
-        """Count what the client has to read, in bytes."""
-        unread: int = self.sender.queued + self._transport.get_write_buffer_size()
-        if unread:
-            self.host.debtors.add(self)
-        if not self.account.owe(unread):
-            self._give_up_unread()
-        return unread
+    def _reads(self, now: float) -> bool:
+        """Whether the client reads what waits for it; its calls' heads count with that."""
+        unread, heads = self._unread, 0
+        if len(self.streams.open) > _FEW:
+            heads = sum(call.head_size for call in self.streams.open.values())
+        if not (unread or heads or self.account.unread or self.account.kept):
+            return True
+        moved = self.sender.pumped - undelivered(self._transport)
+        return self.progress.reads(unread, heads, moved, now)
 
-    def _give_up_unread(self) -> None:
-        self.host.admission.give_up("unread")
-        log.debug("gave %s up: it does not read", self.peer)
-        self.abort()
+    @property
+    def _unread(self) -> int:
+        """Bytes that the client has to read."""
+        waiting: int = self.sender.queued + self._transport.get_write_buffer_size()
+        return waiting
+
+    def _count_unread(self) -> None:
+        """Count what the client has to read."""
+        if not self.progress.within(self._unread, self.account.kept):
+            self.abort()
 
     # --- writing
 

@@ -42,6 +42,7 @@ from headrace.wire.timing import TIMING, exact_timing, time_of
 log = logging.getLogger(__name__)
 
 _PREFIX = 5
+_OBJECTS = 1 << 10  # bytes that a call takes, besides what the client sends
 _unpack_prefix = Struct(">BI").unpack_from
 _pack_prefix = Struct(">BI").pack
 _TRUNCATED = "the request ends within a message"
@@ -218,10 +219,11 @@ class Rpc(Stream):
 
     def on_data(self, view: memoryview, start: int, stop: int) -> None:
         """Take messages out of received bytes."""
-        if self._unpacking is not None:
-            self._behind += view[start:stop]
-            return
         try:
+            if self._unpacking is not None:
+                self._charge(stop - start)
+                self._behind += view[start:stop]
+                return
             if self._gathering is None:
                 while stop - start >= _PREFIX:
                     compressed, length = _unpack_prefix(view, start)
@@ -271,11 +273,15 @@ class Rpc(Stream):
         if self._patience is None:
             self._patience = Patience(self._host.patience_secs)
         filled = 0 if part is None else len(part.prefix) + part.filled
-        if not self._patience.look(part or self, filled, now, self.account.pressed):
-            self._host.admission.give_up("unsent")
+        if not self._link.progress.sends(self._patience, part or self, filled, now):
             self.abandon()
             secs = self._host.patience_secs
             self.close(DEADLINE_EXCEEDED, f"no more of the request came for {secs:g} s")
+
+    @property
+    def head_size(self) -> int:
+        """See `Stream.head_size`."""
+        return _OBJECTS + sum(map(len, self.head.metadata.values()))
 
     def on_end(self) -> None:
         """No more DATA."""
@@ -369,7 +375,7 @@ class Rpc(Stream):
         self._unpacking = job, part.filled
 
     def _charge(self, nbytes: int) -> None:
-        """Count what the message becomes; raises `Overloaded`."""
+        """Count what the message becomes, or what comes behind it; raises `Overloaded`."""
         assert self._unpacking is not None, "bytes for nothing. This is a bug."
         job, counted = self._unpacking
         self.account.grow(nbytes, counted)

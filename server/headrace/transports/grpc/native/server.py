@@ -92,10 +92,7 @@ class NativeServer:
         loop = self._host.loop
         now = loop.time()
         for link in list(self._host.links):
-            if not link.http2.settled and link.opened < now - PREFACE_SECS:
-                link.abort()
-            else:
-                link.check_progress(now)
+            link.check_progress(now)
         self._look = loop.call_later(_LOOK_SECS, self._check_progress)
 
 

@@ -1,0 +1,54 @@
+"""How long clients are waited for: one rule for every door, over plain values."""
+
+from headrace.core.patience import PRESSED_SECS, SLOWEST, Patience
+from headrace.core.shares import Shares
+from headrace.engine.admission import Admission, ConnectionAccount
+from headrace.engine.progress import Progress
+
+_LIMIT = 1000 << 20
+
+
+def connection(share: int = 50) -> tuple[Progress, ConnectionAccount]:
+    """A connection whose client may read nothing for three seconds."""
+    account = Admission(0, _LIMIT, Shares(connection=share)).connect("http")
+    assert account is not None
+    return Progress(account, 3.0), account
+
+
+def test_who_does_not_read_is_given_up() -> None:
+    progress, account = connection()
+    assert [progress.reads(100, 0, 0, now) for now in range(4)] == [True, True, True, False]
+    assert (account.server.aborted, account.unread) == ({"unread": 1}, 100)
+
+
+def test_who_reads_on_and_who_has_read_all_is_not() -> None:
+    progress, account = connection()
+    assert all(progress.reads(100, 0, now * SLOWEST, now) for now in range(10))
+    assert progress.reads(0, 7, 0, 10)
+    assert (account.unread, account.kept, account.bytes) == (0, 7, 7)
+    assert [progress.reads(100, 0, 0, 10 + now) for now in range(4)] == [True, True, True, False]
+
+
+def test_more_than_the_share_is_too_much_at_once() -> None:
+    progress, account = connection(share=10)
+    assert progress.within(_LIMIT // 10)
+    assert not progress.within(_LIMIT // 10, 1)
+    assert not progress.reads(_LIMIT // 10 + 1, 0, 0, 0)
+    assert account.server.aborted == {"unread": 2}
+
+
+def test_who_does_not_send_is_given_up() -> None:
+    progress, account = connection()
+    patience = Patience(2.0)
+    assert [progress.sends(patience, "it", 0, now) for now in range(3)] == [True, True, False]
+    assert account.server.aborted == {"unsent": 1}
+
+
+def test_idle_connections_have_less_time_while_the_server_is_pressed() -> None:
+    progress, account = connection()
+    secs = PRESSED_SECS + 1
+    assert not progress.idles(0, secs, 60)
+    assert progress.idles(0, 61, 60)
+    account.server.count(_LIMIT)
+    assert progress.idles(0, secs, 60)
+    assert progress.idles(0, 3, 2)
