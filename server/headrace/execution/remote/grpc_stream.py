@@ -65,7 +65,7 @@ class GrpcStream(ChannelCall):
 
     def hold(self, held: bool) -> None:
         """Have the server pause, or go on."""
-        self.held = held
+        self.keeps_window = held
         if not held and self.connection is not None and not self.over:
             self.connection.release(self)
 

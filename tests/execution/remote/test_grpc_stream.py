@@ -1,0 +1,30 @@
+"""Streams of requests to a server over gRPC."""
+
+from pathlib import Path
+
+from headrace.execution.remote.connection import CallFailed, StreamAnswer
+from headrace.execution.remote.grpc_calls import GrpcDialect
+from headrace.execution.remote.grpc_stream import GrpcStream
+from headrace.execution.remote.options import RemoteOptions
+from tests.wire.http2.server_peer import HEAD
+
+
+class Receiver:
+    """Nothing comes."""
+
+    def received(self, answer: StreamAnswer) -> None:
+        raise AssertionError(answer)
+
+    def ended(self, failed: CallFailed | None) -> None:
+        raise AssertionError(failed)
+
+
+def test_a_stream_that_is_held_keeps_its_window() -> None:
+    """What it does not take, the server has to keep."""
+    options = RemoteOptions.of({"endpoints": "grpc://127.0.0.1"}, "m", 0, Path())
+    stream = GrpcStream(GrpcDialect(options, "m"), Receiver(), HEAD, b"", 0, 0)
+    seen = [stream.keeps_window]
+    for held in (True, False):
+        stream.hold(held)
+        seen.append(stream.keeps_window)
+    assert seen == [False, True, False]
