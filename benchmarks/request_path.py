@@ -65,7 +65,7 @@ _INTRODUCTION = """\
 
 These are the Python functions that run in the server for one infer request over each door, in the
 order in which they begin. What a function calls is indented below it. Each has its file in
-`server/headrace`, the line where it begins, and the first line of its docstring, or of its class's
+`server/headrace`, the line where it begins, and the summary of its docstring, or of its class's
 where `dataclass` has written it. The model is a small ONNX network that runs on the event loop; the
 request has one row, and others like it have come before on its connection. Nothing but the request
 is here: no start, no timers.
@@ -352,7 +352,7 @@ def _summaries(path: Path) -> dict[int, str]:
 
 
 def summaries(source: str) -> dict[int, str]:
-    """First lines of docstrings, by the line where a function (its decorators) or class begins."""
+    """Summaries of docstrings, by the line where a function (its decorators) or class begins."""
     found: dict[int, str] = {}
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -360,7 +360,7 @@ def summaries(source: str) -> dict[int, str]:
             if node.decorator_list and not isinstance(node, ast.ClassDef):
                 line = node.decorator_list[0].lineno
             if text := ast.get_docstring(node):
-                found[line] = text.splitlines()[0]
+                found[line] = " ".join(text.partition("\n\n")[0].split())
     return found
 
 

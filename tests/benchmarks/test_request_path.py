@@ -89,7 +89,7 @@ def test_summaries_are_found_by_where_a_call_says_that_its_function_begins() -> 
             of two lines."""
         '''
     found = summaries(dedent(source))
-    assert found == {1: "A class.", 7: "A property.", 14: "A coroutine"}
+    assert found == {1: "A class.", 7: "A property.", 14: "A coroutine of two lines."}
 
 
 def test_the_page() -> None:

@@ -461,7 +461,7 @@ class ConnectionAccount(_Share):
     # These two are called for each request, and count with the server themselves.
 
     def enter(self, nbytes: int) -> None:
-        """`Account.enter`."""
+        """Count a request of `nbytes` in; raises `Overloaded` or `ServerExiting`."""
         server = self.server
         requests, held, total = self.requests + 1, self.bytes + nbytes, server.bytes + nbytes
         if (
@@ -483,7 +483,7 @@ class ConnectionAccount(_Share):
             server.changed()
 
     def leave(self, nbytes: int) -> None:
-        """`Account.leave`."""
+        """Count a request of `nbytes` out."""
         server = self.server
         if self.above is not server:
             super().leave(nbytes)

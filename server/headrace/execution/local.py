@@ -246,6 +246,7 @@ class LocalInstance:
         self._loop.call_soon_threadsafe(self._report, batch, done, outcome)
 
     def _report(self, batch: Batch, done: Done, outcome: Outcome) -> None:
+        """Hand over what came of a batch; on the event loop."""
         self._batch = None
         if self._verdict is not None:
             if outcome.error is not None:  # or it has come to its end at the last moment

@@ -256,6 +256,7 @@ class Batcher:
             self._soon(self._flush)
 
     def _flush(self) -> None:
+        """Give idle instances what waits: the end of the event loop's turn."""
         self._flush_scheduled = False
         now = self._now()
         queue = self._queue
@@ -275,6 +276,7 @@ class Batcher:
             self._check_drained()
 
     def _next_batch(self, now: int) -> Batch | None:
+        """The batch to run now; None if there is nothing, or it is to grow."""
         while True:
             if self._retries:
                 batch = self._retries.popleft()
@@ -304,6 +306,7 @@ class Batcher:
         return clear
 
     def _finished(self, instance: Instance, batch: Batch, outcome: Outcome) -> None:
+        """Take what came of a batch: answers, errors, or that it is to be run again."""
         if not self._instances.leaving:
             self._idle.append(instance)
         elif (removed := self._instances.give_back(instance)) is not None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from headrace.core.blocks import BLOCKS
 from headrace.core.errors import ExecutionFailed, ServerError, ServerExiting
-from headrace.core.requests import Computed, InferResponse, Timing
+from headrace.core.requests import NOBODY, Computed, InferResponse, Timing
 from headrace.core.tensors import Buffer
 from headrace.engine.deferred import Deferred
 from headrace.engine.doors import Entrance
@@ -50,8 +50,8 @@ _STATUS_LINES = {
 }
 
 
-class _Request(Exchange):
-    """One request."""
+class HttpCall(Exchange):
+    """One infer request of a connection, which is the call itself."""
 
     __slots__ = ("answer", "begun", "body", "connection", "filled", "json")
 
@@ -60,7 +60,7 @@ class _Request(Exchange):
     json: PlainJson | None  # which has read the body, and may write the answer
 
     def __init__(self, connection: "FastProtocol", limit: int, head: Head) -> None:
-        # As `Exchange.__init__`, which would be a call more for each request.
+        # As `Exchange.__init__` and `begin`, which would be calls more for each request.
         self.head = head
         self.account = connection.account
         self._engine = head.entrance
@@ -69,6 +69,9 @@ class _Request(Exchange):
         self.id = self._backend = ""
         self.nbytes = self.filled = 0
         self._held = self.entered = self._consumed = self._again = self._more = self._timed = False
+        self.owner = NOBODY
+        self.stages = self.held = None
+        self.started = self.ended = False
         self.connection = connection
         self.begun = perf_counter() if connection.access_log else 0.0
 
@@ -136,8 +139,8 @@ class FastProtocol(BoundedProtocol):
         self._engine = engine
         self._heads = heads
         self._limit = max_request_bytes
-        self._requests: deque[_Request] = deque()  # not answered yet, in order of arrival
-        self._gathering: _Request | None = None  # the last of them, if its body is incomplete
+        self._requests: deque[HttpCall] = deque()  # not answered yet, in order of arrival
+        self._gathering: HttpCall | None = None  # the last of them, if its body is incomplete
         self._skip = 0  # bytes of a body that nobody wants any more
         self._held = b""  # received, but not to be looked at yet
         self._consuming = False
@@ -217,7 +220,7 @@ class FastProtocol(BoundedProtocol):
         self._touched = self.loop.time()
         self._go_on()
 
-    def answer(self, request: _Request, batch: Computed, body: bytes) -> bool:
+    def answer(self, request: HttpCall, batch: Computed, body: bytes) -> bool:
         """Write the answer to the only request under way, if nothing else is to be done."""
         requests = self._requests
         if (
@@ -282,7 +285,7 @@ class FastProtocol(BoundedProtocol):
                     else:
                         super().data_received(data[position:])
                     break
-                request = _Request(self, self._limit, head)
+                request = HttpCall(self, self._limit, head)
                 requests.append(request)
                 length = head.length or 0
                 if start + length <= size:
@@ -296,7 +299,7 @@ class FastProtocol(BoundedProtocol):
                     self._begin_message(request)
         self._consuming = False
 
-    def _begin(self, request: _Request, body: Buffer) -> None:
+    def _begin(self, request: HttpCall, body: Buffer) -> None:
         """Count a request in whose body is there, and submit it."""
         try:
             nbytes, head = len(body), request.head
@@ -313,24 +316,28 @@ class FastProtocol(BoundedProtocol):
                 request.entered = True
                 if (plain := direct.json.decode(body)) is not None:
                     request.json = direct.json
-                    id, inputs, request.rows = plain
-                    request.ask(head.model, head.version, id, inputs, nbytes=nbytes)
+                    request.id, request.inputs, request.rows = plain
+                    # `Call.ask`, which would be a call more for each request.
+                    request.model_name, request.model_version = head.key
+                    request.outputs, request.parameters = (), {}
+                    request.priority = request.timeout = request.sequence_id = 0
+                    request.sequence_start = request.sequence_end = False
+                    request.classes = request.shared = request.raw = None
                     direct.submit(request)
                     return
-                request.begin()
         except Exception as error:
             request.end(request.failure(error))
             return
         self._submit(request, body)
 
-    def _begin_message(self, request: _Request) -> None:
+    def _begin_message(self, request: HttpCall) -> None:
         """Count a message in whose body is yet to come."""
         try:
             request.open()
         except Exception as error:
             request.end(request.failure(error))
 
-    def _submit(self, request: _Request, body: Buffer) -> None:
+    def _submit(self, request: HttpCall, body: Buffer) -> None:
         try:
             request.submit(body, self._submitted)
             self._deferring = type(request.owner) is Deferred
@@ -342,7 +349,7 @@ class FastProtocol(BoundedProtocol):
         self._deferring = False
         self._go_on()
 
-    def _gather(self, request: _Request, data: bytes, position: int) -> int:
+    def _gather(self, request: HttpCall, data: bytes, position: int) -> int:
         """Add to a body; where the next request begins."""
         length = request.head.length or 0
         begin = request.filled
@@ -390,7 +397,7 @@ class FastProtocol(BoundedProtocol):
         self.transport.set_protocol(protocol)
         self.transport.resume_reading()
 
-    def _complete(self, request: _Request) -> None:
+    def _complete(self, request: HttpCall) -> None:
         """Submit a request whose body has been gathered."""
         self._gathering = None
         body, request.body = request.body, None
@@ -446,7 +453,7 @@ class FastProtocol(BoundedProtocol):
                 request.cancel()
             self._count_out(request, GONE)
 
-    def _count_out(self, request: _Request, status: int) -> None:
+    def _count_out(self, request: HttpCall, status: int) -> None:
         request.close()
         self._answers[status] += 1
         if self.access_log:

@@ -226,6 +226,7 @@ class ServerConnection(Connection):
         return self.streams.last
 
     def _on_block(self, block: bytes, flags: int, number: int) -> None:
+        """Begin a stream with the head that a block of fields says, or take a stream's trailers."""
         streams = self.streams
         if number <= streams.last:
             self._trailers(block, flags, number)
