@@ -13,6 +13,7 @@ from headrace.core.errors import InvalidRequest, ServerError
 from headrace.core.requests import Call, InferResponse, Timing
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array, Tensor, elsewhere, raw_bytes
+from headrace.scheduling.batch import Batch, Outcome
 from headrace.wire.grpc_contents import varint
 from headrace.wire.grpc_infer import decode_infer, encode_infer, parse_infer
 from headrace.wire.grpc_messages import (
@@ -24,6 +25,7 @@ from headrace.wire.grpc_messages import (
     walk,
 )
 from headrace.wire.pb import grpc_service_pb2 as pb
+from tests.scheduling.fakes import Bench, entered
 from tests.wire.strategies import PROPERTY, assert_same, mutations, outcome, tensors
 
 Input = pb.ModelInferRequest.InferInputTensor
@@ -281,31 +283,45 @@ def test_any_response(outputs: list[Tensor], id: str, marked: bool) -> None:
 @pytest.mark.parametrize("id", ["", "42", "\u00e4" * 100])
 def test_plain_answers_are_written_as_any_other(datatype: Datatype, id: str) -> None:
     specs = TensorSpec("y", datatype, (2,)), TensorSpec("z", Datatype.FP32, (-1, 3))
-    writer = PlainWriter(Signature("m", 8, (), specs), "m", "7")
+    signature = Signature("m", 8, (), specs)
+    writer = PlainWriter(signature, "m", "7")
     for width in (1, 5000):
-        whole = [
-            Tensor(
-                "y", datatype, np.frombuffer(bytes(range(64)), NUMPY[datatype])[:6].reshape(3, 2)
-            ),
-            Tensor("z", Datatype.FP32, np.arange(9 * width, dtype=np.float32).reshape(3, width, 3)),
-        ]
-        part = Call("m", "", id, {})
-        part.first, part.rows = 1, 2
-        for rows, of in ((part, slice(1, 3)), (None, slice(0, 3))):
-            own = [Tensor(t.name, t.datatype, t.array[of]) for t in whole]
-            answer = InferResponse("m", "7", id, own, Timing(0, 0, 1))
-            pieces = writer.pieces(id, whole, rows)
-            assert pieces is not None
-            assert b"".join(pieces) == b"".join(InferWriter().pieces(answer))
+        for sizes in ((1, 2), (2, 1), (3,), (2,)):
+            total = sum(sizes)
+            numbers: Array = np.frombuffer(bytes(range(64)), NUMPY[datatype])[: 2 * total]
+            wide = np.arange(3 * total * width, dtype=np.float32).reshape(total, width, 3)
+            batch = computed(signature, sizes, [numbers.reshape(total, 2), wide], id)
+            for call in batch.calls:
+                pieces = writer.pieces(batch, call)
+                assert pieces is not None
+                answer = InferWriter().pieces(batch.response(call))
+                assert b"".join(pieces) == b"".join(answer)
+
+
+def computed(signature: Signature, sizes: Sequence[int], arrays: list[Any], id: str = "") -> Batch:
+    """A batch of calls of so many rows that has been computed."""
+    bench = Bench()
+    asked = Call("m", "", id, {})
+    calls = [entered(asked, rows, None, 0, bench.batcher) for rows in sizes]
+    batch = Batch(signature, calls)
+    batch.take("7", Outcome(arrays, None, 0, 0, 0))
+    return batch
 
 
 def test_answers_that_are_not_plain_are_left_to_others() -> None:
     numbers, text = TensorSpec("y", Datatype.FP32, (2,)), TensorSpec("t", Datatype.BYTES, (1,))
-    writer = PlainWriter(Signature("m", 8, (), (numbers,)), "m", "7")
-    assert writer.pieces("", []) is None
-    assert writer.pieces("", [Tensor("y", Datatype.FP64, np.zeros((1, 2)))]) is None
-    words = Tensor("t", Datatype.BYTES, np.full((1, 1), b"a", object))
-    assert PlainWriter(Signature("m", 8, (), (text,)), "m", "7").pieces("", [words]) is None
+    plain, words = (
+        Signature("m", 8, (), (numbers,), strict_outputs=False),
+        Signature("m", 8, (), (text,)),
+    )
+    for signature, sizes, array in (
+        (plain, (1,), np.zeros((1, 2))),
+        (plain, (1, 1), np.zeros((2, 2))),
+        (words, (1,), np.full((1, 1), b"a", object)),
+    ):
+        batch = computed(signature, sizes, [array])
+        writer = PlainWriter(signature, "m", "7")
+        assert [writer.pieces(batch, call) for call in batch.calls] == [None] * len(sizes)
 
 
 def test_shapes_are_told_apart() -> None:

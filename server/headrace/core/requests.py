@@ -520,6 +520,7 @@ class Computed(Protocol):
     started: int
     compute_ns: int
     texts: Any
+    raws: Any
 
     def response(self, call: Call) -> InferResponse:
         """The response to one of its calls."""

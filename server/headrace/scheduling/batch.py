@@ -98,13 +98,13 @@ class Batch:
     """Requests that run together. `outputs`, with `names`, are all that any of them wants.
 
     Once it has been computed, and `take` called, `tensors` are the outputs of all its rows, made by
-    `version`. Each call gets those from its `first` row on. `texts` is what a codec has made of
-    them for all; None before, False where that could not be.
+    `version`. Each call gets those from its `first` row on. `texts` and `raws` are what codecs
+    have made of them for all; None before, False where that could not be.
     """
 
     __slots__ = (
-        "calls", "compute_ns", "names", "outputs", "rows", "signature", "started", "tensors",
-        "texts", "version",
+        "calls", "compute_ns", "names", "outputs", "raws", "rows", "signature", "started",
+        "tensors", "texts", "version",
     )  # fmt: skip
 
     version: str
@@ -112,6 +112,7 @@ class Batch:
     started: int
     compute_ns: int
     texts: Any
+    raws: Any
 
     def __init__(self, signature: Signature, calls: list[Call]) -> None:
         self.signature = signature
@@ -170,7 +171,8 @@ class Batch:
                     tensors.append(new_tensor((spec.name, spec.datatype, array)))
                     continue
             tensors.append(_output(signature, spec, array, rows))
-        self.version, self.texts = version, None
+        self.version = version
+        self.texts = self.raws = None
         self.started = outcome.started
         self.compute_ns = outcome.computed - outcome.started
         first = 0

@@ -17,9 +17,9 @@ import numpy as np
 
 from headrace.core.bytes_array import COPIED
 from headrace.core.datatypes import NUMPY, Datatype
-from headrace.core.requests import NOBODY, Call, InferResponse
+from headrace.core.requests import NOBODY, Call, Computed, InferResponse
 from headrace.core.signature import Signature
-from headrace.core.tensors import Array, Buffer, Tensor, TensorArray, new_tensor, raw_bytes
+from headrace.core.tensors import Array, Buffer, Tensor, new_tensor, raw_bytes
 from headrace.core.texts import bounded
 from headrace.wire.bytes_tensor import decode_bytes_tensor
 from headrace.wire.elements import Charge, charge_objects
@@ -419,37 +419,53 @@ class PlainWriter:
         plain = all(spec.datatype is not Datatype.BYTES for spec in signature.outputs)
         # Of each output; none where answers cannot be plain.
         self._dtypes = [NUMPY[spec.datatype] for spec in signature.outputs] if plain else []
-        self._heads: dict[object, list[bytes]] = {}  # by the shapes of the outputs
+        self._heads: dict[object, dict[int, list[bytes]]] = {}  # by the shapes of the outputs
         self._model, self._version = model, version
 
-    def pieces(
-        self, id: str, tensors: Sequence[Tensor], part: Call | None = None
-    ) -> list[Buffer] | None:
-        """As `InferWriter.pieces`, of an answer with `tensors`; None if it is not plain.
+    def pieces(self, batch: Computed, call: Call) -> list[Buffer] | None:
+        """As `InferWriter.pieces`, of the answer to a call of `batch`; None if it is not plain.
 
-        Of a batch of several it has the rows of the call `part` alone.
+        The bytes of all rows are taken at once, and kept as the `raws` of the batch: what comes
+        before each tensor, by the number of rows, and its bytes with those of a row.
         """
-        dtypes = self._dtypes
-        if len(tensors) != len(dtypes) or not dtypes:
+        written = batch.raws
+        if written is None:
+            dtypes, tensors = self._dtypes, batch.tensors
+            several = len(batch.calls) > 1
+            raws: list[tuple[Buffer, int]] = []
+            key: tuple[object, ...] = (several,)
+            for (_, _, array), dtype in zip(tensors, dtypes, strict=False):
+                size = array.nbytes
+                if array.dtype is not dtype or (several and not size):
+                    break
+                raw = array.tobytes() if size <= COPIED else raw_bytes(array)
+                raws.append((raw, size // batch.rows if several else 0))
+                key += (array.shape[1:] if several else array.shape,)
+            written = False
+            if raws and len(raws) == len(tensors) == len(dtypes):
+                heads = self._heads.get(key)
+                if heads is None:
+                    if len(self._heads) >= _REMEMBERED:
+                        self._heads.clear()
+                    heads = self._heads[key] = {}
+                written = heads, raws
+            batch.raws = written
+        if not written:
             return None
-        arrays: list[TensorArray] = []
-        for (_, _, array), dtype in zip(tensors, dtypes, strict=True):
-            if array.dtype is not dtype:
-                return None
-            arrays.append(array if part is None else array[part.first : part.first + part.rows])
-        key = arrays[0].shape if len(arrays) == 1 else tuple([array.shape for array in arrays])
-        heads = self._heads.get(key)
-        if heads is None:
-            if len(self._heads) >= _REMEMBERED:
-                self._heads.clear()
-            own = [Tensor(t.name, t.datatype, a) for t, a in zip(tensors, arrays, strict=True)]
-            heads = self._heads[key] = _heads(self._model, self._version, own)
+        known, raws = written
+        first, rows, id = call.first, call.rows, call.id
+        before = known.get(rows)
+        if before is None:
+            if len(known) >= _REMEMBERED:
+                known.clear()
+            own = batch.response(call).outputs
+            before = known[rows] = _heads(self._model, self._version, own)
         pieces: list[Buffer] = []
         if id:
             encoded = id.encode()
             pieces.append(b"\x1a" + varint(len(encoded)) + encoded)
-        for head, array in zip(heads, arrays, strict=True):
-            pieces += (head, array.tobytes() if array.nbytes <= COPIED else raw_bytes(array))
+        for head, (raw, row) in zip(before, raws, strict=True):
+            pieces += (head, raw[first * row : (first + rows) * row] if row else raw)
         return pieces
 
 

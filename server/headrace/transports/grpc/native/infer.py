@@ -97,8 +97,7 @@ class InferRpc(DirectRpc, Call):
         """Send the call's part of `batch`."""
         self.account.leave(self.nbytes)
         self.entered = False
-        part = self if len(batch.calls) > 1 else None
-        message = self._direct.grpc.pieces(self.id, batch.tensors, part)
+        message = self._direct.grpc.pieces(batch, self)
         if message is None:
             message = self._service.writer.pieces(batch.response(self))
         timing = batch.started - self.arrived, batch.compute_ns, batch.rows
