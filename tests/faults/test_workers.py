@@ -248,7 +248,8 @@ def test_a_worker_that_ends(server: ServerProcess, command: str, how: str) -> No
         f"the worker process of model 'one' {how} while it executed the request"
     )
     if command in ("sysexit", "thread"):
-        assert re.search(r"ERROR .* one worker \d+: .*SystemExit: 1$", server.log, re.MULTILINE)
+        told = re.compile(r"ERROR .* one worker \d+: .*SystemExit: 1$", re.MULTILINE)
+        eventually(lambda: told.search(server.log) is not None)  # written by a thread
     assert neighbour(server) == 200
     assert answer(server, "pid") != before
     assert ready(server)
