@@ -9,20 +9,21 @@ from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
 from headrace.engine.deferred import Deferred
 from headrace.engine.doors import GRPC_NOT_DECOUPLED, Entrance, Target
-from headrace.transports.grpc.call import Direct, Reply
+from headrace.transports.grpc.call import Reply
 from headrace.transports.grpc.procedures import INFERENCE
 from headrace.transports.grpc.unary import check_size
 from headrace.wire.grpc_messages import InferMessage, InferReader, InferWriter
 from headrace.wire.header_rules import HeaderPattern
 from headrace.wire.timing import add_timing, exact_timing, wants_timing
 
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 BACKEND_METADATA = "headrace-backend"  # which one has answered, of a model that has several
 
 
 class _InferCall(Call):
     """One ModelInfer; its transport holds it to cancel it."""
 
-    __slots__ = ("account", "named", "reply", "service", "timed")
+    __slots__ = ("account", "named", "reply", "service", "timed", "told")
 
     door = "GRPC"
     refusal = GRPC_NOT_DECOUPLED
@@ -34,6 +35,7 @@ class _InferCall(Call):
         self.account = reply.account
         self.timed = False
         self.named = True
+        self.told = _NOTHING  # parameters made of its metadata
 
     def charge(self, nbytes: int) -> None:
         """Count what the message becomes; raises `Overloaded`."""
@@ -85,19 +87,14 @@ class InferenceService:
     """ModelInfer; the stream is in `headrace.transports.grpc.stream`."""
 
     def __init__(
-        self,
-        engine: Entrance,
-        max_request_bytes: int,
-        reader: InferReader | None = None,
-        writer: InferWriter | None = None,
-        told: Mapping[str, str] = MappingProxyType({}),
+        self, engine: Entrance, max_request_bytes: int, pattern: HeaderPattern | None = None
     ) -> None:
-        """`told` are parameters for models, made of a request's metadata."""
-        self.writer = writer or InferWriter()
-        self.reader = reader or InferReader()
+        """`pattern` picks what of the metadata models are told."""
+        self.writer = InferWriter()
+        self.reader = InferReader()
         self.engine = engine
+        self.pattern = pattern
         self._limit = max_request_bytes
-        self._told = told
 
     def __call__(self, data: Buffer, reply: Reply) -> Call | None:
         """ModelInfer; raises `ServerError`."""
@@ -113,6 +110,8 @@ class InferenceService:
                 raise Unsupported(GRPC_NOT_DECOUPLED)
             reply.noted = found.model, found.name, asked.id
             call = _InferCall(self, reply, nbytes)
+            if self.pattern is not None:
+                call.told = self.pattern.parameters(reply.metadata().items())
             if not found.name:  # in a front end, or by rules, the answer says which version it was
                 call.named = False
             if asked.long:
@@ -121,7 +120,7 @@ class InferenceService:
             call.take(asked.request(nbytes))
             if call.parameters:
                 call.timed = wants_timing(call)
-            call.parameters.update(self._told)
+            call.parameters.update(call.told)
             found.submit(call)
             alike, direct = asked.alike, found.direct
             if alike and direct:
@@ -137,7 +136,7 @@ class InferenceService:
         def submit(asked: Call) -> None:
             call.take(asked)
             call.timed = wants_timing(call)
-            call.parameters.update(self._told)
+            call.parameters.update(call.told)
             # The model may have been replaced meanwhile.
             self.engine.find(message.model_name, message.model_version).submit(call)
 
@@ -151,14 +150,6 @@ class InferenceService:
 
 def infer_handlers(
     engine: Entrance, max_request_bytes: int, pattern: HeaderPattern | None = None
-) -> dict[str, Direct]:
+) -> dict[str, InferenceService]:
     """ModelInfer, by full path; `pattern` picks what of the metadata models are told."""
-    if pattern is None:
-        return {f"/{INFERENCE}/ModelInfer": InferenceService(engine, max_request_bytes)}
-    reader, writer = InferReader(), InferWriter()
-
-    def infer(data: Buffer, reply: Reply) -> Call | None:
-        told = pattern.parameters(reply.metadata().items())
-        return InferenceService(engine, max_request_bytes, reader, writer, told)(data, reply)
-
-    return {f"/{INFERENCE}/ModelInfer": infer}
+    return {f"/{INFERENCE}/ModelInfer": InferenceService(engine, max_request_bytes, pattern)}

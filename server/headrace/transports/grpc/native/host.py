@@ -11,11 +11,10 @@ from headrace.transports.grpc.call import Handlers
 from headrace.transports.grpc.categories import operation_of, without_key
 from headrace.transports.grpc.native.head import CallHead, preferred, read_head, refusal
 from headrace.transports.grpc.native.infer import InferRpc
-from headrace.transports.grpc.native.rpc import DirectRpc, RefusedRpc, Rpc
+from headrace.transports.grpc.native.rpc import RefusedRpc, Rpc
 from headrace.transports.grpc.native.sessions import SessionRpc
 from headrace.transports.grpc.native.tasks import BidiStreamRpc, ServerStreamRpc, TaskRpc
 from headrace.transports.grpc.options import INFERENCE, LEVELS, GrpcOptions
-from headrace.transports.grpc.service import InferenceService
 from headrace.wire.compression import DEFAULT_LEVEL
 from headrace.wire.http2.block_reader import Headers
 from headrace.wire.http2.budget import Limits
@@ -62,15 +61,14 @@ class Host:
         self._keys = handlers.keys
         self._procedures: dict[str, tuple[type[Rpc], object]] = {}
         for kind, table in (
-            (DirectRpc, handlers.direct),
+            (InferRpc, handlers.direct),
             (TaskRpc, handlers.unary),
             (ServerStreamRpc, handlers.server_stream),
             (BidiStreamRpc, handlers.bidi_stream),
             (SessionRpc, handlers.sessions),
         ):
             for path, handler in table.items():
-                plain = isinstance(handler, InferenceService)
-                self._procedures[path] = (InferRpc if plain else kind, handler)
+                self._procedures[path] = (kind, handler)
 
     def interpret(self, link: "Link", headers: Headers) -> CallHead:
         """The head of a call, with who handles it; raises `StreamFailure`."""

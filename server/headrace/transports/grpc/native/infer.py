@@ -5,28 +5,33 @@ before, is queued by `InferRpc` itself: its `__init__`, `take_last` and `respond
 it costs in the transport. Any other goes to the `InferenceService`, as on the other transport.
 """
 
+from functools import partial
 from struct import Struct
 from typing import Any
 
-from headrace.core.errors import ExecutionFailed, ServerError
+from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
 from headrace.core.requests import Call, Computed, InferResponse
+from headrace.core.tensors import Buffer
 from headrace.engine.doors import GRPC_NOT_DECOUPLED, Direct
 from headrace.transports.grpc.call import Message
 from headrace.transports.grpc.native.head import CallHead
-from headrace.transports.grpc.native.rpc import DirectRpc, Rpc
+from headrace.transports.grpc.native.rpc import Rpc
 from headrace.transports.grpc.service import BACKEND_METADATA, InferenceService
-from headrace.wire.timing import EXACT_TIMING, exact_timing
+from headrace.wire.timing import EXACT_TIMING, TIMING, exact_timing, time_of
 
 _PREFIX = 5
 _unpack_prefix = Struct(">BI").unpack_from
 
 
-class InferRpc(DirectRpc, Call):
+class InferRpc(Rpc, Call):
     """One ModelInfer, which is a call itself if it is plain."""
 
     door = "GRPC"
     refusal = GRPC_NOT_DECOUPLED
+    unary = True
     entered = False  # whether the account has counted it as a request, with `nbytes`
+    _data: Buffer | None = None  # the message, until the client has closed its side
+    _ticket: Any = None  # what is cancelled with the call
     _direct: Direct
     _service: InferenceService
 
@@ -66,7 +71,8 @@ class InferRpc(DirectRpc, Call):
         service: Any = self.head.handler
         data = view[begin:stop].tobytes()
         try:
-            template = service.reader.fill(self, data) if service.engine.known else None
+            plain = service.pattern is None and service.engine.known
+            template = service.reader.fill(self, data) if plain else None
             if template is None or not self._submit(service, template, length):
                 ticket = service(data, self)
                 if not self.finished:
@@ -74,6 +80,25 @@ class InferRpc(DirectRpc, Call):
         except Exception as error:
             self.guard(error)
         return True
+
+    def message(self, data: Buffer) -> None:
+        """Keep the one message until the client has closed its side."""
+        if self._data is not None:
+            raise InvalidRequest("a unary call has one message, got another")
+        self._data = data
+        self.kept += len(data)
+
+    def end(self) -> None:
+        """Hand the message to the service."""
+        data, self._data = self._data, None
+        if data is None:
+            raise InvalidRequest("a unary call has one message, got none")
+        if self._charged:
+            self.release(self._charged)  # the service counts it
+        service: Any = self.head.handler
+        ticket = service(data, self)
+        if not self.finished:
+            self._ticket = ticket
 
     def _submit(self, service: InferenceService, template: object, nbytes: int) -> bool:
         """Queue the call, if its version knows calls like it; raises `ServerError`."""
@@ -105,16 +130,21 @@ class InferRpc(DirectRpc, Call):
 
     def answer(self, message: Message, timing: bytes) -> None:
         """`Reply.answer`."""
+        if self.finished:
+            return
+        self._ticket = None
         head, link = self.head, self._link
         if (
-            self.finished
-            or self._trailing is not None
+            self._trailing is not None
             or head.packing
             or not link.http2.answer(self, message, timing)
         ):
-            super().answer(message, timing)
+            self.set_trailing(TIMING, timing.decode())
+            self._ticket = self.pack_later(message, partial(self._packed, message))
+            if self._ticket is None:
+                self.write(message)
+                self.close()
             return
-        self._ticket = None
         if self._timer is None and not self._host.access_log:  # as `_settle` does it
             self.finished = True
             head.answers[0] += 1
@@ -124,6 +154,14 @@ class InferRpc(DirectRpc, Call):
             link.flush()
         elif not link.sender.awake:
             link.sender.rouse()  # the others' answers may come in the same turn of the loop
+
+    def _packed(self, message: Message, packed: bytes | None, problem: Exception | None) -> None:
+        self._ticket = None
+        if packed is None:
+            self.guard(problem or ExecutionFailed("no message"))
+            return
+        self.write(message, packed)
+        self.close()
 
     def respond(self, response: InferResponse, final: bool) -> None:
         """Send a response that was made for the call alone."""
@@ -138,6 +176,8 @@ class InferRpc(DirectRpc, Call):
     def fail(self, error: ServerError) -> None:
         """`Reply.fail`."""
         self._leave()
+        self._ticket = None
+        self.set_trailing(TIMING, exact_timing(time_of(error)).decode())
         super().fail(error)
 
     def guard(self, error: Exception) -> None:
@@ -155,7 +195,9 @@ class InferRpc(DirectRpc, Call):
 
     def abandon(self) -> None:
         """Cancel the request."""
-        super().abandon()
+        ticket, self._ticket = self._ticket, None
+        if ticket is not None:
+            ticket.cancel()
         self._leave()
 
     def _leave(self) -> None:

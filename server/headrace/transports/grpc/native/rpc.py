@@ -12,13 +12,11 @@ as they come, and they go to their place in memory that the system hands out as 
 import asyncio
 import logging
 from collections.abc import Callable
-from functools import partial
 from struct import Struct
 from time import perf_counter
-from typing import Any
 
 from headrace.core.blocks import BLOCKS
-from headrace.core.errors import ExecutionFailed, InvalidRequest, PayloadTooLarge, ServerError
+from headrace.core.errors import InvalidRequest, PayloadTooLarge, ServerError
 from headrace.core.patience import Patience
 from headrace.core.tensors import Buffer
 from headrace.engine.workbench import LARGE, Job
@@ -37,7 +35,6 @@ from headrace.wire.http2.protocol import ErrorCode
 from headrace.wire.http2.server_connection import OK_FIELDS
 from headrace.wire.http2.stream import Fields, Stream
 from headrace.wire.status import INTERNAL, INTERNAL_TEXT, STATUS
-from headrace.wire.timing import TIMING, exact_timing, time_of
 
 log = logging.getLogger(__name__)
 
@@ -417,85 +414,3 @@ class RefusedRpc(Rpc):
 
     def on_data(self, view: memoryview, start: int, stop: int) -> None:
         """Of no interest."""
-
-
-class DirectRpc(Rpc):
-    """A unary call whose handler is called in the turn of the loop in which the message came."""
-
-    unary = True
-    _data: Buffer | None = None  # the message, until the client has closed its side
-    _ticket: Any = None
-
-    def take_last(self, view: memoryview, start: int, stop: int) -> bool:
-        """Call the handler with the one message, if that is what this is."""
-        begin = start + _PREFIX
-        if (
-            begin > stop
-            or self.finished
-            or self._gathering is not None
-            or self._unpacking is not None
-            or self._data is not None
-        ):
-            return False
-        compressed, length = _unpack_prefix(view, start)
-        if compressed or begin + length != stop or length > self._host.max_message:
-            return False
-        self.remote_closed = True
-        handler: Any = self.head.handler
-        try:
-            ticket = handler(view[begin:stop].tobytes(), self)
-        except Exception as error:
-            self.guard(error)
-        else:
-            if not self.finished:
-                self._ticket = ticket
-        return True
-
-    def message(self, data: Buffer) -> None:
-        """Keep the one message until the client has closed its side."""
-        if self._data is not None:
-            raise InvalidRequest("a unary call has one message, got another")
-        self._data = data
-        self.kept += len(data)
-
-    def end(self) -> None:
-        """Call the handler."""
-        data, self._data = self._data, None
-        if data is None:
-            raise InvalidRequest("a unary call has one message, got none")
-        if self._charged:
-            self.release(self._charged)  # the handler counts it
-        handler: Any = self.head.handler
-        ticket = handler(data, self)
-        if not self.finished:
-            self._ticket = ticket
-
-    def answer(self, message: Message, timing: bytes) -> None:
-        """`Reply.answer`."""
-        if self.finished:
-            return
-        self.set_trailing(TIMING, timing.decode())
-        self._ticket = self.pack_later(message, partial(self._packed, message))
-        if self._ticket is None:
-            self.write(message)
-            self.close()
-
-    def _packed(self, message: Message, packed: bytes | None, problem: Exception | None) -> None:
-        self._ticket = None
-        if packed is None:
-            self.guard(problem or ExecutionFailed("no message"))
-            return
-        self.write(message, packed)
-        self.close()
-
-    def fail(self, error: ServerError) -> None:
-        """`Reply.fail`."""
-        self._ticket = None
-        self.set_trailing(TIMING, exact_timing(time_of(error)).decode())
-        super().fail(error)
-
-    def abandon(self) -> None:
-        """Cancel the request."""
-        ticket, self._ticket = self._ticket, None
-        if ticket is not None:
-            ticket.cancel()
