@@ -221,7 +221,7 @@ def test_nothing_in_flight_is_lost(own: Busy, number: int) -> None:
             channel = await stack.enter_async_context(open_channel(server.grpc))
             stream = open_stream(channel)
             for value in range(3):  # the first is still running when all others are there
-                await stream.write(busy_message(MODEL, value, cost if value else own.second * 2))
+                await stream.write(busy_message(MODEL, value, cost if value else own.second * 4))
             for value, connection in enumerate(connections):
                 await connection.send(post_bytes(INFER[MODEL], busy_json(value, cost)))
             await until(lambda: admitted(server), lambda found: found[0] == CLIENTS + 3)
