@@ -79,7 +79,7 @@ class Shared(NamedTuple):
 
 
 class Raw(Enum):
-    """What the bytes of a model's only input are, of which nothing is known yet."""
+    """The form of a raw body, which is a model's only input and not decoded yet."""
 
     INFER = "what `headrace.wire.http_infer.decode_raw` reads"
     GENERATE = "what `headrace.wire.generate.decode_generate` reads"
@@ -186,7 +186,7 @@ class Call:
     ask = __init__
 
     def begin(self) -> None:
-        """Be under way, though what is asked is not known yet."""
+        """Begin the call before what is asked is known."""
         self.owner = NOBODY
         self.stages = self.held = None
         self.started = self.ended = False
@@ -260,8 +260,11 @@ class Call:
         self.respond(batch.response(self), True)
 
     def finish(self) -> None:
-        """Take the end of the call, which gets no response, or no further one."""
-        raise NotImplementedError
+        """Take the end of the call, which gets no response, or no further one.
+
+        An error, where one response is promised.
+        """
+        self.fail(ExecutionFailed("the model has ended the request without a response"))
 
     def fail(self, error: ServerError) -> None:
         """Take the error that ends the call."""
@@ -281,13 +284,13 @@ class Call:
             self.stages.respond(self, response, final)
 
     def pass_routed(self, target: Any) -> None:
-        """Tell which `Target` serves the call, the stages too."""
+        """Pass on which `Target` serves the call, to the stages too."""
         self.routed(target)
         if self.stages is not None:
             self.stages.routed(target)
 
     def pass_backend(self, backend: str) -> None:
-        """Tell which backend answers, the stages too."""
+        """Pass on which backend answers, to the stages too."""
         self.answered_by(backend)
         if self.stages is not None:
             self.stages.answered_by(backend)
@@ -324,10 +327,12 @@ class Call:
 # A stage of a chain, or the scheduler at its end: passes a call on, keeps it, or ends it. Raises
 # `ServerError`, with which the call has ended.
 Submit = Callable[[Call], None]
+# Called by a stage that has changed a response, with the error if there was one.
+Done = Callable[[Exception | None], None]
 
 
 class Stage:
-    """What a stage of a chain does with the answers to one call: it may change or watch them."""
+    """The part of a chain's stage that changes or watches the answers to one call."""
 
     __slots__ = ()
 
@@ -336,7 +341,7 @@ class Stage:
         call: Call,
         response: "InferResponse",
         final: bool,
-        done: Callable[[Exception | None], None],
+        done: "Done",
     ) -> Owner | None:
         """Change a response before it is passed on; raises `ServerError`, which ends the call.
 
@@ -349,7 +354,7 @@ class Stage:
         """A response has been passed on."""
 
     def routed(self, target: Any) -> None:
-        """It is decided which `Target` serves the call."""
+        """Take which `Target` serves the call, now that it is decided."""
 
     def answered_by(self, backend: str) -> None:
         """A backend is about to answer, of a model that has several."""
@@ -365,7 +370,7 @@ class Stage:
 
 
 class Stages:
-    """What stages have added to one call: the way of its answers, from the last added on.
+    """The stages that answers to one call pass, from the last added on.
 
     Invariant: while a stage works on a response, what comes after it waits in `_behind`. Once the
     call has ended or was cancelled, nothing is passed on any more.
@@ -380,20 +385,20 @@ class Stages:
         self._over = False
 
     def add(self, stage: Stage) -> None:
-        """Have answers meet a stage first."""
+        """Add a stage, which answers pass first."""
         self._stages = (stage, *self._stages)
 
     def remove(self, stage: Stage) -> None:
-        """Have answers not meet a stage."""
+        """Remove a stage."""
         self._stages = tuple(one for one in self._stages if one is not stage)
 
     def routed(self, target: Any) -> None:
-        """Tell which `Target` serves the call."""
+        """Pass on which `Target` serves the call."""
         for stage in self._stages:
             stage.routed(target)
 
     def answered_by(self, backend: str) -> None:
-        """Tell which backend answers."""
+        """Pass on which backend answers."""
         for stage in self._stages:
             stage.answered_by(backend)
 

@@ -56,7 +56,7 @@ class Held(NamedTuple):
 
 
 class Account:
-    """What is held for somebody, which the account `above` has among others.
+    """The requests and bytes held for somebody, which the account `above` counts too.
 
     Invariant: every `enter` is followed by exactly one `leave` with all bytes entered or grown by,
     every `begin` by exactly one `admit` or `drop`. Methods that charge raise `Overloaded` if this

@@ -1,8 +1,8 @@
 """The stage of calls that want the highest classes of outputs instead of their values."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from headrace.core.requests import Call, InferResponse, Stage, Submit
+from headrace.core.requests import Call, Done, InferResponse, Stage, Submit
 from headrace.engine.workbench import Job, Workbench
 from headrace.wire.classification import classify_outputs
 from headrace.wire.elements import uncharged
@@ -42,11 +42,7 @@ class _Classifying(Stage):
         self._bench = bench
 
     def transform(
-        self,
-        call: Call,
-        response: InferResponse,
-        final: bool,
-        done: Callable[[Exception | None], None],
+        self, call: Call, response: InferResponse, final: bool, done: Done
     ) -> Job[None] | None:
         size = sum(t.array.nbytes for t in response.outputs if t.name in self._classes)
         if size > _AT_ONCE:

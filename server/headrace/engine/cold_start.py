@@ -15,7 +15,7 @@ from headrace.core.errors import (
     ServerError,
     Unsupported,
 )
-from headrace.core.requests import Call, InferResponse, Raw, Stage
+from headrace.core.requests import Call, Done, InferResponse, Raw, Stage
 from headrace.core.signature import Signature
 from headrace.engine.admission import Admission
 from headrace.engine.deferred import Deferred
@@ -124,13 +124,7 @@ class _Timed(Stage):
 
     __slots__ = ()
 
-    def transform(
-        self,
-        call: Call,
-        response: InferResponse,
-        final: bool,
-        done: Callable[[Exception | None], None],
-    ) -> None:
+    def transform(self, call: Call, response: InferResponse, final: bool, done: Done) -> None:
         """Change a response."""
         add_timing(response)
 

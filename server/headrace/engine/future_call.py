@@ -2,12 +2,30 @@
 
 import asyncio
 
-from headrace.core.errors import ExecutionFailed, ServerError
+from headrace.core.errors import ServerError
 from headrace.core.requests import Call, InferResponse
 
 
-class FutureCall(Call):
-    """Resolves a future of the running event loop."""
+class Awaited:
+    """The way back to a future of the running event loop, for calls that are awaited."""
+
+    __slots__ = ()
+
+    future: asyncio.Future[InferResponse]
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        """Resolve the future."""
+        if not self.future.done():
+            self.future.set_result(response)
+
+    def fail(self, error: ServerError) -> None:
+        """Fail the future."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class FutureCall(Awaited, Call):
+    """A copy of a call that resolves a future."""
 
     __slots__ = ("future",)
 
@@ -16,17 +34,3 @@ class FutureCall(Call):
         super().__init__("", "", "", {}, nbytes=asked.nbytes)
         self.take(asked)
         self.future: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
-
-    def respond(self, response: InferResponse, final: bool) -> None:
-        """Resolve the future."""
-        if not self.future.done():
-            self.future.set_result(response)
-
-    def finish(self) -> None:
-        """Fail the future: there is no response."""
-        self.fail(ExecutionFailed("the model has ended the request without a response"))
-
-    def fail(self, error: ServerError) -> None:
-        """Fail the future."""
-        if not self.future.done():
-            self.future.set_exception(error)

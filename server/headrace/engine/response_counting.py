@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic_ns
 
 from headrace.core.errors import ExecutionFailed, ServerError
-from headrace.core.requests import Call, InferResponse, Stage, Submit
+from headrace.core.requests import Call, Done, InferResponse, Stage, Submit
 from headrace.observability.responses import FIRST_RESPONSE_BOUNDS, FirstResponses, Responses
 
 
@@ -41,13 +41,7 @@ class _Counted(Stage):
         self._came = 0  # when the one that is being passed on did
         self._ended = 0  # when the last one had been passed on
 
-    def transform(
-        self,
-        call: Call,
-        response: InferResponse,
-        final: bool,
-        done: Callable[[Exception | None], None],
-    ) -> None:
+    def transform(self, call: Call, response: InferResponse, final: bool, done: Done) -> None:
         self._came = self._now()
 
     def passed(self, call: Call, response: InferResponse, final: bool) -> None:

@@ -21,6 +21,7 @@ from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import ExecutionFailed, PayloadTooLarge, ServerError
 from headrace.core.requests import (
     Call,
+    Done,
     InferResponse,
     Owner,
     Shared,
@@ -95,11 +96,7 @@ class SharedMemory(Stage):
         self._copy(copies, partial(self._fetched, queue, submit, call))
 
     def transform(
-        self,
-        call: Call,
-        response: InferResponse,
-        final: bool,
-        done: Callable[[Exception | None], None],
+        self, call: Call, response: InferResponse, final: bool, done: Done
     ) -> Owner | None:
         """Write outputs to their places, and have the response go on without them."""
         copies, nbytes = self._written(response)
@@ -206,16 +203,14 @@ class SharedMemory(Stage):
     def _at_once(self, nbytes: int) -> bool:
         return nbytes <= AT_ONCE and all(region.device_id is None for region in self._used)
 
-    def _copy(self, copies: Sequence[_Copy], done: Callable[[Exception | None], None]) -> None:
+    def _copy(self, copies: Sequence[_Copy], done: Done) -> None:
         """Copy on another thread, then call `done`, with the error if there was one."""
         self._copying = True
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(self._regions.threads, _run, copies)
         future.add_done_callback(partial(self._copied, done))
 
-    def _copied(
-        self, done: Callable[[Exception | None], None], future: "asyncio.Future[None]"
-    ) -> None:
+    def _copied(self, done: Done, future: "asyncio.Future[None]") -> None:
         self._copying = False
         if self._over:
             self._release()

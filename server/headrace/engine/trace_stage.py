@@ -4,13 +4,12 @@ Names and order of the times are Triton's: the exchange with the client (HTTP_RE
 ..._SEND) around the request, its queue, and the computation of its batch.
 """
 
-from collections.abc import Callable
 from time import monotonic_ns
 from typing import TYPE_CHECKING
 
 from headrace.core.errors import Cancelled, ServerError
 from headrace.core.parameter_names import HEADER_PARAMETER
-from headrace.core.requests import Call, InferResponse, Stage, Submit
+from headrace.core.requests import Call, Done, InferResponse, Stage, Submit
 from headrace.core.trace_context import (
     TRACE_PARAMETER,
     TraceContext,
@@ -95,13 +94,7 @@ class Traced(Stage):
 
     # --- what comes for it
 
-    def transform(
-        self,
-        call: Call,
-        response: InferResponse,
-        final: bool,
-        done: Callable[[Exception | None], None],
-    ) -> None:
+    def transform(self, call: Call, response: InferResponse, final: bool, done: Done) -> None:
         """Take a response."""
         trace = self._trace
         trace.version = _number(response.model_version)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from headrace.core.errors import ExecutionFailed, ServerError, Unsupported
+from headrace.core.errors import ServerError, Unsupported
 from headrace.core.requests import Call, InferResponse
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
@@ -51,10 +51,6 @@ class _InferCall(Call):
         if not self.named:
             reply.noted = response.model_name, response.model_version, response.id
         reply.answer(service.writer.pieces(response), exact_timing(response.timing))
-
-    def finish(self) -> None:
-        """Send that there is no answer."""
-        self.fail(ExecutionFailed("the model has ended the request without a response"))
 
     def fail(self, error: ServerError) -> None:
         """Send the error."""

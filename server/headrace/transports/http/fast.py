@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import Any
 
 from headrace.core.blocks import BLOCKS
-from headrace.core.errors import ExecutionFailed, ServerError, ServerExiting
+from headrace.core.errors import ServerError, ServerExiting
 from headrace.core.requests import NOBODY, Computed, InferResponse, Timing
 from headrace.core.tensors import Buffer
 from headrace.engine.deferred import Deferred
@@ -99,10 +99,6 @@ class HttpCall(Exchange):
                     self.end(Answer(200, plain_lines(timing), [body]))
                 return
         self.respond(batch.response(self), True)
-
-    def finish(self) -> None:
-        """Answer that there is no answer."""
-        self.fail(ExecutionFailed("the model has ended the request without a response"))
 
     def fail(self, error: ServerError) -> None:
         """Answer with an error."""

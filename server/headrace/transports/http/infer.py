@@ -11,10 +11,11 @@ from typing import Protocol, cast
 
 from starlette.types import Receive, Scope, Send
 
-from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError, ServerExiting
+from headrace.core.errors import InvalidRequest, ServerExiting
 from headrace.core.requests import InferResponse
 from headrace.engine.admission import Account
 from headrace.engine.doors import Entrance
+from headrace.engine.future_call import Awaited
 from headrace.engine.workbench import LARGE
 from headrace.observability.answers import INFER
 from headrace.transports.http.access import OPERATION
@@ -36,7 +37,7 @@ class Disconnected(Exception):
     """The client has gone; there is nobody to answer."""
 
 
-class _RouteCall(Exchange):
+class _RouteCall(Awaited, Exchange):
     """A request whose response the route awaits."""
 
     __slots__ = ("future",)
@@ -44,20 +45,6 @@ class _RouteCall(Exchange):
     def __init__(self, limit: int, head: Head, account: Account) -> None:
         super().__init__(limit, head, account)
         self.future: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
-
-    def respond(self, response: InferResponse, final: bool) -> None:
-        """`FutureCall.respond`."""
-        if not self.future.done():
-            self.future.set_result(response)
-
-    def finish(self) -> None:
-        """`FutureCall.finish`."""
-        self.fail(ExecutionFailed("the model has ended the request without a response"))
-
-    def fail(self, error: ServerError) -> None:
-        """`FutureCall.fail`."""
-        if not self.future.done():
-            self.future.set_exception(error)
 
 
 class Route(Protocol):

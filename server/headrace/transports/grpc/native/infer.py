@@ -169,10 +169,6 @@ class InferRpc(Rpc, Call):
         message: Message = self._service.writer.pieces(response)
         self.answer(message, exact_timing(response.timing))
 
-    def finish(self) -> None:
-        """Send that there is no answer."""
-        self.fail(ExecutionFailed("the model has ended the request without a response"))
-
     def fail(self, error: ServerError) -> None:
         """`Reply.fail`."""
         self._leave()
