@@ -7,8 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from headrace.client.address import Address
-from headrace.client.connection import Connection
+from headrace.client.connection import Address, Connection
 
 Scripted = Callable[..., Connection]
 

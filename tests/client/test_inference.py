@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from headrace.client.connection import Answer
-from headrace.client.errors import BadAnswer
+from headrace.client.connection import Answer, BadAnswer
 from headrace.client.inference import JSON_SIZE, Question, cast, decode, elements, encode
 from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
 from headrace.core.tensors import Array, Tensor

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.core.datatypes import Datatype
 from headrace.wire.pb import grpc_service_pb2 as pb
-from headrace.workers.bytes_elements import join, split
+from headrace.workers.elements import join, split
 from tests.contract.conftest import CARRIERS
 from tests.models.onnx_graphs import identity, write_model
 from tests.models.python_models import IDENTITY, tensors, write_python_model

@@ -20,7 +20,7 @@ from headrace.core.requests import Call, InferResponse, Timing
 from headrace.core.tensors import Tensor
 from headrace.engine.divided_requests import divide, joined
 from headrace.engine.workbench import Workbench
-from headrace.workers.bytes_elements import join
+from headrace.workers.elements import join
 from tests.scheduling.fakes import FakeCall, submitted
 
 

@@ -13,8 +13,7 @@ from headrace.scheduling.batch import Batch, Part
 from headrace.wire.grpc_messages import InferReader, InferWriter
 from headrace.wire.http_infer import decode_infer
 from headrace.wire.pb import grpc_service_pb2 as pb
-from headrace.workers.bytes_elements import join
-from headrace.workers.elements import Buffer
+from headrace.workers.elements import Buffer, join
 from headrace.workers.frames import BrokenFrame, pack_result
 from tests.scheduling.fakes import Bench, entered
 

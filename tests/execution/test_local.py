@@ -22,7 +22,7 @@ from headrace.execution.choice import AutoChoice, InstanceKind
 from headrace.execution.local import LocalInstance, run
 from headrace.execution.model_kinds import LoadedModel
 from headrace.scheduling.batch import Batch, Instance, NotStarted, Outcome
-from headrace.workers.bytes_elements import join
+from headrace.workers.elements import join
 from tests.execution.threads import no_threads
 from tests.scheduling.fakes import Bench, entered, request, signature
 

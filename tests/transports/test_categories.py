@@ -10,8 +10,7 @@ from headrace.transports.grpc.call import Handlers, RpcContext
 from headrace.transports.http import categories as http_categories
 from headrace.transports.http.infer import Route
 from headrace.transports.http.restricted import restricted_routes
-from headrace.wire.header_rules import Category, HeaderRules, Key
-from headrace.wire.origins import AllowedOrigins
+from headrace.wire.header_rules import AllowedOrigins, Category, HeaderRules, Key
 from headrace.wire.pb import grpc_service_pb2 as pb
 from tests.transports.fakes import FakeEngine
 

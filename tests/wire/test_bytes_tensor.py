@@ -13,7 +13,7 @@ from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Tensor, raw_bytes
 from headrace.wire.bytes_tensor import decode_bytes_tensor
 from headrace.wire.elements import MAX_OBJECT_BYTES, charge_objects
-from headrace.workers.bytes_elements import join
+from headrace.workers.elements import join
 from tests.wire.strategies import PROPERTY, assert_same, mutations, object_array, outcome, tensors
 
 ONE = b"\x03\0\0\0abc"

@@ -6,8 +6,7 @@ import pytest
 from google.protobuf import text_format
 from google.protobuf.message import Message
 
-from headrace.wire.documents import to_json
-from headrace.wire.json_schema import message_schemas, reference, schema_name
+from headrace.wire.documents import message_schemas, reference, schema_name, to_json
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 from headrace.wire.pb.traffic_pb2 import ModelTrafficResponse

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import InvalidRequest
-from headrace.wire.long_json import MAX_VALUES, LongArray, Sizes, parse_long
+from headrace.wire.json_text import MAX_VALUES, LongArray, Sizes, parse_long
 from tests.wire.strategies import PROPERTY, mutations, outcome
 
 SMALL = Sizes(lifted=4, block=16, piece=8)

@@ -3,7 +3,7 @@
 import pytest
 
 from headrace.core.errors import Restricted
-from headrace.wire.origins import AllowedOrigins
+from headrace.wire.header_rules import AllowedOrigins
 
 SERVER = ("10.1.2.3", 8000)
 NAMED = ("https://ops.example", "http://tools.example:3000", "chrome-extension://abcdef")

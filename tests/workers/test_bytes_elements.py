@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.workers.bytes_elements import FEW, join, split, starts_of, walk
+from headrace.workers.elements import FEW, join, split, starts_of, walk
 
 # Of one length or of several, empty, short, longer than a block of the walk, few and many.
 runs = st.lists(

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.workers.elements import Array
 from headrace.workers.frames import ALONE, FILES, IN_FILE, NEW_FILE, BrokenFrame
-from headrace.workers.slot_files import SlotFiles
+from headrace.workers.memory import SlotFiles
 
 
 class Pair:

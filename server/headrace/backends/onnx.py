@@ -35,7 +35,7 @@ from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidOption, InvalidRequest, LoadFailed
 from headrace.core.model_spec import LoadSpec, TensorInfo
 from headrace.core.tensors import Array, TensorArray
-from headrace.workers.bytes_elements import FEW, join, object_array
+from headrace.workers.elements import FEW, join, object_array
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.client.connection import Answer
-from headrace.client.errors import BadAnswer
+from headrace.client.connection import Answer, BadAnswer
 from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
 from headrace.core.errors import ServerError
 from headrace.core.tensors import Array, Buffer, Tensor, raw_bytes

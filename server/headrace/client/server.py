@@ -7,8 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
-from headrace.client.connection import Answer, Connection
-from headrace.client.errors import BadAnswer, Refused
+from headrace.client.connection import Answer, BadAnswer, Connection, Refused
 
 if TYPE_CHECKING:
     from headrace.client.inference import Question, Reply

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from headrace.client.errors import Refused
+from headrace.client.connection import Refused
 from headrace.client.inference import Question, Reply, divided, joined
 from headrace.client.server import Document, Server
 from headrace.client.signature import Taken, taken

@@ -8,9 +8,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
-from headrace.client.address import Address
-from headrace.client.connection import Connection
-from headrace.client.errors import BadAnswer, ClientError, NotReached
+from headrace.client.connection import Address, BadAnswer, ClientError, Connection, NotReached
 from headrace.client.metrics import parse
 from headrace.client.server import Server
 from headrace.commands.activity import Scrape, activity

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.workers.bytes_elements import FEW, join, object_array, pieces, split, starts_of
+from headrace.workers.elements import FEW, join, object_array, pieces, split, starts_of
 
 COPIED = 4096  # bytes up to which a copy costs less than a view
 

@@ -11,7 +11,7 @@ from headrace.core.bytes_array import COPIED, BytesArray
 from headrace.core.datatypes import ITEM_SIZES, NUMPY, Datatype, Elsewhere
 from headrace.core.errors import InvalidRequest
 from headrace.core.shapes import brackets
-from headrace.workers.bytes_elements import join
+from headrace.workers.elements import join
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Buffer = bytes | memoryview

@@ -22,7 +22,7 @@ from headrace.core.trace_context import TRACE_PARAMETER
 from headrace.engine.traced_calls import PassedCall, TracedCall
 from headrace.engine.tracing import Tracing
 from headrace.observability.model_metrics import ModelMetrics
-from headrace.wire.load_parameters import load_parameters_of_json
+from headrace.wire.parameters import load_parameters_of_json
 from headrace.wire.status import INTERNAL_TEXT
 
 log = logging.getLogger(__name__)

@@ -31,8 +31,7 @@ from headrace.workers.frames import (
     lay_out,
     pack_header,
 )
-from headrace.workers.memory import OutFile, descriptors
-from headrace.workers.slot_files import SlotFiles
+from headrace.workers.memory import OutFile, SlotFiles, descriptors
 
 READ = 64 << 10  # bytes; Python makes room for as many each time, and much room is slow to get
 CLOSED = "closed its socket"

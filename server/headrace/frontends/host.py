@@ -29,7 +29,7 @@ from headrace.engine.doors import (
 )
 from headrace.frontends.calls import Calls, CallUnderWay, UnderWay
 from headrace.frontends.channel import Channel
-from headrace.frontends.wanted_headers import WantedHeaders
+from headrace.frontends.config import WantedHeaders
 from headrace.wire.link_frames import INLINE, BrokenLink, Flag, Frame, Kind, frame
 from headrace.wire.link_infer import (
     RequestReader,

@@ -19,7 +19,7 @@ from headrace.engine.admission import Admission, Held
 from headrace.engine.doors import NOTHING_KNOWN
 from headrace.engine.readiness import Readiness
 from headrace.frontends.channel import Channel
-from headrace.frontends.wanted_headers import WantedHeaders
+from headrace.frontends.config import WantedHeaders
 from headrace.observability.answers import Grown
 from headrace.observability.logs import LogSettings
 from headrace.wire.link_frames import INLINE, BrokenLink, Flag, Frame, Kind, frame

@@ -20,10 +20,9 @@ from headrace.execution.private_process import is_private
 from headrace.execution.worker_spec import passed_environment
 from headrace.frontends.calls import Calls
 from headrace.frontends.channel import pair
-from headrace.frontends.config import FrontendConfig
+from headrace.frontends.config import FrontendConfig, WantedHeaders
 from headrace.frontends.host import Host
 from headrace.frontends.shared import allow_many_files
-from headrace.frontends.wanted_headers import WantedHeaders
 from headrace.observability.logs import LogSettings
 
 log = logging.getLogger(__name__)

@@ -6,8 +6,8 @@ from headrace.core.bytes_array import COPIED, BytesArray
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Array, Buffer, Tensor, element_count
-from headrace.workers import bytes_elements
-from headrace.workers.bytes_elements import walk
+from headrace.workers import elements as bytes_elements
+from headrace.workers.elements import walk
 
 
 def object_array(elements: list[bytes], shape: Sequence[int]) -> Array:

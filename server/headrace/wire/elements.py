@@ -19,8 +19,8 @@ from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.shapes import brackets
 from headrace.core.tensors import MAX_RANK, Array, Tensor, TensorArray, element_count
-from headrace.wire.long_json import LongArray, Parse
-from headrace.workers.bytes_elements import join
+from headrace.wire.json_text import LongArray, Parse
+from headrace.workers.elements import join
 
 MAX_DEPTH = 100
 LENGTH_BYTES = 4  # of an element of BYTES

@@ -27,8 +27,7 @@ from headrace.wire.elements import (
     tensor_from_long,
     uncharged,
 )
-from headrace.wire.json_text import parse_json, parse_piece
-from headrace.wire.long_json import LongArray
+from headrace.wire.json_text import LongArray, parse_json, parse_piece
 from headrace.wire.parameters import is_reserved, json_parameter, split_parameters
 from headrace.wire.timing import TIMING_PARAMETER
 

@@ -17,7 +17,7 @@ from headrace.core.errors import InvalidRequest
 from headrace.core.requests import MAX_TENSORS
 from headrace.core.tensors import Array, Buffer, Tensor, byte_size_mismatch, element_count
 from headrace.wire.elements import LENGTH_BYTES, Charge, decoded_size
-from headrace.workers.bytes_elements import join
+from headrace.workers.elements import join
 
 # Of a message, and of all its inputs and outputs: two bytes make an empty one, which takes a
 # hundred times as much memory once it is parsed.

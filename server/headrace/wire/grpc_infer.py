@@ -23,9 +23,15 @@ from headrace.wire.bytes_tensor import decode_bytes_tensor
 from headrace.wire.classification import check_class_count
 from headrace.wire.elements import tensor_from_values
 from headrace.wire.grpc_contents import CONTENTS, Contents, check_fields, tensor_from_contents
-from headrace.wire.parameters import split_parameters, too_many_parameters
+from headrace.wire.parameters import (
+    PARAMETERS,
+    REGION,
+    shared_input,
+    shared_output,
+    split_parameters,
+    too_many_parameters,
+)
 from headrace.wire.pb import grpc_service_pb2 as pb
-from headrace.wire.shared_memory import PARAMETERS, REGION, shared_input, shared_output
 
 LONG = 64 << 10  # bytes of a message above which it pays to look before it is parsed
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"

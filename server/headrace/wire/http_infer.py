@@ -38,10 +38,14 @@ from headrace.wire.elements import (
     uncharged,
 )
 from headrace.wire.http_response import ResponseForm, SharedForm
-from headrace.wire.json_text import LONG, parse_json, parse_piece
-from headrace.wire.long_json import LongArray
-from headrace.wire.parameters import split_parameters, too_many_parameters
-from headrace.wire.shared_memory import REGION, shared_input, shared_output
+from headrace.wire.json_text import LONG, LongArray, parse_json, parse_piece
+from headrace.wire.parameters import (
+    REGION,
+    shared_input,
+    shared_output,
+    split_parameters,
+    too_many_parameters,
+)
 
 _TRANSPORT = frozenset({"binary_data_output"})
 _INT = frozenset({int})

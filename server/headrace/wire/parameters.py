@@ -1,16 +1,26 @@
-"""The reserved request parameters, the same for JSON and protobuf once they are Python values."""
+"""Parameters of requests and tensors, alike for JSON and protobuf once they are Python values.
+
+Those of infer requests (reserved names, and the rest, which models may read), those by which a
+tensor says where it lies in shared memory, and those of requests to load and unload models. Whether
+there is such a region of shared memory, and whether a stretch lies within it, is not known here.
+"""
 
 import json
-from collections.abc import Mapping
+from binascii import Error, a2b_base64
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 
+from headrace.core.datatypes import ITEM_SIZES, Datatype
 from headrace.core.errors import InvalidRequest
+from headrace.core.load_parameters import LoadParameters
 from headrace.core.parameter_names import DEADLINE_PARAMETER, FORWARD_PARAMETER, HEADER_PARAMETER
-from headrace.core.requests import MAX_PARAMETERS, Parameter
+from headrace.core.requests import MAX_PARAMETERS, Parameter, SharedInput, Stretch
+from headrace.core.tensors import Buffer, byte_size_mismatch, element_count
 from headrace.core.texts import shown
 from headrace.core.trace_context import TRACE_PARAMETER
+from headrace.wire.pb import grpc_service_pb2 as pb
 
 # What Call calls each reserved parameter, and what it takes.
 _RESERVED: dict[str, tuple[tuple[type, ...], str]] = {
@@ -95,3 +105,154 @@ def json_parameter(value: Parameter) -> bytes:
     text = orjson.dumps(value)
     # What orjson writes for them. Nothing else becomes that, since no parameter is None.
     return text if text != b"null" else json.dumps(value).encode()
+
+
+REGION = "shared_memory_region"
+_OFFSET, _SIZE = "shared_memory_offset", "shared_memory_byte_size"
+PARAMETERS = (REGION, _OFFSET, _SIZE)
+_MOST = 2**63 - 1
+
+
+def read_stretch(what: str, parameters: Mapping[str, Any]) -> Stretch:
+    """The place that a tensor's parameters name; `what` is the tensor, for messages.
+
+    Raises `InvalidRequest`.
+    """
+    region = parameters[REGION]
+    if type(region) is not str or not region:
+        raise InvalidRequest(f"'{REGION}' of {what} must be a region's name")
+    offset, size = parameters.get(_OFFSET), parameters.get(_SIZE)
+    if offset is None:
+        offset = 0
+    if size is None:
+        raise InvalidRequest(f"{what} has a '{REGION}' and no '{_SIZE}'")
+    for name, value in ((_OFFSET, offset), (_SIZE, size)):
+        if type(value) is not int:  # a bool is none here
+            raise InvalidRequest(f"'{name}' of {what} must be a non-negative integer")
+    if not 0 <= offset <= _MOST:
+        raise InvalidRequest(
+            f"Invalid offset for shared memory region: '{region}'."
+            f" {what[:1].upper()}{what[1:]} asks for {offset}"
+        )
+    if not 0 <= size <= _MOST - offset:
+        raise InvalidRequest(
+            f"Invalid offset + byte size for shared memory region: '{region}'."
+            f" {what[:1].upper()}{what[1:]} asks for {offset} + {size}"
+        )
+    return Stretch(region, offset, size)
+
+
+def shared_input(
+    name: str,
+    datatype: Datatype,
+    shape: Sequence[int],
+    parameters: Mapping[str, Any],
+    model: str,
+    request_id: str,
+) -> SharedInput:
+    """An input in shared memory, whose size must be what its shape needs.
+
+    Raises `InvalidRequest`.
+    """
+    place = read_stretch(f"input '{name}'", parameters)
+    count = element_count(name, shape)
+    if datatype is Datatype.BYTES:
+        if count * 4 > place.byte_size:
+            raise InvalidRequest(
+                f"expected {count} string elements for inference input '{name}', got fewer:"
+                f" {place.byte_size} bytes cannot hold {count} length indicators"
+            )
+    elif place.byte_size != count * ITEM_SIZES[datatype]:
+        raise byte_size_mismatch(name, datatype, shape, place.byte_size, model, request_id)
+    return SharedInput(datatype, tuple(shape), place)
+
+
+def shared_output(name: str, parameters: Mapping[str, Any]) -> Stretch:
+    """The room for an output in shared memory; raises `InvalidRequest`."""
+    if parameters.get("classification", 0) != 0:
+        raise InvalidRequest(
+            f"output '{name}': 'classification' can not be had in shared memory,"
+            f" set it or '{REGION}'"
+        )
+    return read_stretch(f"output '{name}'", parameters)
+
+
+_CONFIG = "config"
+_FILE = "file:"
+_DEPENDENTS = "unload_dependents"
+_MESSAGES = Mapping[str, pb.ModelRepositoryParameter]
+
+
+def load_parameters_of_json(document: Mapping[str, Any]) -> LoadParameters:
+    """The parameters in the body of a load request; raises `InvalidRequest`."""
+    config: str | None = None
+    files: dict[str, Buffer] = {}
+    for name, value in _parameters(document).items():
+        if name != _CONFIG and not name.startswith(_FILE):
+            raise _unknown(name)
+        if type(value) is not str:
+            raise InvalidRequest(
+                f"invalid value for load parameter '{name[:80]}', expected a string"
+            )
+        if name == _CONFIG:
+            config = value
+            continue
+        try:
+            files[name.removeprefix(_FILE)] = a2b_base64(value, strict_mode=True)
+        except (Error, ValueError) as error:
+            raise InvalidRequest(
+                f"invalid value for load parameter '{name[:80]}', expected base64: {error}"
+            ) from None
+    return LoadParameters(config, files)
+
+
+def load_parameters_of_message(parameters: _MESSAGES) -> LoadParameters:
+    """The parameters of a `RepositoryModelLoad`; raises `InvalidRequest`."""
+    config: str | None = None
+    files: dict[str, Buffer] = {}
+    for name, value in parameters.items():
+        if name == _CONFIG:
+            config = _value(name, value, "string_param")
+        elif name.startswith(_FILE):
+            files[name.removeprefix(_FILE)] = _value(name, value, "bytes_param")
+        else:
+            raise _unknown(name)
+    return LoadParameters(config, files)
+
+
+def unload_dependents_of_json(document: Mapping[str, Any]) -> bool:
+    """Whether an unload request is meant for dependents, too; raises `InvalidRequest`."""
+    value = _parameters(document).get(_DEPENDENTS, False)
+    if type(value) is not bool:
+        raise InvalidRequest(f"Invalid value for '{_DEPENDENTS}': expected a boolean")
+    return value
+
+
+def unload_dependents_of_message(parameters: _MESSAGES) -> bool:
+    """The same of a `RepositoryModelUnload`; raises `InvalidRequest`."""
+    if _DEPENDENTS not in parameters:
+        return False
+    return bool(_value(_DEPENDENTS, parameters[_DEPENDENTS], "bool_param"))
+
+
+def _parameters(document: Mapping[str, Any]) -> dict[str, Any]:
+    found = document.get("parameters")
+    if found is None:
+        return {}
+    if type(found) is not dict:
+        raise InvalidRequest("Invalid value for 'parameters': expected an object")
+    return found
+
+
+def _value(name: str, value: pb.ModelRepositoryParameter, expected: str) -> Any:
+    if value.WhichOneof("parameter_choice") != expected:
+        raise InvalidRequest(
+            f"invalid value type for '{name[:80]}' parameter, expected {expected}."
+        )
+    return getattr(value, expected)
+
+
+def _unknown(name: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"unrecognized load parameter '{name[:80]}'; expected 'config' or 'file:PATH'"
+    )

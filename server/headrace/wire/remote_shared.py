@@ -6,9 +6,9 @@ from typing import NamedTuple, TypeAlias
 from headrace.core.requests import Parameter
 from headrace.core.tensors import Buffer, raw_bytes
 from headrace.wire.grpc_contents import varint
+from headrace.wire.parameters import PARAMETERS
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.remote_infer import RAW_INPUT, RemoteInput, write_parameters
-from headrace.wire.shared_memory import PARAMETERS
 
 _REGION, _OFFSET, _SIZE = PARAMETERS
 _Tensor: TypeAlias = (

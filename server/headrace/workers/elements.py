@@ -1,15 +1,195 @@
-"""Numpy arrays and the protocol's tensor data, with nothing but numpy."""
+"""Tensor data in binary form to numpy arrays and back, with nothing but numpy.
+
+Elements of BYTES have their length before them, in 4 bytes, little-endian. A length says where the
+next one lies, so whoever looks for elements has to walk. Elements of one length are found by one
+comparison in numpy, and short ones by a walk in numpy; a walk in Python is left for few elements
+and for long ones. No walk makes an object per element, and each is a pure function of its bytes,
+for any thread.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from struct import Struct
 from typing import Any
 
 import numpy as np
 
-from headrace.workers.bytes_elements import join, object_array, pieces
-
 Array = np.ndarray[Any, np.dtype[Any]]
 Buffer = bytes | bytearray | memoryview
+
+FEW = 64  # elements up to which Python is quicker than numpy
+_LONG = 32  # bytes per element from which on Python is as quick as numpy, which looks at each byte
+_BLOCK = 1 << 16  # bytes that numpy looks at together: what it needs for them stays in the cache
+_CHUNK = 1 << 14  # elements that are taken together where they are objects
+_unpack_length, _pack_length = Struct("<I").unpack_from, Struct("<I").pack
+_PREFIXES = [length.to_bytes(4, "little") for length in range(256)]
+
+
+def walk(data: Buffer, count: int, starts: Array | None = None) -> tuple[int, int]:
+    """How many elements, `count` at most, are whole, and the position after the last of these.
+
+    `data` has `count` elements and nothing else if the two are `count` and its size. Where each
+    element begins is put into `starts`, which has room for `count`, if it is given.
+    """
+    size = len(data)
+    if count <= FEW or size > count * _LONG:
+        return _step(data, size, 0, 0, count, starts)
+    width = _width(data, count)
+    if width:
+        if starts is not None:
+            starts[:] = np.arange(0, size, width)
+        return count, size
+    found = position = 0
+    while found < count and size - position > 4:
+        whole, end = _jump(data, size, position, count - found, found, starts)
+        if not whole:
+            break
+        found, position = found + whole, end
+    return _step(data, size, position, found, count, starts)
+
+
+def starts_of(data: Buffer, count: int) -> Array:
+    """Where each of `count` elements begins, and where the last one ends.
+
+    Raises `ValueError` where `data` is something else.
+    """
+    starts = np.empty(count + 1, np.int64)
+    starts[count] = len(data)
+    if walk(data, count, starts[:count]) != (count, len(data)):
+        raise ValueError(f"{len(data)} bytes are not {count} elements with their lengths")
+    return starts
+
+
+def pieces(data: Buffer, count: int) -> Iterable[list[bytes]]:
+    """The `count` elements in `data`, some at a time.
+
+    What numpy and `map` do with a piece holds up all other threads, for a millisecond or so. Raises
+    `ValueError` where `data` is something else.
+    """
+    return [_split_few(data, count)] if count <= FEW else _pieces(data, count)
+
+
+def _pieces(data: Buffer, count: int) -> Iterator[list[bytes]]:
+    width = _width(data, count)
+    if width > 4:
+        form = np.dtype([("length", "<u4"), ("element", f"V{width - 4}")])
+        alike = np.frombuffer(data, form)["element"]
+    elif not width:
+        starts = starts_of(data, count)
+    for first in range(0, count, _CHUNK):
+        last = min(first + _CHUNK, count)
+        if width == 4:
+            yield [b""] * (last - first)
+        elif width:
+            yield alike[first:last].tolist()
+        else:
+            base = int(starts[first])
+            piece = bytes(data[base : int(starts[last])])
+            begins = (starts[first:last] + (4 - base)).tolist()
+            ends = (starts[first + 1 : last + 1] - base).tolist()
+            yield [piece[begin:end] for begin, end in zip(begins, ends, strict=True)]
+
+
+def split(data: Buffer, count: int) -> list[bytes]:
+    """The `count` elements in `data`; raises `ValueError` where it is something else."""
+    if count <= FEW:
+        return _split_few(data, count)
+    return list(chain.from_iterable(_pieces(data, count)))
+
+
+def object_array(found: Iterable[Sequence[object]], shape: Sequence[int]) -> Array:
+    """The objects that come, some at a time, as an array."""
+    array = np.empty(math.prod(shape), object)
+    position = 0
+    for piece in found:
+        array[position : position + len(piece)] = piece
+        position += len(piece)
+    return array.reshape(tuple(shape))
+
+
+def join(elements: Sequence[bytes]) -> bytes:
+    """The binary form of elements."""
+    if len(elements) <= FEW:
+        return b"".join([part for one in elements for part in (_pack_length(len(one)), one)])
+    chunks = range(0, len(elements), _CHUNK)
+    return b"".join([_join(list(elements[first : first + _CHUNK])) for first in chunks])
+
+
+def _join(elements: list[bytes]) -> bytes:
+    lengths = list(map(len, elements))
+    if max(lengths, default=0) < len(_PREFIXES):
+        prefixes = list(map(_PREFIXES.__getitem__, lengths))
+    else:
+        # A void scalar of four bytes becomes a `bytes` object that keeps its trailing zeros.
+        prefixes = np.array(lengths, "<u4").view("V4").tolist()
+    return b"".join(chain.from_iterable(zip(prefixes, elements, strict=True)))
+
+
+def _width(data: Buffer, count: int) -> int:
+    """The bytes that each element takes, with its length; 0 if they are not all alike."""
+    width, rest = divmod(len(data), count)
+    if rest or width < 4:
+        return 0
+    lengths = np.ndarray((count,), "<u4", data, strides=(width,))
+    return width if (lengths == width - 4).all() else 0
+
+
+def _step(
+    data: Buffer, size: int, position: int, found: int, count: int, starts: Array | None
+) -> tuple[int, int]:
+    """`walk` in Python, from an element on."""
+    last = size - 4
+    for index in range(found, count):
+        if position > last:
+            return index, position
+        stop = position + 4 + _unpack_length(data, position)[0]
+        if stop > size:
+            return index, position
+        if starts is not None:
+            starts[index] = position
+        position = stop
+    return count, position
+
+
+def _jump(
+    data: Buffer, size: int, position: int, most: int, found: int, starts: Array | None
+) -> tuple[int, int]:
+    """`walk` in numpy, through a block; `found` elements came before it.
+
+    None is found where the next element is not whole.
+    """
+    length = min(_BLOCK, size - position - 3)
+    # Where the next element would begin if one began at each of these bytes.
+    after = np.ndarray((length,), "<u4", data, position, (1,)) + np.arange(4, length + 4)
+    room = min(most, length // 4 + 1)
+    places = np.zeros(room + 1, np.int64)
+    # `take` writes each place before it reads the next, so that this follows the elements from one
+    # to the next. That is not promised, and therefore checked.
+    after.take(places[:-1], out=places[1:], mode="clip")
+    whole = int(np.count_nonzero(places[:-1] < length))
+    if not np.array_equal(after[places[:whole]], places[1 : whole + 1]):
+        return 0, position
+    if places[whole] > size - position:
+        whole -= 1  # the last one is cut off
+    if starts is not None:
+        starts[found : found + whole] = places[:whole] + position
+    return whole, position + int(places[whole])
+
+
+def _split_few(data: Buffer, count: int) -> list[bytes]:
+    elements: list[Any] = []
+    position, size = 0, len(data)
+    for _ in range(count):
+        start = position + 4
+        if start > size:
+            break
+        position = start + _unpack_length(data, position)[0]
+        elements.append(data[start:position])
+    if position != size or len(elements) != count:
+        raise ValueError(f"{size} bytes are not {count} elements with their lengths")
+    return elements if type(data) is bytes else list(map(bytes, elements))
+
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),

@@ -26,8 +26,7 @@ from headrace.workers.frames import (
     lay_out,
     pack_header,
 )
-from headrace.workers.memory import OutFile, descriptors
-from headrace.workers.slot_files import SlotFiles
+from headrace.workers.memory import OutFile, SlotFiles, descriptors
 from headrace.workers.triton_tensors import TritonModelException
 
 _READ = 64 << 10  # bytes; Python makes room for as many each time, and much room is slow to get

@@ -17,8 +17,8 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from headrace.workers.batches import tell_response, tell_tensors
 from headrace.workers.elements import Buffer
-from headrace.workers.encoding import tell_response, tell_tensors
 from headrace.workers.frames import Header, Kind, frame, pack_header, unpack_request
 from headrace.workers.link import Link, Received
 from headrace.workers.triton_calls import Call, ResponseIterator

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any, Protocol
 
+from headrace.workers.batches import read_response
 from headrace.workers.elements import Buffer
-from headrace.workers.encoding import read_response
 from headrace.workers.triton_arguments import flag, text
 from headrace.workers.triton_responses import InferenceResponse, TritonError
 from headrace.workers.triton_server import connected

@@ -6,7 +6,7 @@ from headrace.core.errors import Unsupported
 from headrace.engine.engine import Engine
 from headrace.transports.grpc.call import Unary
 from headrace.transports.grpc.unary import awaits
-from headrace.wire.load_parameters import load_parameters_of_message, unload_dependents_of_message
+from headrace.wire.parameters import load_parameters_of_message, unload_dependents_of_message
 from headrace.wire.pb import grpc_service_pb2 as pb
 
 

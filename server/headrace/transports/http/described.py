@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.observability.logs import FORMATS
-from headrace.wire.json_schema import message_schemas, reference
+from headrace.wire.documents import message_schemas, reference
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 from headrace.wire.pb.traffic_pb2 import ModelTrafficResponse

@@ -11,7 +11,7 @@ from headrace.engine.engine import Engine
 from headrace.transports.http.described import MODEL_INDEX, answers, body, record
 from headrace.transports.http.json_bodies import json_answer, json_body, parse_object, whole_body
 from headrace.wire.documents import to_json
-from headrace.wire.load_parameters import load_parameters_of_json, unload_dependents_of_json
+from headrace.wire.parameters import load_parameters_of_json, unload_dependents_of_json
 
 _INDEX = body(record({"ready": {"type": "boolean", "description": "Only what serves"}}))
 _OVERRIDES = record(

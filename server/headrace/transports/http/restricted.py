@@ -17,8 +17,7 @@ from headrace.observability.answers import OTHER
 from headrace.transports.http.access import OPERATION
 from headrace.transports.http.categories import category_of, changes, key_error
 from headrace.transports.http.head import opens
-from headrace.wire.header_rules import Category, Key
-from headrace.wire.origins import AllowedOrigins
+from headrace.wire.header_rules import AllowedOrigins, Category, Key
 
 log = logging.getLogger(__name__)
 
