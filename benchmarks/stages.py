@@ -45,16 +45,16 @@ Work = Callable[[], object]
 
 
 class _Tick:
-    """The scheduler's clock, and an event loop of one callback."""
+    """The scheduler's clock, and an event loop of one tick, with what follows from it."""
 
     now = staticmethod(monotonic_ns)
 
     def __init__(self) -> None:
-        self._callback: Callable[[], None] | None = None
+        self._callbacks: list[Callable[[], object]] = []
 
-    def soon(self, callback: Callable[[], None]) -> object:
+    def soon(self, callback: Callable[..., object], *args: Any) -> object:
         """Remember what `end` runs."""
-        self._callback = callback
+        self._callbacks.append(partial(callback, *args))
         return None
 
     def at(self, when: int, callback: Callable[[], None]) -> Any:
@@ -63,9 +63,9 @@ class _Tick:
 
     def end(self) -> None:
         """The end of the tick."""
-        callback, self._callback = self._callback, None
-        if callback is not None:
+        for callback in self._callbacks:  # those that come meanwhile, too
             callback()
+        self._callbacks.clear()
 
 
 class _Call(Call):

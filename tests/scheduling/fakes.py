@@ -4,8 +4,9 @@ told, and calls that remember.
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import count
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -44,15 +45,15 @@ class FakeClock:
 
     def __init__(self) -> None:
         self.time = 0
-        self._ready: list[Callable[[], None]] = []
+        self._ready: list[Callable[[], object]] = []
         self._timers: list[tuple[int, int, FakeTimer]] = []
         self._ties = count()
 
     def now(self) -> int:
         return self.time
 
-    def soon(self, callback: Callable[[], None]) -> object:
-        self._ready.append(callback)
+    def soon(self, callback: Callable[..., object], *args: Any) -> object:
+        self._ready.append(partial(callback, *args))
         return callback
 
     def at(self, when: int, callback: Callable[[], None]) -> FakeTimer:

@@ -314,6 +314,8 @@ def test_a_batch_is_counted_with_rows_and_times() -> None:
     bench.clock.settle()
     bench.clock.advance(50)
     bench.instances[0].finish()
+    assert bench.statistics.success_count == 0  # a turn later: what is written leaves first
+    bench.clock.settle()
     counted = bench.statistics
     assert (counted.success_count, counted.inference_count, counted.execution_count) == (2, 3, 1)
     assert (counted.queue_ns, counted.success_ns) == (100 + 0, 150 + 50)

@@ -143,6 +143,7 @@ def test_answers_one_by_one() -> None:
     assert isinstance(sinks[1].errors[0], InvalidRequest)
     assert sinks[2].values == [2]
     assert isinstance(sinks[3].errors[0], ExecutionFailed)
+    bench.clock.settle()
     assert bench.statistics.success_count == 2
     assert bench.statistics.failures["BACKEND"] == 2
     assert bench.statistics.execution_count == 1

@@ -6,7 +6,9 @@ within one tick of the event loop runs together: a flush is scheduled for the en
 
 Owned by the event-loop thread: every method runs there, none of them waits, and there is no lock.
 Calls are answered when everything is in its new state: who is answered may submit or cancel at
-once. Only the counters come after that: a client that waits should not wait for those.
+once. Only the counters come after that, a turn of the event loop later, since what a turn has
+written leaves at its end: a client that waits should not wait for those. Whatever reads them in
+answer to what comes later is scheduled behind them.
 Invariant: while a request is queued, an instance is busy, a flush is scheduled or a timer is armed.
 
 A batch of several that fails is run again in halves, until the request to blame stands alone; not
@@ -395,9 +397,9 @@ class Batcher:
                 rows += call.rows
         ended = self._now()
         self._release(alive)
-        self._recorder.batch_succeeded(
-            arrived, rows, batch.rows, outcome.started, outcome.gathered, outcome.computed, ended
-        )
+        started, gathered, computed = outcome.started, outcome.gathered, outcome.computed
+        count = self._recorder.batch_succeeded
+        self._soon(count, arrived, rows, batch.rows, started, gathered, computed, ended)
 
     def _release(self, ended: Sequence[Call]) -> None:
         """Answer ended calls, or let them wait for all that came earlier."""

@@ -1,7 +1,7 @@
 """Time and the event loop, as far as scheduling needs them."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Timer(Protocol):
@@ -17,8 +17,8 @@ class Clock(Protocol):
     def now(self) -> int:
         """Nanoseconds of a monotonic clock."""
 
-    def soon(self, callback: Callable[[], None]) -> object:
-        """Run `callback` at the end of this tick of the event loop."""
+    def soon(self, callback: Callable[..., object], *args: Any) -> object:
+        """Run `callback` with `args` at the end of this tick of the event loop."""
 
     def at(self, when: int, callback: Callable[[], None]) -> Timer:
         """Run `callback` at `when`, in nanoseconds of the same clock."""
