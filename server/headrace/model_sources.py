@@ -4,8 +4,7 @@ from pathlib import Path
 
 from headrace.engine.control import ControlMode, ControlOptions
 from headrace.engine.sources import LoadOverrides
-from headrace.repository.catalogue import NO_SUCH, Catalogue, at_start
-from headrace.repository.layout import ModelSource, find_sources
+from headrace.repository.layout import NO_SUCH, Catalogue, ModelSource, at_start, find_sources
 from headrace.settings import Settings
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli import main
-from headrace.repository.manifest import NAME
+from headrace.repository.model_files import NAME
 
 
 def run(*arguments: str) -> int:

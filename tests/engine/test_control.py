@@ -15,7 +15,7 @@ from headrace.engine.control import Control, ControlMode, ControlOptions
 from headrace.engine.engine import Engine
 from headrace.engine.opening import LoadOptions
 from headrace.engine.sources import LoadOverrides
-from headrace.repository.catalogue import Catalogue
+from headrace.repository.layout import Catalogue
 from headrace.wire.documents import to_json
 from tests.engine.test_engine_loading import CONFIG, Constants, ask, until
 

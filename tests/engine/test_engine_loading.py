@@ -24,7 +24,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.opening import LoadOptions
 from headrace.engine.version import ModelVersion, State
 from headrace.repository.layout import ModelSource, read_model_directory
-from headrace.repository.manifest import write_manifest
+from headrace.repository.model_files import write_manifest
 
 FP32 = Datatype.FP32
 LOAD_OPTIONS = LoadOptions(cores=1)

@@ -7,9 +7,8 @@ import pytest
 
 from headrace.engine.updating import Step, adjusted, resize, step
 from headrace.repository.config import parse_config
-from headrace.repository.fingerprint import fingerprint
 from headrace.repository.layout import read_model_directory
-from headrace.repository.origin import Origin, origins
+from headrace.repository.model_files import Origin, fingerprint, origins
 from headrace.repository.reading import Placement
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import LoadFailed
-from headrace.repository.catalogue import DUPLICATE, NO_SUCH, Catalogue, at_start
-from headrace.repository.layout import scan
+from headrace.repository.layout import DUPLICATE, NO_SUCH, Catalogue, at_start, scan
 
 
 def write(root: Path, *names: str) -> Path:

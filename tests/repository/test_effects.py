@@ -9,7 +9,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from headrace.repository.config import parse_config
-from headrace.repository.effects import EFFECTIVE, OWN_PARAMETERS, without_effect
+from headrace.repository.validation import EFFECTIVE, OWN_PARAMETERS, without_effect
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 

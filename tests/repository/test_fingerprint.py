@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.repository.fingerprint import Fingerprint, fingerprint
 from headrace.repository.layout import read_model_directory, single_file
+from headrace.repository.model_files import Fingerprint, fingerprint
 
 
 @pytest.fixture

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.repository.catalogue import Catalogue
-from headrace.repository.following import Change, Changed, FollowedRepositories, Gone
-from headrace.repository.layout import ModelSource, scan
-from headrace.repository.watching import QUIET_SECS
+from headrace.repository.layout import Catalogue, ModelSource, scan
+from headrace.repository.watching import QUIET_SECS, Change, Changed, FollowedRepositories, Gone
 
 PART = QUIET_SECS / 2
 

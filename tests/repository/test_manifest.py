@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import LoadFailed
-from headrace.repository.manifest import NAME, Digests, read_manifest, write_manifest
+from headrace.repository.model_files import NAME, Digests, read_manifest, write_manifest
 
 
 def write(path: Path, text: str = "one") -> None:

@@ -7,11 +7,15 @@ from queue import SimpleQueue
 
 import pytest
 
-from headrace.repository.catalogue import Catalogue
-from headrace.repository.events import FileEvents
-from headrace.repository.following import Change, Changed, FollowedRepositories, Gone
-from headrace.repository.layout import scan
-from headrace.repository.repository_watcher import RepositoryWatcher
+from headrace.repository.layout import Catalogue, scan
+from headrace.repository.watching import (
+    Change,
+    Changed,
+    FileEvents,
+    FollowedRepositories,
+    Gone,
+    RepositoryWatcher,
+)
 
 Told = SimpleQueue[Sequence[Change]]
 _NEVER = 3600.0

@@ -5,7 +5,7 @@ from google.protobuf import text_format
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.repository.text_lines import field_lines
+from headrace.repository.config import field_lines
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 

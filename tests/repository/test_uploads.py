@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import InvalidRequest, LoadFailed
-from headrace.repository.uploads import MOST_FILES, Uploads, checked_paths
+from headrace.repository.overrides import MOST_FILES, Uploads, checked_paths
 
 PART = st.text(st.characters(codec="utf-8"), max_size=8) | st.sampled_from(
     ["", ".", "..", "1", "model.onnx", "~", "a" * 256, "\0", "\\", "$HOME", "\ud800"]

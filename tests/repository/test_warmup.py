@@ -13,7 +13,7 @@ from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import raw_bytes
 from headrace.execution.warming import Sample
 from headrace.repository.config import parse_config
-from headrace.repository.warmup import read_samples
+from headrace.repository.reading import read_samples
 
 FP32 = TensorSpec("x", Datatype.FP32, (2,))
 TEXT = TensorSpec("t", Datatype.BYTES, (-1,))

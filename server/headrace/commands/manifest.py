@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.core.errors import LoadFailed
-from headrace.repository.manifest import NAME, Digests, read_manifest, write_manifest
+from headrace.repository.model_files import NAME, Digests, read_manifest, write_manifest
 
 
 def write_manifests(directories: Sequence[Path], check: bool, as_json: bool) -> int:

@@ -31,11 +31,10 @@ from headrace.engine.opening import Opened
 from headrace.engine.sources import LoadOverrides, Sources
 from headrace.engine.threads import Stopped, Threads
 from headrace.engine.version import State
-from headrace.repository.catalogue import NO_SUCH, Catalogue
 from headrace.repository.config import ConfigFile
-from headrace.repository.fingerprint import Fingerprint, fingerprint
-from headrace.repository.layout import ModelSource
-from headrace.repository.uploads import Uploads
+from headrace.repository.layout import NO_SUCH, Catalogue, ModelSource
+from headrace.repository.model_files import Fingerprint, fingerprint
+from headrace.repository.overrides import Uploads
 from headrace.wire.pb import grpc_service_pb2 as pb
 
 log = logging.getLogger(__name__)

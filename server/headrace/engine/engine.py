@@ -36,8 +36,7 @@ from headrace.observability.model_metrics import ModelMetrics
 from headrace.observability.series import LoadCounts, ServerSeries, VersionSeries
 from headrace.observability.statistics import VersionStatistics
 from headrace.observability.trace_settings import TraceConfig
-from headrace.repository.catalogue import ambiguous
-from headrace.repository.layout import ModelSource, namespaced
+from headrace.repository.layout import ModelSource, ambiguous, namespaced
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from headrace.engine.engine import Engine
-from headrace.repository.catalogue import Catalogue
-from headrace.repository.following import Change, Changed, FollowedRepositories
-from headrace.repository.layout import ModelSource
-from headrace.repository.repository_watcher import RepositoryWatcher
+from headrace.repository.layout import Catalogue, ModelSource
+from headrace.repository.watching import Change, Changed, FollowedRepositories, RepositoryWatcher
 
 log = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from headrace.engine.version import ModelVersion, State
 from headrace.execution.progress import ABANDONED_SECS
 from headrace.observability.statistics import VersionStatistics
 from headrace.repository.layout import ModelSource
-from headrace.repository.manifest import Digests
+from headrace.repository.model_files import Digests
 
 log = logging.getLogger(__name__)
 

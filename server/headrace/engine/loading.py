@@ -32,12 +32,10 @@ from headrace.execution.triton.options import is_managed
 from headrace.execution.warming import Sample, warm_up
 from headrace.repository import completion, reading, validation
 from headrace.repository.config import Problem, refuse
-from headrace.repository.labels import read_labels
 from headrace.repository.layout import ModelSource
-from headrace.repository.origin import Origin
-from headrace.repository.reading import Placement
-from headrace.repository.uploads import Upload
-from headrace.repository.warmup import read_samples
+from headrace.repository.model_files import Origin
+from headrace.repository.overrides import Upload
+from headrace.repository.reading import Placement, read_labels, read_samples
 from headrace.scheduling.policy import SchedulingPolicy
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 

@@ -24,10 +24,8 @@ from headrace.engine.model import Model, parse_version
 from headrace.engine.residency import ResidencyOptions, Resident, idle, make_room, surplus
 from headrace.engine.version import ModelVersion, State
 from headrace.observability.series import MemoryCounts
-from headrace.repository.catalogue import DUPLICATE
-from headrace.repository.fingerprint import Fingerprint, fingerprint
-from headrace.repository.layout import ModelSource, looked_at_again
-from headrace.repository.sizes import largest_version
+from headrace.repository.layout import DUPLICATE, ModelSource, largest_version, looked_at_again
+from headrace.repository.model_files import Fingerprint, fingerprint
 
 log = logging.getLogger(__name__)
 

@@ -22,14 +22,11 @@ from headrace.execution.triton.options import TRITON_PARAMETERS, is_managed
 from headrace.observability.memory import GrowthMeter
 from headrace.observability.responses import FIRST_RESPONSE
 from headrace.repository import completion, fail_over, reading, validation
-from headrace.repository.catalogue import DUPLICATE
+from headrace.repository.completion import GpuUse, device_problems, may_use_gpus, on_devices
 from headrace.repository.config import ConfigFile, Problem, read_config, refuse
-from headrace.repository.devices import GpuUse, device_problems, may_use_gpus, on_devices
-from headrace.repository.effects import OWN_PARAMETERS, misspelt, without_effect
-from headrace.repository.fingerprint import fingerprint
-from headrace.repository.layout import ModelSource
-from headrace.repository.manifest import Digests
-from headrace.repository.origin import Origin, origins
+from headrace.repository.layout import DUPLICATE, ModelSource
+from headrace.repository.model_files import Digests, Origin, fingerprint, origins
+from headrace.repository.validation import OWN_PARAMETERS, misspelt, without_effect
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 

@@ -11,12 +11,10 @@ from enum import IntEnum
 from headrace.core.errors import InvalidConfig
 from headrace.core.load_parameters import LoadParameters
 from headrace.engine.opening import Opened
-from headrace.repository.catalogue import Catalogue
 from headrace.repository.completion import normalise
 from headrace.repository.config import ConfigFile, parse_json_config
-from headrace.repository.layout import ModelSource, read_model_directory
-from headrace.repository.overrides import of_own_files, overridden
-from headrace.repository.uploads import Uploads, checked_paths
+from headrace.repository.layout import Catalogue, ModelSource, read_model_directory
+from headrace.repository.overrides import Uploads, checked_paths, of_own_files, overridden
 
 _NEW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}")
 

@@ -14,7 +14,7 @@ from headrace.engine.loading import LoadedInstance, LoadedVersion, load_instance
 from headrace.engine.opening import LoadOptions, Opened
 from headrace.repository import reading
 from headrace.repository.completion import normalise
-from headrace.repository.origin import Origin, content_of
+from headrace.repository.model_files import Origin, content_of
 from headrace.repository.reading import Placement
 from headrace.repository.traffic import PARAMETER as TRAFFIC
 from headrace.wire.pb.model_config_pb2 import ModelConfig

@@ -34,9 +34,9 @@ from headrace.observability.backends import BackendSeries
 from headrace.observability.endpoints import EndpointSeries
 from headrace.observability.statistics import VersionStatistics
 from headrace.observability.workers import WorkerSeries
-from headrace.repository.origin import Origin
+from headrace.repository.model_files import Origin
+from headrace.repository.overrides import Upload
 from headrace.repository.reading import first_response_bounds
-from headrace.repository.uploads import Upload
 from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.sequences import SequenceQueue
 from headrace.scheduling.tiers import Tier
