@@ -155,6 +155,20 @@ def test_requests_that_wait_fail_with_their_worker(
     assert ask(server, model, do="give").status_code == 200
 
 
+def test_a_model_hears_of_clients_that_have_gone_before_its_worker_ends(tmp_path: Path) -> None:
+    write_python_model(tmp_path, "many", MANY, DECOUPLED)
+    with (
+        clean_server(tmp_path, options=["--exit-timeout-secs=20"]) as server,
+        GrpcClient(server.grpc) as client,
+        Stream(client) as stream,
+    ):
+        command = {"do": "until cancelled", "file": str(tmp_path / "told"), "thread": True}
+        array = strings([json.dumps(command).encode()], [1, 1])
+        stream.send(infer_message("many", [Input("COMMAND", array)]))
+        stream.receive()
+    assert (tmp_path / "told").exists()
+
+
 @pytest.mark.slow
 def test_a_shutdown_ends_streams_within_its_time(tmp_path: Path) -> None:
     write_python_model(tmp_path, "many", MANY, DECOUPLED)

@@ -1,8 +1,9 @@
 """What the server and one worker process have under way: batches, requests, the model's own calls.
 
 A worker has slots, each of which can have a batch under way. A request whose batch is done with may
-still be answered, by itself and any number of times: it is open until its last response. All of it
-ends with the process.
+still be answered, by itself and any number of times: it is open until its last response, even if
+its client has gone: the model is to hear of that before its process ends. All of it ends with the
+process.
 
 Owned by the event-loop thread.
 """
@@ -109,12 +110,18 @@ class Conversation:
         self._calls = ModelCalls(process, host)
         self._next = 1
         self._open: dict[int, Call] = {}
+        self._finals: set[int] = set()  # requests of batches under way whose last response has come
         self._held_before: list[Call] = []  # of the batch that is being sent
 
     @property
     def idle(self) -> bool:
         """Whether nobody waits for anything from the model."""
         return not self.under_way and all(call.ended for call in self._open.values())
+
+    @property
+    def open(self) -> bool:
+        """Whether the model has requests left that it answers after their batch."""
+        return bool(self._open)
 
     @property
     def executing(self) -> list[Slot]:
@@ -228,11 +235,13 @@ class Conversation:
         elif header.kind is Kind.RESPONSES:
             outcome = self._frames.responses(slot.sent, batch, json.loads(meta), data, header.data)
             for call, part in zip(batch.calls, outcome.parts or (), strict=True):
-                if part is Deferral.LATER and not call.ended:
+                if part is Deferral.LATER and call.run_number not in self._finals:
                     self._open[call.run_number] = call
         else:
             outcome = self._broken(slot, batch, json.loads(meta))
         del self.under_way[header.slot]
+        if self._finals:
+            self._finals.difference_update(call.run_number for call in batch.calls)
         return slot, outcome
 
     def _broken(self, slot: Slot, batch: Batch, document: dict[str, Any]) -> Outcome:
@@ -246,17 +255,14 @@ class Conversation:
         """A response to one request, or its end."""
         number, final = int(document["request"]), bool(document["final"])
         call = self._find(number)
-        if final:
-            self._open.pop(number, None)
+        if final and self._open.pop(number, None) is None and call is not None:
+            self._finals.add(number)
         if call is None or call.ended:
             if not final:  # the model has not seen it, or does not care
                 self._process.send(Kind.CANCEL, pack_request(number))
             return
         answer = one_answer(document, data, size) if "response" in document else None
         self._give(call, answer, final)
-        opened = self._open.get(number)
-        if opened is not None and opened.ended:
-            del self._open[number]
 
     def _find(self, number: int) -> Call | None:
         """The request, in a batch or open, that the model has answered by its number."""
@@ -290,7 +296,8 @@ class Conversation:
         under_way, self.under_way = list(self.under_way.values()), {}
         open_requests, self._open = list(self._open.values()), {}
         for call in open_requests:
-            self._give(call, died, True)
+            if not (abandoned and call.ended):
+                self._give(call, died, True)
         for index, slot in enumerate(under_way):
             begun = (self._concurrent or not index) and not abandoned
             error = died if begun else NotStarted()

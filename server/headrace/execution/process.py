@@ -25,7 +25,7 @@ from headrace.core.signature import Signature
 from headrace.execution.choice import InstanceKind
 from headrace.execution.conversation import Conversation, Slot
 from headrace.execution.host import Host
-from headrace.execution.progress import Pulse
+from headrace.execution.progress import ABANDONED_SECS, Pulse
 from headrace.execution.starting import start_aside
 from headrace.execution.worker import NoResources, WorkerProcess
 from headrace.execution.worker_spec import Ways
@@ -89,6 +89,7 @@ class WorkerInstance:
     ) -> None:
         self.name = name
         self.requests = 0  # that the process has been given
+        self.grace = ABANDONED_SECS  # for the model to end open requests that nobody waits for
         self._counters = counters
         self._killed: tuple[EndKind, str] | None = None
         self.silent = 0.0
@@ -111,6 +112,7 @@ class WorkerInstance:
         self._early_ends = 0
         self._restart: asyncio.TimerHandle | None = None
         self._closed: asyncio.Future[None] | None = None
+        self._stop_timer: asyncio.TimerHandle | None = None
         self._willing = True  # as far as the model has said
         self._question: asyncio.TimerHandle | None = None
         self._asked = 0
@@ -161,10 +163,19 @@ class WorkerInstance:
         self._closed = self._loop.create_future()
         if self._restart is not None:
             self._restart.cancel()
-        if self.running:
-            self._process.stop()
-        else:  # one that is being started is ended when it is there
+        if not self.running:  # one that is being started is ended when it is there
             self._closed.set_result(None)
+        elif self._talk.open:
+            self._stop_timer = self._loop.call_later(self.grace, self._process.stop)
+        else:
+            self._process.stop()
+
+    def _stop_if_settled(self) -> None:
+        """End a closed process with the last of its open requests."""
+        if self._stop_timer is not None and not self._talk.open:
+            self._stop_timer.cancel()
+            self._stop_timer = None
+            self._process.stop()
 
     def kill(self, kind: EndKind, why: str) -> None:
         """End the running process as if it had died; `why` follows its name in messages."""
@@ -254,6 +265,7 @@ class WorkerInstance:
             return
         ended = self._talk.take(header, meta, data)
         if ended is None:
+            self._stop_if_settled()
             return
         slot, outcome = ended
         if kind is Kind.BACK:
@@ -350,8 +362,9 @@ class WorkerInstance:
             self._closed.set_result(None)
         self.silent = self.longest = self.abandoned = 0.0
         self.stalled = False
-        if self._question is not None:
-            self._question.cancel()
+        for timer in (self._question, self._stop_timer):
+            if timer is not None:
+                timer.cancel()
         self._willing = True
         kind = self._process.end_kind
         if self._killed is not None:

@@ -129,6 +129,8 @@ class WorkerSet:
     def leave(self, grace: float) -> None:
         """Finish what somebody waits for; what nobody does is ended after `grace` seconds."""
         self._grace = grace
+        for member in (*self._members, *self._finishing):
+            member.worker.grace = grace
         self._pace = min(self._pace, max(grace / 2, _LEAST_PACE_SECS))
         if self._timer is not None:
             self._timer.cancel()

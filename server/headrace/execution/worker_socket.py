@@ -193,6 +193,8 @@ class WorkerSocket:
             return self.sock.sendmsg([data], [rights])
         except BlockingIOError:
             return 0
+        except (BrokenPipeError, ConnectionResetError):
+            return len(data)  # the worker has ended: what it has sent before is still to be read
         except OSError as error:
             self._lost(f"cannot be written to: {error}", None)
             return len(data)
