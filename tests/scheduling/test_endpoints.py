@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.scheduling.endpoints import (
+from headrace.scheduling.upstreams import (
     FAILURES,
     FIRST_CHECK_SECS,
     FIRST_EJECTION_SECS,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.scheduling.pinning import Ending, Pin, Way, after, way
+from headrace.scheduling.upstreams import Ending, Pin, Way, after, way
 
 HERE = Pin("here")
 LOST = Pin(lost=True)

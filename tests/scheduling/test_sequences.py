@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from headrace.core.errors import ExecutionFailed, InvalidRequest, QueueFull, Unavailable
 from headrace.core.requests import Call, InferResponse, Timing
-from headrace.scheduling.pinning import Pin
 from headrace.scheduling.sequences import SequenceQueue, SequenceRules, SequenceTable
+from headrace.scheduling.upstreams import Pin
 from tests.scheduling.fakes import FakeCall, FakeClock, submitted
 
 IDLE = 1_000

@@ -9,8 +9,13 @@ from headrace.core.requests import Parameter, Stretch
 from headrace.wire.grpc_infer import parameter_values
 from headrace.wire.parameters import read_stretch
 from headrace.wire.pb import grpc_service_pb2 as pb
-from headrace.wire.remote_infer import AnswerReader, RemoteInput, RemoteMessages
-from headrace.wire.remote_shared import Place, shared_request
+from headrace.wire.remote_infer import (
+    AnswerReader,
+    Place,
+    RemoteInput,
+    RemoteMessages,
+    shared_request,
+)
 
 ROW = np.arange(4, dtype=np.float32)
 WORDS = np.array([b"ab", b""], object)

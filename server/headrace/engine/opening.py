@@ -284,8 +284,7 @@ def _config_warnings(
     parameters, meant = reading.parameters(file.config), {}
     if any(isinstance(reader, RemoteBackend) for reader in readers):
         # Imported late: few servers have such models.
-        from headrace.execution.remote.idle import idle_parameters
-        from headrace.execution.remote.options import REMOTE_PARAMETERS
+        from headrace.execution.remote.options import REMOTE_PARAMETERS, idle_parameters
 
         ours = REMOTE_PARAMETERS | TRITON_PARAMETERS | OWN_PARAMETERS
         near = misspelt(file.config, ours)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from headrace.core.errors import InvalidRequest, ServerError, Unavailable
 from headrace.core.requests import Call, Parameter, Stage, Submit
-from headrace.scheduling.pinning import Pin
+from headrace.scheduling.upstreams import Pin
 
 MOST_SEQUENCES = 32_768  # of a model, at a time
 

@@ -16,7 +16,7 @@ from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Buffer
 from headrace.execution.remote.connection import CallFailed, RemoteRequest, StreamAnswer
-from headrace.execution.remote.grpc_calls import GrpcDialect
+from headrace.execution.remote.grpc_client import GrpcDialect
 from headrace.execution.remote.options import Endpoint, RemoteOptions
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.remote_infer import RemoteAnswer, RemoteInput

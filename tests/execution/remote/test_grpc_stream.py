@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from headrace.execution.remote.connection import CallFailed, StreamAnswer
-from headrace.execution.remote.grpc_calls import GrpcDialect
-from headrace.execution.remote.grpc_stream import GrpcStream
+from headrace.execution.remote.grpc_client import GrpcDialect, GrpcStream
 from headrace.execution.remote.options import RemoteOptions
 from tests.wire.http2.server_peer import HEAD
 

@@ -16,7 +16,7 @@ from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidOption, InvalidRequest
 from headrace.execution.remote.connection import CallFailed, RemoteRequest
 from headrace.execution.remote.dialects import Dialects
-from headrace.execution.remote.http_calls import HttpConnection
+from headrace.execution.remote.http_client import HttpConnection
 from headrace.execution.remote.http_lines import Done, Line, Lines, NotConnected
 from headrace.execution.remote.options import Endpoint, RemoteOptions
 from headrace.wire.http_exchange import HttpResponse

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.execution.remote.idle import idle_parameters
+from headrace.execution.remote.options import idle_parameters
 
 
 @pytest.mark.parametrize(

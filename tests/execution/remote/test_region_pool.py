@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.execution.remote.region_pool import (
+from headrace.execution.remote.shared_regions import (
     GRACE_SECS,
     SMALLEST,
     Lease,

@@ -12,8 +12,8 @@ from headrace.execution.remote.connection import RemoteRequest
 from headrace.execution.remote.member import Member
 from headrace.execution.remote.sequences import SequenceCalls
 from headrace.execution.remote.stream_errand import StreamErrand
-from headrace.scheduling.pinning import Pin
 from headrace.scheduling.sequences import SequenceTable
+from headrace.scheduling.upstreams import Pin
 from headrace.wire.remote_infer import RemoteAnswer
 from tests.execution.remote.test_stream_errand import Loop, Server, Stream
 

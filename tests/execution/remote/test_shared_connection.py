@@ -17,11 +17,10 @@ import pytest
 from headrace.core.datatypes import Datatype
 from headrace.core.tensors import Array
 from headrace.execution.remote.connection import CallFailed, RemoteRequest
-from headrace.execution.remote.grpc_calls import GrpcDialect
+from headrace.execution.remote.grpc_client import GrpcDialect
 from headrace.execution.remote.options import RemoteOptions
-from headrace.execution.remote.shared_connection import SharedConnection
-from headrace.execution.remote.shared_layout import THRESHOLD, FixedSizes
-from headrace.execution.remote.shared_region import exists
+from headrace.execution.remote.shared_memory import FixedSizes, SharedConnection
+from headrace.execution.remote.shared_regions import THRESHOLD, exists
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.remote_infer import RemoteInput
 from headrace.wire.remote_status import Fate

@@ -8,14 +8,14 @@ from headrace.core.datatypes import BY_NUMPY, Datatype
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array
 from headrace.execution.remote.connection import RemoteRequest
-from headrace.execution.remote.shared_layout import (
-    THRESHOLD,
+from headrace.execution.remote.shared_memory import (
     FixedSizes,
     laid_out,
     large_inputs,
     needed,
     write,
 )
+from headrace.execution.remote.shared_regions import THRESHOLD
 from headrace.wire.remote_infer import RemoteInput
 
 WIDTH = THRESHOLD // 4

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.execution.remote.shared_region import (
+from headrace.execution.remote.shared_regions import (
     SharedRegion,
     exists,
     is_ours,
@@ -21,7 +21,7 @@ FOLDER = Path("/dev/shm")
 # Makes a region and is killed.
 KILLED = """
 import os, signal
-from headrace.execution.remote.shared_region import SharedRegion
+from headrace.execution.remote.shared_regions import SharedRegion
 print(SharedRegion(4096).name, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -18,8 +18,8 @@ from headrace.core.errors import (
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array
 from headrace.execution.remote.connection import CallFailed, RemoteRequest
+from headrace.execution.remote.http_client import Conversation, Declared, Inference
 from headrace.execution.remote.options import RemoteOptions
-from headrace.execution.remote.rest import Conversation, Declared, Inference
 from headrace.execution.remote.torchserve_rest import TorchServeRest
 from headrace.wire.http_exchange import HttpRequest, HttpResponse
 from headrace.wire.remote_infer import RemoteInput

@@ -1,9 +1,8 @@
 """Which dialect an endpoint is spoken to in."""
 
 from headrace.execution.remote.connection import Dialect
-from headrace.execution.remote.options import Endpoint, RemoteOptions
-from headrace.execution.remote.protocol_options import TFSERVING, TORCHSERVE
-from headrace.execution.remote.rest import Declared, Rest
+from headrace.execution.remote.http_client import Declared, Rest
+from headrace.execution.remote.options import TFSERVING, TORCHSERVE, Endpoint, RemoteOptions
 
 
 class Dialects:
@@ -34,10 +33,10 @@ class Dialects:
 
             return TfServingDialect(self.options, self.model)
         if scheme in ("grpc", "grpcs"):
-            from headrace.execution.remote.grpc_calls import GrpcDialect
+            from headrace.execution.remote.grpc_client import GrpcDialect
 
             return GrpcDialect(self.options, self.model)
-        from headrace.execution.remote.http_calls import HttpDialect
+        from headrace.execution.remote.http_client import HttpDialect
 
         return HttpDialect(self.options, self.model, self._rest(), scheme == "https")
 

@@ -16,8 +16,8 @@ from math import inf
 
 from headrace.core.errors import PayloadTooLarge
 from headrace.core.tensors import Buffer
+from headrace.execution.remote.connect_errors import connect_error
 from headrace.execution.remote.grpc_link import Link
-from headrace.execution.remote.obstacles import obstacle
 from headrace.execution.remote.options import Endpoint
 from headrace.wire.compression import LARGE
 from headrace.wire.grpc_call import MAX_MESSAGE, ClientCall, End, Reason, unpacked, unreadable
@@ -245,7 +245,7 @@ class Channel:
             if link is not None:
                 link.abort()
             late = isinstance(error, TimeoutError) and not str(error)
-            self._unreachable("it does not answer" if late else obstacle(error))
+            self._unreachable("it does not answer" if late else connect_error(error))
         except BaseException:
             if link is not None:
                 link.abort()

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 from typing import cast
 
-from headrace.execution.remote.obstacles import CLOSED, PORT, obstacle
+from headrace.execution.remote.connect_errors import CLOSED, PORT, connect_error
 from headrace.wire.grpc_response import ResponseBlock
 from headrace.wire.http2.budget import Limits
 from headrace.wire.http2.client_connection import ClientConnection
@@ -105,7 +105,7 @@ class Link(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Everything that is under way has ended."""
         self._transport = None  # what is still to be written goes nowhere
-        self.http2.failure = self.http2.failure or (obstacle(error) if error else "")
+        self.http2.failure = self.http2.failure or (connect_error(error) if error else "")
         if not self.greeted.done():
             why = self.http2.failure or self.http2.said
             why = f"{why}; {PORT.format('gRPC')}" if why else CLOSED.format("gRPC")

@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Buffer
-from headrace.execution.remote.obstacles import CLOSED, obstacle
+from headrace.execution.remote.connect_errors import CLOSED, connect_error
 from headrace.execution.remote.options import Endpoint
 from headrace.wire.http_exchange import LARGEST_BODY, HttpResponse, ResponseReader
 
@@ -91,7 +91,7 @@ class Lines:
         except TimeoutError:
             raise NotConnected("no connection in time") from None
         except (OSError, ssl.CertificateError) as error:
-            raise NotConnected(obstacle(error)) from None
+            raise NotConnected(connect_error(error)) from None
         return line
 
     async def ask(self, pieces: Sequence[Buffer], seconds: float) -> HttpResponse:
@@ -247,7 +247,7 @@ class Line(asyncio.BufferedProtocol):
             whole = None if error is not None else self._reader.closed()
             # Once there was an answer it is not the wrong port.
             why = "closed by the server" if self.idle_since else CLOSED.format("HTTP")
-            self._finish(whole or Disconnected(obstacle(error) if error else why))
+            self._finish(whole or Disconnected(connect_error(error) if error else why))
 
     # --- the end of a request, and of the connection with it
 

@@ -22,8 +22,8 @@ from headrace.execution.remote.connection import (
 from headrace.execution.remote.options import Endpoint, RemoteOptions
 from headrace.execution.triton.upkeep import Upkeep
 from headrace.observability.endpoints import EndpointCounts, EndpointSeries
-from headrace.scheduling import endpoints as rules
-from headrace.scheduling.endpoints import Condition
+from headrace.scheduling import upstreams
+from headrace.scheduling.upstreams import Condition
 from headrace.wire.remote_status import Fate
 
 log = logging.getLogger(__name__)
@@ -108,18 +108,18 @@ class Member:
 
     def _begin(self, request: RemoteRequest) -> None:
         self._counts.requests += 1
-        rules.begin(self.condition)
+        upstreams.begin(self.condition)
         if request.trace is not None:
             request.trace.sent(self.endpoint.name)
 
     def succeeded(self) -> None:
         """A call has been answered."""
-        rules.succeed(self.condition)
+        upstreams.succeed(self.condition)
         self._ended()
 
     def abandoned(self) -> None:
         """A call was cancelled."""
-        rules.abandon(self.condition)
+        upstreams.abandon(self.condition)
         self._ended()
 
     def failed(self, failed: CallFailed) -> None:
@@ -166,18 +166,18 @@ class Member:
     def _note(self, failed: CallFailed) -> None:
         fate, condition = failed.failure.fate, self.condition
         if fate is Fate.ANSWERED:
-            rules.succeed(condition)
+            upstreams.succeed(condition)
             return
         self._counts.failures += 1
         reachable = condition.reachable
         if fate is Fate.UNSENT or fate is Fate.UNCERTAIN:
-            rules.disconnect(condition)
+            upstreams.disconnect(condition)
             if reachable:
                 self._tell("cannot be reached", failed.text)
-                self._plan(rules.next_check(condition, self._options.health_interval))
+                self._plan(upstreams.next_check(condition, self._options.health_interval))
                 self._changed()
             return
-        ejected = rules.fail(condition, self._loop.time())
+        ejected = upstreams.fail(condition, self._loop.time())
         if fate is Fate.REFUSED and reachable:
             self._plan(0.0)  # it may be about to end, or has unloaded the model
         if ejected:
@@ -208,8 +208,8 @@ class Member:
             healthy, why = False, repr(error)
         self._checks.task = None
         before = self.condition.reachable
-        rules.check(self.condition, healthy)
-        self._plan(rules.next_check(self.condition, self._options.health_interval))
+        upstreams.check(self.condition, healthy)
+        self._plan(upstreams.next_check(self.condition, self._options.health_interval))
         if healthy is before and self._checks.told:
             return
         self._checks.told = True
@@ -234,7 +234,7 @@ class Member:
             # It may have been started again meanwhile, without the model or with another one. To
             # load that takes a while, in which it gets nothing.
             if not ready and self.condition.reachable:
-                rules.check(self.condition, False)
+                upstreams.check(self.condition, False)
                 self._tell("does not serve", why)
                 self._changed()
             why = await self._upkeep.mend()

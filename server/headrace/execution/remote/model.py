@@ -24,9 +24,8 @@ from headrace.execution.remote.connection import (
 )
 from headrace.execution.remote.dialects import Dialects
 from headrace.execution.remote.forwarded import Forwarding
-from headrace.execution.remote.options import Endpoint, RemoteOptions
+from headrace.execution.remote.options import V2, Endpoint, RemoteOptions
 from headrace.execution.remote.pool import RemotePool, Scheduler
-from headrace.execution.remote.protocol_options import V2
 from headrace.execution.triton.drift import Difference, differences
 from headrace.execution.triton.keeping import RepositoryKeeper, load_everywhere
 from headrace.execution.triton.options import (
@@ -297,9 +296,8 @@ class RemoteModel(Elsewhere):
         dialect = self.dialects.of(endpoint)
         if not self.options.shared_memory:
             return dialect.connect(endpoint)
-        from headrace.execution.remote.grpc_calls import GrpcDialect
-        from headrace.execution.remote.shared_connection import SharedConnection
-        from headrace.execution.remote.shared_layout import FixedSizes
+        from headrace.execution.remote.grpc_client import GrpcDialect
+        from headrace.execution.remote.shared_memory import FixedSizes, SharedConnection
 
         assert isinstance(dialect, GrpcDialect)  # the options see to that
         return SharedConnection(endpoint, dialect, FixedSizes.of(signature))

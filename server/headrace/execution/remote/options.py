@@ -1,24 +1,93 @@
-"""What a configuration's parameters say about the servers that run a model."""
+"""Parameters of a model on other servers: read, checked, and their endpoints resolved."""
 
 import re
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from headrace.core.errors import InvalidOption, LoadFailed
 from headrace.core.numbers import whole_number
-from headrace.execution.remote.nearby import check_local, check_sharing
-from headrace.execution.remote.protocol_options import (
-    PORTS,
-    PROTOCOL_PARAMETERS,
-    V2,
-    V2_OPTIONS,
-    ProtocolOptions,
-)
 from headrace.wire.compression import ENCODINGS
+
+PROTOCOL_PARAMETERS = frozenset({"protocol", "signature_name", "remote_label", "request_body"})
+V2, TFSERVING, TORCHSERVE = PROTOCOLS = ("v2", "tfserving", "torchserve")
+PORTS: dict[str, dict[str, int]] = {
+    V2: {"grpc": 8001, "grpcs": 8001, "http": 8000, "https": 443},
+    TFSERVING: {"grpc": 8500, "grpcs": 8500, "http": 8501, "https": 443},
+    TORCHSERVE: {"http": 8080, "https": 443},
+}
+BODIES = ("array", "object", "raw")
+_FOR = {
+    "signature_name": (TFSERVING,),
+    "remote_label": (TFSERVING, TORCHSERVE),
+    "request_body": (TORCHSERVE,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ProtocolOptions:
+    """`label` is what a version is called there, `signature` that of TensorFlow's models.
+
+    `body` is what a request to TorchServe is, empty for what suits the model.
+    """
+
+    name: str = V2
+    signature: str = ""
+    label: str = ""
+    body: str = ""
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, str]) -> "ProtocolOptions":
+        """From a model's parameters; raises `InvalidOption`."""
+        name = parameters.get("protocol") or V2
+        if name not in PROTOCOLS:
+            raise _wrong("protocol", f"expected {', '.join(PROTOCOLS)}, got {name!r}")
+        for parameter, protocols in _FOR.items():
+            if parameters.get(parameter) and name not in protocols:
+                raise _wrong(parameter, f"is for parameters['protocol'] {' or '.join(protocols)}")
+        if parameters.get("remote_load") == "true" and name != V2:
+            raise _wrong("remote_load", f"is for servers of {V2}: {name} has nothing like it")
+        body = parameters.get("request_body", "")
+        if body and body not in BODIES:
+            raise _wrong("request_body", f"expected {', '.join(BODIES)}, got {body!r}")
+        label = parameters.get("remote_label", "")
+        if label and parameters.get("remote_version"):
+            raise _wrong("remote_label", "cannot be combined with remote_version")
+        return cls(name, parameters.get("signature_name", ""), label, body)
+
+
+V2_OPTIONS = ProtocolOptions()
+
+
+def _wrong(name: str, text: str) -> InvalidOption:
+    return InvalidOption(f"parameters['{name}']", text)
+
+
+_PARAMETER = "parameters['shared_memory']"
+
+
+def check_sharing(urls: Sequence["Url"], protocol: str) -> None:
+    """Whether models that are asked so can share memory; raises `InvalidOption`."""
+    if protocol != V2:
+        raise InvalidOption(_PARAMETER, f"is of the protocol {V2}, not {protocol}")
+    for url in urls:
+        if not url.scheme.startswith("grpc"):
+            raise InvalidOption(_PARAMETER, f"is for servers that are asked over gRPC, not {url}")
+
+
+def check_local(url: "Url", address: str) -> None:
+    """Whether an address of a server is that of this machine for itself; raises `InvalidOption`."""
+    if not ip_address(address.partition("%")[0]).is_loopback:
+        raise InvalidOption(
+            _PARAMETER,
+            f"{url} has the address {address}: expected one of this machine for itself, such as"
+            " 127.0.0.1",
+        )
+
 
 REMOTE_PARAMETERS = frozenset(
     {
@@ -368,5 +437,24 @@ def _file(parameters: Mapping[str, str], name: str, root: Path) -> bytes:
         raise _wrong(name, f"{given} cannot be read: {why}") from None
 
 
-def _wrong(name: str, text: str) -> InvalidOption:
-    return InvalidOption(f"parameters['{name}']", text)
+_TLS = ("tls_root_cert", "tls_cert", "tls_key")
+
+
+def idle_parameters(parameters: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The names of those that change nothing, and why."""
+    endpoints = parameters.get("endpoints", "") + "," + parameters.get("fail_over", "")
+    if "s://" not in endpoints:
+        for name in _TLS:
+            if parameters.get(name):
+                yield name, "has no effect without TLS: endpoints are grpcs:// or https:// then"
+    if parameters.get("http_tensors") and "http" not in endpoints:
+        yield "http_tensors", "has no effect without an endpoint at http:// or https://"
+    if parameters.get("forward") == "transparent":
+        yield (
+            "forward",
+            "'transparent' passes no bytes on untouched any more: requests are read here, and go on"
+            " one by one, as with batching 'off'",
+        )
+    hedging = [name for name in ("hedge_after", "hedge_percent") if parameters.get(name)]
+    if hedging:  # one warning for both
+        yield hedging[0], "has no effect any more: no call is made to a second server as well"

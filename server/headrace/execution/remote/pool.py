@@ -29,8 +29,8 @@ from headrace.execution.remote.slot import Slot
 from headrace.execution.remote.slots import make_slots
 from headrace.observability.endpoints import EndpointCounts, EndpointSeries
 from headrace.scheduling.batch import Answer, Instance
-from headrace.scheduling.endpoints import Condition, choose
 from headrace.scheduling.sequences import SequenceQueue, SequenceTable
+from headrace.scheduling.upstreams import Condition, choose
 
 if TYPE_CHECKING:
     from headrace.execution.remote.model import RemoteModel

@@ -15,8 +15,8 @@ from headrace.execution.remote.stream_errand import (
     StreamSent,
 )
 from headrace.scheduling.batch import NotStarted
-from headrace.scheduling.pinning import Ending, Way, after, way
 from headrace.scheduling.sequences import SEQUENCE_END, SEQUENCE_ID, SEQUENCE_START, SequenceTable
+from headrace.scheduling.upstreams import Ending, Way, after, way
 from headrace.wire.remote_infer import RemoteAnswer
 from headrace.wire.remote_status import Failure, Fate
 

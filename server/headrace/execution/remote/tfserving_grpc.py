@@ -5,7 +5,7 @@ from google.protobuf.message import DecodeError
 from headrace.core.errors import ExecutionFailed, InvalidRequest
 from headrace.core.tensors import Buffer
 from headrace.execution.remote.connection import CallFailed, RemoteDescription, RemoteRequest
-from headrace.execution.remote.grpc_calls import Description, GrpcDialect, Question
+from headrace.execution.remote.grpc_client import Description, GrpcDialect, Question
 from headrace.execution.remote.options import RemoteOptions
 from headrace.wire import tfserving
 from headrace.wire.pb import tfserving_pb2 as tf

@@ -15,14 +15,14 @@ from headrace.execution.remote.connection import (
     RemoteRequest,
     nonsense,
 )
-from headrace.execution.remote.options import RemoteOptions
-from headrace.execution.remote.rest import (
+from headrace.execution.remote.http_client import (
     Conversation,
     Declared,
     Inference,
     message_of,
     refusal,
 )
+from headrace.execution.remote.options import RemoteOptions
 from headrace.wire import tfserving
 from headrace.wire.http_exchange import HttpRequest, HttpResponse
 from headrace.wire.json_text import parse_json
@@ -33,7 +33,7 @@ from headrace.wire.remote_status import Failure, Fate
 
 
 class TfServingRest:
-    """`headrace.execution.remote.rest.Rest`."""
+    """`headrace.execution.remote.http_client.Rest`."""
 
     def __init__(self, options: RemoteOptions, model: str, declared: Declared) -> None:
         which = ""
@@ -76,7 +76,7 @@ class TfServingRest:
 
 
 class TfServingInference:
-    """`headrace.execution.remote.rest.Inference`: all inputs at once, and all outputs of them."""
+    """All inputs at once, and all outputs of them."""
 
     def __init__(self, path: str, signature: str, model: str, declared: Declared) -> None:
         self._path = f"{path}:predict"

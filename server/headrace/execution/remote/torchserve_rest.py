@@ -25,8 +25,8 @@ from headrace.execution.remote.connection import (
     RemoteRequest,
     nonsense,
 )
+from headrace.execution.remote.http_client import Conversation, Declared, Inference, refusal
 from headrace.execution.remote.options import RemoteOptions
-from headrace.execution.remote.rest import Conversation, Declared, Inference, refusal
 from headrace.execution.remote.tfserving_rest import joined
 from headrace.wire.bytes_tensor import object_array
 from headrace.wire.http_exchange import HttpRequest, HttpResponse
@@ -41,7 +41,7 @@ _NO_WORKER, _RAISED = "ServiceUnavailableException", "InternalServerException"
 
 
 class TorchServeRest:
-    """`headrace.execution.remote.rest.Rest`."""
+    """`headrace.execution.remote.http_client.Rest`."""
 
     def __init__(self, options: RemoteOptions, model: str, declared: Declared) -> None:
         version = options.protocol.label or options.version
@@ -73,7 +73,7 @@ class TorchServeRest:
 
 
 class TorchServeInference:
-    """`headrace.execution.remote.rest.Inference`."""
+    """`headrace.execution.remote.http_client.Inference`."""
 
     def __init__(self, path: str, body: str, model: str, declared: Declared) -> None:
         self._path = path

@@ -12,14 +12,14 @@ from headrace.execution.remote.connection import (
     RemoteRequest,
     nonsense,
 )
-from headrace.execution.remote.options import RemoteOptions
-from headrace.execution.remote.rest import (
+from headrace.execution.remote.http_client import (
     Conversation,
     Declared,
     Inference,
     message_of,
     refusal,
 )
+from headrace.execution.remote.options import RemoteOptions
 from headrace.wire.http_exchange import HttpRequest, HttpResponse
 from headrace.wire.json_text import parse_json
 from headrace.wire.pb import grpc_service_pb2 as pb
@@ -42,7 +42,7 @@ _NOT_OFFERED = frozenset({400, 404, 405, 501})
 
 
 class V2Rest:
-    """`Rest` and `RestControl` of `headrace.execution.remote.rest`."""
+    """`Rest` and `RestControl` of `headrace.execution.remote.http_client`."""
 
     def __init__(self, options: RemoteOptions, model: str, declared: Declared) -> None:
         version = f"/versions/{options.version}" if options.version else ""
@@ -119,7 +119,7 @@ class V2Rest:
 
 
 class V2Inference:
-    """`headrace.execution.remote.rest.Inference`."""
+    """`headrace.execution.remote.http_client.Inference`."""
 
     def __init__(self, messages: RestMessages, path: str, model: str) -> None:
         self._messages = messages

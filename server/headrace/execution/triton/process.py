@@ -26,8 +26,7 @@ from pathlib import Path
 from headrace.execution.aside import aside
 from headrace.execution.process import restart_delay
 from headrace.execution.process_output import ProcessOutput
-from headrace.execution.remote.grpc_calls import GrpcDialect
-from headrace.execution.remote.grpc_connection import GrpcConnection
+from headrace.execution.remote.grpc_client import GrpcConnection, GrpcDialect
 from headrace.execution.remote.options import Credentials, RemoteOptions
 from headrace.execution.triton.command import Secret
 from headrace.execution.triton.options import Place, TritonOptions

@@ -1,7 +1,8 @@
-"""Calls to a server of gRPC on this machine whose large tensors go through shared memory.
+"""Calls over gRPC to an upstream on this machine whose large tensors go through shared memory.
 
-Inputs are copied into a region; outputs whose size is known beforehand are views into another one,
-which is used again when nothing refers to them any more. What has no region is in the message.
+Inputs are copied into a region, one behind the other; outputs whose size is known beforehand are
+views into another one, which is used again when nothing refers to them any more. What has no
+region is in the message.
 
 A region is used again only after an answer. After anything else, such as a cancelled call, the
 server may still write there, and nobody can tell when it is done.
@@ -14,35 +15,99 @@ Owned by the event-loop thread.
 """
 
 import logging
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from headrace.core.datatypes import ITEM_SIZES, Datatype
+from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
-from headrace.execution.remote.connection import (
-    Call,
-    Receiver,
-    RemoteRequest,
-)
+from headrace.execution.remote.connection import Call, Receiver, RemoteRequest
 from headrace.execution.remote.grpc_channel import UnaryCall
-from headrace.execution.remote.grpc_connection import GrpcConnection
+from headrace.execution.remote.grpc_client import GrpcConnection
 from headrace.execution.remote.options import Endpoint
-from headrace.execution.remote.shared_layout import (
-    FixedSizes,
-    laid_out,
-    large_inputs,
-    needed,
-    write,
-)
-from headrace.execution.remote.shared_regions import SharedLease, SharedRegions
+from headrace.execution.remote.shared_regions import THRESHOLD, SharedLease, SharedRegions
 from headrace.wire.compression import DEFAULT_LEVEL, compress
 from headrace.wire.grpc_call import End, Reason
-from headrace.wire.remote_infer import RemoteAnswer
-from headrace.wire.remote_shared import Place, shared_request
+from headrace.wire.remote_infer import Place, RemoteAnswer, RemoteInput, shared_request
 
 if TYPE_CHECKING:
-    from headrace.execution.remote.grpc_calls import GrpcDialect
+    from headrace.execution.remote.grpc_client import GrpcDialect
+
+_ALIGNMENT = 64
+
+
+class FixedSizes(NamedTuple):
+    """The bytes of outputs whose shape is fixed; of one row each, if the model `batches`."""
+
+    outputs: Mapping[str, int]
+    batches: bool
+
+    @classmethod
+    def of(cls, signature: Signature) -> "FixedSizes":
+        """Those of a model."""
+        found = {
+            spec.name: math.prod(spec.dims) * ITEM_SIZES[spec.datatype]
+            for spec in signature.outputs
+            if -1 not in spec.dims and spec.datatype is not Datatype.BYTES
+        }
+        return cls(found, signature.batches)
+
+    def large(self, request: RemoteRequest) -> dict[str, int]:
+        """The bytes of those outputs of a call that are worth it."""
+        rows = 1
+        if self.batches:
+            if not request.inputs:
+                return {}
+            rows = request.inputs[0].shape[0]
+        sizes = {name: rows * self.outputs.get(name, 0) for name in request.outputs}
+        return {name: size for name, size in sizes.items() if size >= THRESHOLD}
+
+
+def large_inputs(request: RemoteRequest) -> dict[str, int]:
+    """The bytes of those inputs of a call that are worth it."""
+    found = {}
+    for item in request.inputs:
+        if item.datatype is not Datatype.BYTES:
+            size = math.prod(item.shape) * ITEM_SIZES[item.datatype]
+            if size >= THRESHOLD:
+                found[item.name] = size
+    return found
+
+
+def laid_out(sizes: Mapping[str, int], region: str) -> dict[str, Place]:
+    """The places of tensors behind one another."""
+    places: dict[str, Place] = {}
+    position = 0
+    for name, size in sizes.items():
+        places[name] = Place(region, position, size)
+        position = _aligned(position + size)
+    return places
+
+
+def needed(sizes: Mapping[str, int]) -> int:
+    """The bytes that these tensors take."""
+    *others, last = sizes.values()
+    return sum(map(_aligned, others)) + last
+
+
+def write(inputs: Sequence[RemoteInput], places: Mapping[str, Place], memory: Buffer) -> None:
+    """Put inputs into their places."""
+    for item in inputs:
+        place = places.get(item.name)
+        if place is None:
+            continue
+        position = place.offset
+        for part in item.parts:
+            np.ndarray(part.shape, part.dtype, memory, position)[...] = part
+            position += part.nbytes
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +209,7 @@ class SharedConnection(GrpcConnection):
     def __init__(self, endpoint: Endpoint, dialect: "GrpcDialect", sizes: FixedSizes) -> None:
         """`sizes` are those of the model's outputs."""
         super().__init__(endpoint, dialect, dialect.buffer)
-        self.regions = SharedRegions(self.ask, self.procedures, dialect.model, endpoint.name)
+        self.regions = SharedRegions(self._ask_path, dialect.model, endpoint.name)
         self._sizes = sizes
         self._name = endpoint.name
         self._channel.when_lost = self.regions.renew
@@ -196,6 +261,11 @@ class SharedConnection(GrpcConnection):
         call.dialect, call.owner, call.request = dialect, self, request
         call.inputs, call.outputs, call.rooms = inputs, outputs, rooms
         return call
+
+    async def _ask_path(
+        self, path: bytes, message: bytes, seconds: float
+    ) -> tuple[Buffer | None, End | None]:
+        return await self.ask(self.procedures.head(path), message, seconds)
 
     def outgrown(self) -> None:
         """The model gives more than its configuration says."""

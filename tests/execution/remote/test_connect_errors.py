@@ -6,7 +6,7 @@ import ssl
 
 import pytest
 
-from headrace.execution.remote.obstacles import obstacle
+from headrace.execution.remote.connect_errors import connect_error
 
 
 def _certificate() -> ssl.SSLCertVerificationError:
@@ -28,5 +28,5 @@ def _certificate() -> ssl.SSLCertVerificationError:
     ],
 )
 def test_what_is_said(error: Exception, said: str) -> None:
-    assert said in obstacle(error)
-    assert "Errno 1" not in obstacle(error)
+    assert said in connect_error(error)
+    assert "Errno 1" not in connect_error(error)

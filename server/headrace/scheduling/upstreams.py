@@ -1,10 +1,15 @@
-"""Which of several servers of one model gets the next batch: decisions over values and time.
+"""Which upstream gets the next call, and where a sequence goes on: decisions over values and time.
 
-A server is called by its endpoint. It is reachable until a call finds no connection, or a health
-check says otherwise; only health checks make it so again. One that goes on failing while it is
-reachable is ejected for a time that doubles from one ejection to the next; the last success ends
-the doubling. If all that are reachable are ejected, that is held against none of them: something
-that takes requests badly is better than nothing.
+An upstream is reachable until a call finds no connection, or a health check says otherwise; only
+health checks make it so again. One that goes on failing while it is reachable is ejected for a time
+that doubles from one ejection to the next; the last success ends the doubling. If all that are
+reachable are ejected, that is held against none of them: something that takes requests badly is
+better than nothing.
+
+A sequence's requests go to the upstream that has taken the first of them, since its state is there.
+A request that may or may not have been run, or an upstream that is gone, leaves a sequence lost:
+what went on from there would be computed from another state than its client believes. It can only
+be begun again.
 
 Times are in seconds of one monotonic clock. Nothing here has a clock, a connection or a state of
 its own.
@@ -12,16 +17,17 @@ its own.
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
-FAILURES = 5  # in a row, for which an endpoint is ejected
+FAILURES = 5  # in a row, for which an upstream is ejected
 FIRST_EJECTION_SECS = 1.0
 LONGEST_EJECTION_SECS = 30.0
-FIRST_CHECK_SECS = 0.1  # after which an endpoint is looked at again that is not reachable
+FIRST_CHECK_SECS = 0.1  # after which an upstream is looked at again that is not reachable
 
 
 @dataclass(slots=True)
 class Condition:
-    """What is known of an endpoint; owned by whoever calls it, and changed in place.
+    """What is known of an upstream; owned by whoever calls it, and changed in place.
 
     `outstanding` calls are under way, `taken` were ever begun. `failures` came in a row, and so did
     `ejections`, and `misses` of health checks.
@@ -100,3 +106,51 @@ def next_check(condition: Condition, interval: float) -> float:
     if condition.reachable:
         return interval
     return min(FIRST_CHECK_SECS * 2.0 ** min(condition.misses, 16), interval)
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Where the state of a sequence is: on `server`, or nowhere any more if it is `lost`."""
+
+    server: object = None
+    lost: bool = False
+
+
+class Way(Enum):
+    """Where a request of a sequence is to go."""
+
+    PINNED = "to the server that has the state"
+    ANY = "to whichever server is best"
+    NOWHERE = "the sequence is lost"
+
+
+class Ending(Enum):
+    """What is known of a request that has ended."""
+
+    RUN = "a server has run it, or has said what is wrong with it"
+    REFUSED = "no server has begun it"
+    UNSURE = "the server is gone, or nobody knows whether it has run it"
+
+
+def way(pin: Pin | None, start: bool, usable: bool) -> Way:
+    """Where a request goes; `usable` is whether the server of its pin can be asked.
+
+    One that begins a sequence anew which is under way goes to the server of that as well, which so
+    learns that the old one is over; but any other will do.
+    """
+    if pin is not None and not pin.lost and usable:
+        return Way.PINNED
+    return Way.ANY if start else Way.NOWHERE
+
+
+def after(pin: Pin | None, server: object, end: bool, ending: Ending) -> Pin | None:
+    """What is known of a sequence after a request of it that `server` was sent.
+
+    `pin` is what was known before, None as the result is that there is no such sequence. A request
+    that was refused has changed nothing.
+    """
+    if ending is Ending.UNSURE:
+        return Pin(lost=True)
+    if ending is Ending.REFUSED:
+        return pin
+    return None if end else Pin(server)

@@ -1,12 +1,22 @@
-"""Protocols over HTTP, on the event loop."""
+"""Protocols over HTTP/1.1, as a client of upstreams, on the event loop.
+
+What a protocol says is a `Rest`, without the connection that carries it: its conversations are
+generators, which yield requests, are sent the answer to each, and return what has come of them.
+"""
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import AbstractContextManager
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+from google.protobuf import json_format
+from google.protobuf.message import Message
 
 from headrace.core.errors import InvalidRequest, PayloadTooLarge, ServerError, Unsupported
+from headrace.core.signature import Signature, TensorSpec
+from headrace.execution.remote.connect_errors import tls_context
 from headrace.execution.remote.connection import (
     Call,
     CallFailed,
@@ -28,27 +38,127 @@ from headrace.execution.remote.http_lines import (
     seconds_left,
 )
 from headrace.execution.remote.options import Endpoint, RemoteOptions
-from headrace.execution.remote.rest import (
-    Conversation,
-    Inference,
-    Rest,
-    RestControl,
-)
-from headrace.execution.remote.task_call import TaskCall
-from headrace.execution.remote.tls import tls_context
 from headrace.wire.compression import ANSWER_RATIO, LARGE, compress, decompress
-from headrace.wire.http_exchange import (
-    HttpRequest,
-    HttpResponse,
-    header_lines,
-    request_pieces,
-)
+from headrace.wire.http_exchange import HttpRequest, HttpResponse, header_lines, request_pieces
 from headrace.wire.remote_infer import RemoteAnswer
-from headrace.wire.remote_status import Failure, Fate, late, lost, too_large, unsent
+from headrace.wire.remote_rest import error_text
+from headrace.wire.remote_status import (
+    Failure,
+    Fate,
+    http_failure_of,
+    late,
+    lost,
+    too_large,
+    unsent,
+)
+
+
+class TaskCall:
+    """`headrace.execution.remote.connection.Call`: a task of the event loop that is running."""
+
+    def __init__(self, work: Coroutine[Any, Any, RemoteAnswer], receiver: Receiver) -> None:
+        """`work` gives the answer, or raises `CallFailed`."""
+        self._receiver: Receiver | None = receiver
+        self._task = asyncio.get_running_loop().create_task(work)
+        self._task.add_done_callback(self._done)
+
+    def cancel(self) -> None:
+        """Cancel the task."""
+        self._receiver = None
+        self._task.cancel()
+
+    def _done(self, task: "asyncio.Task[RemoteAnswer]") -> None:
+        receiver, self._receiver = self._receiver, None
+        if receiver is None:
+            return
+        try:
+            answer = task.result()
+        except asyncio.CancelledError:  # not by us: the loop is ending
+            return
+        except Exception as error:
+            receiver.failed(error)
+        else:
+            receiver.answered(answer)
+
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Message)
+Conversation: TypeAlias = Generator[HttpRequest, HttpResponse, T]
+
+
+@dataclass(slots=True)
+class Declared:
+    """What is known of the model here, from when its configuration is complete on.
+
+    For protocols whose answers do not tell, and before inference is asked for.
+    """
+
+    signature: Signature | None = None
+
+    @property
+    def outputs(self) -> Sequence[TensorSpec]:
+        """The outputs as declared."""
+        return () if self.signature is None else self.signature.outputs
+
+    @property
+    def batches(self) -> bool:
+        """Whether axis 0 of every tensor counts rows."""
+        return self.signature is not None and self.signature.batches
+
+
+class Inference(Protocol):
+    """How one server is asked for inference; both methods raise `CallFailed`."""
+
+    def request(self, request: RemoteRequest) -> HttpRequest:
+        """What is sent."""
+
+    def answer(self, response: HttpResponse) -> RemoteAnswer:
+        """What has come."""
+
+
+class Rest(Protocol):
+    """A protocol, for one model. Conversations raise `CallFailed`."""
+
+    def describe(self) -> Conversation[RemoteDescription]:
+        """Ask what the model is."""
+
+    def learn(self) -> Conversation[Inference]:
+        """Ask what has to be known of a server before it can be asked for inference."""
+
+    def ready(self) -> Conversation[bool]:
+        """Ask whether the model is ready."""
+
+
+@runtime_checkable
+class RestControl(Protocol):
+    """Protocols have this, too, by which a server has models loaded; both raise `CallFailed`."""
+
+    def load(self, config: str) -> Conversation[None]:
+        """Have the model loaded; see `headrace.execution.remote.connection.LoadingConnection`."""
+
+    def unload(self) -> Conversation[None]:
+        """Have the model unloaded."""
+
+
+def refusal(model: str, response: HttpResponse) -> CallFailed:
+    """An answer that is an error."""
+    said = error_text(response.body)
+    text = bytes(response.body[:2000]).decode(errors="replace")
+    failure = http_failure_of(model, response.status, said, text)
+    return CallFailed(failure, f"status {response.status}: {said or ' '.join(text.split())[:120]}")
+
+
+def message_of(model: str, document: Any, message: M) -> M:
+    """A message that JSON has told of, but for fields that are unknown; raises `CallFailed`."""
+    try:
+        return json_format.ParseDict(document, message, ignore_unknown_fields=True)
+    except (json_format.ParseError, AttributeError, TypeError) as error:
+        raise nonsense(model, error) from None
+
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
+
 _ENCODING = b"content-encoding"
 
 

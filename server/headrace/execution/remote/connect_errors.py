@@ -1,10 +1,25 @@
-"""TLS as a client of the servers that run a model."""
+"""Why there is no connection to an upstream, and the TLS that one is made with."""
 
 import os
 import ssl
 
 from headrace.core.errors import InvalidOption
 from headrace.execution.remote.options import Credentials
+
+PORT = "is this its port for {}, with TLS or without?"
+CLOSED = f"the server has closed the connection without an answer; {PORT}"
+
+
+def connect_error(error: Exception) -> str:
+    """What an attempt to connect has ended with."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not accepted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        what = (getattr(error, "reason", "") or "it was hung up").lower().replace("_", " ")
+        return f"TLS fails ({what}); does the server speak TLS at this port?"
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)  # the event loops have texts of their own
+    return str(error) or type(error).__name__
 
 
 def tls_context(credentials: Credentials) -> ssl.SSLContext:

@@ -1,0 +1,519 @@
+"""The V2 protocol over gRPC, as a client of upstreams: messages, calls, streams, connections.
+
+Another protocol over gRPC derives from `GrpcDialect`. Owned by the event-loop thread, but for the
+visits of threads that load models.
+"""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TypeAlias
+
+from google.protobuf.message import DecodeError
+
+from headrace.core.errors import ExecutionFailed, InvalidRequest, Unavailable
+from headrace.core.tensors import Buffer
+from headrace.execution.remote.connect_errors import tls_context
+from headrace.execution.remote.connection import (
+    Call,
+    CallFailed,
+    Receiver,
+    RemoteDescription,
+    RemoteRequest,
+    RemoteStream,
+    StreamAnswer,
+    StreamReceiver,
+    Visit,
+    nonsense,
+    visiting,
+)
+from headrace.execution.remote.grpc_channel import Channel, ChannelCall, UnaryCall
+from headrace.execution.remote.grpc_link import Link, receive_buffer
+from headrace.execution.remote.options import Credentials, Endpoint, RemoteOptions
+from headrace.execution.remote.shared_regions import remove_left_behind
+from headrace.wire.compression import DEFAULT_LEVEL, compress
+from headrace.wire.grpc_call import End, Reason
+from headrace.wire.grpc_response import UNIMPLEMENTED
+from headrace.wire.http2.request_blocks import RequestHead
+from headrace.wire.http2.response_headers import literal
+from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.wire.remote_infer import AnswerReader, RemoteAnswer, RemoteMessages, response_in
+from headrace.wire.remote_status import Failure, Fate, failure_of, late, lost, too_large, unsent
+
+_SERVICE = b"/inference.GRPCInferenceService/"
+INFER = _SERVICE + b"ModelInfer"
+READY = _SERVICE + b"ModelReady"
+METADATA = _SERVICE + b"ModelMetadata"
+CONFIG = _SERVICE + b"ModelConfig"
+_AGENT = b"headrace"
+_ACCEPTED = b"identity,deflate,gzip"
+_AUTHORIZATION = "authorization"
+_MOST_DIGITS = 99_999_999  # of a time-out
+
+
+class Procedures:
+    """Those of one endpoint. Requests are compressed by `packing`, if that is not empty.
+
+    `infer` is the path of a run, where it is not that of the V2 protocol.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, credentials: Credentials, packing: str, infer: bytes = INFER
+    ) -> None:
+        common = [
+            (b":method", b"POST"),
+            (b":scheme", b"https" if endpoint.secure else b"http"),
+            (b":authority", endpoint.authority.encode()),
+            (b"te", b"trailers"),
+            (b"content-type", b"application/grpc"),
+            (b"user-agent", _AGENT),
+            (b"grpc-accept-encoding", _ACCEPTED),
+        ]
+        common += [(name.encode(), value.encode()) for name, value in credentials.metadata]
+        shown = credentials.authorization.encode()
+        own = [*common, (_AUTHORIZATION.encode(), shown)] if shown else common
+        self._own = own
+        self.live = _head(own, b"ServerLive")
+        self.load = _head(own, b"RepositoryModelLoad")
+        self.unload = _head(own, b"RepositoryModelUnload")
+        coded = [(b"grpc-encoding", packing.encode())] if packing else []
+        self._infer = _head_of(own + coded, infer)
+        self._stream = _head(own + coded, b"ModelStreamInfer")
+        self._infer_as = _head_of(common + coded, infer)
+        self._stream_as = _head(common + coded, b"ModelStreamInfer")
+        self._seconds = 0.0
+        self._timeout = b""
+
+    def head(self, path: bytes) -> RequestHead:
+        """The head of a call of any procedure."""
+        return _head_of(self._own, path)
+
+    def infer(self, headers: Sequence[tuple[str, str]]) -> RequestHead:
+        """The head of a run that has these further headers, which go before our own."""
+        return self._infer_as if _shown(headers) else self._infer
+
+    def stream(self, headers: Sequence[tuple[str, str]]) -> RequestHead:
+        """The head of a stream."""
+        return self._stream_as if _shown(headers) else self._stream
+
+    def own(self, headers: Sequence[tuple[str, str]], seconds: float) -> bytes:
+        """The fields of one call: its headers, and how long it may take, 0 for any time."""
+        if seconds != self._seconds:
+            self._seconds, self._timeout = seconds, timeout_field(seconds)
+        if not headers:
+            return self._timeout
+        fields = [literal(n.encode("latin-1"), v.encode("latin-1", "replace")) for n, v in headers]
+        return self._timeout + b"".join(fields)
+
+
+def timeout_field(seconds: float) -> bytes:
+    """`grpc-timeout` as a literal; nothing for 0."""
+    if not seconds:
+        return b""
+    for unit, number in ((b"u", seconds * 1e6), (b"m", seconds * 1e3), (b"S", seconds)):
+        whole = max(round(number), 1)
+        if whole <= _MOST_DIGITS:
+            return literal(b"grpc-timeout", b"%d%s" % (whole, unit))
+    return b""
+
+
+def _head(fields: Sequence[tuple[bytes, bytes]], name: bytes) -> RequestHead:
+    return _head_of(fields, _SERVICE + name)
+
+
+def _head_of(fields: Sequence[tuple[bytes, bytes]], path: bytes) -> RequestHead:
+    return RequestHead([*fields[:2], (b":path", path), *fields[2:]])
+
+
+def _shown(headers: Sequence[tuple[str, str]]) -> bool:
+    return any(name == _AUTHORIZATION for name, _ in headers) if headers else False
+
+
+log = logging.getLogger(__name__)
+
+# A path and a message; and a conversation of such, which are answered by what `ask` gives.
+Question: TypeAlias = tuple[bytes, bytes]
+Description: TypeAlias = Generator[Question, tuple[Buffer | None, End | None], RemoteDescription]
+
+
+class GrpcDialect:
+    """`headrace.execution.remote.connection.Dialect`. Made on any thread but the event loop's.
+
+    Another protocol over gRPC has this with other procedures and messages.
+    """
+
+    infer_path = INFER
+
+    def __init__(self, options: RemoteOptions, model: str) -> None:
+        """Raises `InvalidOption` for what is no certificate or key."""
+        self.options = options
+        self.model = model
+        self.packing = options.compression
+        self.packed = bool(self.packing)
+        self.context: ssl.SSLContext | None = None
+        if any(url.scheme == "grpcs" for url in options.urls):
+            self.context = tls_context(options.credentials)
+            self.context.set_alpn_protocols(["h2"])
+        self.buffer = receive_buffer()  # for all connections of the event loop
+        if options.shared_memory and (count := remove_left_behind()):
+            log.info("removed shared memory that ended servers have left: %d regions", count)
+        self._messages = RemoteMessages(options.model, options.version)
+        self._reader = AnswerReader()
+
+    def visit(self, endpoint: Endpoint) -> AbstractContextManager[Visit]:
+        """For the thread that loads the model."""
+        return visiting(lambda: GrpcConnection(endpoint, self))
+
+    def connect(self, endpoint: Endpoint) -> "GrpcConnection":
+        """For the event loop that is running."""
+        return GrpcConnection(endpoint, self, self.buffer)
+
+    def describe(self) -> Description:
+        """Ask for the model's metadata, and its configuration where the server offers that."""
+        name, version = self.options.model, self.options.version
+        asked = pb.ModelMetadataRequest(name=name, version=version)
+        said = self.given(*(yield METADATA, asked.SerializeToString()))
+        wanted = pb.ModelConfigRequest(name=name, version=version)
+        config, end = yield CONFIG, wanted.SerializeToString()
+        if end is not None and end.status != UNIMPLEMENTED:
+            raise self.failed(end)
+        try:
+            metadata = pb.ModelMetadataResponse.FromString(bytes(said))
+            if config is None:
+                return RemoteDescription(metadata, None)
+            response = pb.ModelConfigResponse.FromString(bytes(config))
+        except DecodeError as error:
+            raise nonsense(self.model, error) from None
+        return RemoteDescription(metadata, response.config)
+
+    def given(self, data: Buffer | None, end: End | None) -> Buffer:
+        """What a call has given; raises `CallFailed` if it is nothing."""
+        if data is None:
+            assert end is not None
+            raise self.failed(end)
+        return data
+
+    def readiness(self) -> Question:
+        """The question whether the model is ready."""
+        asked = pb.ModelReadyRequest(name=self.options.model, version=self.options.version)
+        return READY, asked.SerializeToString()
+
+    def is_ready(self, data: Buffer) -> bool:
+        """What the answer to that says; raises `CallFailed`."""
+        try:
+            return pb.ModelReadyResponse.FromString(bytes(data)).ready
+        except DecodeError as error:
+            raise nonsense(self.model, error) from None
+
+    def message(self, request: RemoteRequest) -> list[Buffer]:
+        """The message that carries a request, as it is."""
+        return self._messages.request(
+            request.inputs, request.outputs, request.parameters, request.id
+        )
+
+    def request(self, request: RemoteRequest) -> list[Buffer]:
+        """The message that carries a request, as it is sent."""
+        message = self.message(request)
+        if self.packing:
+            return [compress(b"".join(message), self.packing, DEFAULT_LEVEL)]
+        return message
+
+    def answer(self, data: Buffer) -> RemoteAnswer:
+        """What a message says; raises `CallFailed`."""
+        try:
+            return self._reader.read(data)
+        except InvalidRequest as error:
+            raise self.nonsense(error) from None
+
+    def shared_answer(self, data: Buffer, shared: Mapping[str, memoryview]) -> RemoteAnswer:
+        """The same with outputs that are `shared`; raises `CallFailed`."""
+        try:
+            return self._reader.read(data, shared)
+        except InvalidRequest as error:
+            raise self.nonsense(error) from None
+
+    def stream_answer(self, data: Buffer) -> StreamAnswer:
+        """What a message of a stream says; raises `CallFailed`."""
+        found = response_in(data)
+        if found is not None:  # as nearly always: no error
+            answer = self.answer(found)
+            return StreamAnswer(answer.id, answer, None)
+        try:
+            message = pb.ModelStreamInferResponse.FromString(bytes(data))
+        except DecodeError as error:
+            raise self.nonsense(error) from None
+        response = message.infer_response
+        if message.error_message:
+            return StreamAnswer(response.id, None, ExecutionFailed(message.error_message))
+        return StreamAnswer(response.id, self.answer(response.SerializeToString()), None)
+
+    def nonsense(self, problem: Exception) -> CallFailed:
+        """An answer that cannot be read, which is logged."""
+        log.error("model %s: a server's answer makes no sense: %s", self.model, problem,
+                  extra={"model": self.model})  # fmt: skip
+        return nonsense(self.model, problem)
+
+    def failed(self, end: End) -> CallFailed:
+        """What the end of a call means."""
+        text = end.text
+        if not text and end.status == UNIMPLEMENTED:
+            text = f"it does not know this procedure of the protocol {self.options.protocol.name}"
+        return CallFailed(self._failure(end), text or f"status {end.status} of gRPC")
+
+    def _failure(self, end: End) -> Failure:
+        if end.reason is Reason.STATUS:
+            return failure_of(self.model, end.status, end.text)
+        if end.reason is Reason.BROKEN:
+            return self.nonsense(Exception(end.text)).failure
+        if end.reason in (Reason.TOO_LARGE, Reason.GROWN):
+            log.error("model %s: a server's answer cannot be used: %s", self.model, end.text,
+                      extra={"model": self.model})  # fmt: skip
+            grown = end.reason is Reason.GROWN
+            return too_large(self.model, self.options.largest_response, grown)
+        if end.reason is Reason.UNSENT:
+            return unsent(self.model)
+        if end.reason is Reason.REFUSED:
+            return Failure(Fate.REFUSED, Unavailable(end.text))
+        return late(self.model) if end.reason is Reason.LATE else lost(self.model)
+
+
+class GrpcStream(ChannelCall):
+    """`headrace.execution.remote.connection.RemoteStream`."""
+
+    __slots__ = ("_dialect", "_early", "_early_size", "_finished", "_receiver")
+
+    def __init__(
+        self,
+        dialect: "GrpcDialect",
+        receiver: StreamReceiver,
+        head: RequestHead,
+        own: bytes,
+        begun: float,
+        seconds: float,
+    ) -> None:
+        """See `ChannelCall`."""
+        super().__init__(head, own, begun, seconds, dialect.options.largest_response)
+        self._dialect = dialect
+        self._receiver = receiver
+        self._early: list[Buffer] = []  # what was to be sent before there is a connection
+        self._early_size = 0
+        self._finished = False
+
+    @property
+    def waiting(self) -> int:
+        """Bytes of requests that the server has not taken yet."""
+        return self._early_size + self.queued
+
+    def send(self, request: RemoteRequest) -> None:
+        """One more request."""
+        if self.over or self.local_closed:
+            return
+        message = self._dialect.request(request)
+        size = sum(map(len, message))
+        pieces = [self._dialect.packed.to_bytes() + size.to_bytes(4), *message]
+        size += len(pieces[0])
+        if self.connection is None:
+            self._early += pieces
+            self._early_size += size
+        else:
+            self.connection.sender.data(self, pieces, size)
+
+    def finish(self) -> None:
+        """No more requests."""
+        self._finished = True
+        if self.connection is not None and not self.over and not self.local_closed:
+            self.connection.sender.finish(self)
+
+    def hold(self, held: bool) -> None:
+        """Have the server pause, or go on."""
+        self.keeps_window = held
+        if not held and self.connection is not None and not self.over:
+            self.connection.release(self)
+
+    def launch(self, link: Link) -> None:
+        """Send what there is."""
+        self.begin(link.http2)
+        sender = link.http2.sender
+        sender.open(self, self.head, self.own)
+        if self._early:
+            sender.data(self, self._early, self._early_size)
+            self._early, self._early_size = [], 0
+        if self._finished:
+            sender.finish(self)
+
+    def received(self, data: Buffer) -> None:
+        """A response has come."""
+        try:
+            answer = self._dialect.stream_answer(data)
+        except Exception as error:  # whatever it is, it belongs to this stream alone
+            self.cancel()
+            self._end(error if isinstance(error, CallFailed) else self._dialect.nonsense(error))
+            return
+        try:
+            self._receiver.received(answer)
+        except Exception:  # the connection has other calls as well
+            log.exception("bug after a response")
+
+    def closed(self, end: End | None) -> None:
+        """There is no more."""
+        self._end(None if end is None else self._dialect.failed(end))
+
+    def _end(self, failed: CallFailed | None) -> None:
+        try:
+            self._receiver.ended(failed)
+        except Exception:
+            log.exception("bug after a stream")
+
+
+class InferCall(UnaryCall):
+    """A run, for whoever is told by being called; `headrace.execution.remote.connection.Call`."""
+
+    __slots__ = ("dialect", "receiver")
+
+    dialect: "GrpcDialect"
+    receiver: Receiver
+
+    def done(self, data: Buffer | None, end: End | None) -> None:
+        """Tell."""
+        try:
+            if data is None:
+                assert end is not None
+                self.receiver.failed(self.dialect.failed(end))
+                return
+            try:
+                answer = self.dialect.answer(data)
+            except Exception as error:  # whatever it is, it belongs to this call alone
+                self.receiver.failed(error)
+                return
+            self.receiver.answered(answer)
+        except Exception:  # of whoever is told; the connection has other calls as well
+            log.exception("bug after a call")
+
+
+class AwaitedCall(UnaryCall):
+    """A call whose outcome is awaited."""
+
+    __slots__ = ("outcome",)
+
+    outcome: "asyncio.Future[tuple[Buffer | None, End | None]]"
+
+    def done(self, data: Buffer | None, end: End | None) -> None:
+        """Let it be known."""
+        if not self.outcome.done():
+            self.outcome.set_result((data, end))
+
+
+class GrpcConnection:
+    """`StreamingConnection` and `LoadingConnection` of `headrace.execution.remote.connection`."""
+
+    def __init__(
+        self, endpoint: Endpoint, dialect: "GrpcDialect", buffer: memoryview | None = None
+    ) -> None:
+        """Bytes are received in `buffer`, which is the loop's, or in one of its own."""
+        options = dialect.options
+        self._dialect = dialect
+        self._loop = asyncio.get_running_loop()
+        self._now = self._loop.time
+        self.procedures = Procedures(
+            endpoint, options.credentials, dialect.packing, dialect.infer_path
+        )
+        context = dialect.context if endpoint.secure else None
+        self._channel = Channel(
+            endpoint, context, buffer or receive_buffer(), options.largest_response
+        )
+        path, self._question = dialect.readiness()
+        self._readiness = self.procedures.head(path)
+
+    def begin(self, request: RemoteRequest, seconds: float, receiver: Receiver) -> Call:
+        """One run."""
+        dialect, procedures = self._dialect, self.procedures
+        call = InferCall(
+            self._channel, procedures.infer(request.headers), dialect.request(request),
+            self._now(), seconds, procedures.own(request.headers, seconds), dialect.packed,
+        )  # fmt: skip
+        call.dialect = dialect
+        call.receiver = receiver
+        self._channel.start(call)
+        return call
+
+    def stream(
+        self,
+        receiver: StreamReceiver,
+        seconds: float = 0.0,
+        headers: Sequence[tuple[str, str]] = (),
+    ) -> RemoteStream:
+        """Open a stream."""
+        procedures = self.procedures
+        stream = GrpcStream(
+            self._dialect, receiver, procedures.stream(headers), procedures.own(headers, seconds),
+            self._now(), seconds,
+        )  # fmt: skip
+        self._channel.start(stream)
+        return stream
+
+    async def ready(self, seconds: float) -> bool:
+        """Whether the model is ready there; raises `CallFailed`."""
+        data, end = await self.ask(self._readiness, self._question, seconds)
+        if data is None:
+            assert end is not None
+            if end.status == UNIMPLEMENTED:
+                return True  # a server without the procedure cannot say more
+            raise self._dialect.failed(end)
+        return self._dialect.is_ready(data)
+
+    async def describe(self, seconds: float) -> RemoteDescription:
+        """What the server says of the model."""
+        conversation = self._dialect.describe()
+        try:
+            path, message = next(conversation)
+            while True:
+                said = await self.ask(self.procedures.head(path), message, seconds)
+                path, message = conversation.send(said)
+        except StopIteration as stop:
+            result: RemoteDescription = stop.value
+            return result
+
+    async def infer(self, request: RemoteRequest, seconds: float) -> RemoteAnswer:
+        """One run; raises `CallFailed`."""
+        dialect, head = self._dialect, self.procedures.infer(request.headers)
+        message = b"".join(dialect.request(request))
+        return dialect.answer(
+            dialect.given(*await self.ask(head, message, seconds, dialect.packed))
+        )
+
+    async def load(self, config: str, seconds: float) -> None:
+        """Have the model loaded; raises `CallFailed`."""
+        wanted = pb.RepositoryModelLoadRequest(model_name=self._dialect.options.model)
+        if config:
+            wanted.parameters["config"].string_param = config
+        message = wanted.SerializeToString()
+        self._dialect.given(*await self.ask(self.procedures.load, message, seconds))
+
+    async def unload(self, seconds: float) -> None:
+        """Have the model unloaded; raises `CallFailed`."""
+        wanted = pb.RepositoryModelUnloadRequest(model_name=self._dialect.options.model)
+        message = wanted.SerializeToString()
+        self._dialect.given(*await self.ask(self.procedures.unload, message, seconds))
+
+    async def ask(
+        self, head: RequestHead, message: bytes, seconds: float, packed: bool = False
+    ) -> tuple[Buffer | None, End | None]:
+        """The answer to a message, which may be `packed`, or how the call has failed.
+
+        To cancel the wait cancels the call. A connection is attempted in any case.
+        """
+        own = self.procedures.own((), seconds)
+        call = AwaitedCall(self._channel, head, [message], self._now(), seconds, own, packed)
+        call.outcome = self._loop.create_future()
+        call.urgent = True
+        self._channel.start(call)
+        try:
+            return await call.outcome
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        """End the connection, with whatever is under way."""
+        await self._channel.close()
