@@ -15,7 +15,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import NoReturn
@@ -23,26 +23,23 @@ from typing import NoReturn
 import uvloop
 
 from headrace import __version__
+from headrace.backends.backend import BackendContext, load_backends
 from headrace.backends.gpus import Gpus
-from headrace.backends.onnx import OnnxBackend
 from headrace.core.errors import LoadFailed, RepositoryError
 from headrace.engine.admission import Admission
+from headrace.engine.chain import load_stages
 from headrace.engine.control import ControlMode
 from headrace.engine.engine import Engine
 from headrace.engine.following import Follower
 from headrace.engine.gpu_watch import GpuWatch
 from headrace.engine.log_control import LogControl
 from headrace.engine.memory import MemoryWatch
-from headrace.engine.opening import Backend, LoadOptions
+from headrace.engine.opening import LoadOptions
 from headrace.engine.regions import Regions
 from headrace.engine.reloading import Reloader
 from headrace.engine.tracing import Tracing
-from headrace.execution.artefact_backend import artefact_backends
 from headrace.execution.cores import core_limit
 from headrace.execution.progress import ABANDONED_SECS
-from headrace.execution.python_backend import PythonBackend
-from headrace.execution.remote.backend import RemoteBackend, Tritons
-from headrace.execution.triton.late import LateTritons
 from headrace.model_sources import control_options, sources_at_start
 from headrace.observability.latencies import SummarisedStatistics
 from headrace.observability.logs import configure_logging
@@ -59,26 +56,6 @@ log = logging.getLogger(__name__)
 _COLLECT_AFTER = 20_000  # objects made and not freed since the last collection
 _TRACES_SECS = 5  # how long the last traces may take to be written
 _UNFINISHED_SECS = 2  # how long shutdown waits for the rest of requests that are half there
-BACKENDS: Mapping[str, Backend] = {"onnxruntime": OnnxBackend(), "python": PythonBackend()}
-
-
-def backends(
-    trust_model_code: bool = False,
-    gpus: Gpus | None = None,
-    tritons: Tritons | None = None,
-    largest_response: int = 0,
-) -> dict[str, Backend]:
-    """All backends by name, in the order in which a model's files are looked at.
-
-    `tritons` gives those that this server starts, None if it starts none. Answers of other servers
-    may have `largest_response` bytes, 0 for the usual.
-    """
-    return {
-        **BACKENDS,
-        "onnxruntime": OnnxBackend(gpus),
-        **artefact_backends(trust_model_code),
-        "triton": RemoteBackend(tritons, largest_response),
-    }
 
 
 def run(settings: Settings, note: str = "") -> int:
@@ -137,15 +114,18 @@ class Application:
             settings.model_load_timeout_secs,
             gpus=gpus,
             limits=settings.execution_limits,
+            stages=load_stages(),
         )
         self._control = control_options(settings)
-        self._tritons = LateTritons(settings.tritons)
+        self._backends = load_backends(
+            BackendContext(
+                gpus, settings.trust_model_code, settings.max_request_bytes, settings.tritons
+            )
+        )
         self._engine = Engine(
             settings.id,
             __version__,
-            backends(
-                settings.trust_model_code, gpus, self._tritons.servers, settings.max_request_bytes
-            ),
+            self._backends,
             options,
             self._admission,
             settings.strict_readiness,
@@ -173,12 +153,14 @@ class Application:
         try:
             return await self._serve()
         finally:
-            await self._tritons.close()
+            for backend in self._backends.values():
+                await backend.close()
 
     async def _serve(self) -> int:
         settings = self._settings
         loop = asyncio.get_running_loop()
-        self._tritons.attach(loop)
+        for backend in self._backends.values():
+            backend.attach(loop)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         begun = monotonic()
@@ -276,7 +258,8 @@ class Application:
         if self._follower is not None:
             self._follower.stop()
         self._engine.stop_loading()
-        self._tritons.stop()
+        for backend in self._backends.values():
+            backend.stop()
         if settings.shutdown_delay_secs and noticed:
             await asyncio.sleep(settings.shutdown_delay_secs)
         if waiting := self._admission.requests:

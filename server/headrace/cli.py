@@ -12,13 +12,12 @@ from typing import NoReturn
 
 from headrace import __version__
 from headrace.commands.completion import add_completion
-from headrace.commands.environment_options import add_environments
 from headrace.commands.infer_options import add_infer
 from headrace.commands.models import add_models
 from headrace.commands.parser import EXIT_INTERRUPTED, EXIT_USAGE, CommandParser
+from headrace.commands.plugins import ListPlugins, add_plugins
 from headrace.commands.pool_files import take_pools
 from headrace.commands.top_options import add_top
-from headrace.commands.triton_pools_options import add_triton_pools
 from headrace.execution.private_process import make_private
 from headrace.options import Option, SettingsError, Value
 from headrace.settings import (
@@ -42,7 +41,7 @@ def main(
     `memory` tells how many bytes of it a server may use.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    options, rest = _parser(memory).parse_known_args(words)
+    options, rest = _parser(memory, words).parse_known_args(words)
     if rest:
         options.parser.refuse_rest(rest)
     try:
@@ -115,9 +114,10 @@ def _settings(
     return settings, f"limits by {memory >> 20} MiB of memory: {said}" if said else ""
 
 
-def _parser(memory: Callable[[], int]) -> CommandParser:
+def _parser(memory: Callable[[], int], words: Sequence[str]) -> CommandParser:
     parser = CommandParser("headrace", description="Inference server for the KServe V2 protocol.")
     parser.add_argument("--version", action="version", version=f"headrace {__version__}")
+    parser.add_argument("--list-plugins", action=ListPlugins)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve = commands.add_parser(
         "serve", help="serve model repositories",
@@ -137,9 +137,8 @@ def _parser(memory: Callable[[], int]) -> CommandParser:
     add_infer(commands)
     add_top(commands)
     add_models(commands)
-    add_environments(commands)
-    add_triton_pools(commands)
     add_completion(commands, parser)
+    add_plugins(commands, words)
     return parser
 
 

@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 import pytest
 
-from headrace.app import backends
+from headrace.backends.backend import load_backends
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import RepositoryError
 from headrace.engine.fail_over_loading import load
@@ -254,7 +254,7 @@ def test_what_does_not_go_together_is_explained(
         write_model(tmp_path, "first", model)
     source, options = read_model_directory(tmp_path / "first"), LoadOptions(1)
     with pytest.raises(RepositoryError) as refused:
-        load(open_model(source, backends(), options), 1, options)
+        load(open_model(source, load_backends(), options), 1, options)
     assert told in str(refused.value)
 
 
@@ -263,7 +263,7 @@ def test_what_is_set_for_either_backend_has_an_effect(there: ServerProcess, tmp_
     write_remote(tmp_path, "first", there.grpc, fail_over="onnxruntime", **parameters)
     write_model(tmp_path, "first", SIMPLE)
     options = LoadOptions(1)
-    opened = open_model(read_model_directory(tmp_path / "first"), backends(), options)
+    opened = open_model(read_model_directory(tmp_path / "first"), load_backends(), options)
     loaded = load(opened, 1, options)
     assert not opened.warnings
     assert not loaded.warnings

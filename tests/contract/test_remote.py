@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from google.protobuf import json_format
 
-from headrace.app import backends
+from headrace.backends.backend import load_backends
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest, RepositoryError, ServerError
 from headrace.engine.loading import load_version
@@ -186,7 +186,9 @@ def test_samples_are_run_on_a_server(there: ServerProcess, tmp_path: Path, endpo
     with Scraper(there.metrics) as scraper:
         labels = {"model": "row_sum", "version": "1"}
         before = scraper.now()
-        opened = open_model(read_model_directory(tmp_path / "row_sum"), backends(), LoadOptions(1))
+        opened = open_model(
+            read_model_directory(tmp_path / "row_sum"), load_backends(), LoadOptions(1)
+        )
         loaded = load_version(opened, 1, LoadOptions(1))
         loaded.instances[0].model.close()
         rows = scraper.now().value("nv_inference_count", **labels)
@@ -324,11 +326,11 @@ def test_what_cannot_be_served_is_explained(
     write_remote(root, name, there.grpc, more=more, **given)
     source, options = read_model_directory(root / name), LoadOptions(1)
     if text is None:
-        opened = open_model(source, backends(), options)
+        opened = open_model(source, load_backends(), options)
         assert any("max_in_fligth" in warning for warning in opened.warnings)
         return
     with pytest.raises(RepositoryError) as refused:
-        load_version(open_model(source, backends(), options), 1, options)
+        load_version(open_model(source, load_backends(), options), 1, options)
     assert re.search(text, str(refused.value)), str(refused.value)
 
 
@@ -336,4 +338,4 @@ def test_a_decoupled_model_is_asked_over_grpc_only(there: ServerProcess, tmp_pat
     write_remote(tmp_path, "decoupled", there.grpc, endpoints=f"http://{there.http}")
     source, options = read_model_directory(tmp_path / "decoupled"), LoadOptions(1)
     with pytest.raises(RepositoryError, match=r"pbtxt:\d+: parameters\['endpoints'\]: .*gRPC only"):
-        load_version(open_model(source, backends(), options), 1, options)
+        load_version(open_model(source, load_backends(), options), 1, options)

@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 import pytest
 
-from headrace.app import backends
+from headrace.backends.backend import load_backends
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import RepositoryError, ServerError
 from headrace.core.tensors import Array
@@ -207,4 +207,4 @@ def test_a_decoupled_model_shares_nothing(there: ServerProcess, tmp_path: Path) 
     write_remote(tmp_path, "decoupled", there.grpc, **LOCAL)
     source, options = read_model_directory(tmp_path / "decoupled"), LoadOptions(1)
     with pytest.raises(RepositoryError, match=r"parameters\['shared_memory'\]: is for models with"):
-        load_version(open_model(source, backends(), options), 1, options)
+        load_version(open_model(source, load_backends(), options), 1, options)

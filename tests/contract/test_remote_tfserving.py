@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.app import backends
+from headrace.backends.backend import load_backends
 from headrace.core.errors import InvalidRequest, RepositoryError
 from headrace.engine.loading import load_version
 from headrace.engine.opening import LoadOptions, open_model
@@ -153,5 +153,5 @@ def test_what_cannot_be_served_is_explained(
     options = LoadOptions(1)
     with pytest.raises(RepositoryError, match=text):
         load_version(
-            open_model(read_model_directory(tmp_path / name), backends(), options), 1, options
+            open_model(read_model_directory(tmp_path / name), load_backends(), options), 1, options
         )

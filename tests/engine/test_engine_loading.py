@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.backends.backend import Backend, LoadedModel
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import LoadFailed, ModelNotReady, NotFound
 from headrace.core.model_spec import LoadSpec, TensorInfo
@@ -31,14 +32,11 @@ LOAD_OPTIONS = LoadOptions(cores=1)
 CONFIG = 'max_batch_size: 4\nparameters {{ key: "execution" value {{ string_value: "{}" }} }}'
 
 
-class Constant:
+class Constant(LoadedModel):
     """A model that answers every row with one number, as soon as `go` is set."""
 
     inputs: Sequence[TensorInfo] = (TensorInfo("X", FP32, (-1, 1)),)
     outputs: Sequence[TensorInfo] = (TensorInfo("Y", FP32, (-1, 1)),)
-    file_bytes = 0
-    reads_parameters = False
-    loops = False
 
     def __init__(self, number: float, go: Event) -> None:
         self.number = number
@@ -50,17 +48,11 @@ class Constant:
         assert self.go.wait(30)
         return [np.full_like(inputs["X"], self.number)]
 
-    def rest(self) -> None:
-        pass
-
-    def terminate(self) -> bool:
-        return False
-
     def close(self) -> None:
         self.closed = True
 
 
-class Constants:
+class Constants(Backend):
     """A backend whose files hold a number. `loaded` are its models, in order.
 
     A load begins with an entry in `begun` and waits for `load`.
@@ -70,7 +62,6 @@ class Constants:
     default_filename = "model.constant"
     filenames: tuple[str, ...] = ("model.constant",)
     suffixes: tuple[str, ...] = (".constant",)
-    isolated = False
 
     def __init__(self) -> None:
         self.loaded: list[Constant] = []

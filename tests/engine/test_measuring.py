@@ -5,8 +5,8 @@ from time import sleep
 
 import pytest
 
+from headrace.backends.backend import LoadedModel
 from headrace.core.datatypes import Datatype
-from headrace.core.model_spec import TensorInfo
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array
 from headrace.engine.measuring import largest_batch, measure
@@ -20,17 +20,11 @@ def signature(max_batch_size: int, *dims: int, datatype: Datatype = FP32) -> Sig
     return Signature("m", max_batch_size, inputs, (TensorSpec("y", FP32, (1,)),))
 
 
-class Recorder:
+class Recorder(LoadedModel):
     """A model that notes the shapes that it was run with, and fails from `limit` rows on.
 
     Its first run takes so many seconds.
     """
-
-    inputs: Sequence[TensorInfo] = ()
-    outputs: Sequence[TensorInfo] = ()
-    file_bytes = 0
-    reads_parameters = False
-    loops = False
 
     def __init__(self, limit: float = float("inf"), first: float = 0) -> None:
         self.shapes: list[tuple[int, ...]] = []
@@ -44,15 +38,6 @@ class Recorder:
         if inputs["x"].shape[0] >= self._limit:
             raise MemoryError
         return []
-
-    def rest(self) -> None:
-        pass
-
-    def terminate(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        """Nothing to give back."""
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from headrace.core import plugins
 from headrace.core.errors import InvalidOption, LoadFailed
 from headrace.core.model_spec import LoadSpec
-from headrace.execution.artefact_backend import FORMATS, ArtefactBackend, artefact_backends
+from headrace.execution.artefact_backend import FORMATS, ArtefactBackend
 
 # A worker that cannot be started tells that a file was not refused.
 NOWHERE = "/no/python"
@@ -56,8 +57,8 @@ def test_trust_is_true_or_false(tmp_path: Path, text: str) -> None:
 
 
 def test_which_parameters_are_read() -> None:
-    backends = artefact_backends()
-    assert backends.keys() == FORMATS.keys()
+    backends = {name: ArtefactBackend(name) for name in FORMATS}
+    assert plugins.own(plugins.BACKENDS).keys() > FORMATS.keys()
     assert all(backend.reads_parameter("trust_model_code") for backend in backends.values())
     assert backends["sklearn"].reads_parameter("skops_trusted_types")
     assert not backends["xgboost"].reads_parameter("skops_trusted_types")

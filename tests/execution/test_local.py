@@ -10,6 +10,7 @@ from threading import Event, get_ident
 import numpy as np
 import pytest
 
+from headrace.backends.backend import LoadedModel
 from headrace.core.bytes_array import BytesArray
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ExecutionTimeout, Unavailable
@@ -20,7 +21,6 @@ from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array, Tensor
 from headrace.execution.choice import AutoChoice, InstanceKind
 from headrace.execution.local import LocalInstance, run
-from headrace.execution.model_kinds import LoadedModel
 from headrace.scheduling.batch import Batch, Instance, NotStarted, Outcome
 from headrace.workers.elements import join
 from tests.execution.threads import no_threads
@@ -29,14 +29,11 @@ from tests.scheduling.fakes import Bench, entered, request, signature
 INLINE, THREAD = InstanceKind.INLINE, InstanceKind.THREAD
 
 
-class Doubling:
+class Doubling(LoadedModel):
     """y = 2x on whatever thread it is called; `before` is called first."""
 
     inputs: Sequence[TensorInfo] = [TensorInfo("x", Datatype.INT64, (-1, -1))]
     outputs: Sequence[TensorInfo] = [TensorInfo("y", Datatype.INT64, (-1, -1))]
-    file_bytes = 0
-    reads_parameters = False
-    loops = False
 
     def __init__(self, before: Callable[[], None] = lambda: None) -> None:
         self._before = before
@@ -51,9 +48,6 @@ class Doubling:
         self._before()
         assert outputs == ["y"]
         return [2 * inputs["x"]]
-
-    def terminate(self) -> bool:
-        return False
 
     def rest(self) -> None:
         self.rests.append(get_ident())
@@ -299,14 +293,11 @@ def test_a_thread_whose_loop_is_gone_ends() -> None:
     assert not thread.is_alive()
 
 
-class Counting:
+class Counting(LoadedModel):
     """The number of BYTES elements, on whatever thread it is called."""
 
     inputs: Sequence[TensorInfo] = [TensorInfo("x", Datatype.BYTES, (-1, -1))]
     outputs: Sequence[TensorInfo] = [TensorInfo("y", Datatype.INT64, (-1,))]
-    file_bytes = 0
-    reads_parameters = False
-    loops = False
 
     def __init__(self) -> None:
         self.threads: list[int] = []
@@ -317,9 +308,6 @@ class Counting:
 
     def rest(self) -> None:
         """It keeps nothing."""
-
-    def terminate(self) -> bool:
-        return False
 
     def close(self) -> None:
         """Nothing is held."""

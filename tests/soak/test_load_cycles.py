@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 
-from headrace.app import BACKENDS
+from headrace.backends.backend import load_backends
 from headrace.core.datatypes import Datatype
 from headrace.core.requests import Call
 from headrace.core.tensors import Tensor
@@ -73,7 +73,7 @@ def python_model(root: Path) -> ModelSource:
 
 async def cycle(source: ModelSource) -> None:
     """Load a model, replace it, have it run something small and something large, and unload it."""
-    engine = Engine("", "", BACKENDS, LoadOptions(cores=1), Admission(0, 0))
+    engine = Engine("", "", load_backends(), LoadOptions(cores=1), Admission(0, 0))
     await engine.load_all([source])
     for size in (3, LARGE):
         for file in (source.path / "1").iterdir():

@@ -13,6 +13,7 @@ import numpy as np
 import onnxruntime as ort
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
+from headrace.backends.backend import Backend, BackendContext, LoadedModel
 from headrace.backends.gpus import Gpus
 from headrace.backends.onnx_binding import Allocate, BoundRun
 from headrace.backends.onnx_files import check_external_files, has_loops
@@ -64,11 +65,8 @@ MAX_TEXTS = 1_000_000
 Bind = Callable[[ort.InferenceSession, Mapping[str, Datatype]], BoundRun]
 
 
-class OnnxModel:
+class OnnxModel(LoadedModel):
     """One ONNX Runtime session. Used by one thread at a time."""
-
-    reads_parameters = False
-    loops = False
 
     def __init__(
         self,
@@ -208,20 +206,24 @@ class BoundOnnxModel(OnnxModel):
         super().close()
 
 
-class OnnxBackend:
+class OnnxBackend(Backend):
     """Loads `.onnx` files, and directories that hold one with its external data."""
 
     platform = "onnxruntime_onnx"
     default_filename = "model.onnx"
     filenames: tuple[str, ...] = (default_filename,)
     suffixes: tuple[str, ...] = (".onnx",)
-    isolated = False
 
     def __init__(self, gpus: Gpus | None = None) -> None:
         """`gpus` are those that models may be on, by default all of this process."""
         self._gpus = gpus or Gpus()
         self._lock = Lock()
         self._obstacle: str | None = None  # once it was looked for
+
+    @classmethod
+    def of(cls, context: BackendContext) -> "OnnxBackend":
+        """Make the backend of a server."""
+        return cls(context.gpus)
 
     def gpu_obstacle(self, count: int) -> str:
         """What keeps ONNX Runtime from using the `count` GPUs there are; empty for nothing."""

@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from google.protobuf import text_format
 
-from headrace.app import backends
+from headrace.backends.backend import Backend, BackendContext, load_backends
 from headrace.core.environment_options import EnvironmentOptions
 from headrace.core.errors import RepositoryError
 from headrace.engine.fail_over_loading import load
 from headrace.engine.loading import LoadedInstance
-from headrace.engine.opening import Backend, LoadOptions, open_model
+from headrace.engine.opening import LoadOptions, open_model
 from headrace.execution.choice import AutoChoice
 from headrace.execution.cores import core_limit
 from headrace.execution.model_kinds import is_elsewhere
-from headrace.execution.triton.late import LateTritons
 from headrace.execution.triton.options import TritonOptions
 from headrace.observability.logs import LogSettings, configure_logging
 from headrace.repository.layout import ModelSource, find_sources
@@ -60,8 +59,8 @@ def check_models(
         environments=environments,
         in_process_python=in_process_python,
     )
-    with _running(LateTritons(tritons)) as started:
-        known = backends(trust_model_code, tritons=started.servers)
+    context = BackendContext(trust_model_code=trust_model_code, tritons=tritons)
+    with _running(load_backends(context)) as known:
         reports = [_check(source, known, options) for source in sources]
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
@@ -76,16 +75,18 @@ def check_models(
 
 
 @contextmanager
-def _running(tritons: LateTritons) -> Iterator[LateTritons]:
-    """Have Tritons started for models that are to run in one, for as long as that is needed."""
+def _running(known: Mapping[str, Backend]) -> Iterator[Mapping[str, Backend]]:
+    """Let backends start what models need, such as Tritons, for as long as that is needed."""
     loop = asyncio.new_event_loop()
-    thread = Thread(target=loop.run_forever, name="Tritons")
+    thread = Thread(target=loop.run_forever, name="backends")
     thread.start()
-    tritons.attach(loop)
+    for backend in known.values():
+        backend.attach(loop)
     try:
-        yield tritons
+        yield known
     finally:
-        asyncio.run_coroutine_threadsafe(tritons.close(), loop).result()
+        for backend in known.values():
+            asyncio.run_coroutine_threadsafe(backend.close(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from headrace.app import backends
+from headrace.backends.backend import load_backends
 from headrace.core.environment_options import EnvironmentOptions
 from headrace.core.errors import RepositoryError
 from headrace.core.model_spec import LoadSpec
@@ -62,7 +62,7 @@ def _build(paths: Sequence[Path], options: EnvironmentOptions) -> int:
 def _specs(source: ModelSource, options: EnvironmentOptions) -> Iterator[LoadSpec]:
     """One instance of each version that is served, if the model runs in processes of its own."""
     opened = open_model(
-        source, backends(), LoadOptions(core_limit(), environments=options, elsewhere=True)
+        source, load_backends(), LoadOptions(core_limit(), environments=options, elsewhere=True)
     )
     if not opened.backend.isolated:
         return

@@ -4,14 +4,60 @@ A stage is a function of a call: it passes it on to the next one, keeps it, or e
 raises. Here are those that keep nothing of a call. Owned by the event-loop thread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from time import monotonic_ns
+from typing import Any
 
+from headrace.core import plugins
 from headrace.core.errors import InvalidRequest
 from headrace.core.parameter_names import DEADLINE_PARAMETER, FORWARD_PARAMETER
 from headrace.core.requests import Call, Submit
 from headrace.core.signature import Signature
 from headrace.engine.shared_calls import placeholders
+
+Compose = Callable[[Submit], Submit]  # from what takes calls next to the stage before it
+
+
+@dataclass(frozen=True, slots=True)
+class StageModel:
+    """A version for which stages are composed: `parameters` are those of its configuration."""
+
+    name: str
+    version: int
+    parameters: Mapping[str, str]
+    signature: Signature
+
+
+class StagePlugin:
+    """What a plugin derives a stage from that every call passes before the queue of its version.
+
+    Made once, without arguments, when the server starts. `parameters` are those of models'
+    configurations that have a meaning for it.
+    """
+
+    parameters: Collection[str] = ()
+
+    def compose(self, model: StageModel) -> Compose | None:
+        """The stage of one version, which gets checked calls; None for a model that has none.
+
+        Called on a loading thread; what it returns is called on the event-loop thread, again when
+        the version's chain changes. Raises `InvalidOption` for a parameter.
+        """
+        raise NotImplementedError
+
+
+def load_stages() -> dict[str, StagePlugin]:
+    """The stages of all plugins, by name."""
+    return plugins.load(plugins.STAGES, make_stage)
+
+
+def make_stage(plugin: Any) -> StagePlugin:
+    """The stage that a plugin makes; raises `TypeError` if that is none."""
+    made = plugin()
+    if not isinstance(made, StagePlugin):
+        raise TypeError(f"expected a {StagePlugin.__module__}.StagePlugin, got {made!r}")
+    return made
 
 
 def check(signature: Signature, submit: Submit, special: Submit) -> Submit:

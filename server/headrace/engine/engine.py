@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
+from headrace.backends.backend import Backend
 from headrace.core.errors import InvalidRequest, NotFound, Unavailable
 from headrace.engine import documents
 from headrace.engine.admission import Admission
@@ -21,7 +22,7 @@ from headrace.engine.log_control import LogControl
 from headrace.engine.model import Model, parse_version
 from headrace.engine.model_host import ModelHost
 from headrace.engine.on_request import OnRequest
-from headrace.engine.opening import Backend, LoadOptions, open_model
+from headrace.engine.opening import LoadOptions, open_model
 from headrace.engine.readiness import ServerReadiness
 from headrace.engine.regions import Regions
 from headrace.engine.residency import ResidencyOptions

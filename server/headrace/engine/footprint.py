@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from types import TracebackType
 
+from headrace.backends.backend import LoadedModel
 from headrace.backends.gpus import Gpus
-from headrace.execution.model_kinds import LoadedModel, in_worker
+from headrace.execution.model_kinds import in_worker
 from headrace.observability.memory import Beginning, GrowthMeter, in_process_estimate, memory_of
 
 

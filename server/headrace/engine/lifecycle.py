@@ -21,12 +21,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
+from headrace.backends.backend import Backend
 from headrace.core.errors import LoadFailed, RepositoryError
 from headrace.engine.loading import LoadedVersion
 from headrace.engine.loading_host import LoadingHost
 from headrace.engine.model import Model
 from headrace.engine.model_host import ModelHost
-from headrace.engine.opening import Backend, LoadOptions, Opened, open_model
+from headrace.engine.opening import LoadOptions, Opened, open_model
 from headrace.engine.regions import Regions
 from headrace.engine.threads import Stopped, Threads, TookTooLong
 from headrace.engine.updating import Change, update

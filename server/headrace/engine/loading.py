@@ -6,6 +6,7 @@ complete the configuration from it, check the two against one another, measure, 
 other instances.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,19 +14,21 @@ from math import inf
 from pathlib import Path
 from time import monotonic
 
+from headrace.backends.backend import LoadedModel
 from headrace.backends.onnx import OnnxModel
-from headrace.core.errors import Contradiction, InvalidConfig, InvalidOption
+from headrace.core.errors import InvalidConfig, LoadFailed, RepositoryError
 from headrace.core.execution_limits import ExecutionLimits
 from headrace.core.model_spec import LoadSpec
 from headrace.core.signature import Signature
 from headrace.core.tensors import Array
+from headrace.engine.chain import Compose, StageModel
 from headrace.engine.footprint import Footprint, GpuMemory
 from headrace.engine.measuring import measure
 from headrace.engine.opening import LoadOptions, Opened
 from headrace.execution.choice import IN_PROCESS, AutoChoice, InstanceKind
 from headrace.execution.cores import threads_for
 from headrace.execution.local import run
-from headrace.execution.model_kinds import LoadedModel, in_server, in_worker, is_elsewhere
+from headrace.execution.model_kinds import in_server, in_worker, is_elsewhere
 from headrace.execution.python_backend import PythonBackend
 from headrace.execution.remote.backend import RemoteBackend
 from headrace.execution.triton.options import is_managed
@@ -38,6 +41,8 @@ from headrace.repository.overrides import Upload
 from headrace.repository.reading import Placement, read_labels, read_samples
 from headrace.scheduling.policy import SchedulingPolicy
 from headrace.wire.pb.model_config_pb2 import ModelConfig
+
+log = logging.getLogger(__name__)
 
 # A model file of up to this size is first loaded with one thread and measured: it may be fit to run
 # inline.
@@ -95,6 +100,7 @@ class LoadedVersion:
     upload: Upload | None = None
     backends: Backends | None = None
     limits: ExecutionLimits = field(default_factory=ExecutionLimits)
+    stages: tuple[Compose, ...] = ()
 
 
 def _model_warnings(opened: Opened, model: LoadedModel, config: ModelConfig) -> Iterator[str]:
@@ -208,6 +214,7 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
                 signature = replace(signature, parameters=frozenset())
             scheduling = reading.scheduling_policy(config)
             limits = _limits(opened, config, options)
+            stages = _stages(opened, config, signature, version, options)
             labels, problems = read_labels(opened.source.path, config)
             refuse(opened.file, problems)
             samples = read_samples(opened.file, config, signature, opened.source.path)
@@ -238,7 +245,7 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
     upload = opened.source.upload
     return LoadedVersion(
         origin, config, signature, scheduling, labels, loaded, warnings, seconds, upload,
-        limits=limits,
+        limits=limits, stages=stages,
     )  # fmt: skip
 
 
@@ -296,7 +303,7 @@ def _load_copy(
 def _footprint(opened: Opened, spec: LoadSpec, wanted: str, options: LoadOptions) -> Footprint:
     backend = opened.backend
     here = not backend.isolated or wanted in IN_PROCESS
-    if here and isinstance(backend, (PythonBackend, RemoteBackend)):
+    if here:
         backend.prepare()  # before the measurement: it is no part of a model's memory
     return Footprint(options.meter, here, options.gpus, spec.device)
 
@@ -317,29 +324,39 @@ def _deadline(options: LoadOptions) -> float:
 def _load(opened: Opened, spec: LoadSpec) -> LoadedModel:
     """Load one instance; a setting that the backend cannot follow is told like any other."""
     backend = opened.backend
-    try:
+    with opened.options_explained():
         if isinstance(backend, PythonBackend) and spec.parameters.get("execution") in IN_PROCESS:
             return backend.load_here(spec)
         return backend.load(spec)
-    except InvalidOption as error:
-        problem = Problem(error.path, error.text)
-        raise InvalidConfig(opened.file.explain(problem)) from error
-    except Contradiction as error:
-        raise _explained(opened, error) from error
 
 
 def _limits(opened: Opened, config: ModelConfig, options: LoadOptions) -> ExecutionLimits:
     """How long the model's executions may take; raises `InvalidConfig`."""
-    try:
+    with opened.options_explained():
         return options.limits.of(reading.parameters(config))
-    except InvalidOption as error:
-        problem = Problem(error.path, error.text)
-        raise InvalidConfig(opened.file.explain(problem)) from error
+
+
+def _stages(
+    opened: Opened, config: ModelConfig, signature: Signature, version: int, options: LoadOptions
+) -> tuple[Compose, ...]:
+    """The stages of plugins that the version has; raises `RepositoryError`."""
+    model = StageModel(signature.model, version, reading.parameters(config), signature)
+    found = []
+    for name, plugin in options.stages.items():
+        try:
+            with opened.options_explained():
+                found.append(plugin.compose(model))
+        except RepositoryError:
+            raise
+        except Exception as error:  # a bug in somebody else's code: no other model is to notice
+            log.error("plugin '%s' failed for model %s", name, model.name, exc_info=error)
+            raise LoadFailed(f"its stage '{name}' failed: {type(error).__name__}") from error
+    return tuple(stage for stage in found if stage is not None)
 
 
 def _begin(opened: Opened, model: LoadedModel, config: ModelConfig, options: LoadOptions) -> None:
     """Tell its whole configuration to what has to know it; raises `RepositoryError`."""
-    try:
+    with opened.options_explained():
         if in_worker(model):
             model.begin(config, options.host)
         elif in_server(model):
@@ -347,8 +364,6 @@ def _begin(opened: Opened, model: LoadedModel, config: ModelConfig, options: Loa
         elif is_elsewhere(model):
             batches = reading.scheduling_policy(config).batch.max_rows > 0
             model.begin(config, reading.signature(config), batches)
-    except Contradiction as error:
-        raise _explained(opened, error) from error
 
 
 def _warm_up(
@@ -361,11 +376,6 @@ def _warm_up(
         warm_up(model.run, signature, str(version), samples)
     else:
         warm_up(partial(run, model), signature, str(version), samples)
-
-
-def _explained(opened: Opened, error: Contradiction) -> InvalidConfig:
-    lines = [opened.file.explain(Problem(path, text)) for path, text in error.problems]
-    return InvalidConfig("\n".join(lines))
 
 
 def _spec(

@@ -6,11 +6,11 @@ from time import perf_counter_ns
 
 import numpy as np
 
+from headrace.backends.backend import LoadedModel
 from headrace.core.datatypes import ITEM_SIZES, NUMPY, Datatype
 from headrace.core.signature import Shape, Signature, TensorSpec
 from headrace.core.tensors import Array
 from headrace.execution.choice import BUDGET_NS
-from headrace.execution.model_kinds import LoadedModel
 
 log = logging.getLogger(__name__)
 

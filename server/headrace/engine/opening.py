@@ -5,17 +5,17 @@ loading thread.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
 
+from headrace.backends.backend import Backend
 from headrace.backends.gpus import Gpus
 from headrace.core.environment_options import EnvironmentOptions
-from headrace.core.errors import InvalidConfig, LoadFailed
+from headrace.core.errors import Contradiction, InvalidConfig, InvalidOption, LoadFailed
 from headrace.core.execution_limits import ExecutionLimits
-from headrace.core.model_spec import LoadSpec
+from headrace.engine.chain import StagePlugin
 from headrace.execution.choice import IN_PROCESS, InstanceKind
 from headrace.execution.host import Host
-from headrace.execution.model_kinds import LoadedModel
 from headrace.execution.python_backend import PARAMETERS, PythonBackend
 from headrace.execution.remote.backend import RemoteBackend
 from headrace.execution.triton.options import TRITON_PARAMETERS, is_managed
@@ -30,37 +30,6 @@ from headrace.repository.validation import OWN_PARAMETERS, misspelt, without_eff
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 
-class Backend(Protocol):
-    """What turns a model's files into something that runs.
-
-    Models of an `isolated` one run in processes of their own, unless their configuration says
-    otherwise: what it loads is a `LoadedWorker`.
-    """
-
-    platform: str
-    default_filename: str
-    filenames: tuple[str, ...]
-    suffixes: tuple[str, ...]
-    isolated: bool
-
-    def reads_parameter(self, name: str) -> bool:
-        """Whether a parameter of the configuration has a meaning for this backend."""
-
-    def load(self, spec: LoadSpec) -> LoadedModel:
-        """Load one instance; raises `RepositoryError`, for a setting `InvalidOption`."""
-
-
-@runtime_checkable
-class UsesGpus(Protocol):
-    """A backend whose models are on GPUs, if there are any, unless they say otherwise."""
-
-    def gpu_obstacle(self, count: int) -> str:
-        """What keeps it from using the `count` GPUs of this machine; empty for nothing.
-
-        For 0, what would keep it from using any.
-        """
-
-
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
     """What the operator decides about loading; `threads` is how many models load at once.
@@ -69,7 +38,8 @@ class LoadOptions:
     they are 0, has failed. `meter` measures those that are loaded into this process, `gpus` are
     what those on a GPU run on. `host` is whom a model may ask while it is started and warmed up,
     None for nobody. With `elsewhere`, models are read for another machine, whatever GPUs this one
-    has. `limits` are those on executions, unless a model's configuration has its own.
+    has. `limits` are those on executions, unless a model's configuration has its own. `stages` are
+    those of plugins, by name.
     """
 
     cores: int
@@ -86,6 +56,7 @@ class LoadOptions:
     elsewhere: bool = False
     gpus: Gpus = field(default_factory=Gpus)
     limits: ExecutionLimits = field(default_factory=ExecutionLimits)
+    stages: Mapping[str, StagePlugin] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +75,17 @@ class Opened:
     warnings: tuple[str, ...]
     fail_over: "tuple[Opened, ...]" = ()
     label: str = ""
+
+    @contextmanager
+    def options_explained(self) -> Iterator[None]:
+        """Raise `InvalidOption` and `Contradiction` as `InvalidConfig` with the file's lines."""
+        try:
+            yield
+        except InvalidOption as error:
+            raise InvalidConfig(self.file.explain(Problem(error.path, error.text))) from error
+        except Contradiction as error:
+            lines = [self.file.explain(Problem(path, text)) for path, text in error.problems]
+            raise InvalidConfig("\n".join(lines)) from error
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -164,7 +146,7 @@ def open_model(
     for entry, other in further:
         refuse(file, _execution_problems(other, backends[entry.backend], options))
     readers = [backend, *(backends[entry.backend] for entry, _ in further)]
-    warnings = tuple(_config_warnings(source, file, readers, versions))
+    warnings = tuple(_config_warnings(source, file, readers, versions, options.stages))
     named: Mapping[str, str] = {}
     if source.file is None:
         # Directories that come along with requests come once: there is nothing to remember.
@@ -221,10 +203,10 @@ def _placed(
     gpus = options.gpus
     if isinstance(backend, RemoteBackend) or options.elsewhere:
         return config  # the model's servers have the GPUs, or the other machine
-    preferred = isinstance(backend, UsesGpus) and not backend.gpu_obstacle(0)
+    preferred = backend.gpu_obstacle(0) == ""
     if not may_use_gpus(config, preferred):
         return on_devices(config, 0, GpuUse())
-    obstacle = backend.gpu_obstacle(gpus.count) if isinstance(backend, UsesGpus) else ""
+    obstacle = backend.gpu_obstacle(gpus.count) or ""
     use = GpuUse(preferred, obstacle)
     placed = on_devices(config, gpus.count, use)
     refuse(file, device_problems(placed, gpus, use))
@@ -269,7 +251,11 @@ def _execution_problems(
 
 
 def _config_warnings(
-    source: ModelSource, file: ConfigFile, readers: Sequence[Backend], versions: tuple[int, ...]
+    source: ModelSource,
+    file: ConfigFile,
+    readers: Sequence[Backend],
+    versions: tuple[int, ...],
+    stages: Mapping[str, StagePlugin],
 ) -> Iterator[str]:
     """What in a configuration, or beside it, does not do what its author may expect.
 
@@ -278,8 +264,10 @@ def _config_warnings(
     backend = readers[0]
     for name in source.ignored:
         yield f"{source.name}: directory {name} is not a version: it has a leading zero"
+    of_stages = {name for stage in stages.values() for name in stage.parameters}
     unread = without_effect(
-        file.config, lambda name: any(reader.reads_parameter(name) for reader in readers)
+        file.config,
+        lambda name: name in of_stages or any(one.reads_parameter(name) for one in readers),
     )
     parameters, meant = reading.parameters(file.config), {}
     if any(isinstance(reader, RemoteBackend) for reader in readers):

@@ -11,7 +11,7 @@ from headrace.core.errors import ModelNotReady, ServerError
 from headrace.core.requests import Call, InferResponse, Submit
 from headrace.core.signature import Signature
 from headrace.engine.admission import ModelAccount
-from headrace.engine.chain import check, tell_servers
+from headrace.engine.chain import Compose, check, tell_servers
 from headrace.engine.classes import classify
 from headrace.engine.divided_requests import divide
 from headrace.engine.doors import Direct
@@ -99,6 +99,7 @@ class ModelVersion:
         self.forwarded_headers: Sequence[str] = ()  # of clients, for the servers that run it
         self._is_remote = False  # whether other servers run it
         self._sequences: SequenceQueue | None = None  # before the scheduler
+        self._stages: Sequence[Compose] = ()  # of plugins, the innermost first
         self._memory: dict[str, int] = {}
         self._gpu_memory: dict[str, GpuMemory] = {}
         self._leaves = False  # `unload` was called
@@ -245,6 +246,7 @@ class ModelVersion:
         """
         self._host = host
         self.upload = loaded.upload
+        self._stages = loaded.stages
         self._account = regions.admission.model(self.model)
         batcher = make_batcher(
             loaded, self.name, loop, self.statistics, self._report, self._account
@@ -405,6 +407,8 @@ class ModelVersion:
         direct = queue
         if signature.max_batch_size:
             queue = divide(signature.max_batch_size, queue, batcher, bench)
+        for stage in self._stages:
+            direct = queue = stage(queue)
         self._queue = queue
         special = classify(self._labels, signature.batches, bench, self._queue_checked)
         special = share(self._regions, batcher, special)

@@ -5,10 +5,11 @@ those are trusted is decided here, before a worker is started; what a file means
 `headrace.workers.loaders`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headrace.backends.backend import BackendContext
 from headrace.core.errors import InvalidOption, LoadFailed
 from headrace.core.model_spec import LoadSpec
 from headrace.execution.python_backend import PythonBackend
@@ -93,9 +94,11 @@ class ArtefactBackend(PythonBackend):
         raise InvalidOption("parameters['execution']", "this format runs in worker processes only")
 
 
-def artefact_backends(trusted: bool = False) -> dict[str, ArtefactBackend]:
-    """A backend for each format, by name."""
-    return {name: ArtefactBackend(name, trusted) for name in FORMATS}
+def _plugin(name: str) -> Callable[[BackendContext], ArtefactBackend]:
+    return lambda context: ArtefactBackend(name, context.trust_model_code)
+
+
+sklearn, xgboost, lightgbm, catboost, mlflow, pytorch = map(_plugin, FORMATS)
 
 
 def _trusts(parameters: Mapping[str, str]) -> bool:

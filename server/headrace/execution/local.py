@@ -21,11 +21,12 @@ from threading import Thread
 from time import monotonic_ns
 from typing import Literal
 
+from headrace.backends.backend import LoadedModel
 from headrace.core.errors import ExecutionTimeout, Unavailable
 from headrace.core.execution_limits import ExecutionLimits
 from headrace.core.tensors import Array, TensorArray
 from headrace.execution.choice import AutoChoice, InstanceKind
-from headrace.execution.model_kinds import LoadedModel, in_server
+from headrace.execution.model_kinds import in_server
 from headrace.execution.progress import ABANDONED_SECS, LOOK_SECS, Pulse
 from headrace.scheduling.batch import Batch, Instance, NotStarted, Outcome, Room
 

@@ -6,6 +6,7 @@ What has to do with workers is imported when the first model is loaded, on its l
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.backends.backend import Backend, BackendContext
 from headrace.core.model_spec import LoadSpec
 from headrace.execution.worker_options import WORKER_PARAMETERS
 
@@ -19,7 +20,7 @@ PARAMETERS = WORKER_PARAMETERS | {
 }  # fmt: skip
 
 
-class PythonBackend:
+class PythonBackend(Backend):
     """Has workers load models, by one of the modules in `headrace.workers.loaders`."""
 
     isolated = True
@@ -33,6 +34,11 @@ class PythonBackend:
         self.suffixes: tuple[str, ...] = (Path(default_filename).suffix,)
         self._loader = loader
 
+    @classmethod
+    def of(cls, context: BackendContext) -> "PythonBackend":
+        """Make the backend of a server."""
+        return cls()
+
     def reads_parameter(self, name: str) -> bool:
         """Every parameter may be read by the model itself."""
         return True
@@ -43,8 +49,7 @@ class PythonBackend:
 
         return LoadedWorker(spec, self._loader)
 
-    @staticmethod
-    def prepare() -> None:
+    def prepare(self) -> None:
         """Import what `load_here` needs."""
         from headrace.execution import in_process  # noqa: F401
 

@@ -3,35 +3,29 @@
 What has to do with other servers is imported when the first model is loaded, on its loading thread.
 """
 
-from collections.abc import Callable
+import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from headrace.backends.backend import Backend, BackendContext
 from headrace.core.model_spec import LoadSpec
+from headrace.execution.triton.late import LateTritons
 from headrace.execution.triton.options import TRITON_PARAMETERS
 from headrace.execution.triton.uses import Uses
 
 if TYPE_CHECKING:
     from headrace.execution.remote.model import RemoteModel
-    from headrace.execution.triton.servers import TritonServers
-
-Tritons = Callable[[], "TritonServers"]
-
 
 _LARGEST_MESSAGE = (1 << 31) - 1  # of protobuf, in bytes
 
 
-class RemoteBackend:
+class RemoteBackend(Backend):
     """Asks the servers that a model's configuration names, or those that this one starts."""
 
     platform = "triton"
-    default_filename = ""
-    filenames: tuple[str, ...] = ()
-    suffixes: tuple[str, ...] = ()
-    isolated = False
 
-    def __init__(self, tritons: Tritons | None = None, largest_response: int = 0) -> None:
-        """`tritons` gives those that this server starts, None if it starts none.
+    def __init__(self, tritons: LateTritons | None = None, largest_response: int = 0) -> None:
+        """`tritons` has those that this server starts, None if it starts none.
 
         Answers may have `largest_response` bytes where a model does not say otherwise; 0 for the
         usual.
@@ -41,14 +35,34 @@ class RemoteBackend:
         self._defaults = {"max_response_bytes": str(largest)} if largest else {}
         self._uses = Uses()
 
+    @classmethod
+    def of(cls, context: BackendContext) -> "RemoteBackend":
+        """Make the backend of a server."""
+        tritons = None if context.tritons is None else LateTritons(context.tritons)
+        return cls(tritons, context.largest_response)
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Processes of Tritons belong to this loop."""
+        if self._tritons is not None:
+            self._tritons.attach(loop)
+
+    def stop(self) -> None:
+        """Load nothing more on Tritons of this server, and unload nothing: they end soon."""
+        if self._tritons is not None:
+            self._tritons.stop()
+
+    async def close(self) -> None:
+        """Have the Tritons of this server end, and remove what they have seen."""
+        if self._tritons is not None:
+            await self._tritons.close()
+
     def reads_parameter(self, name: str) -> bool:
         """Whether it is one of those that the documentation names."""
         from headrace.execution.remote.options import REMOTE_PARAMETERS
 
         return name in REMOTE_PARAMETERS or name in TRITON_PARAMETERS
 
-    @staticmethod
-    def prepare() -> None:
+    def prepare(self) -> None:
         """Import what `load` needs."""
         from headrace.execution.remote import model  # noqa: F401
 
@@ -57,4 +71,5 @@ class RemoteBackend:
         from headrace.execution.remote.model import load_remote
 
         given = replace(spec, parameters={**self._defaults, **spec.parameters})
-        return load_remote(given, self._tritons, self._uses)
+        servers = None if self._tritons is None else self._tritons.servers
+        return load_remote(given, servers, self._uses)

@@ -44,7 +44,7 @@ from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInput, ModelOutp
 from headrace.wire.remote_infer import RemoteInput
 
 if TYPE_CHECKING:
-    from headrace.execution.remote.backend import Tritons
+    from headrace.execution.triton.servers import TritonServers
 
 _METADATA_SECS = 10.0
 _MOST_CALLS = 64  # under way at a time, unless the configuration says more
@@ -52,7 +52,9 @@ _MOST_STREAMS = 256  # the same, where each has any number of responses
 _FEW_CALLS = 4  # of a model of which nothing is known
 
 
-def load_remote(spec: LoadSpec, tritons: "Tritons | None", known: Uses) -> "RemoteModel":
+def load_remote(
+    spec: LoadSpec, tritons: "Callable[[], TritonServers] | None", known: Uses
+) -> "RemoteModel":
     """Ask a server about the model; raises `LoadFailed` or `InvalidOption`.
 
     `tritons` start those that this server starts; `known` are the models that others have loaded

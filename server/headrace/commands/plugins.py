@@ -1,0 +1,70 @@
+"""Plugins on the command line: their commands, and `headrace --list-plugins`."""
+
+import argparse
+import inspect
+from collections.abc import Sequence
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from headrace.commands.parser import EXIT_FAILURE, Commands
+from headrace.commands.text import table
+from headrace.core import plugins
+
+_ALL_COMMANDS = ("completion",)  # which is about every command
+
+
+def add_plugins(commands: Commands, words: Sequence[str]) -> None:
+    """Declare the commands of plugins, as far as they matter for this command line.
+
+    Installed packages are looked through only for a command that is not known without, or for all.
+    """
+    name = next((word for word in words if not word.startswith("-")), "")
+    found = plugins.own(plugins.COMMANDS)
+    if name in found:
+        found = {name: found[name]}
+    elif name not in commands.choices or name in _ALL_COMMANDS:
+        found = plugins.installed(plugins.COMMANDS)
+    else:
+        return
+    for plugin in found.values():
+        plugin.try_to(lambda add: add(commands))
+
+
+class ListPlugins(argparse.Action):
+    """`--list-plugins`: print every plugin with what it offers; 1 if one cannot be loaded."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(
+            option_strings, dest, nargs=0, default=argparse.SUPPRESS,
+            help="list what installed packages add: backends, stages and commands, and whether they"
+            " can be loaded",
+        )  # fmt: skip
+
+    def __call__(self, parser: argparse.ArgumentParser, *given: Any) -> None:
+        rows = []
+        for plugin in chain.from_iterable(plugins.installed(g).values() for g in plugins.GROUPS):
+            offered = plugin.try_to(partial(_offered, plugin.group))
+            failed = isinstance(offered, Exception)
+            text = f"{type(offered).__name__}: {offered}" if failed else str(offered)
+            state = "failed" if failed else "loaded"
+            rows.append((plugin.kind, plugin.name, plugin.package, state, text))
+        print(*table(("kind", "name", "package", "state", "offers"), rows), sep="\n")
+        parser.exit(EXIT_FAILURE if any(row[3] == "failed" for row in rows) else 0)
+
+
+def _offered(group: str, target: Any) -> str:
+    """What a plugin's object says of itself: the files of a backend, else its summary line."""
+    if group == plugins.BACKENDS:
+        # Imported late: other command lines do not need what backends need.
+        from headrace.backends.backend import make_backend
+
+        made = make_backend(target)
+        return ", ".join(made.filenames) or f"platform {made.platform}"
+    if group == plugins.STAGES:
+        from headrace.engine.chain import make_stage
+
+        target = type(make_stage(target))
+    if not callable(target):
+        raise TypeError(f"expected something to call, got {target!r}")
+    return (inspect.getdoc(target) or "").partition("\n")[0]

@@ -1,0 +1,112 @@
+"""Plugins: what installed packages add to the server, found by entry points and imported late.
+
+A package declares `name = "module:attribute"` under one of the groups below. The server's own
+extras are in `OWN`, so that they are there without installed metadata; `pyproject.toml` declares
+the same. A plugin that cannot be loaded is named in the log, with its traceback, and left out; so
+is one whose name another one has taken, the server's own first.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from operator import attrgetter
+from typing import Any, TypeVar
+
+log = logging.getLogger(__name__)
+
+BACKENDS = "headrace.backends"  # made with a `headrace.backends.backend.BackendContext`
+STAGES = "headrace.stages"  # a `headrace.engine.chain.StagePlugin`
+COMMANDS = "headrace.commands"  # called with the subparsers; named like their command
+GROUPS = (BACKENDS, STAGES, COMMANDS)
+
+_ARTEFACTS = "headrace.execution.artefact_backend"
+OWN: Mapping[str, Mapping[str, str]] = {
+    # In the order in which a model's files are looked at.
+    BACKENDS: {
+        "onnxruntime": "headrace.backends.onnx:OnnxBackend.of",
+        "python": "headrace.execution.python_backend:PythonBackend.of",
+        "sklearn": f"{_ARTEFACTS}:sklearn",
+        "xgboost": f"{_ARTEFACTS}:xgboost",
+        "lightgbm": f"{_ARTEFACTS}:lightgbm",
+        "catboost": f"{_ARTEFACTS}:catboost",
+        "mlflow": f"{_ARTEFACTS}:mlflow",
+        "pytorch": f"{_ARTEFACTS}:pytorch",
+        "triton": "headrace.execution.remote.backend:RemoteBackend.of",
+    },
+    STAGES: {},
+    COMMANDS: {
+        "environments": "headrace.commands.environment_options:add_environments",
+        "triton": "headrace.commands.triton_pools_options:add_triton_pools",
+    },
+}
+_US = "headrace"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """One entry point: `target` is `module:attribute`, `package` says who has installed it."""
+
+    group: str
+    name: str
+    target: str
+    package: str
+
+    @property
+    def kind(self) -> str:
+        """What a plugin of this group is: backend, stage or command."""
+        return self.group.rpartition(".")[2].removesuffix("s")
+
+    def load(self) -> Any:
+        """Import the target; raises what its import raises."""
+        module, _, attribute = self.target.partition(":")
+        found = import_module(module)
+        return attrgetter(attribute)(found) if attribute else found
+
+    def try_to(self, make: Callable[[Any], T]) -> T | Exception:
+        """`make` of the loaded target, or the error, which has been logged with its traceback."""
+        try:
+            return make(self.load())
+        except (Exception, SystemExit) as error:
+            log.error(
+                "plugin left out: %s '%s' (%s) of %s: %s", self.kind, self.name, self.target,
+                self.package, error, exc_info=error,
+            )  # fmt: skip
+            return error if isinstance(error, Exception) else RuntimeError("it has called sys.exit")
+
+
+def own(group: str) -> dict[str, Plugin]:
+    """The server's own plugins of a group by name, without a look at what is installed."""
+    return {name: Plugin(group, name, to, _US) for name, to in OWN.get(group, {}).items()}
+
+
+def installed(group: str) -> dict[str, Plugin]:
+    """Every plugin of a group by name, the server's own first; where names collide, one."""
+    found = own(group)
+    for plugin in sorted(_entries(group), key=lambda one: (one.package, one.name)):
+        taken = found.setdefault(plugin.name, plugin)
+        if taken.target != plugin.target:
+            log.error(
+                "plugin left out: '%s' (%s) of %s: its name in %s is taken by %s of %s",
+                plugin.name, plugin.target, plugin.package, group, taken.target, taken.package,
+            )  # fmt: skip
+    return found
+
+
+def load(group: str, make: Callable[[Any], T]) -> dict[str, T]:
+    """`make` of every plugin of a group, by name; without those that cannot be loaded."""
+    tried = {name: plugin.try_to(make) for name, plugin in installed(group).items()}
+    return {name: made for name, made in tried.items() if not isinstance(made, Exception)}
+
+
+def _entries(group: str) -> Iterator[Plugin]:
+    # Imported late: commands that need no plugin start in less time than this takes.
+    from importlib.metadata import entry_points
+
+    for entry in entry_points(group=group):
+        package = entry.dist
+        name = f"{package.name} {package.version}" if package is not None else "an unknown package"
+        if package is None or package.name != _US:
+            yield Plugin(group, entry.name, entry.value, name)

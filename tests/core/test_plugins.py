@@ -1,0 +1,79 @@
+"""Plugins: what is declared is there, and what is broken is named and left out."""
+
+import logging
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from headrace.core import plugins
+
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
+
+
+def install(root: Path, package: str, group: str, **entries: str) -> None:
+    """The metadata of a package with entry points in one group."""
+    metadata = root / f"{package}-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    lines = [f"[{group}]", *(f"{name} = {target}" for name, target in entries.items())]
+    (metadata / "entry_points.txt").write_text("\n".join(lines))
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that packages are found in."""
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def test_our_own_are_declared_as_those_of_others_are() -> None:
+    declared = tomllib.loads(PROJECT.read_text())["project"]["entry-points"]
+    assert declared == {group: own for group, own in plugins.OWN.items() if own}
+    for group, own in plugins.OWN.items():
+        assert list(declared.get(group, {})) == list(own)
+
+
+@pytest.mark.parametrize("group", plugins.GROUPS)
+def test_our_own_can_be_loaded(group: str) -> None:
+    assert all(callable(plugin.load()) for plugin in plugins.own(group).values())
+
+
+def test_what_a_package_declares_comes_after_our_own(path: Path) -> None:
+    install(path, "others", plugins.BACKENDS, upper="collections:OrderedDict")
+    found = plugins.installed(plugins.BACKENDS)
+    assert list(found) == [*plugins.OWN[plugins.BACKENDS], "upper"]
+    plugin = found["upper"]
+    assert (plugin.kind, plugin.package) == ("backend", "others 1.0")
+    assert plugins.load(plugins.BACKENDS, lambda target: target)["upper"] is plugin.load()
+
+
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [
+        ("no_such_module:Plugin", "No module named 'no_such_module'"),
+        ("collections:no_such_name", "has no attribute 'no_such_name'"),
+        ("exits:Plugin", "by now"),
+    ],
+)
+def test_what_cannot_be_loaded_is_named_and_left_out(
+    path: Path, target: str, problem: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (path / "exits.py").write_text("raise SystemExit('by now')")
+    install(path, "broken", plugins.STAGES, bad=target, good="collections:Counter")
+    assert set(plugins.load(plugins.STAGES, lambda loaded: loaded)) - {
+        *plugins.OWN[plugins.STAGES]
+    } == {"good"}
+    [record] = caplog.records
+    assert record.levelno == logging.ERROR
+    assert record.getMessage().startswith(
+        f"plugin left out: stage 'bad' ({target}) of broken 1.0: "
+    )
+    assert problem in record.getMessage()
+    assert record.exc_info is not None
+
+
+def test_a_name_that_is_taken_is_told(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    install(path, "others", plugins.BACKENDS, python="others:Python")
+    assert plugins.installed(plugins.BACKENDS)["python"].package == "headrace"
+    assert "its name in headrace.backends is taken by" in caplog.text
