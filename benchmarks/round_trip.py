@@ -32,8 +32,7 @@ from headrace.engine.clock import LoopClock
 from headrace.execution.loaded_worker import LoadedWorker
 from headrace.execution.process import WorkerInstance
 from headrace.execution.python_backend import PythonBackend
-from headrace.observability.statistics import VersionStatistics
-from headrace.observability.workers import WorkerCounters
+from headrace.observability.statistics import VersionStatistics, WorkerCounters
 from headrace.scheduling.batch import Answer, Batch, Instance, Outcome
 from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy

@@ -41,9 +41,8 @@ from headrace.engine.tracing import Tracing
 from headrace.execution.cores import core_limit
 from headrace.execution.progress import ABANDONED_SECS
 from headrace.model_sources import control_options, sources_at_start
-from headrace.observability.latencies import SummarisedStatistics
 from headrace.observability.logs import configure_logging
-from headrace.observability.statistics import VersionStatistics
+from headrace.observability.statistics import SummarisedStatistics, VersionStatistics
 from headrace.repository.layout import ModelSource
 from headrace.server_doors import ServerDoors
 from headrace.settings import Settings

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from headrace.observability.metrics_options import MetricsOptions
+from headrace.observability.series import MetricsOptions
 from headrace.options import setting
 from headrace.transports.grpc.options import LEVELS
 from headrace.wire.header_rules import GRPC_PREFIX, Category, HeaderRules

@@ -10,8 +10,8 @@ from starlette.types import ASGIApp
 from headrace.doors import bind, grpc_handlers, tls_files, url_host
 from headrace.engine.engine import Engine
 from headrace.execution.cores import core_limit
-from headrace.observability.gpus import GpuSeries
 from headrace.observability.machine import Machine
+from headrace.observability.series import GpuSeries
 from headrace.settings import Settings
 from headrace.transports.grpc.call import Server as GrpcServer
 from headrace.transports.grpc.native.server import NativeServer

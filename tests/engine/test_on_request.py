@@ -19,7 +19,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.opening import LoadOptions
 from headrace.engine.residency import ResidencyOptions
 from headrace.engine.sources import LoadOverrides
-from headrace.observability.memory import GrowthMeter
+from headrace.observability.machine import GrowthMeter
 from headrace.repository.layout import Catalogue, scan
 from tests.engine.test_engine_loading import CONFIG, FP32, Constants, until
 

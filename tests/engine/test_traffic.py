@@ -24,7 +24,8 @@ from headrace.engine.shadow import ShadowCopies
 from headrace.engine.traffic import Traffic
 from headrace.engine.traffic_documents import model_traffic
 from headrace.engine.version import ModelVersion
-from headrace.observability.traffic import ShadowLedger, TrafficSeries
+from headrace.observability.series import TrafficSeries
+from headrace.observability.statistics import ShadowLedger
 from headrace.repository.layout import read_model_directory
 from headrace.scheduling.traffic_rules import Shadow
 from tests.engine.test_engine_loading import FP32, LOAD_OPTIONS, Constants, ask, until

@@ -4,7 +4,7 @@ import asyncio
 
 from headrace.engine.traffic_watch import NOTHING, Samples, TrafficWatch, counts_of
 from headrace.engine.version import ModelVersion
-from headrace.observability.traffic import VersionLedger
+from headrace.observability.statistics import VersionLedger
 from headrace.scheduling.rollback import Counts
 from headrace.scheduling.traffic_rules import RollbackRule
 

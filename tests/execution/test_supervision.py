@@ -4,7 +4,7 @@ import pytest
 
 from headrace.execution.recycling import recycle_reason, retry_delay
 from headrace.execution.worker_options import WorkerOptions
-from headrace.observability.workers import RecycleReason
+from headrace.observability.statistics import RecycleReason
 
 
 @pytest.mark.parametrize(

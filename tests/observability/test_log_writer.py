@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from headrace.observability.log_writer import LogWriter
+from headrace.observability.logs import LogWriter
 
 LINE = b"x" * 99 + b"\n"
 

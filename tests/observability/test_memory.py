@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.observability.memory import GrowthMeter, in_process_estimate, memory_of
+from headrace.observability.machine import GrowthMeter, in_process_estimate, memory_of
 
 MIB = 1 << 20
 LEAST = 100 << 10  # of a session, however small its files

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.observability.metrics_options import QUANTILES, MetricsOptions
+from headrace.observability.series import QUANTILES, MetricsOptions
 
 
 def test_what_is_there_without_it() -> None:

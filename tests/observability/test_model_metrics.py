@@ -3,8 +3,8 @@
 import logging
 
 import pytest
-from prometheus_client.core import Metric
 
+from headrace.observability.metrics import collected
 from headrace.observability.model_metrics import ModelMetrics
 
 
@@ -24,7 +24,7 @@ def change(
 
 def samples(metrics: ModelMetrics) -> dict[str, float]:
     """All samples, by name and the values of their labels."""
-    found: list[Metric] = list(metrics.collect())
+    found = [m for family, readings in metrics.collect() for m in collected([family], readings)]
     return {
         " ".join([sample.name, *sample.labels.values()]): sample.value
         for metric in found

@@ -1,11 +1,8 @@
 """The series of the traffic between versions."""
 
-from headrace.observability.traffic import (
-    ShadowLedger,
-    TrafficSeries,
-    VersionLedger,
-    traffic_families,
-)
+from headrace.observability.metrics import TRAFFIC_FAMILIES, collected
+from headrace.observability.series import TrafficSeries
+from headrace.observability.statistics import ShadowLedger, VersionLedger
 
 
 def test_families() -> None:
@@ -16,7 +13,7 @@ def test_families() -> None:
     )
     samples = {
         (s.name, *sorted(s.labels.items())): s.value
-        for family in traffic_families([series])
+        for family in collected(TRAFFIC_FAMILIES, [({"model": "m"}, series)])
         for s in family.samples
     }
     model = ("model", "m")

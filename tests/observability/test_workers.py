@@ -3,12 +3,12 @@
 from prometheus_client.metrics_core import Metric
 
 from headrace.observability.machine import resident_bytes
-from headrace.observability.workers import (
+from headrace.observability.metrics import WORKER_FAMILIES, collected
+from headrace.observability.series import WorkerSeries
+from headrace.observability.statistics import (
     EndKind,
     RecycleReason,
     WorkerCounters,
-    WorkerSeries,
-    worker_families,
 )
 
 ONE = {"model": "m", "version": "1"}
@@ -30,7 +30,7 @@ def test_what_has_become_of_workers() -> None:
     counters.ends[EndKind.HANG] += 2
     counters.recycled[RecycleReason.MAX_RSS] += 1
     series = WorkerSeries(3, {"m_0": 1000, "m_2": 2000}, counters, 4)
-    assert samples(list(worker_families([(ONE, series)]))) == {
+    assert samples(list(collected(WORKER_FAMILIES, [(ONE, series)]))) == {
         "headrace_workers": {"": 3},
         "headrace_workers_running": {"": 2},
         "headrace_worker_resident_bytes": {"m_0": 1000, "m_2": 2000},

@@ -13,7 +13,7 @@ from threading import Lock
 from headrace.backends.cuda import Cuda, CudaDriver, CudaError
 from headrace.backends.pinned import PinnedPool
 from headrace.core.tensors import Array
-from headrace.observability.memory import GrowthMeter
+from headrace.observability.machine import GrowthMeter
 from headrace.observability.nvml import GpuReading, Nvml
 
 log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from headrace.core.blocks import BLOCKS
 from headrace.core.errors import Overloaded, ServerExiting
 from headrace.core.shares import ModelLoad, Shares
 from headrace.engine.workbench import Workbench
-from headrace.observability.answers import Answers
+from headrace.observability.statistics import Answers
 
 _PRESSED = 0.8  # of a limit, from which on clients that make no progress have less time
 # What a client may have in any case, so that shares of low limits do not get in the way.

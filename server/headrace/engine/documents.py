@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from headrace.core.signature import Signature, TensorSpec
 from headrace.engine.model import Model
 from headrace.engine.version import ModelVersion, State
-from headrace.observability.responses import ResponseCounters
-from headrace.observability.statistics import VersionStatistics
+from headrace.observability.statistics import ResponseCounters, VersionStatistics
 from headrace.wire.pb import grpc_service_pb2 as pb
 
 # The parts of the protocol beyond its core that this server offers, under the names of their

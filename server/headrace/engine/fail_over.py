@@ -14,7 +14,8 @@ from headrace.core.errors import ModelNotReady
 from headrace.engine.clock import LoopClock
 from headrace.engine.loading import Backends
 from headrace.execution.aside import aside
-from headrace.observability.backends import BackendCounts, BackendSeries
+from headrace.observability.series import BackendSeries
+from headrace.observability.statistics import BackendCounts
 from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.tiers import Tiers
 

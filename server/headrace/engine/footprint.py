@@ -6,7 +6,7 @@ from types import TracebackType
 from headrace.backends.backend import LoadedModel
 from headrace.backends.gpus import Gpus
 from headrace.execution.model_kinds import in_worker
-from headrace.observability.memory import Beginning, GrowthMeter, in_process_estimate, memory_of
+from headrace.observability.machine import Beginning, GrowthMeter, in_process_estimate, memory_of
 
 
 @dataclass(frozen=True, slots=True)

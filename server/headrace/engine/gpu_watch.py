@@ -5,7 +5,7 @@ import logging
 
 from headrace.backends.gpus import Gpus
 from headrace.engine.threads import Threads, TookTooLong
-from headrace.observability.gpus import GpuSeries
+from headrace.observability.series import GpuSeries
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
 from typing import Protocol
 
-from headrace.observability.memory import memory_of
+from headrace.observability.machine import memory_of
 
 log = logging.getLogger(__name__)
 

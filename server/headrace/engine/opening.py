@@ -19,8 +19,8 @@ from headrace.execution.host import Host
 from headrace.execution.python_backend import PARAMETERS, PythonBackend
 from headrace.execution.remote.backend import RemoteBackend
 from headrace.execution.triton.options import TRITON_PARAMETERS, is_managed
-from headrace.observability.memory import GrowthMeter
-from headrace.observability.responses import FIRST_RESPONSE
+from headrace.observability.machine import GrowthMeter
+from headrace.observability.statistics import FIRST_RESPONSE
 from headrace.repository import completion, fail_over, reading, validation
 from headrace.repository.completion import GpuUse, device_problems, may_use_gpus, on_devices
 from headrace.repository.config import ConfigFile, Problem, read_config, refuse

@@ -10,7 +10,7 @@ from time import monotonic_ns
 
 from headrace.core.errors import ExecutionFailed, ServerError
 from headrace.core.requests import Call, Done, InferResponse, Stage, Submit
-from headrace.observability.responses import FIRST_RESPONSE_BOUNDS, FirstResponses, Responses
+from headrace.observability.statistics import FIRST_RESPONSE_BOUNDS, Histogram, Responses
 
 
 def count_responses(
@@ -24,8 +24,9 @@ def count_responses(
     `bounds` are those of the time to the first response, in milliseconds. `now` is the clock of
     the scheduler, in nanoseconds.
     """
-    if responses.first is None or responses.first.bounds != tuple(bounds):
-        responses.first = FirstResponses(bounds)
+    bounds_ns = [ms * 1e6 for ms in bounds]
+    if responses.first is None or responses.first.bounds != bounds_ns:
+        responses.first = Histogram(bounds_ns)
     return lambda call: call.enter(_Counted(responses, now), submit)
 
 

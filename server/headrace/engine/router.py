@@ -19,7 +19,7 @@ from headrace.core.signature import Signature
 from headrace.engine.admission import Admission
 from headrace.engine.shadow import ShadowCopies
 from headrace.engine.version import ModelVersion
-from headrace.observability.traffic import ShadowLedger, VersionLedger
+from headrace.observability.statistics import ShadowLedger, VersionLedger
 from headrace.scheduling.arrangement import Arrangement, arrange
 from headrace.scheduling.rollback import is_fault
 from headrace.scheduling.split import GOLDEN, Sequence64, Split

@@ -19,7 +19,7 @@ from headrace.core.tensors import Tensor
 from headrace.core.trace_context import TRACE_PARAMETER
 from headrace.engine.admission import Admission
 from headrace.engine.version import ModelVersion
-from headrace.observability.traffic import ShadowLedger
+from headrace.observability.statistics import ShadowLedger
 from headrace.scheduling.split import SILVER, Sequence64, bound
 from headrace.scheduling.traffic_rules import Shadow
 

@@ -14,7 +14,7 @@ from headrace.engine.admission import Admission
 from headrace.engine.model import Model, parse_version
 from headrace.engine.router import Ledgers, Router
 from headrace.engine.traffic_watch import TrafficWatch, counts_of
-from headrace.observability.traffic import TrafficSeries
+from headrace.observability.series import TrafficSeries
 from headrace.repository.traffic import PARAMETER, InvalidRules, parse_rules, read_rules
 from headrace.scheduling.rollback import Counts
 from headrace.scheduling.traffic_rules import TrafficRules

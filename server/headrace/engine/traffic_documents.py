@@ -2,8 +2,7 @@
 
 from headrace.engine.traffic import ModelTraffic, Traffic
 from headrace.engine.traffic_watch import counts_of
-from headrace.observability.statistics import LATENCY_BOUNDS
-from headrace.observability.traffic import VersionLedger
+from headrace.observability.statistics import LATENCY_BOUNDS, VersionLedger
 from headrace.scheduling.rollback import Counts, quantile_ms
 from headrace.scheduling.traffic_rules import RollbackRule, TrafficRules
 from headrace.wire.pb import traffic_pb2 as pb

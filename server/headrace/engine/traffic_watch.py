@@ -10,8 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from headrace.engine.version import ModelVersion
-from headrace.observability.statistics import LATENCY_BOUNDS
-from headrace.observability.traffic import VersionLedger
+from headrace.observability.statistics import LATENCY_BOUNDS, VersionLedger
 from headrace.scheduling.rollback import Counts, verdict
 from headrace.scheduling.traffic_rules import RollbackRule
 

@@ -30,10 +30,9 @@ from headrace.execution.choice import InstanceKind
 from headrace.execution.local import LocalInstance
 from headrace.execution.model_kinds import is_elsewhere
 from headrace.execution.progress import ABANDONED_SECS
-from headrace.observability.backends import BackendSeries
 from headrace.observability.endpoints import EndpointSeries
+from headrace.observability.series import BackendSeries, WorkerSeries
 from headrace.observability.statistics import VersionStatistics
-from headrace.observability.workers import WorkerSeries
 from headrace.repository.model_files import Origin
 from headrace.repository.overrides import Upload
 from headrace.repository.reading import first_response_bounds
@@ -168,7 +167,7 @@ class ModelVersion:
     def memory_bytes(self) -> int:
         """Memory that its instances take, as it was last looked at; 0 if that is not known.
 
-        See `headrace.observability.memory` for how far that is right.
+        See `headrace.observability.machine` for how far that is right.
         """
         down = {worker.name for worker in self._workers if not worker.running}
         return sum(size for name, size in self._memory.items() if name not in down)

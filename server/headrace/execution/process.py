@@ -29,7 +29,7 @@ from headrace.execution.progress import ABANDONED_SECS, Pulse
 from headrace.execution.starting import start_aside
 from headrace.execution.worker import NoResources, WorkerProcess
 from headrace.execution.worker_spec import Ways
-from headrace.observability.workers import EndKind, WorkerCounters
+from headrace.observability.statistics import EndKind, WorkerCounters
 from headrace.scheduling.batch import Answer, Batch, Instance, NotStarted, Outcome
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import ANSWERS, SLOTS, Header, Kind

@@ -17,7 +17,7 @@ from headrace.execution.process import WorkerInstance
 from headrace.execution.starting import start_aside
 from headrace.execution.worker import WorkerProcess
 from headrace.execution.worker_options import WorkerOptions
-from headrace.observability.workers import RecycleReason
+from headrace.observability.statistics import RecycleReason
 
 log = logging.getLogger(__name__)
 

@@ -23,12 +23,8 @@ from headrace.execution.process import WorkerInstance
 from headrace.execution.progress import ABANDONED_SECS, LOOK_SECS, Pulse
 from headrace.execution.recycling import Recycler, recycle_reason
 from headrace.execution.worker import WorkerProcess
-from headrace.observability.workers import (
-    EndKind,
-    RecycleReason,
-    WorkerCounters,
-    WorkerSeries,
-)
+from headrace.observability.series import WorkerSeries
+from headrace.observability.statistics import EndKind, RecycleReason, WorkerCounters
 from headrace.scheduling.batch import Answer, Instance
 from headrace.scheduling.quarantine import Quarantine
 

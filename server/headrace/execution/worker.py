@@ -25,7 +25,7 @@ from headrace.execution.process_output import ProcessOutput
 from headrace.execution.worker_socket import CLOSED, READ, Take, WorkerSocket
 from headrace.execution.worker_spec import WorkerSpec
 from headrace.observability.machine import resident_bytes
-from headrace.observability.workers import EndKind
+from headrace.observability.statistics import EndKind
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import BrokenFrame, Header, Kind, frame
 from headrace.workers.heartbeat import Heartbeat

@@ -12,7 +12,7 @@ from headrace.core.errors import LoadFailed
 from headrace.execution.host import Host, NoHost
 from headrace.execution.model_calls import ModelCalls
 from headrace.execution.worker import WorkerProcess
-from headrace.observability.workers import EndKind
+from headrace.observability.statistics import EndKind
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import BrokenFrame, Header, Kind
 

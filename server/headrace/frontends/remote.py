@@ -20,8 +20,8 @@ from headrace.engine.doors import NOTHING_KNOWN
 from headrace.engine.readiness import Readiness
 from headrace.frontends.channel import Channel
 from headrace.frontends.config import WantedHeaders
-from headrace.observability.answers import Grown
 from headrace.observability.logs import LogSettings
+from headrace.observability.statistics import Grown
 from headrace.wire.link_frames import INLINE, BrokenLink, Flag, Frame, Kind, frame
 from headrace.wire.link_infer import (
     RequestWriter,

@@ -1,16 +1,21 @@
 """Prometheus series, made from the counters when they are scraped.
 
 The `nv_*` names and labels are Triton's, because dashboards, autoscalers and load generators read
-them; the `headrace_*` ones are histograms and gauges that Triton does not have.
+them; the `headrace_*` ones are histograms and gauges that Triton does not have. Each family stands
+once in a table: name, help text, labels, and what its samples are read from. A family that counts
+something new is one more line there.
 
-This module and what makes metric families are alone with prometheus_client, which brings an HTTP
-server and 4 MB along: it is imported for the first scrape.
+This module is alone with prometheus_client, which brings an HTTP server and 4 MB along: it is
+imported for the first scrape.
 """
 
 import asyncio
 import re
-from collections.abc import Callable, Container, Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from time import monotonic_ns
+from typing import TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -19,20 +24,33 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 
-from headrace.observability.answers import Sample
-from headrace.observability.backends import backend_families
-from headrace.observability.endpoints import endpoint_families
-from headrace.observability.gpus import GpuSeries, gpu_families
-from headrace.observability.latencies import first_response_family, summary_families
+from headrace.observability.endpoints import EndpointSeries
 from headrace.observability.machine import Machine
-from headrace.observability.metrics_options import MetricsOptions
 from headrace.observability.model_metrics import ModelMetrics
-from headrace.observability.series import ServerSeries, VersionSeries
-from headrace.observability.statistics import LATENCY_BOUNDS, Histogram, VersionStatistics
-from headrace.observability.traffic import TrafficSeries, traffic_families
-from headrace.observability.workers import worker_families
+from headrace.observability.nvml import GpuReading
+from headrace.observability.series import (
+    BackendSeries,
+    Buckets,
+    Family,
+    GpuSeries,
+    MemoryCounts,
+    MetricsOptions,
+    Quantiles,
+    Reading,
+    ServerSeries,
+    TrafficSeries,
+    VersionSeries,
+    WorkerSeries,
+)
+from headrace.observability.statistics import (
+    FIRST_RESPONSE,
+    LATENCY_KINDS,
+    Histogram,
+    SummarisedStatistics,
+    VersionStatistics,
+)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # prometheus_client ends every counter's name with _total in the header lines, also where the
@@ -42,6 +60,8 @@ _HEADER = re.compile(rb"^# (?:HELP|TYPE) .*\n", re.MULTILINE)
 _VERSIONS_A_PART = 5
 _SAMPLES_A_TURN = 200  # written in a millisecond or two
 _BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+S = TypeVar("S")
 
 
 class ServerCollector:
@@ -58,13 +78,13 @@ class ServerCollector:
         gpus: Callable[[], GpuSeries] = GpuSeries,
     ) -> None:
         """Without a `machine`, nothing is told of it."""
-        self._gpus = gpus
-        self._options = options or MetricsOptions()
         self._server = server
         self._versions = versions
         self._machine = machine
         self._model_metrics = model_metrics
         self._traffic = traffic
+        self._gpus = gpus
+        self._version_families = version_families(options or MetricsOptions())
 
     def parts(self) -> Iterator[Metric]:
         """All families, also those without a sample yet, in parts of a bounded size.
@@ -84,28 +104,89 @@ class ServerCollector:
 
     def _of_versions(self, versions: list[VersionSeries]) -> Iterator[Metric]:
         """The families with samples of these versions."""
-        labelled = [(_labels(series), series.statistics) for series in versions]
-        yield from _counters(versions, self._options.counters)
-        yield from _gauges(versions)
-        yield from _histograms(versions)
-        if self._options.histograms:
-            yield first_response_family(labelled)
-        if self._options.summaries:
-            yield from summary_families(labelled, self._options.quantiles)
-        yield from worker_families(
-            [(_labels(series), series.workers) for series in versions if series.workers]
+        labelled = [(_labels(version), version) for version in versions]
+        yield from collected(self._version_families, labelled)
+        yield from collected(
+            GPU_MEMORY_FAMILIES,
+            [
+                ({**own, "gpu_uuid": n}, size)
+                for own, v in labelled
+                for n, size in v.gpu_memory.items()
+            ],
+            optional=True,
         )
-        yield from endpoint_families([(_labels(series), series.endpoints) for series in versions])
-        yield from backend_families([(_labels(series), series.backends) for series in versions])
+        yield from collected(WORKER_FAMILIES, [(o, v.workers) for o, v in labelled if v.workers])
+        yield from collected(
+            ENDPOINT_FAMILIES,
+            [({**own, "endpoint": each.name}, each) for own, v in labelled for each in v.endpoints],
+        )
+        yield from collected(
+            BACKEND_FAMILIES,
+            [({**own, "backend": each.name}, each) for own, v in labelled for each in v.backends],
+        )
 
     def _of_server(self) -> Iterator[Metric]:
         """The other families."""
-        yield from traffic_families(self._traffic())
-        yield from _server(self._server())
+        traffic = [({"model": series.model}, series) for series in self._traffic()]
+        yield from collected(TRAFFIC_FAMILIES, traffic)
+        server, gpus = self._server(), self._gpus()
+        yield from collected(SERVER_FAMILIES, [({}, server)])
+        if server.memory is not None:
+            yield from collected(MEMORY_FAMILIES, [({}, server.memory)])
         if self._machine is not None:
-            yield from _machine(self._machine)
-        yield from gpu_families(self._gpus())
-        yield from self._model_metrics.collect()
+            yield from collected(MACHINE_FAMILIES, [({}, self._machine)], optional=True)
+        readings = [({"gpu_uuid": reading.uuid}, reading) for reading in gpus.readings]
+        yield from collected(GPU_FAMILIES, readings, optional=True)
+        if gpus.pinned is not None:
+            yield from collected(PINNED_FAMILIES, [({}, gpus.pinned)])
+        for family, found in self._model_metrics.collect():
+            yield from collected([family], found)
+
+
+def collected(
+    families: Iterable[Family[S]],
+    sources: Sequence[tuple[Mapping[str, str], S]],
+    optional: bool = False,
+) -> Iterator[Metric]:
+    """The families, with a sample for each reading of each source under the source's labels.
+
+    Families without any are left out if they are `optional`.
+    """
+    for family in families:
+        counts = family.kind == "counter"  # the library ends their names with _total in headers
+        base = family.name.removesuffix("_total") if counts else family.name
+        metric = Metric(base, family.help, family.kind)
+        for labels, source in sources:
+            found = family.read(source)
+            if isinstance(found, Mapping):
+                for key, reading in found.items():
+                    names = key if isinstance(key, tuple) else (key,)
+                    own = dict(zip(family.labels, names, strict=True))
+                    _add(metric, family.name, {**labels, **own}, reading)
+            else:
+                _add(metric, family.name, dict(labels), found)
+        if metric.samples or not optional:
+            yield metric
+
+
+def _add(metric: Metric, name: str, labels: dict[str, str], reading: Reading) -> None:
+    """Add the samples of one reading: none of None, several of a distribution."""
+    if reading is None:
+        return
+    if isinstance(reading, Buckets):
+        count = 0
+        for bound, more in zip([*reading.bounds, "+Inf"], reading.counts, strict=True):
+            count += more
+            metric.add_sample(f"{name}_bucket", {**labels, "le": bound}, count)
+    elif isinstance(reading, Quantiles):
+        count = reading.observed
+        for quantile, value in reading.values.items():
+            metric.add_sample(name, {**labels, "quantile": quantile}, value)
+    else:
+        metric.add_sample(name, labels, float(reading))
+        return
+    metric.add_sample(f"{name}_count", labels, count)
+    metric.add_sample(f"{name}_sum", labels, reading.total)
 
 
 class _Families:
@@ -165,240 +246,17 @@ def render(source: "CollectorRegistry | _Families", plain: Container[str] = ()) 
     return _SUFFIX.sub(header, generate_latest(source))
 
 
-_COUNTERS: tuple[tuple[str, str, Callable[[VersionStatistics], int]], ...] = (
-    ("nv_inference_request_success", "Successful requests", lambda s: s.success_count),
-    ("nv_inference_count", "Inferences: rows of successful requests", lambda s: s.inference_count),
-    (
-        "nv_inference_exec_count",
-        "Model executions: successful batches",
-        lambda s: s.execution_count,
-    ),
-    (
-        "nv_inference_request_duration_us",
-        "Microseconds from accepting a request to its answer",
-        lambda s: s.success_ns // 1_000,
-    ),
-    ("nv_inference_queue_duration_us", "Microseconds in the queue", lambda s: s.queue_ns // 1_000),
-    (
-        "nv_inference_compute_input_duration_us",
-        "Microseconds of gathering inputs",
-        lambda s: s.compute_input_ns // 1_000,
-    ),
-    (
-        "nv_inference_compute_infer_duration_us",
-        "Microseconds of running the model",
-        lambda s: s.compute_infer_ns // 1_000,
-    ),
-    (
-        "nv_inference_compute_output_duration_us",
-        "Microseconds of giving outputs out",
-        lambda s: s.compute_output_ns // 1_000,
-    ),
-)
+# --- of versions
 
 
-def _counters(versions: list[VersionSeries], latencies: bool) -> Iterator[Metric]:
-    for name, documentation, value in _COUNTERS:
-        if name.endswith("_us") and not latencies:
-            continue
-        family = Metric(name, documentation, "counter")
-        for series in versions:
-            family.add_sample(name, _labels(series), value(series.statistics))
-        yield family
-    name = "nv_inference_request_failure"
-    family = Metric(name, "Failed requests by reason", "counter")
-    for series in versions:
-        for reason, count in series.statistics.failures.items():
-            family.add_sample(name, {**_labels(series), "reason": reason}, count)
-    yield family
-    family = Metric("headrace_batch_closed", "Batches by why they closed", "counter")
-    for series in versions:
-        closed = series.statistics.batches_closed
-        if any(closed.values()):  # what nobody asks for takes no room
-            for reason, count in closed.items():
-                labels = {**_labels(series), "reason": reason.value}
-                family.add_sample("headrace_batch_closed_total", labels, count)
-    yield family
-
-
-def _gauges(versions: list[VersionSeries]) -> Iterator[Metric]:
-    pending = Metric(
-        "nv_inference_pending_request_count", "Accepted requests not yet started", "gauge"
-    )
-    load = Metric("nv_model_load_duration_secs", "Seconds that loading took", "gauge")
-    memory = Metric(
-        "headrace_model_memory_bytes", "Memory that a version's instances take", "gauge"
-    )
-    instances = Metric("headrace_model_instances", "Instances that run a version", "gauge")
-    on_gpu = Metric(
-        "headrace_model_gpu_memory_bytes",
-        "Memory of a GPU that a version's instances had taken when they were loaded",
-        "gauge",
-    )
-    stalled = Metric(
-        "headrace_stalled_instances", "Instances whose batch makes no progress", "gauge"
-    )
-    ended = Metric(
-        "headrace_ended_runs", "Runs in the server's process that were ended, by why", "counter"
-    )
-    for series in versions:
-        pending.add_sample(pending.name, _labels(series), series.pending)
-        load.add_sample(load.name, _labels(series), series.load_seconds)
-        if series.memory_bytes:
-            memory.add_sample(memory.name, _labels(series), series.memory_bytes)
-        for kind, count in series.instances.items():
-            instances.add_sample(instances.name, {**_labels(series), "kind": kind}, count)
-        stalled.add_sample(stalled.name, _labels(series), series.stalled)
-        for why, count in series.statistics.ended_runs.items():
-            ended.add_sample(f"{ended.name}_total", {**_labels(series), "reason": why}, count)
-        for uuid, nbytes in series.gpu_memory.items():
-            on_gpu.add_sample(on_gpu.name, {**_labels(series), "gpu_uuid": uuid}, nbytes)
-    yield from (pending, load, memory, instances, stalled, ended)
-    if on_gpu.samples:
-        yield on_gpu
-
-
-def _histograms(versions: list[VersionSeries]) -> Iterator[Metric]:
-    kinds: tuple[tuple[str, str, Callable[[VersionStatistics], Histogram]], ...] = (
-        ("queue", "Seconds in the queue", lambda s: s.queue_histogram),
-        ("compute", "Seconds of execution, of the whole batch", lambda s: s.compute_histogram),
-        (
-            "request",
-            "Seconds from accepting a request to its answer",
-            lambda s: s.request_histogram,
-        ),
-    )
-    for kind, documentation, pick in kinds:
-        family = HistogramMetricFamily(
-            f"headrace_{kind}_duration_seconds", documentation, labels=()
-        )
-        for series in versions:
-            histogram = pick(series.statistics)
-            bounds = [str(bound / 1e9) for bound in LATENCY_BOUNDS]
-            _add(family, _labels(series), bounds, histogram.counts, histogram.total_ns / 1e9)
-        yield family
-    family = HistogramMetricFamily("headrace_batch_rows", "Rows of a batch", labels=())
-    for series in versions:
-        counts = [0] * (len(_BATCH_BOUNDS) + 1)
-        total = 0
-        for rows, batch in series.statistics.batches.items():
-            index = next((i for i, bound in enumerate(_BATCH_BOUNDS) if rows <= bound), -1)
-            counts[index] += batch.count
-            total += rows * batch.count
-        _add(family, _labels(series), [f"{bound}.0" for bound in _BATCH_BOUNDS], counts, total)
-    yield family
-
-
-def _add(
-    family: Metric, labels: dict[str, str], bounds: list[str], counts: list[int], total: float
-) -> None:
-    running = 0
-    for bound, count in zip([*bounds, "+Inf"], counts, strict=True):
-        running += count
-        family.add_sample(f"{family.name}_bucket", {**labels, "le": bound}, running)
-    family.add_sample(f"{family.name}_count", labels, running)
-    family.add_sample(f"{family.name}_sum", labels, total)
-
-
-def _server(server: ServerSeries) -> Iterator[Metric]:
-    identity = GaugeMetricFamily(
-        "headrace_server_info", "Which process this is, as /v2 says it", labels=["id"]
-    )
-    identity.add_metric([server.instance_id], 1)
-    yield identity
-    yield _gauge("headrace_ready", "Whether the server is ready, 1 or 0", server.ready)
-    yield _gauge("headrace_admitted_requests", "Requests under way", server.admitted_requests)
-    yield _gauge(
-        "headrace_admitted_bytes", "Bytes of the requests under way", server.admitted_bytes
-    )
-    yield _gauge("headrace_admitted_bytes_peak", "The most that this has been", server.peak_bytes)
-    yield _gauge("headrace_admitted_requests_limit", "Most requests under way", server.max_requests)
-    yield _gauge(
-        "headrace_admitted_bytes_limit", "Most bytes of requests under way", server.max_bytes
-    )
-    refused = Metric("headrace_overloaded", "Requests refused at the server's limits", "counter")
-    refused.add_sample("headrace_overloaded_total", {}, server.overloaded)
-    yield refused
-    yield _gauge(
-        "headrace_incoming_requests",
-        "Requests of which the first part has come; their bytes are admitted, they are not",
-        server.incoming,
-    )
-    yield _gauge(
-        "headrace_unread_answer_bytes",
-        "Bytes of answers that wait for clients to read them; admitted bytes, too",
-        server.unread_bytes,
-    )
-    yield _answers(server.answers)
-    yield from _connections(server)
-    dropped = Metric(
-        "headrace_log_lines_dropped", "Lines of the log that could not be written", "counter"
-    )
-    dropped.add_sample("headrace_log_lines_dropped_total", {}, server.dropped_lines)
-    yield dropped
-    loads = Metric("headrace_model_loads", "Loads and reloads by outcome", "counter")
-    for model, succeeded, failed in server.loads:
-        for outcome, count in (("success", succeeded), ("failure", failed)):
-            labels = {"model": model, "outcome": outcome}
-            loads.add_sample("headrace_model_loads_total", labels, count)
-    yield loads
-    if (memory := server.memory) is not None:
-        yield _gauge("headrace_models_in_memory", "Models that are loaded", memory.models)
-        yield _gauge(
-            "headrace_model_memory_budget_bytes", "Bytes that models may take", memory.budget
-        )
-        evictions = Metric(
-            "headrace_model_evictions", "Models unloaded for others, or without requests", "counter"
-        )
-        evictions.add_sample("headrace_model_evictions_total", {}, memory.evictions)
-        yield evictions
-
-
-def _connections(server: ServerSeries) -> Iterator[Metric]:
-    there = GaugeMetricFamily(
-        "headrace_connections", "Open connections of clients", labels=["door"]
-    )
-    for door in ("http", "grpc"):
-        there.add_metric([door], server.connections.get(door, 0))
-    yield there
-    yield _gauge(
-        "headrace_connections_limit", "Most connections in each process", server.max_connections
-    )
-    refused = Metric(
-        "headrace_refused_connections", "Connections closed at once: there were too many", "counter"
-    )
-    refused.add_sample("headrace_refused_connections_total", {}, server.refused_connections)
-    yield refused
-    failed = Metric(
-        "headrace_failed_accepts",
-        "Connections that could not be accepted, as without a free descriptor",
-        "counter",
-    )
-    failed.add_sample("headrace_failed_accepts_total", {}, server.failed_accepts)
-    yield failed
-    given_up = Metric(
-        "headrace_given_up",
-        "Requests and connections given up: their clients did not send, or read, the rest in time",
-        "counter",
-    )
-    for reason in ("unsent", "unread"):
-        count = server.given_up.get(reason, 0)
-        given_up.add_sample("headrace_given_up_total", {"reason": reason}, count)
-    yield given_up
-
-
-def _machine(machine: Machine) -> Iterator[Metric]:
-    share = machine.cpu_share()
-    if share is not None:
-        yield _gauge("nv_cpu_utilization", "Share of the machine's CPU in use, 0 to 1", share)
-    memory = machine.memory()
-    if memory is not None:
-        yield _gauge("nv_cpu_memory_total_bytes", "Memory of the machine", memory[0])
-        yield _gauge("nv_cpu_memory_used_bytes", "Memory in use on the machine", memory[1])
-
-
-def _gauge(name: str, documentation: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, documentation, value=float(value))
+def version_families(options: MetricsOptions) -> list[Family[VersionSeries]]:
+    """The families with samples of each version; which of Triton's latencies, `options` say."""
+    families = [f for f in _VERSION_FAMILIES if options.counters or f not in _LATENCY_COUNTERS]
+    if options.histograms:
+        families.append(_FIRST_RESPONSES)
+    if options.summaries:
+        families += [_summary(kind, options.quantiles) for kind in LATENCY_KINDS]
+    return families
 
 
 def _labels(series: VersionSeries) -> dict[str, str]:
@@ -406,10 +264,254 @@ def _labels(series: VersionSeries) -> dict[str, str]:
     return {"model": series.model, "version": series.version, **tags}
 
 
-def _answers(samples: Iterable[Sample]) -> Metric:
-    """The counter of all answers."""
-    family = Metric("headrace_requests", "Requests answered, or given up by clients", "counter")
-    for door, operation, status, count in samples:
-        labels = {"door": door, "operation": operation, "status": status}
-        family.add_sample("headrace_requests_total", labels, count)
-    return family
+def _latency(
+    name: str, help_text: str, read: Callable[[VersionStatistics], int]
+) -> Family[VersionSeries]:
+    """A counter of nanoseconds, told in microseconds."""
+    return Family(name, help_text, "counter", lambda v: read(v.statistics) // 1_000)
+
+
+def _seconds(histogram: Histogram) -> Buckets:
+    """A histogram of nanoseconds, told in seconds."""
+    bounds = [str(bound / 1e9) for bound in histogram.bounds]
+    return Buckets(bounds, histogram.counts, histogram.total_ns / 1e9)
+
+
+def _first_responses(version: VersionSeries) -> Buckets | None:
+    first = version.statistics.responses.first
+    if first is None:
+        return None
+    bounds = [f"{bound / 1e6:g}" for bound in first.bounds]
+    return Buckets(bounds, first.counts, first.total_ns / 1e6)
+
+
+def _summary(kind: str, quantiles: Sequence[float]) -> Family[VersionSeries]:
+    def read(version: VersionSeries) -> Quantiles | None:
+        statistics = version.statistics
+        if not isinstance(statistics, SummarisedStatistics):
+            return None
+        values = statistics.window.quantiles(kind, quantiles, monotonic_ns())
+        found = {f"{q:g}": value / 1_000 for q, value in zip(quantiles, values, strict=True)}
+        total = statistics.success_ns if kind == "request" else getattr(statistics, f"{kind}_ns")
+        return Quantiles(found, statistics.success_count, total // 1_000)
+
+    text = f"Microseconds of {kind.replace('_', ' ')}, of requests in the last minute"
+    return Family(f"nv_inference_{kind}_summary_us", text, "summary", read)
+
+
+def _batch_rows(version: VersionSeries) -> Buckets:
+    counts = [0] * (len(_BATCH_BOUNDS) + 1)
+    total = 0
+    for rows, batch in version.statistics.batches.items():
+        counts[bisect_left(_BATCH_BOUNDS, rows)] += batch.count
+        total += rows * batch.count
+    return Buckets([f"{bound}.0" for bound in _BATCH_BOUNDS], counts, total)
+
+
+_FIRST_RESPONSES: Family[VersionSeries] = Family(
+    FIRST_RESPONSE, "Milliseconds from accepting a request to its first response", "histogram",
+    _first_responses,
+)  # fmt: skip
+_LATENCY_COUNTERS: tuple[Family[VersionSeries], ...] = (
+    _latency("nv_inference_request_duration_us",
+             "Microseconds from accepting a request to its answer", lambda s: s.success_ns),
+    _latency("nv_inference_queue_duration_us", "Microseconds in the queue", lambda s: s.queue_ns),
+    _latency("nv_inference_compute_input_duration_us", "Microseconds of gathering inputs",
+             lambda s: s.compute_input_ns),
+    _latency("nv_inference_compute_infer_duration_us", "Microseconds of running the model",
+             lambda s: s.compute_infer_ns),
+    _latency("nv_inference_compute_output_duration_us", "Microseconds of giving outputs out",
+             lambda s: s.compute_output_ns),
+)  # fmt: skip
+_VERSION_FAMILIES: tuple[Family[VersionSeries], ...] = (
+    Family("nv_inference_request_success", "Successful requests", "counter",
+           lambda v: v.statistics.success_count),
+    Family("nv_inference_count", "Inferences: rows of successful requests", "counter",
+           lambda v: v.statistics.inference_count),
+    Family("nv_inference_exec_count", "Model executions: successful batches", "counter",
+           lambda v: v.statistics.execution_count),
+    *_LATENCY_COUNTERS,
+    Family("nv_inference_request_failure", "Failed requests by reason", "counter",
+           lambda v: v.statistics.failures, ("reason",)),
+    Family("headrace_batch_closed_total", "Batches by why they closed", "counter",
+           # Of a version for which nothing was counted, no reason takes room.
+           lambda v: v.statistics.batches_closed if any(v.statistics.batches_closed.values())
+           else None, ("reason",)),
+    Family("nv_inference_pending_request_count", "Accepted requests not yet started", "gauge",
+           lambda v: v.pending),
+    Family("nv_model_load_duration_secs", "Seconds that loading took", "gauge",
+           lambda v: v.load_seconds),
+    Family("headrace_model_memory_bytes", "Memory that a version's instances take", "gauge",
+           lambda v: v.memory_bytes or None),
+    Family("headrace_model_instances", "Instances that run a version", "gauge",
+           lambda v: v.instances, ("kind",)),
+    Family("headrace_stalled_instances", "Instances whose batch makes no progress", "gauge",
+           lambda v: v.stalled),
+    Family("headrace_ended_runs_total",
+           "Runs in the server's process that were ended, by why", "counter",
+           lambda v: v.statistics.ended_runs, ("reason",)),
+    Family("headrace_queue_duration_seconds", "Seconds in the queue", "histogram",
+           lambda v: _seconds(v.statistics.queue_histogram)),
+    Family("headrace_compute_duration_seconds", "Seconds of execution, of the whole batch",
+           "histogram", lambda v: _seconds(v.statistics.compute_histogram)),
+    Family("headrace_request_duration_seconds",
+           "Seconds from accepting a request to its answer", "histogram",
+           lambda v: _seconds(v.statistics.request_histogram)),
+    Family("headrace_batch_rows", "Rows of a batch", "histogram", _batch_rows),
+)  # fmt: skip
+GPU_MEMORY_FAMILIES: tuple[Family[int], ...] = (
+    Family("headrace_model_gpu_memory_bytes",
+           "Memory of a GPU that a version's instances had taken when they were loaded", "gauge",
+           lambda nbytes: nbytes),
+)  # fmt: skip
+WORKER_FAMILIES: tuple[Family[WorkerSeries], ...] = (
+    Family("headrace_workers", "Worker processes that there should be", "gauge",
+           lambda w: w.instances),
+    Family("headrace_workers_running", "Worker processes that run", "gauge",
+           lambda w: len(w.resident)),
+    Family("headrace_worker_resident_bytes", "Memory of a worker process in use", "gauge",
+           lambda w: w.resident, ("instance",)),
+    Family("headrace_worker_ends_total", "Worker processes that ended unasked, by how they did",
+           "counter", lambda w: w.counters.ends, ("reason",)),
+    Family("headrace_worker_recycles_total", "Worker processes replaced while they were well",
+           "counter", lambda w: w.counters.recycled, ("reason",)),
+    Family("headrace_quarantined_requests_total",
+           "Requests refused because workers died of their input", "counter",
+           lambda w: w.quarantined),
+)  # fmt: skip
+ENDPOINT_FAMILIES: tuple[Family[EndpointSeries], ...] = (
+    Family("headrace_endpoint_requests_total", "Calls to a server of a model", "counter",
+           lambda e: e.counts.requests),
+    Family("headrace_endpoint_failures_total",
+           "Calls that a server of a model has not answered well", "counter",
+           lambda e: e.counts.failures),
+    Family("headrace_endpoint_ejections_total", "Times that a server was left out for its failures",
+           "counter", lambda e: e.counts.ejections),
+    Family("headrace_endpoint_outstanding", "Calls under way", "gauge", lambda e: e.outstanding),
+    Family("headrace_endpoint_healthy", "Whether a server is sent calls", "gauge",
+           lambda e: e.serves),
+    Family("headrace_endpoint_sequences", "Sequences whose state a server has", "gauge",
+           lambda e: e.sequences),
+    Family("headrace_endpoint_differences",
+           "Ways in which a server has a model otherwise than asked", "gauge",
+           lambda e: e.differences),
+    # Dashboards may have these names: they count calls of a kind that is not made any more.
+    Family("headrace_endpoint_hedges_total", "Always 0", "counter", lambda _: 0),
+    Family("headrace_endpoint_hedge_wins_total", "Always 0", "counter", lambda _: 0),
+)  # fmt: skip
+BACKEND_FAMILIES: tuple[Family[BackendSeries], ...] = (
+    Family("headrace_backend_requests_total", "Requests that a backend of a model has answered",
+           "counter", lambda b: b.counts.requests),
+    Family("headrace_backend_batches_total", "Batches that a backend of a model has run",
+           "counter", lambda b: b.counts.batches),
+    Family("headrace_backend_switches_total",
+           "Times that requests went over to a backend of a model", "counter",
+           lambda b: b.counts.switches),
+    Family("headrace_backend_active", "Whether a backend is the one that gets requests", "gauge",
+           lambda b: b.active),
+)  # fmt: skip
+
+# --- of the traffic between versions, and of the server
+
+TRAFFIC_FAMILIES: tuple[Family[TrafficSeries], ...] = (
+    Family("headrace_traffic_weight",
+           "Share of the requests without a version that a version gets by the rules, 0 to 1",
+           "gauge", lambda t: t.shares, ("version",)),
+    Family("headrace_traffic_requests_total",
+           "Requests that the rules have sent to a version", "counter",
+           lambda t: {n: ledger.routed for n, ledger in t.ledgers.items()}, ("version",)),
+    Family("headrace_traffic_rollbacks_total",
+           "How often a version has lost its traffic", "counter",
+           lambda t: {n: ledger.rollbacks for n, ledger in t.ledgers.items()}, ("version",)),
+    Family("headrace_shadow_requests_total",
+           "Copies for a shadow version by what became of them", "counter",
+           lambda t: {
+               (n, outcome): count for n, shadow in t.shadows.items() for outcome, count in (
+                   ("success", shadow.success), ("failure", shadow.failure),
+                   ("dropped", shadow.dropped),
+               )
+           }, ("version", "outcome")),
+    Family("headrace_shadow_duration_seconds",
+           "Seconds from submitting a copy to its answer", "histogram",
+           lambda t: {n: _seconds(shadow.durations) for n, shadow in t.shadows.items()},
+           ("version",)),
+)  # fmt: skip
+SERVER_FAMILIES: tuple[Family[ServerSeries], ...] = (
+    Family("headrace_server_info", "Which process this is, as /v2 says it", "gauge",
+           lambda s: {s.instance_id: 1}, ("id",)),
+    Family("headrace_ready", "Whether the server is ready, 1 or 0", "gauge", lambda s: s.ready),
+    Family("headrace_admitted_requests", "Requests under way", "gauge",
+           lambda s: s.admitted_requests),
+    Family("headrace_admitted_bytes", "Bytes of the requests under way", "gauge",
+           lambda s: s.admitted_bytes),
+    Family("headrace_admitted_bytes_peak", "The most that this has been", "gauge",
+           lambda s: s.peak_bytes),
+    Family("headrace_admitted_requests_limit", "Most requests under way", "gauge",
+           lambda s: s.max_requests),
+    Family("headrace_admitted_bytes_limit", "Most bytes of requests under way", "gauge",
+           lambda s: s.max_bytes),
+    Family("headrace_overloaded_total", "Requests refused at the server's limits", "counter",
+           lambda s: s.overloaded),
+    Family("headrace_incoming_requests",
+           "Requests of which the first part has come; their bytes are admitted, they are not",
+           "gauge", lambda s: s.incoming),
+    Family("headrace_unread_answer_bytes",
+           "Bytes of answers that wait for clients to read them; admitted bytes, too", "gauge",
+           lambda s: s.unread_bytes),
+    Family("headrace_requests_total", "Requests answered, or given up by clients", "counter",
+           lambda s: {(door, operation, status): count
+                      for door, operation, status, count in s.answers},
+           ("door", "operation", "status")),
+    Family("headrace_connections", "Open connections of clients", "gauge",
+           lambda s: {door: s.connections.get(door, 0) for door in ("http", "grpc")}, ("door",)),
+    Family("headrace_connections_limit", "Most connections in each process", "gauge",
+           lambda s: s.max_connections),
+    Family("headrace_refused_connections_total",
+           "Connections closed at once: there were too many", "counter",
+           lambda s: s.refused_connections),
+    Family("headrace_failed_accepts_total",
+           "Connections that could not be accepted, as without a free descriptor", "counter",
+           lambda s: s.failed_accepts),
+    Family("headrace_given_up_total",
+           "Requests and connections given up: their clients did not send, or read, the rest in"
+           " time", "counter",
+           lambda s: {why: s.given_up.get(why, 0) for why in ("unsent", "unread")}, ("reason",)),
+    Family("headrace_log_lines_dropped_total", "Lines of the log that could not be written",
+           "counter", lambda s: s.dropped_lines),
+    Family("headrace_model_loads_total", "Loads and reloads by outcome", "counter",
+           lambda s: {
+               (load.model, outcome): count for load in s.loads
+               for outcome, count in (("success", load.succeeded), ("failure", load.failed))
+           }, ("model", "outcome")),
+)  # fmt: skip
+MEMORY_FAMILIES: tuple[Family[MemoryCounts], ...] = (
+    Family("headrace_models_in_memory", "Models that are loaded", "gauge", lambda m: m.models),
+    Family("headrace_model_memory_budget_bytes", "Bytes that models may take", "gauge",
+           lambda m: m.budget),
+    Family("headrace_model_evictions_total", "Models unloaded for others, or without requests",
+           "counter", lambda m: m.evictions),
+)  # fmt: skip
+MACHINE_FAMILIES: tuple[Family[Machine], ...] = (
+    Family("nv_cpu_utilization", "Share of the machine's CPU in use, 0 to 1", "gauge",
+           lambda machine: machine.cpu_share()),
+    Family("nv_cpu_memory_total_bytes", "Memory of the machine", "gauge",
+           lambda machine: memory[0] if (memory := machine.memory()) else None),
+    Family("nv_cpu_memory_used_bytes", "Memory in use on the machine", "gauge",
+           lambda machine: memory[1] if (memory := machine.memory()) else None),
+)  # fmt: skip
+GPU_FAMILIES: tuple[Family[GpuReading], ...] = (
+    Family("nv_gpu_memory_total_bytes", "Memory of a GPU", "gauge", lambda r: r.memory_total),
+    Family("nv_gpu_memory_used_bytes", "Memory of a GPU in use", "gauge", lambda r: r.memory_used),
+    Family("nv_gpu_utilization", "Share of time that a GPU computes, 0 to 1", "gauge",
+           lambda r: r.utilization),
+    Family("nv_gpu_power_usage", "Watts that a GPU takes", "gauge", lambda r: r.power_usage),
+    Family("nv_gpu_power_limit", "Watts that a GPU may take", "gauge", lambda r: r.power_limit),
+    Family("nv_energy_consumption", "Joules that a GPU has taken since its driver was loaded",
+           "counter", lambda r: r.energy),
+)  # fmt: skip
+PINNED_FAMILIES: tuple[Family[tuple[int, int]], ...] = (
+    Family("nv_pinned_memory_pool_total_bytes", "Page-locked memory for copies to GPUs", "gauge",
+           lambda pinned: pinned[0]),
+    Family("nv_pinned_memory_pool_used_bytes", "Page-locked memory in use", "gauge",
+           lambda pinned: pinned[1]),
+)  # fmt: skip

@@ -9,12 +9,10 @@ import logging
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.core.errors import AlreadyExists, InvalidRequest, ServerError
-
-if TYPE_CHECKING:
-    from prometheus_client.core import Metric
+from headrace.observability.series import Buckets, Family, Reading
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +38,13 @@ class _Values:
             self.counts[bisect_left(self.bounds, value)] += 1
         elif operation == "increment":
             self.value += value
+
+    def reading(self, histogram: bool) -> Reading:
+        """The value, or counts under bounds as Prometheus' own libraries write them: 1, not 1.0."""
+        if not histogram:
+            return self.value
+        bounds = [repr(bound).removesuffix(".0") for bound in self.bounds]
+        return Buckets(bounds, self.counts, self.value)
 
 
 class _Family:
@@ -129,31 +134,14 @@ class ModelMetrics:
             if family.kind == "counter" and not name.endswith("_total")
         )
 
-    def collect(self) -> "Iterator[Metric]":
-        """The families with their samples."""
-        from prometheus_client.core import Metric  # as late as that: see `metrics`
-
+    def collect(self) -> Iterator[tuple[Family[Reading], list[tuple[dict[str, str], Reading]]]]:
+        """The families, with the labels and the reading of each metric."""
         for name, family in self._families.items():
-            # The library puts _total behind the name of a counter in the lines above its samples.
-            base = name.removesuffix("_total") if family.kind == "counter" else name
-            result = Metric(base, family.description, family.kind)
-            for labels, metric in family.metrics.items():
-                if family.kind == "histogram":
-                    _add_histogram(result, name, dict(labels), metric)
-                else:
-                    result.add_sample(name, dict(labels), metric.value)
-            yield result
-
-
-def _add_histogram(result: "Metric", name: str, labels: dict[str, str], metric: _Values) -> None:
-    running = 0
-    # As Prometheus' own libraries write them, but Python's: le="1", not "1.0".
-    bounds = [repr(bound).removesuffix(".0") for bound in metric.bounds]
-    for bound, count in zip([*bounds, "+Inf"], metric.counts, strict=True):
-        running += count
-        result.add_sample(f"{name}_bucket", {**labels, "le": bound}, running)
-    result.add_sample(f"{name}_count", labels, running)
-    result.add_sample(f"{name}_sum", labels, metric.value)
+            readings = [
+                (dict(labels), metric.reading(family.kind == "histogram"))
+                for labels, metric in family.metrics.items()
+            ]
+            yield Family(name, family.description, family.kind, lambda reading: reading), readings
 
 
 def _labels(document: Mapping[str, Any]) -> Labels:

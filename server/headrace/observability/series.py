@@ -1,14 +1,97 @@
-"""The server and its versions as a scrape of the metrics sees them."""
+"""What a scrape of the metrics sees: the server, its versions, and which families there are."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from headrace.observability.answers import Sample
-from headrace.observability.backends import BackendSeries
 from headrace.observability.endpoints import EndpointSeries
-from headrace.observability.statistics import VersionStatistics
-from headrace.observability.workers import WorkerSeries
+from headrace.observability.nvml import GpuReading
+from headrace.observability.statistics import (
+    BackendCounts,
+    Sample,
+    ShadowLedger,
+    VersionLedger,
+    VersionStatistics,
+    WorkerCounters,
+)
+
+S = TypeVar("S", contravariant=True)
+QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
+_TRUE, _FALSE = ("true", "1"), ("false", "0")
+
+
+class Buckets(NamedTuple):
+    """A histogram: how many up to each of the bounds, and above them all; the sum of the values."""
+
+    bounds: Sequence[str]
+    counts: Sequence[int]
+    total: float
+
+
+class Quantiles(NamedTuple):
+    """A summary: values by quantile, the number of observations, and the sum of their values."""
+
+    values: Mapping[str, float]
+    observed: int
+    total: float
+
+
+Reading = float | Buckets | Quantiles | None
+
+
+@dataclass(frozen=True, slots=True)
+class Family(Generic[S]):
+    """A metric family: `name` is that of its samples, `kind` the type as Prometheus calls it.
+
+    `read` gives the value of a source, None for no sample, or the values by what the label is, or
+    by a tuple of what the `labels` are.
+    """
+
+    name: str
+    help: str
+    kind: str
+    read: Callable[[S], Reading | Mapping[Any, Reading]]
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSeries:
+    """The workers of one version as a scrape sees them.
+
+    `resident` has the bytes of each instance whose worker runs, `instances` counts all of them.
+    """
+
+    instances: int
+    resident: Mapping[str, int]
+    counters: WorkerCounters
+    quarantined: int
+
+
+@dataclass(frozen=True, slots=True)
+class BackendSeries:
+    """A backend as it is now; `active` is whether it is the one that gets requests."""
+
+    name: str
+    counts: BackendCounts
+    active: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficSeries:
+    """The traffic of one model as a scrape sees it; everything is by version."""
+
+    model: str
+    shares: Mapping[str, float]
+    ledgers: Mapping[str, VersionLedger]
+    shadows: Mapping[str, ShadowLedger]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSeries:
+    """GPUs as a scrape sees them, and the bytes of page-locked memory: in all, and in use."""
+
+    readings: Sequence[GpuReading] = ()
+    pinned: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +162,68 @@ class ServerSeries:
     answers: Iterable[Sample] = ()
     instance_id: str = ""  # of the process
     failed_accepts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsOptions:
+    """`counters` of microseconds, `histograms` and `summaries` under Triton's names.
+
+    `quantiles` are those of the summaries.
+    """
+
+    counters: bool = True
+    histograms: bool = False
+    summaries: bool = False
+    quantiles: tuple[float, ...] = QUANTILES
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> "MetricsOptions":
+        """From texts such as `summary_latencies=true`; raises `ValueError`.
+
+        Of the quantiles, `0.5:0.05` with its error, as Triton has it, is also understood: quantiles
+        are exact here.
+        """
+        found: dict[str, str] = {}
+        for text in texts:
+            name, equals, value = text.partition("=")
+            if name not in _NAMES or not equals:
+                raise ValueError(
+                    f"expected NAME=VALUE with one of {', '.join(_NAMES)}, got {text!r}"
+                )
+            found[name] = value
+        default = cls()
+        return cls(
+            _flag(found, "counter_latencies", default.counters),
+            _flag(found, "histogram_latencies", default.histograms),
+            _flag(found, "summary_latencies", default.summaries),
+            _quantiles(found["summary_quantiles"]) if "summary_quantiles" in found else QUANTILES,
+        )
+
+
+_NAMES = ("counter_latencies", "histogram_latencies", "summary_latencies", "summary_quantiles")
+
+
+def _flag(found: dict[str, str], name: str, default: bool) -> bool:
+    if name not in found:
+        return default
+    text = found[name].lower()
+    if text not in (*_TRUE, *_FALSE):
+        raise ValueError(f"{name} must be true or false, got {found[name]!r}")
+    return text in _TRUE
+
+
+def _quantiles(text: str) -> tuple[float, ...]:
+    quantiles = []
+    for part in text.split(","):
+        quantile, colon, error = part.partition(":")
+        try:
+            numbers = [float(quantile), *([float(error)] if colon else [])]
+        except ValueError:
+            numbers = [-1.0]
+        if not all(0 <= number <= 1 for number in numbers):
+            raise ValueError(
+                f"summary_quantiles must be numbers from 0 to 1, such as 0.5:0.05,0.99:0.001,"
+                f" got {text!r}"
+            )
+        quantiles.append(numbers[0])
+    return tuple(quantiles)

@@ -1,20 +1,27 @@
-"""What one model version has done so far, as plain integers.
+"""What the server and its model versions have done so far, as plain integers.
 
-Added to once per batch on the event-loop thread, read by the statistics endpoint and by Prometheus
-scrapes on the same thread: there is no lock and nothing is published. Times are nanoseconds; the
-meaning of each counter is Triton's: a batched request has the whole batch's compute times,
-`inference_count` counts rows of successful requests, `execution_count` successful batches.
+Added to on the event-loop thread, once per batch, call or answer, and read by the statistics
+endpoint and by Prometheus scrapes on the same thread: there is no lock and nothing is published.
+Times are nanoseconds; the meaning of each counter of a version is Triton's: a batched request has
+the whole batch's compute times, `inference_count` counts rows of successful requests,
+`execution_count` successful batches.
+
+How many requests each door has answered, by operation and status, is in `Answers`: a door holds the
+counts of an operation, a list by status, and adds one for each answer, which is all that an answer
+pays. A front end counts for itself and hands on what has come every second. Operations and statuses
+are those of the protocol: nothing that clients choose becomes a label.
 """
 
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from time import time_ns
 
-from headrace.observability.backends import BackendCounts
+import numpy as np
+
 from headrace.observability.endpoints import EndpointCounts
-from headrace.observability.responses import Responses
 
 # Upper bounds in nanoseconds, from 50 microseconds to 10 seconds, in steps of about 2.2.
 LATENCY_BOUNDS: tuple[int, ...] = tuple(
@@ -24,6 +31,24 @@ LATENCY_BOUNDS: tuple[int, ...] = tuple(
     )
 )  # fmt: skip
 FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+# Of gRPC, by number.
+STATUS_NAMES = (
+    "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND",
+    "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED",
+    "OUT_OF_RANGE", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
+)  # fmt: skip
+INFER = "infer"
+OTHER = "other"  # the operation of what belongs to none, such as an unknown path
+_HTTP_STATUSES = 600
+MOST_ORDINALS = 100  # that are kept apart; responses from here on are counted as this one
+FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"  # the metric, as Triton calls it
+FIRST_RESPONSE_BOUNDS = (100.0, 500.0, 2_000.0, 5_000.0)  # ms
+LATENCY_KINDS = ("request", "queue", "compute_input", "compute_infer", "compute_output")
+_KEPT = 4096  # requests whose latencies summaries are made of
+_AGE_NS = 60 * 10**9  # older ones are left out
+
+Sample = tuple[str, str, str, int]  # door, operation, status and how many
+Grown = tuple[str, str, int, int]  # the same with the status as a number
 
 
 class Closed(StrEnum):
@@ -37,17 +62,18 @@ class Closed(StrEnum):
 
 
 class Histogram:
-    """Counts of durations by `LATENCY_BOUNDS`; the last count is of those above all bounds."""
+    """Counts of durations by upper bounds in nanoseconds; the last is of those above all bounds."""
 
-    __slots__ = ("counts", "total_ns")
+    __slots__ = ("bounds", "counts", "total_ns")
 
-    def __init__(self) -> None:
-        self.counts = [0] * (len(LATENCY_BOUNDS) + 1)
+    def __init__(self, bounds: Sequence[float] = LATENCY_BOUNDS) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
         self.total_ns = 0
 
     def observe(self, duration_ns: int, times: int = 1) -> None:
         """Count a duration that `times` requests had."""
-        self.counts[bisect_left(LATENCY_BOUNDS, duration_ns)] += times
+        self.counts[bisect_left(self.bounds, duration_ns)] += times
         self.total_ns += duration_ns * times
 
 
@@ -61,6 +87,123 @@ class BatchCounters:
         self.compute_input_ns = 0
         self.compute_infer_ns = 0
         self.compute_output_ns = 0
+
+
+class Duration:
+    """So many, and nanoseconds of all of them."""
+
+    __slots__ = ("count", "ns")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.ns = 0
+
+    def add(self, ns: int) -> None:
+        """Count one more."""
+        self.count += 1
+        self.ns += ns
+
+
+class ResponseCounters:
+    """What has become of the responses of one ordinal.
+
+    `compute_infer` and `compute_output` are parts of `success`. `empty_response` is an end that
+    came as a message of its own, `cancel` a request that was given up while this one was awaited.
+    """
+
+    __slots__ = ("cancel", "compute_infer", "compute_output", "empty_response", "fail", "success")
+
+    def __init__(self) -> None:
+        self.compute_infer = Duration()
+        self.compute_output = Duration()
+        self.success = Duration()
+        self.fail = Duration()
+        self.empty_response = Duration()
+        self.cancel = Duration()
+
+
+class Responses:
+    """The counters of the responses of a version that answers a request any number of times.
+
+    `ordinals` are in no order. `first` is there if the version is one that answers many times.
+    """
+
+    def __init__(self) -> None:
+        self.ordinals: dict[int, ResponseCounters] = {}
+        self.first: Histogram | None = None
+
+    def of(self, ordinal: int) -> ResponseCounters:
+        """The counters of an ordinal."""
+        ordinal = min(ordinal, MOST_ORDINALS)
+        counters = self.ordinals.get(ordinal)
+        if counters is None:
+            counters = self.ordinals[ordinal] = ResponseCounters()
+        return counters
+
+
+@dataclass(slots=True)
+class BackendCounts:
+    """What has become of one backend of a version.
+
+    `requests` counts those that it has answered, be it with an error, `batches` those that it has
+    run, `switches` how often requests went over to it from another one.
+    """
+
+    requests: int = 0
+    batches: int = 0
+    switches: int = 0
+
+
+class EndKind(StrEnum):
+    """How a worker came to its end, unless the server wanted it to end."""
+
+    EXIT = "exit"  # by itself, with whatever status
+    SIGNAL = "signal"  # it crashed, or something else has killed it
+    HANG = "hang"  # no sign of life
+    LIMIT = "limit"  # a batch took longer than it may
+    NONSENSE = "nonsense"  # it sent what makes no sense
+    ABANDONED = "abandoned"  # it went on with what nobody waited for any more
+
+
+class RecycleReason(StrEnum):
+    """Why a worker was replaced while it was well; the name of the parameter that says when."""
+
+    MAX_RSS = "max_rss"
+    MAX_REQUESTS = "max_requests"
+
+
+@dataclass(slots=True)
+class WorkerCounters:
+    """What has happened to the workers of one version so far."""
+
+    ends: dict[EndKind, int] = field(default_factory=lambda: dict.fromkeys(EndKind, 0))
+    recycled: dict[RecycleReason, int] = field(
+        default_factory=lambda: dict.fromkeys(RecycleReason, 0)
+    )
+
+
+@dataclass(slots=True)
+class VersionLedger:
+    """What the rules have sent to one version.
+
+    `routed` requests that it took, `refused` those that it did not because nothing can execute
+    them, which no other counter has. `rollbacks` is how often it has lost its traffic for being
+    bad.
+    """
+
+    routed: int = 0
+    refused: int = 0
+    rollbacks: int = 0
+
+
+@dataclass(slots=True)
+class ShadowLedger:
+    """What has become of the copies for one version; `durations` of those that succeeded."""
+
+    success: int = 0
+    failure: int = 0
+    dropped: int = 0
+    durations: Histogram = field(default_factory=Histogram)
 
 
 class VersionStatistics:
@@ -170,3 +313,101 @@ class VersionStatistics:
         self.failures[reason] += 1
         self.faults += fault
         self.fail_ns += duration_ns
+
+
+class Window:
+    """The latencies of the last requests, in nanoseconds, of each of `LATENCY_KINDS`."""
+
+    def __init__(self) -> None:
+        self._requests: deque[tuple[int, ...]] = deque(maxlen=_KEPT)
+
+    def add(self, now: int, *durations: int) -> None:
+        """Keep the durations of one request, in the order of kinds, in place of the oldest."""
+        self._requests.append((now, *durations))
+
+    def quantiles(self, kind: str, quantiles: Sequence[float], now: int) -> list[float]:
+        """Nanoseconds for each quantile; NaN if nothing is recent enough."""
+        index = 1 + LATENCY_KINDS.index(kind)
+        recent = [request[index] for request in self._requests if request[0] > now - _AGE_NS]
+        if not recent:
+            return [float("nan")] * len(quantiles)
+        found: list[float] = np.quantile(recent, quantiles, method="inverted_cdf").tolist()
+        return found
+
+
+class SummarisedStatistics(VersionStatistics):
+    """The counters of one model version, and the latencies of its last requests.
+
+    Summaries have quantiles, which need every latency: kept only if they are asked for.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.window = Window()
+
+    def batch_succeeded(
+        self,
+        arrived: Sequence[int],
+        inferences: int,
+        batch_rows: int,
+        started: int,
+        gathered: int,
+        computed: int,
+        ended: int,
+    ) -> None:
+        """Count a batch; see `VersionStatistics`."""
+        super().batch_succeeded(arrived, inferences, batch_rows, started, gathered, computed, ended)
+        parts = gathered - started, computed - gathered, ended - computed
+        for moment in arrived:
+            self.window.add(ended, ended - moment, started - moment, *parts)
+
+    def request_completed(
+        self, arrived: int, rows: int, started: int, ended: int, paused: bool = False
+    ) -> None:
+        """Count a request with its last response; see `VersionStatistics`."""
+        super().request_completed(arrived, rows, started, ended, paused)
+        self.window.add(ended, ended - arrived, started - arrived, 0, ended - started, 0)
+
+
+class Answers:
+    """Counts of answers by door, operation and status."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str], list[int]] = {}
+
+    def of(self, door: str, operation: str) -> list[int]:
+        """The counts of an operation by status, for the door ("http" or "grpc") to add to."""
+        counts = self._counts.get((door, operation))
+        if counts is None:
+            counts = [0] * (len(STATUS_NAMES) if door == "grpc" else _HTTP_STATUSES)
+            self._counts[door, operation] = counts
+        return counts
+
+    def take(self) -> list[Grown]:
+        """What was counted since the last time, for the process that is told."""
+        grown = [
+            (*key, status, count)
+            for key, counts in self._counts.items()
+            if any(counts)
+            for status, count in enumerate(counts)
+            if count
+        ]
+        for door, operation, status, _ in grown:
+            self._counts[door, operation][status] = 0
+        return grown
+
+    def add(self, grown: Iterable[Sequence[object]]) -> None:
+        """Count what another process has taken; raises `ValueError` or `TypeError` for nonsense."""
+        for door, operation, status, count in grown:
+            if not (isinstance(status, int) and isinstance(count, int)):
+                raise TypeError(f"expected numbers, got {status!r} and {count!r}")
+            self.of(str(door), str(operation))[status] += count
+
+    def samples(self) -> Iterator[Sample]:
+        """All counts; of each operation at least that of good answers."""
+        for (door, operation), counts in sorted(self._counts.items()):
+            good = 0 if door == "grpc" else 200
+            for status, count in enumerate(counts):
+                if count or status == good:
+                    name = STATUS_NAMES[status] if door == "grpc" else str(status)
+                    yield door, operation, name, count

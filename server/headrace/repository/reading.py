@@ -20,7 +20,7 @@ from headrace.core.shapes import brackets
 from headrace.core.signature import Shape, Signature, TensorSpec, fits, quoted
 from headrace.core.tensors import Array, element_count
 from headrace.execution.warming import Sample, SampleInput, Synthetic
-from headrace.observability.responses import FIRST_RESPONSE, FIRST_RESPONSE_BOUNDS
+from headrace.observability.statistics import FIRST_RESPONSE, FIRST_RESPONSE_BOUNDS
 from headrace.repository.completion import batches
 from headrace.repository.config import ConfigFile, Problem, refuse
 from headrace.scheduling.policy import BatchPolicy, QueuePolicy, SchedulingPolicy, TimeoutAction

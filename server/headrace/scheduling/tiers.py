@@ -22,7 +22,7 @@ from functools import partial
 from headrace.core.errors import ServerError
 from headrace.core.parameter_names import DEADLINE_PARAMETER, FORWARD_PARAMETER
 from headrace.core.requests import Call, Parameter
-from headrace.observability.backends import BackendCounts
+from headrace.observability.statistics import BackendCounts
 from headrace.scheduling import fail_over as rules
 from headrace.scheduling.batch import Answer, Batch, Deferral, Instance, NotStarted, Outcome
 from headrace.scheduling.batcher import Batcher

@@ -5,7 +5,7 @@ from time import perf_counter
 
 from headrace.core.errors import ServerError
 from headrace.core.texts import bounded
-from headrace.observability.answers import STATUS_NAMES
+from headrace.observability.statistics import STATUS_NAMES
 from headrace.wire.grpc_contents import varint
 from headrace.wire.status import retry_after
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from headrace.core.errors import Restricted
-from headrace.observability.answers import INFER, OTHER
+from headrace.observability.statistics import INFER, OTHER
 from headrace.transports.grpc.call import Handlers
 from headrace.wire.header_rules import Category, Key, named
 

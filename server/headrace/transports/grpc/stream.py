@@ -21,7 +21,7 @@ from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
 from headrace.engine.deferred import Deferred
 from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES, Entrance, not_read
-from headrace.observability.answers import INFER
+from headrace.observability.statistics import INFER
 from headrace.transports.grpc.access import CANCELLED
 from headrace.transports.grpc.call import Message, Open, Peer, Session
 from headrace.transports.grpc.procedures import INFERENCE

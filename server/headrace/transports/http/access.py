@@ -6,7 +6,7 @@ from time import perf_counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headrace.observability.answers import OTHER, Answers
+from headrace.observability.statistics import OTHER, Answers
 
 access = logging.getLogger("headrace.access")
 

@@ -22,7 +22,7 @@ from headrace.core.tensors import Buffer
 from headrace.engine.deferred import Deferred
 from headrace.engine.doors import Entrance
 from headrace.engine.workbench import LARGE
-from headrace.observability.answers import INFER
+from headrace.observability.statistics import INFER
 from headrace.transports.http.access import GONE, log_access
 from headrace.transports.http.body import BodyReader
 from headrace.transports.http.exchange import (

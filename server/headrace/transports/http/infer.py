@@ -17,7 +17,7 @@ from headrace.engine.admission import Account
 from headrace.engine.doors import Entrance
 from headrace.engine.future_call import Awaited
 from headrace.engine.workbench import LARGE
-from headrace.observability.answers import INFER
+from headrace.observability.statistics import INFER
 from headrace.transports.http.access import OPERATION
 from headrace.transports.http.exchange import (
     CLOSE,

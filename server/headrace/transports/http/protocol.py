@@ -13,7 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from headrace.core.patience import SLOWEST, Patience, undelivered
 from headrace.engine.admission import Admission, ConnectionAccount
 from headrace.engine.progress import Progress
-from headrace.observability.answers import OTHER
+from headrace.observability.statistics import OTHER
 from headrace.wire.http_infer import error_body
 
 # A server may pass over the wish to change the protocol, which clients such as Java's send with

@@ -13,7 +13,7 @@ from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from headrace.observability.answers import OTHER
+from headrace.observability.statistics import OTHER
 from headrace.transports.http.access import OPERATION
 from headrace.transports.http.categories import category_of, changes, key_error
 from headrace.transports.http.head import opens
