@@ -1,0 +1,132 @@
+"""What docs/extending.md shows, as a package of its own, is found by the server and serves."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.docs.test_readme import ROOT, blocks
+from tests.support.server_process import ServerProcess
+
+PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+BROKEN = "[headrace.backends]\nbroken = headrace_examples.missing:Backend\n"
+WEIGHTS, BIAS = np.array([[1, 2], [3, 4]]) / 3, np.array([0.5, 0.25])
+
+
+def build(root: Path) -> None:
+    """Install the page's package into a directory, as pip would, and one that is broken."""
+    project = tomllib.loads(blocks(PAGE, "toml")[0])["project"]
+    package = root / project["name"].replace("-", "_")
+    package.mkdir()
+    (package / "__init__.py").touch()
+    for source in blocks(PAGE, "python"):
+        found = re.match(r'"""(\w+\.py): ', source)
+        assert found
+        (package / found[1]).write_text(source)
+    entries = project["entry-points"]
+    text = "\n".join(
+        f"[{group}]\n" + "\n".join(f"{name} = {target}" for name, target in found.items())
+        for group, found in entries.items()
+    )
+    for name, declared in ((project["name"], text), ("broken", BROKEN)):
+        metadata = root / f"{name.replace('-', '_')}-1.0.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (metadata / "entry_points.txt").write_text(declared)
+
+
+def write_models(root: Path) -> None:
+    """A model as it is, one that is rounded, and one whose stage refuses its parameter."""
+    for name, decimals in (("exact", ""), ("rounded", "1"), ("wrong", "few")):
+        (root / name / "1").mkdir(parents=True)
+        np.savez(root / name / "1" / "model.npz", weights=WEIGHTS, bias=BIAS)
+        if decimals:
+            (root / name / "config.pbtxt").write_text(
+                f'parameters {{ key: "decimals" value {{ string_value: "{decimals}" }} }}\n'
+            )
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("packages")
+    build(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    models = tmp_path_factory.mktemp("models")
+    write_models(models)
+    options = ("--exit-on-error=false", "--strict-readiness=false")
+    environment = {"PYTHONPATH": str(packages)}
+    with ServerProcess(models, options=options, environment=environment) as running:
+        yield running
+
+
+def headrace(packages: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "headrace", *words],
+        capture_output=True, text=True, env={"PYTHONPATH": str(packages)}, timeout=60,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "decimals"), [("exact", None), ("rounded", 1)])
+def test_the_backend_and_the_stage_serve(
+    server: ServerProcess, model: str, decimals: int | None
+) -> None:
+    rows = np.array([[1, 2], [5, 6], [0.1, 0.7]], np.float32)
+    content = {"name": "x", "shape": [3, 2], "datatype": "FP32", "data": rows.tolist()}
+    answer = httpx.post(f"{server.url}/v2/models/{model}/infer", json={"inputs": [content]})
+    assert answer.status_code == 200, answer.text
+    [output] = answer.json()["outputs"]
+    expected = (rows @ WEIGHTS + BIAS).astype(np.float32)
+    if decimals is not None:
+        expected = np.round(expected, decimals)
+    np.testing.assert_allclose(np.reshape(output["data"], (3, 2)), expected, rtol=1e-6)
+
+
+def test_the_models_configuration_is_completed(server: ServerProcess) -> None:
+    config = httpx.get(f"{server.url}/v2/models/exact/config").json()
+    assert (config["backend"], config["platform"]) == ("linear", "numpy_linear")
+    assert config["max_batch_size"] == 64
+    assert "decimals has no effect" not in server.log
+
+
+def test_a_parameter_that_the_stage_refuses_is_told_with_its_line(server: ServerProcess) -> None:
+    index = httpx.post(f"{server.url}/v2/repository/index").json()
+    [wrong] = (entry for entry in index if entry["name"] == "wrong")
+    assert wrong["state"] == "UNAVAILABLE"
+    assert "config.pbtxt:1: parameters['decimals']: expected a whole number" in wrong["reason"]
+
+
+def test_a_plugin_that_is_broken_is_named_and_takes_nothing_else_down(
+    server: ServerProcess,
+) -> None:
+    assert "plugin left out: backend 'broken' (headrace_examples.missing:Backend)" in server.log
+    assert "ModuleNotFoundError: No module named 'headrace_examples.missing'" in server.log
+
+
+def test_the_command_is_one_of_headrace(server: ServerProcess, packages: Path) -> None:
+    assert "ping " in headrace(packages, "--help").stdout
+    asked = headrace(packages, "ping", f"--url={server.url}")
+    assert (asked.returncode, asked.stdout) == (0, "ready\n"), asked.stderr
+    assert headrace(packages, "ping", "--url=http://127.0.0.1:9").returncode == 1
+
+
+def test_the_list_of_plugins(packages: Path) -> None:
+    listed = headrace(packages, "--list-plugins")
+    rows = [line.split(maxsplit=5) for line in listed.stdout.splitlines()]
+    assert listed.returncode == 1
+    found = {(row[0], row[1]): (row[2], *row[3:]) for row in rows if row[2] != "headrace"}
+    assert found[("backend", "linear")] == ("headrace-examples", "1.0", "loaded", "model.npz")
+    assert found[("backend", "broken")][:3] == ("broken", "1.0", "failed")
+    stage = found[("stage", "rounding")]
+    assert stage[-1] == "Rounds floating-point outputs to the model's parameter `decimals`."
+    assert found[("command", "ping")][-1] == "Declare `headrace ping`."
+    assert ["backend", "onnxruntime", "headrace", "loaded", "model.onnx"] in rows
