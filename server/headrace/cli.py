@@ -19,12 +19,12 @@ from headrace.commands.plugins import ListPlugins, add_plugins
 from headrace.commands.pool_files import take_pools
 from headrace.commands.top_options import add_top
 from headrace.execution.private_process import make_private
-from headrace.options import Option, SettingsError, Value
+from headrace.options import SettingsError, Value
 from headrace.settings import (
     CONFIG_FILE_ENV,
-    OPTIONS,
     SECTIONS,
     Settings,
+    from_command_line,
     from_environment,
     from_file,
     limits_by_memory,
@@ -100,12 +100,7 @@ def _settings(
     given |= from_environment(os.environ)
     if options.files:
         options.model_file = [*(options.model_file or ()), *options.files]
-    for option in OPTIONS:
-        value = getattr(options, option.field)
-        if value is None:
-            value = brought.get(option.field)
-        if value is not None:
-            given[option.field] = option.parse(value, f"--{option.name}")
+    given |= from_command_line(options, brought=brought)
     values = limits | given
     settings = Settings(**values)  # type: ignore[arg-type]  # parsed to each field's own type
     settings.check()
@@ -131,7 +126,8 @@ def _parser(memory: Callable[[], int], words: Sequence[str]) -> CommandParser:
     for section, options in SECTIONS.items():
         group = serve.add_argument_group(section)
         for option in options:
-            _add_setting(group, option)
+            names, keywords = option.argument()
+            group.add_argument(*names, **keywords)
     add_triton_options(serve)
     serve.set_defaults(run=partial(_serve, memory))
     add_infer(commands)
@@ -140,23 +136,3 @@ def _parser(memory: Callable[[], int], words: Sequence[str]) -> CommandParser:
     add_completion(commands, parser)
     add_plugins(commands, words)
     return parser
-
-
-def _add_setting(group: argparse._ArgumentGroup, option: Option) -> None:
-    flags = [f"--{name}" for name in (option.name, *option.aliases)]
-    text = option.meaning.replace("%", "%%")
-    if option.default not in ("", []):
-        text += f" (default: {str(option.default).lower()})"
-    metavar = option.metavar
-    if option.kind is list and option.between == ":":
-        group.add_argument(
-            *flags, dest=option.field, nargs="+", action="extend", metavar=metavar, help=text
-        )
-    elif option.kind is list:
-        group.add_argument(*flags, dest=option.field, action="append", metavar=metavar, help=text)
-    elif option.kind is bool:
-        group.add_argument(
-            *flags, dest=option.field, nargs="?", const="true", metavar=metavar, help=text
-        )
-    else:
-        group.add_argument(*flags, dest=option.field, metavar=metavar, help=text)

@@ -1,17 +1,15 @@
-"""How a setting is declared and read: its names outside, its type, and what it may be."""
+"""Declaration of a setting: its names outside, its type, its meaning, and which values it takes.
+
+Command line, environment, settings file, completion and `docs/configuration.md` go by what a field
+of the settings says once, with `setting`.
+"""
 
 import re
-from dataclasses import MISSING, Field, dataclass, field
+from dataclasses import Field, dataclass, field, replace
 from typing import Any
 
 ENV_PREFIX = "HEADRACE_"
 Value = str | int | float | bool | list[str]
-# Of texts that are more than that.
-METAVARS = {
-    "model_repository": "DIR", "model_file": "FILE", "load_model": "MODEL", "pin_model": "MODEL",
-    "environment_cache": "DIR", "wheelhouse": "DIR", "grpc_server_cert": "FILE",
-    "grpc_server_key": "FILE", "grpc_root_cert": "FILE", "log_file": "FILE", "trace_file": "FILE",
-}  # fmt: skip
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
 
@@ -19,21 +17,9 @@ class SettingsError(Exception):
     """A setting that is unknown or has a value that cannot be."""
 
 
-def setting(
-    default: Any,
-    meaning: str,
-    *aliases: str,
-    choices: tuple[str, ...] = (),
-    least: int = 0,
-    most: int | None = None,
-    form: tuple[str, str] = ("", ""),
-    between: str = ":",
-) -> Any:
-    """A field of the settings; the arguments are what `Option` has of it."""
-    metadata = {
-        "meaning": meaning, "aliases": aliases, "choices": choices, "least": least, "most": most,
-        "form": form, "between": between,
-    }  # fmt: skip
+def setting(default: Any, meaning: str, *aliases: str, **more: Any) -> Any:
+    """A field of the settings; `more` are further fields of its `Option`."""
+    metadata = {"option": Option(default, meaning, aliases, **more)}
     if isinstance(default, list):
         return field(default_factory=list, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -41,47 +27,69 @@ def setting(
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A setting under its outside names. `kind` is bool, int, str or list (of str).
+    """A setting under its outside names, a bool, int, str or list of str, as its default is.
 
     `form` is a pattern that a text must match, and what that means in words. `between` stands
     between the values of a list in the environment; unless it is a colon, the command line takes
-    one value each time.
+    one value each time. `metavar` stands for a value in help, and tells completion what it is.
+    `section` is the title above this option and those after it.
     """
 
-    name: str
-    field: str
-    env: str
-    kind: type
     default: Value
     meaning: str
-    aliases: tuple[str, ...]
-    choices: tuple[str, ...]
-    least: int
-    most: int | None
-    form: tuple[str, str]
-    between: str
-
-    @property
-    def metavar(self) -> str:
-        """What stands for the value in help, which completion goes by, too."""
-        if self.choices:
-            return f"{{{','.join(self.choices)}}}"
-        if self.field in METAVARS:
-            return METAVARS[self.field]
-        return {int: "N", bool: "BOOL"}.get(self.kind, "TEXT")
+    aliases: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+    least: int = 0
+    most: int | None = None
+    form: tuple[str, str] = ("", "")
+    between: str = ":"
+    metavar: str = ""
+    section: str = ""
+    field: str = ""
 
     @classmethod
     def of(cls, declared: "Field[Any]") -> "Option":
         """The option of a field that `setting` has declared."""
-        default = [] if declared.default is MISSING else declared.default
-        return cls(
-            declared.name.replace("_", "-"),
-            declared.name,
-            ENV_PREFIX + declared.name.upper(),
-            type(default),
-            default,
-            **declared.metadata,
-        )
+        option: Option = declared.metadata["option"]
+        return replace(option, field=declared.name)
+
+    @property
+    def name(self) -> str:
+        """Its name in a settings file and, behind two dashes, on the command line."""
+        return self.field.replace("_", "-")
+
+    @property
+    def env(self) -> str:
+        """Its name in the environment."""
+        return ENV_PREFIX + self.field.upper()
+
+    @property
+    def kind(self) -> type:
+        """bool, int, str or list."""
+        return type(self.default)
+
+    def argument(self, switch: bool = False) -> tuple[list[str], dict[str, Any]]:
+        """Arguments of argparse's `add_argument`; a `switch` takes no value.
+
+        Texts are taken as they are, since `parse` has messages of its own.
+        """
+        text = self.meaning.replace("%", "%%")
+        if self.default not in ("", []):
+            text += f" (default: {str(self.default).lower()})"
+        metavar = self.metavar or {int: "N", bool: "BOOL"}.get(self.kind, "TEXT")
+        if self.choices:
+            metavar = f"{{{','.join(self.choices)}}}"
+        keywords: dict[str, Any] = {"dest": self.field, "metavar": metavar, "help": text}
+        if self.kind is list and self.between == ":":
+            keywords |= {"nargs": "+", "action": "extend"}
+        elif self.kind is list:
+            keywords |= {"action": "append"}
+        elif self.kind is bool and switch:
+            del keywords["metavar"]
+            keywords |= {"action": "store_const", "const": "true"}
+        elif self.kind is bool:
+            keywords |= {"nargs": "?", "const": "true"}
+        return [f"--{name}" for name in (self.name, *self.aliases)], keywords
 
     def parse(self, value: object, where: str) -> Value:
         """A value from the outside; raises `SettingsError` that says what was expected."""
@@ -96,18 +104,21 @@ class Option:
                 return text.lower() in _TRUE
             raise SettingsError(f"{where} must be true or false, got {text!r}")
         if self.kind is int:
-            try:
-                number = int(text)
-            except ValueError:
-                raise SettingsError(f"{where} must be a whole number, got {text!r}") from None
-            most = 65_535 if "port" in self.name else self.most
-            if number < self.least or (most is not None and number > most):
-                expected = f"at least {self.least}" if number < self.least else f"at most {most}"
-                raise SettingsError(f"{where} must be {expected}, got {number}")
-            return number
+            return self._number(text, where)
         pattern, expected = self.form
         if pattern and not re.fullmatch(pattern, text):
             raise SettingsError(f"{where} must be {expected}, got {text!r}")
         if self.choices and text not in self.choices:
             raise SettingsError(f"{where} must be one of {', '.join(self.choices)}, got {text!r}")
         return text
+
+    def _number(self, text: str, where: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise SettingsError(f"{where} must be a whole number, got {text!r}") from None
+        if number < self.least:
+            raise SettingsError(f"{where} must be at least {self.least}, got {number}")
+        if self.most is not None and number > self.most:
+            raise SettingsError(f"{where} must be at most {self.most}, got {number}")
+        return number

@@ -8,7 +8,7 @@ import os
 from collections.abc import Collection
 
 from headrace.options import Option, SettingsError
-from headrace.settings import OPTIONS, SECTIONS, Settings, from_environment
+from headrace.settings import OPTIONS, SECTIONS, Settings, from_command_line, from_environment
 
 ENVIRONMENTS = tuple(
     option
@@ -21,11 +21,8 @@ TRITONS = tuple(SECTIONS["Tritons that this server starts"])
 def add_settings(parser: argparse._ActionsContainer, options: Collection[Option]) -> None:
     """Have a command take these settings."""
     for option in options:
-        action = "append" if option.kind is list else "store"
-        parser.add_argument(
-            f"--{option.name}", dest=option.field, metavar=option.metavar, action=action,
-            help=option.meaning.replace("%", "%%"),
-        )  # fmt: skip
+        names, keywords = option.argument(switch=True)
+        parser.add_argument(*names, **keywords)
 
 
 def shared_settings(given: argparse.Namespace, options: Collection[Option]) -> Settings:
@@ -33,9 +30,7 @@ def shared_settings(given: argparse.Namespace, options: Collection[Option]) -> S
     names = {option.env for option in options}
     try:
         found = from_environment({n: value for n, value in os.environ.items() if n in names})
-        for option in options:
-            if (value := getattr(given, option.field)) is not None:
-                found[option.field] = option.parse(value, f"--{option.name}")
+        found |= from_command_line(given, tuple(options))
     except SettingsError as error:
         given.parser.exit(2, f"headrace {given.command}: {error}\n")
     return Settings(**found)  # type: ignore[arg-type]  # parsed to their types
