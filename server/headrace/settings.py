@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrace.core.environment_options import EnvironmentOptions, variable_names
 from headrace.core.execution_limits import ExecutionLimits
@@ -19,13 +20,15 @@ from headrace.core.shares import Shares
 from headrace.engine.residency import ResidencyOptions
 from headrace.execution.triton.options import TritonOptions
 from headrace.observability.logs import FORMATS, LogSettings
-from headrace.observability.series import MetricsOptions
 from headrace.observability.trace_settings import TraceConfig
 from headrace.options import ENV_PREFIX, Option, SettingsError, Value, setting
 from headrace.trace_options import old_options, read_trace_config
 from headrace.transports.grpc.options import LEVELS, GrpcOptions
 from headrace.wire.header_rules import GRPC_PREFIX, Category, HeaderRules
 from headrace.wire.http2.keep_alive import KeepAlive
+
+if TYPE_CHECKING:
+    from headrace.observability.series import MetricsOptions
 
 _CATEGORIES = ", ".join(f"`{category}`" for category in Category)
 _ALIKE = 0.7  # from which on a name is taken for another one that was spelt wrongly
@@ -527,8 +530,10 @@ class Settings:
         ]
 
     @property
-    def metrics(self) -> MetricsOptions:
+    def metrics(self) -> "MetricsOptions":
         """Which metrics of latencies there are; raises `ValueError`."""
+        from headrace.observability.series import MetricsOptions  # which imports numpy
+
         return MetricsOptions.of(self.metrics_config)
 
     def shares(self, files: int) -> Shares:
