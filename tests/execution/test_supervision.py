@@ -1,10 +1,17 @@
 """When a worker is to be replaced."""
 
+import asyncio
+from typing import Any
+
 import pytest
 
+from headrace.core.errors import ServerError
+from headrace.execution.placement import Surroundings
 from headrace.execution.recycling import recycle_reason, retry_delay
+from headrace.execution.supervision import WorkerSet
 from headrace.execution.worker_options import WorkerOptions
 from headrace.observability.statistics import RecycleReason
+from tests.scheduling.fakes import signature
 
 
 @pytest.mark.parametrize(
@@ -27,3 +34,24 @@ def test_when_a_worker_is_replaced(
 
 def test_delays_grow_up_to_a_minute() -> None:
     assert [retry_delay(failures) for failures in (0, 1, 2, 3, 4, 99)] == [5, 10, 20, 40, 60, 60]
+
+
+def test_further_requests_are_refused_before_those_that_wait_fail() -> None:
+    """A client may have its next request ready when it is told: that would wait for ever."""
+    told: list[str] = []
+
+    class Failing:
+        suspend = resume = answer = None
+
+        def fail_waiting(self, error: ServerError) -> bool:
+            told.append(f"failed: {error}")
+            return True
+
+    scheduler: Any = Failing()
+    host: Any = None
+    loop = asyncio.new_event_loop()
+    version = Surroundings(signature(), scheduler, host, loop, lambda: told.append("refused"))
+    WorkerSet(version).changed()  # without any worker that could come back
+    loop.close()
+    assert told[0] == "refused"
+    assert "its worker processes end again and again" in told[1]

@@ -2,10 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from sys import maxsize
-from typing import TYPE_CHECKING
 
 from headrace.core.errors import ModelNotReady, ServerError
 from headrace.core.requests import Call, InferResponse, Submit
@@ -18,7 +17,6 @@ from headrace.engine.doors import Direct
 from headrace.engine.fail_over import FailOver
 from headrace.engine.footprint import GpuMemory
 from headrace.engine.future_call import FutureCall
-from headrace.engine.instance_set import InstanceSet
 from headrace.engine.loading import LoadedInstance, LoadedVersion
 from headrace.engine.model_host import ModelHost
 from headrace.engine.regions import Regions
@@ -27,8 +25,9 @@ from headrace.engine.scheduler import make_batcher, remote_model
 from headrace.engine.shared_calls import share
 from headrace.engine.updating import Change, Serving
 from headrace.execution.choice import InstanceKind
-from headrace.execution.local import LocalInstance
+from headrace.execution.local import place
 from headrace.execution.model_kinds import is_elsewhere
+from headrace.execution.placement import PlacedInstance, Placement, Surroundings
 from headrace.execution.progress import ABANDONED_SECS
 from headrace.observability.endpoints import EndpointSeries
 from headrace.observability.series import BackendSeries, WorkerSeries
@@ -42,10 +41,6 @@ from headrace.scheduling.tiers import Tier
 from headrace.wire.grpc_messages import PlainWriter
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 from headrace.wire.plain_json import PlainJson
-
-if TYPE_CHECKING:
-    from headrace.execution.process import WorkerInstance
-    from headrace.execution.remote.pool import RemotePool
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +88,8 @@ class ModelVersion:
         self._regions: Regions
         self._account: ModelAccount | None = None
         self.upload: Upload | None = None  # its files, where a request has brought them
-        self._sets: list[InstanceSet] = []  # one for each backend
+        self._placements: dict[int, Placement] = {}  # by the rank of their backends
+        self._surroundings: list[Surroundings] = []  # likewise
         self._fail_over: FailOver | None = None  # if it has several
         self.forwarded_headers: Sequence[str] = ()  # of clients, for the servers that run it
         self._is_remote = False  # whether other servers run it
@@ -122,7 +118,7 @@ class ModelVersion:
         """Whether requests that it takes are executed: not while all its workers are down, all its
         instances are stalled, or none of its servers can be reached.
         """
-        return self.ready and any(instances.healthy for instances in self._sets)
+        return self.ready and any(instances.healthy for instances in self._each)
 
     @property
     def obstacle(self) -> str:
@@ -131,7 +127,7 @@ class ModelVersion:
             return ""
         if self._given_up:
             return str(self._waiting_error())
-        return "; ".join(dict.fromkeys(instances.obstacle for instances in self._sets))
+        return "; ".join(dict.fromkeys(instances.obstacle for instances in self._each))
 
     @property
     def detour(self) -> str:
@@ -139,19 +135,19 @@ class ModelVersion:
         return "" if self._fail_over is None else self._fail_over.detour
 
     @property
-    def instances(self) -> "list[LocalInstance | WorkerInstance | RemotePool]":
+    def instances(self) -> list[PlacedInstance]:
         """Its instances, wherever they run; the servers of one that runs elsewhere are one."""
-        return [instance for instances in self._sets for instance in instances]
+        return [instance for instances in self._each for instance in instances]
 
     @property
     def workers(self) -> WorkerSeries | None:
         """Its workers as a scrape sees them; None if it has none."""
-        return next((s.workers.series() for s in self._sets if s.workers), None)
+        return next((one.workers for one in self._each if one.workers is not None), None)
 
     @property
     def endpoints(self) -> Sequence[EndpointSeries]:
         """Its servers as a scrape sees them, if others run it."""
-        return [endpoint for instances in self._sets for endpoint in instances.endpoints]
+        return [endpoint for instances in self._each for endpoint in instances.endpoints]
 
     @property
     def backends(self) -> Sequence[BackendSeries]:
@@ -159,9 +155,9 @@ class ModelVersion:
         return () if self._fail_over is None else self._fail_over.series()
 
     @property
-    def stalled(self) -> "list[LocalInstance | WorkerInstance]":
+    def stalled(self) -> list[PlacedInstance]:
         """Its instances whose batch has made no progress for too long."""
-        return [instance for instances in self._sets for instance in instances.stalled]
+        return [instance for instances in self._each for instance in instances.stalled]
 
     @property
     def memory_bytes(self) -> int:
@@ -169,8 +165,8 @@ class ModelVersion:
 
         See `headrace.observability.machine` for how far that is right.
         """
-        down = {worker.name for worker in self._workers if not worker.running}
-        return sum(size for name, size in self._memory.items() if name not in down)
+        pids = self._pids
+        return sum(size for name, size in self._memory.items() if pids.get(name) != 0)
 
     @property
     def gpu_memory(self) -> list[GpuMemory]:
@@ -183,7 +179,11 @@ class ModelVersion:
 
     def worker_pids(self) -> dict[str, int]:
         """The process of each instance that has one which runs."""
-        return {w.name: w.pid for w in self._workers if w.running}
+        return {name: pid for name, pid in self._pids.items() if pid}
+
+    @property
+    def _pids(self) -> dict[str, int]:
+        return {name: pid for one in self._each for name, pid in one.pids.items()}
 
     def note_memory(self, found: Mapping[str, int]) -> None:
         """Know the bytes of instances from now on, of those that are still there."""
@@ -196,7 +196,7 @@ class ModelVersion:
         if version is not self:
             return False
         instances = self.instances
-        return len(instances) == 1 and getattr(instances[0], "concurrency", 0) == 0
+        return len(instances) == 1 and instances[0].concurrency == 0
 
     @property
     def config(self) -> ModelConfig:
@@ -255,20 +255,13 @@ class ModelVersion:
             counts = self.statistics.backends
             self._fail_over = FailOver(self.model, loaded.backends, batcher, loop, counts)
             schedulers = list(self._fail_over.tiers)
-        known = self.statistics.endpoints
-        self._sets = [
-            InstanceSet(
-                loaded.signature,
-                one,
-                host,
-                loop,
-                self._on_instances,
-                known,
-                loaded.limits,
-                self.statistics.ended_runs,
+        self._surroundings = [
+            Surroundings(
+                loaded.signature, one, host, loop, self._on_instances, self.statistics.endpoints,
+                loaded.limits, self.statistics.ended_runs,
             )
             for one in schedulers
-        ]
+        ]  # fmt: skip
         self._add(loaded.instances)
         self._batcher = batcher
         self._config = loaded.config
@@ -278,14 +271,16 @@ class ModelVersion:
         for item in loaded.instances:
             if is_elsewhere(item.model):
                 item.model.forwarding.traces = host
-        remote, servers = remote_model(loaded), self._servers
-        if remote is not None and servers is not None:
+        remote = remote_model(loaded)
+        if remote is not None:
             self._is_remote = True
-            self._sequences = servers.in_sequence(batcher.expect, self.statistics.request_failed)
+            given = batcher.expect, self.statistics.request_failed
+            stages = (placement.in_sequence(*given) for placement in self._each)
+            self._sequences = next(filter(None, stages), None)
             self.forwarded_headers = remote.options.forward_headers
         if not self.decoupled:
-            given = loaded.signature, self.model, self.name
-            self._plain = PlainJson(*given), PlainWriter(*given)
+            told = loaded.signature, self.model, self.name
+            self._plain = PlainJson(*told), PlainWriter(*told)
         self.load_seconds = loaded.seconds
         self.origin = loaded.origin
         self.state = State.READY
@@ -311,7 +306,7 @@ class ModelVersion:
         for name in change.removed:
             self._memory.pop(name, None)
             self._gpu_memory.pop(name, None)
-            for instances in self._sets:
+            for instances in self._each:
                 instances.remove(name)
 
     def _add(self, loaded: Iterable[LoadedInstance]) -> None:
@@ -320,7 +315,10 @@ class ModelVersion:
             self._memory[item.name] = item.memory
             if item.gpu is not None:
                 self._gpu_memory[item.name] = item.gpu
-            self._sets[item.rank].add(item)
+            if item.rank not in self._placements:
+                surroundings = self._surroundings[item.rank]
+                self._placements[item.rank] = place(item.name, item.model, surroundings)
+            self._placements[item.rank].add(item.name, item.model, item.kind, item.place)
 
     def leave(self) -> None:
         """Be found no more from now on; `unload` does the rest."""
@@ -339,7 +337,7 @@ class ModelVersion:
 
         What nobody waits for any more is ended after `grace` seconds, where it can be.
         """
-        for instances in self._sets:
+        for instances in self._each:
             instances.leave(grace)
         if self._batcher is None or self._leaves:
             return
@@ -348,7 +346,7 @@ class ModelVersion:
         drained = asyncio.Event()
         self._batcher.when_drained(drained.set)
         await drained.wait()
-        for instances in self._sets:
+        for instances in self._each:
             instances.close()
         if self._fail_over is not None:
             self._fail_over.close()
@@ -356,8 +354,8 @@ class ModelVersion:
         if self._account is not None:
             self._account.leave()
             self._account = None
-        await asyncio.gather(*(instances.closed() for instances in self._sets))
-        self._sets = []
+        await asyncio.gather(*(instances.closed() for instances in self._each))
+        self._placements, self._surroundings = {}, []
         self._memory.clear()
         self._gpu_memory.clear()
         if self._host is not None:
@@ -368,17 +366,12 @@ class ModelVersion:
         self.reason = "unloaded"
 
     @property
-    def _servers(self) -> "RemotePool | None":
-        """The first of what other servers run of it."""
-        return next((i.servers for i in self._sets if i.servers is not None), None)
-
-    @property
-    def _workers(self) -> "Iterator[WorkerInstance]":
-        return (worker for instances in self._sets for worker in instances.workers or ())
+    def _each(self) -> Iterable[Placement]:
+        return self._placements.values()
 
     def _on_instances(self) -> None:
         """Something that runs it has gone, or is back, or nothing waits for it any more."""
-        self._given_up = all(instances.given_up for instances in self._sets)
+        self._given_up = all(instances.given_up for instances in self._each)
         self.compose()
 
     def compose(self) -> None:
@@ -427,7 +420,7 @@ class ModelVersion:
 
     def _waiting_error(self) -> ServerError:
         """What a request is told that nothing can run."""
-        source = self._sets[0] if self._fail_over is None else self._fail_over
+        source = self._placements[0] if self._fail_over is None else self._fail_over
         return source.waiting_error()
 
     def search(self, load: Callable[[], Awaitable[str]]) -> None:

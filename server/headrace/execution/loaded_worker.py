@@ -1,8 +1,7 @@
 """A Python model under Triton's API in a worker process of its own."""
 
-import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -14,8 +13,9 @@ from headrace.core.tensors import TensorArray
 from headrace.execution.environments.resolve import environment_of
 from headrace.execution.host import Host
 from headrace.execution.model_kinds import InWorker
+from headrace.execution.placement import Surroundings
 from headrace.execution.python_config import start_arguments, with_completion
-from headrace.execution.supervision import Scheduler, WorkerSet
+from headrace.execution.supervision import WorkerSet
 from headrace.execution.warming import Sample
 from headrace.execution.worker import WorkerProcess
 from headrace.execution.worker_options import WorkerOptions
@@ -102,15 +102,9 @@ class LoadedWorker(InWorker):
         return process
 
     @staticmethod
-    def worker_set(
-        signature: Signature,
-        scheduler: Scheduler,
-        host: Host,
-        loop: asyncio.AbstractEventLoop,
-        changed: Callable[[], None],
-    ) -> WorkerSet:
-        """What looks after the workers of such models behind a scheduler."""
-        return WorkerSet(signature, scheduler, host, loop, changed)
+    def placement(version: Surroundings) -> WorkerSet:
+        """The workers of such models."""
+        return WorkerSet(version)
 
     def infer(self, inputs: Mapping[str, TensorArray], outputs: object) -> list[TensorArray]:
         """Not here: a worker gets whole batches."""

@@ -1,4 +1,4 @@
-"""Instances in this process: on the event-loop thread, or on a thread of their own.
+"""Placement in this process: instances on the event-loop thread, or on a thread of their own.
 
 The scheduler's thread is the event-loop thread; an instance on a thread of its own takes batches
 from a queue and reports back through the loop, in one wake-up a batch. ONNX Runtime releases the
@@ -13,20 +13,21 @@ runs between two nodes of the graph, and Python's not at all.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
 from time import monotonic_ns
-from typing import Literal
+from typing import Any, Literal
 
 from headrace.backends.backend import LoadedModel
-from headrace.core.errors import ExecutionTimeout, Unavailable
+from headrace.core.errors import ExecutionTimeout, ModelNotReady, Unavailable
 from headrace.core.execution_limits import ExecutionLimits
 from headrace.core.tensors import Array, TensorArray
 from headrace.execution.choice import AutoChoice, InstanceKind
-from headrace.execution.model_kinds import in_server
+from headrace.execution.model_kinds import in_server, in_worker, is_elsewhere
+from headrace.execution.placement import Placement, Surroundings
 from headrace.execution.progress import ABANDONED_SECS, LOOK_SECS, Pulse
 from headrace.scheduling.batch import Batch, Instance, NotStarted, Outcome, Room
 
@@ -64,6 +65,7 @@ class LocalInstance:
     """
 
     load = 0
+    concurrency = 0
 
     def __init__(
         self,
@@ -277,3 +279,82 @@ def _is_heavy(texts: Sequence[str], batch: Batch) -> bool:
                 elements += array.size
                 nbytes += array.nbytes
     return elements > _MOST_ELEMENTS or nbytes > _MOST_BYTES
+
+
+class LocalPlacement(Placement):
+    """The instances of one backend in this process."""
+
+    def __init__(self, version: Surroundings) -> None:
+        self._version = version
+        self._instances: list[LocalInstance] = []
+        self._removed: list[LocalInstance] = []
+
+    def __iter__(self) -> Iterator[LocalInstance]:
+        return iter(self._instances)
+
+    def add(
+        self,
+        name: str,
+        model: Any,
+        kind: InstanceKind | AutoChoice,
+        place: Callable[[int], Array | None] | None = None,
+    ) -> None:
+        """See `Placement`."""
+        version = self._version
+        instance = LocalInstance(
+            name, model, kind, version.loop, place, limits=version.limits,
+            changed=version.changed, ended=version.ended_runs,
+        )  # fmt: skip
+        self._instances.append(instance)
+        version.scheduler.add_instance(instance)
+
+    def remove(self, name: str) -> None:
+        """See `Placement`."""
+        self._removed = [instance for instance in self._removed if not instance.released]
+        if instance := next((i for i in self._instances if i.name == name), None):
+            self._instances.remove(instance)
+            self._removed.append(instance)
+            self._version.scheduler.remove_instance(instance, instance.close)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether any instance is not stalled."""
+        return any(not instance.stalled for instance in self._instances)
+
+    @property
+    def stalled(self) -> list[LocalInstance]:
+        """See `Placement`."""
+        return [instance for instance in self._instances if instance.stalled]
+
+    @property
+    def given_up(self) -> bool:
+        """See `Placement`."""
+        return not self._instances
+
+    def waiting_error(self) -> ModelNotReady:
+        """See `Placement`."""
+        return ModelNotReady(
+            f"model '{self._version.signature.model}' is not ready: it has no instances",
+            retry_after=1,
+        )
+
+    def leave(self, grace: float) -> None:
+        """See `Placement`."""
+        for instance in (*self._instances, *self._removed):
+            instance.leave(grace)
+
+    def close(self) -> None:
+        """See `Placement`."""
+
+    async def closed(self) -> None:
+        """See `Placement`."""
+        await asyncio.gather(*(i.closed() for i in (*self._instances, *self._removed)))
+
+
+def place(name: str, model: LoadedModel, version: Surroundings) -> Placement:
+    """The placement for instances of a backend, the first of which is `model` called `name`."""
+    if in_worker(model):
+        return model.placement(version)
+    if is_elsewhere(model):
+        return model.placement(name, version)
+    return LocalPlacement(version)

@@ -13,20 +13,18 @@ Owned by the event-loop thread.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterator
+from math import ceil
+from typing import TYPE_CHECKING
 
-from headrace.core.requests import Call
-from headrace.core.signature import Signature
-from headrace.execution.host import Host
+from headrace.core.errors import ModelNotReady
+from headrace.execution.placement import Placement, Surroundings
 from headrace.execution.process import WorkerInstance
 from headrace.execution.progress import ABANDONED_SECS, LOOK_SECS, Pulse
 from headrace.execution.recycling import Recycler, recycle_reason
 from headrace.execution.worker import WorkerProcess
 from headrace.observability.series import WorkerSeries
 from headrace.observability.statistics import EndKind, RecycleReason, WorkerCounters
-from headrace.scheduling.batch import Answer, Instance
-from headrace.scheduling.quarantine import Quarantine
 
 if TYPE_CHECKING:
     from headrace.execution.loaded_worker import LoadedWorker
@@ -35,29 +33,6 @@ log = logging.getLogger(__name__)
 
 _LEAST_PACE_SECS = 0.05
 _MIB = 1 << 20
-
-
-class Scheduler(Protocol):
-    """What workers' batches come from; see `headrace.scheduling.batcher.Batcher`."""
-
-    @property
-    def quarantine(self) -> Quarantine:
-        """What is known of inputs that workers have died of."""
-
-    def add_instance(self, instance: Instance) -> None:
-        """Let a slot take part."""
-
-    def remove_instance(self, instance: Instance, removed: Callable[[], None]) -> None:
-        """Give a slot nothing more."""
-
-    def suspend(self, instance: Instance) -> None:
-        """A slot can run nothing for now."""
-
-    def resume(self, instance: Instance) -> None:
-        """It can again."""
-
-    def answer(self, call: Call, answer: Answer | None, final: bool) -> None:
-        """Something has come for a request by itself."""
 
 
 class _Member:
@@ -81,25 +56,17 @@ class _Member:
             self.worker.close()
 
 
-class WorkerSet:
+class WorkerSet(Placement):
     """The workers of a version: those that serve, and those that have been replaced and finish."""
 
-    def __init__(
-        self,
-        signature: Signature,
-        scheduler: Scheduler,
-        host: Host,
-        loop: asyncio.AbstractEventLoop,
-        changed: Callable[[], None],
-    ) -> None:
-        """`host` is whom the model may ask; `changed` is called when readiness may have changed."""
+    def __init__(self, version: Surroundings) -> None:
         self.counters = WorkerCounters()
-        self._signature = signature
-        self._scheduler = scheduler
-        self._loop = loop
-        self._changed = changed
+        self._signature = version.signature
+        self._scheduler = scheduler = version.scheduler
+        self._loop = loop = version.loop
+        self._changed = version.changed
         # What the workers' batches come from and go to; see `headrace.execution.process.Outside`.
-        self.host = host
+        self.host = version.host
         self.suspend = scheduler.suspend
         self.resume = scheduler.resume
         self.give = scheduler.answer
@@ -111,8 +78,9 @@ class WorkerSet:
         self._pace = LOOK_SECS
         self._grace: float | None = None  # for what nobody waits for, while the version goes
 
-    def add(self, name: str, loaded: "LoadedWorker") -> None:
-        """Have a started worker take part."""
+    def add(self, name: str, model: "LoadedWorker", *given: object) -> None:
+        """Put a started worker behind the scheduler."""
+        loaded = model
         self._members.append(_Member(self._worker(name, loaded, loaded.process), loaded))
         limits = loaded.options.execution
         for limit in (limits.execution_secs, limits.stall_secs):
@@ -147,11 +115,48 @@ class WorkerSet:
         """Those that serve."""
         return (member.worker for member in self._members)
 
-    def __len__(self) -> int:
-        return len(self._members)
+    @property
+    def healthy(self) -> bool:
+        """Whether any worker runs, does not stall, and its model is ready as far as it says."""
+        return any(worker.willing and not worker.stalled for worker in self)
 
-    def series(self) -> WorkerSeries:
-        """What a scrape shows of them."""
+    @property
+    def obstacle(self) -> str:
+        """See `Placement`."""
+        if self.stalled:
+            return super().obstacle
+        if any(worker.running for worker in self):
+            return "the model says that it is not ready"
+        return "none of its worker processes runs"
+
+    @property
+    def given_up(self) -> bool:
+        """See `Placement`."""
+        return all(worker.given_up for worker in self)
+
+    @property
+    def stalled(self) -> list[WorkerInstance]:
+        """See `Placement`."""
+        return [worker for worker in self if worker.stalled]
+
+    def waiting_error(self) -> ModelNotReady:
+        """See `Placement`; it names the time when the first worker is tried again."""
+        tried = min((worker.tried_again for worker in self), default=0.0)
+        seconds = max(ceil(tried - self._loop.time()), 1)
+        return ModelNotReady(
+            f"model '{self._signature.model}' is not ready: its worker processes end again and"
+            f" again; they are tried again in {seconds} s, and the server's log says how they end",
+            retry_after=seconds,
+        )
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """See `Placement`."""
+        return {worker.name: worker.pid if worker.running else 0 for worker in self}
+
+    @property
+    def workers(self) -> WorkerSeries:
+        """See `Placement`."""
         resident = {w.name: w.resident() for w in self if w.running}
         return WorkerSeries(
             len(self._members), resident, self.counters, self._scheduler.quarantine.refused
@@ -185,7 +190,9 @@ class WorkerSet:
     def changed(self) -> None:
         """A worker has ended, runs again, or says something else of itself."""
         self._end_finished()
-        self._changed()
+        self._changed()  # first: who is told that a request has failed may have the next one ready
+        if self.given_up:
+            self._scheduler.fail_waiting(self.waiting_error())
 
     def _end_finished(self) -> None:
         """End what has been replaced and is done; also if it has died, or it would come back."""

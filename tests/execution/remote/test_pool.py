@@ -108,7 +108,7 @@ def test_credentials_are_read_again(
             token.unlink()
             await pool.look_again()
             assert pool.healthy
-            assert len(pool.series()) == 1
+            assert len(pool.endpoints) == 1
         finally:
             pool.close()
             await pool.closed()
@@ -206,10 +206,10 @@ def test_a_name_with_several_addresses_is_looked_up_again(
 
         async def until_all_serve() -> list[str]:
             async with asyncio.timeout(30):
-                while not all(server.serves for server in pool.series()):
+                while not all(server.serves for server in pool.endpoints):
                     changed.clear()
                     await changed.wait()
-            return [server.name for server in pool.series()]
+            return [server.name for server in pool.endpoints]
 
         first, second = f"grpc://gpus:{port} (127.0.0.1)", f"grpc://gpus:{port} (127.0.0.2)"
         try:
@@ -237,7 +237,7 @@ def test_counters_go_on_with_the_next_pool(guarded: tuple[Guarded, str], tmp_pat
         model.begin(ModelConfig(name="m"), signature(), False)
         loop = asyncio.get_running_loop()
         pool = model.pool("m_0", Idle(), loop, lambda: None, counts)
-        [series] = pool.series()
+        [series] = pool.endpoints
         assert series.counts.requests == requests
         series.counts.requests += 1
         pool.close()

@@ -15,6 +15,7 @@ from headrace.core.model_spec import LoadSpec, TensorInfo
 from headrace.core.signature import Signature
 from headrace.core.tensors import TensorArray
 from headrace.execution.model_kinds import Elsewhere
+from headrace.execution.placement import Surroundings
 from headrace.execution.remote import policies
 from headrace.execution.remote.connection import (
     CallFailed,
@@ -280,6 +281,10 @@ class RemoteModel(Elsewhere):
             except CallFailed as failed:
                 raise LoadFailed(failed.text) from None
         return differences(self._asked, said, self.options.version)
+
+    def placement(self, name: str, version: Surroundings) -> RemotePool:
+        """The servers, behind a version's scheduler from now on; after `begin`."""
+        return self.pool(name, version.scheduler, version.loop, version.changed, version.endpoints)
 
     def pool(
         self,

@@ -14,7 +14,7 @@ Owned by the event-loop thread, but for the look-up of names.
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Sequence, Set
+from collections.abc import Callable, Container, Iterator, Sequence, Set
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,6 +23,7 @@ from headrace.core.requests import Call
 from headrace.core.signature import Signature
 from headrace.execution.aside import aside
 from headrace.execution.choice import InstanceKind
+from headrace.execution.placement import Placement
 from headrace.execution.remote.member import Member
 from headrace.execution.remote.options import Endpoint
 from headrace.execution.remote.slot import Slot
@@ -60,10 +61,11 @@ class Scheduler(Protocol):
         """Take what comes for a request by itself."""
 
 
-class RemotePool:
+class RemotePool(Placement):
     """The servers of a version, and the slots for calls to them."""
 
     kind = InstanceKind.REMOTE
+    given_up = False  # no server can be reached, and nothing waits for one any more
 
     def __init__(
         self,
@@ -80,7 +82,6 @@ class RemotePool:
         `counts` has the counters of servers by their names, and gets those that are new.
         """
         self.name = name
-        self.given_up = False  # no server can be reached, and nothing waits for one any more
         self._model = model
         self._signature = signature
         self._scheduler = scheduler
@@ -116,6 +117,24 @@ class RemotePool:
         """Whether any server can be reached that has the model ready."""
         return any(member.condition.reachable for member in self._members)
 
+    @property
+    def obstacle(self) -> str:
+        """See `Placement`."""
+        return "none of its servers can be reached"
+
+    def __iter__(self) -> Iterator["RemotePool"]:
+        """All servers are one instance."""
+        yield self
+
+    def add(self, *loaded: object) -> None:
+        """The servers are there already, with their first instance."""
+
+    def remove(self, name: str) -> None:
+        """Instance groups are up to the servers."""
+
+    def leave(self, grace: float) -> None:
+        """What goes on without anybody waiting is up to the servers."""
+
     def waiting_error(self) -> ModelNotReady:
         """What a request is told that waits for servers which do not come back."""
         return ModelNotReady(
@@ -123,7 +142,8 @@ class RemotePool:
             retry_after=1,
         )
 
-    def series(self) -> Sequence[EndpointSeries]:
+    @property
+    def endpoints(self) -> Sequence[EndpointSeries]:
         """What a scrape shows of the servers."""
         found = [member.series() for member in self._members]
         for member, series in zip(self._members, found, strict=True):
