@@ -23,9 +23,9 @@ import uvloop
 
 from benchmarks.report import table
 from benchmarks.summary import percentile
+from headrace.core.call import Call
 from headrace.core.datatypes import Datatype
 from headrace.core.model_spec import LoadSpec
-from headrace.core.requests import Call
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Tensor
 from headrace.engine.clock import LoopClock

@@ -17,10 +17,10 @@ from benchmarks.messages import PROTOCOLS
 from benchmarks.models import MLP, MODELS
 from benchmarks.report import table
 from headrace.backends.onnx import OnnxBackend, OnnxModel
+from headrace.core.call import Call, InferResponse
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ServerError
 from headrace.core.model_spec import LoadSpec
-from headrace.core.requests import Call, InferResponse
 from headrace.core.signature import Signature, TensorSpec
 from headrace.execution.choice import InstanceKind
 from headrace.execution.local import LocalInstance

@@ -14,9 +14,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.core.environment_options import EnvironmentOptions, variable_names
-from headrace.core.execution_limits import ExecutionLimits
-from headrace.core.shares import Shares
+from headrace.core.limits import ExecutionLimits, Shares
+from headrace.core.model_spec import EnvironmentOptions, variable_names
 from headrace.engine.residency import ResidencyOptions
 from headrace.execution.triton.options import TritonOptions
 from headrace.observability.logs import FORMATS, LogSettings

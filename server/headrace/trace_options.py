@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headrace.core.errors import InvalidRequest
-from headrace.core.numbers import whole_number
+from headrace.core.texts import whole_number
 from headrace.observability.trace_settings import (
     Mode,
     TraceConfig,

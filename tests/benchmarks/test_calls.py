@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 from benchmarks.calls import Call, CallRecorder, ObjectRecorder, walk
 from headrace.core.datatypes import Datatype
-from headrace.core.shapes import brackets
 from headrace.core.signature import TensorSpec
+from headrace.core.tensors import brackets
 
 HERE = "tests/benchmarks/test_calls.py"
 
@@ -91,7 +91,7 @@ def test_calls_that_had_begun_before_are_none() -> None:
 def test_functions_are_the_servers_or_not() -> None:
     (shown,) = recorded(lambda: brackets([1, 2]))[0].children
     line = brackets.__code__.co_firstlineno
-    assert shown == Call("brackets", "core/shapes.py", line, own=True)
+    assert shown == Call("brackets", "core/tensors.py", line, own=True)
     (here,) = recorded(leaf)
     assert (here.file, here.line, here.own) == (HERE, 0, False)
 

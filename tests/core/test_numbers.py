@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.core.numbers import whole_number
+from headrace.core.texts import whole_number
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """How long a peer's progress is waited for."""
 
-from headrace.core.patience import PRESSED_SECS, SLOWEST, Patience
+from headrace.core.limits import PRESSED_SECS, SLOWEST, Patience
 
 
 def looks(patience: Patience, *moved: int, pressed: bool = False) -> list[bool]:

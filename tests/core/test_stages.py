@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from headrace.core.call import Call, InferResponse, Stage, Timing
 from headrace.core.errors import ExecutionFailed, InvalidRequest, QueueFull, ServerError
-from headrace.core.requests import Call, InferResponse, Stage, Timing
 
 Log = list[Any]
 Done = Callable[[Exception | None], None]

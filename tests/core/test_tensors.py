@@ -5,8 +5,7 @@ import pytest
 
 from headrace.core.datatypes import ITEM_SIZES, NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
-from headrace.core.shapes import brackets
-from headrace.core.tensors import MAX_RANK, Tensor, element_count
+from headrace.core.tensors import MAX_RANK, Tensor, brackets, element_count
 
 FIXED = list(ITEM_SIZES)
 

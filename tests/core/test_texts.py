@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.core.shapes import brackets
+from headrace.core.tensors import brackets
 from headrace.core.texts import MAX_ERROR, bounded, shown
 
 LONG = st.builds(

@@ -3,7 +3,7 @@
 import pytest
 
 from headrace.core.errors import Overloaded, ServerExiting
-from headrace.core.shares import Shares
+from headrace.core.limits import Shares
 from headrace.engine.admission import Account, Admission, Held, ModelAccount
 
 

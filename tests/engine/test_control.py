@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.core.errors import ModelLoadFailed, NotFound, Overloaded, Unavailable
-from headrace.core.load_parameters import LoadParameters
+from headrace.core.model_spec import LoadParameters
 from headrace.engine.admission import Admission
 from headrace.engine.control import Control, ControlMode, ControlOptions
 from headrace.engine.engine import Engine

@@ -8,6 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from headrace.core.bytes_array import BytesArray, bytes_array
+from headrace.core.call import Call, InferResponse, Timing
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import (
     ExecutionFailed,
@@ -16,7 +17,6 @@ from headrace.core.errors import (
     QueueFull,
     ServerError,
 )
-from headrace.core.requests import Call, InferResponse, Timing
 from headrace.core.tensors import Tensor
 from headrace.engine.divided_requests import divide, joined
 from headrace.engine.workbench import Workbench

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from headrace.backends.backend import Backend, LoadedModel
+from headrace.core.call import Call
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import LoadFailed, ModelNotReady, NotFound
 from headrace.core.model_spec import LoadSpec, TensorInfo
-from headrace.core.requests import Call
 from headrace.core.tensors import Array, Tensor
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine

@@ -5,8 +5,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from threading import Thread
 from typing import Any
 
+from headrace.core.call import Call, InferResponse, Timing
 from headrace.core.errors import InvalidRequest, NotFound, ServerError
-from headrace.core.requests import Call, InferResponse, Timing
 from headrace.engine.loading_host import LoadingHost
 
 

@@ -10,8 +10,8 @@ from time import time
 import numpy as np
 import pytest
 
+from headrace.core.call import Call, InferResponse
 from headrace.core.errors import NotFound, ServerError, ServerExiting, Unavailable
-from headrace.core.requests import Call, InferResponse
 from headrace.core.tensors import Tensor
 from headrace.engine.admission import Admission
 from headrace.engine.control import ControlMode, ControlOptions

@@ -14,7 +14,7 @@ from headrace.core.errors import (
     Overloaded,
     Unavailable,
 )
-from headrace.core.load_parameters import LoadParameters
+from headrace.core.model_spec import LoadParameters
 from headrace.engine.on_request import OnRequest
 from headrace.engine.residency import ResidencyOptions
 from headrace.repository.layout import ModelSource, scan

@@ -1,7 +1,6 @@
 """How long clients are waited for: one rule for every door, over plain values."""
 
-from headrace.core.patience import PRESSED_SECS, SLOWEST, Patience
-from headrace.core.shares import Shares
+from headrace.core.limits import PRESSED_SECS, SLOWEST, Patience, Shares
 from headrace.engine.admission import Admission, ConnectionAccount
 from headrace.engine.progress import Progress
 

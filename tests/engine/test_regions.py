@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.backends.cuda import Cuda, CudaError
+from headrace.core.call import Stretch
 from headrace.core.errors import (
     AlreadyExists,
     ExecutionFailed,
@@ -21,7 +22,6 @@ from headrace.core.errors import (
     ServerError,
     Unsupported,
 )
-from headrace.core.requests import Stretch
 from headrace.engine.admission import Admission
 from headrace.engine.regions import Regions
 from tests.support.shared_memory import SharedFile

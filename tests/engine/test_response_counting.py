@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from headrace.core.call import Call
 from headrace.core.errors import ExecutionFailed, ModelNotReady
-from headrace.core.requests import Call
 from headrace.engine.response_counting import count_responses
 from headrace.observability.statistics import MOST_ORDINALS, Duration, ResponseCounters, Responses
 from headrace.scheduling.batch import Deferral, Part

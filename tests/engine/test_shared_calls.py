@@ -10,6 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.core.call import (
+    Call,
+    InferResponse,
+    Shared,
+    SharedInput,
+    Stretch,
+    Timing,
+)
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import (
     ExecutionFailed,
@@ -19,14 +27,6 @@ from headrace.core.errors import (
     PayloadTooLarge,
     QueueFull,
     ServerError,
-)
-from headrace.core.requests import (
-    Call,
-    InferResponse,
-    Shared,
-    SharedInput,
-    Stretch,
-    Timing,
 )
 from headrace.core.tensors import Tensor, raw_bytes
 from headrace.engine.admission import Admission

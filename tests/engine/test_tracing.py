@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.core.call import Call, InferResponse, Submit, Timing
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest, QueueFull, ServerError
-from headrace.core.requests import Call, InferResponse, Submit, Timing
 from headrace.core.tensors import Array, Tensor
 from headrace.core.trace_context import TRACE_PARAMETER, read_link
 from headrace.engine.admission import Admission

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.core.call import HEADER_PARAMETER, Call, InferResponse
 from headrace.core.errors import InvalidRequest, NotFound, Unavailable
-from headrace.core.parameter_names import HEADER_PARAMETER
-from headrace.core.requests import Call, InferResponse
 from headrace.core.tensors import Array, Tensor
 from headrace.engine.admission import Admission
 from headrace.engine.doors import Target

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from headrace.core.call import Call, InferResponse
 from headrace.core.errors import ExecutionFailed, InvalidRequest, Overloaded, ServerError
-from headrace.core.requests import Call, InferResponse
 from headrace.engine.deferred import Deferred
 from headrace.engine.doors import Target
 from headrace.engine.workbench import Workbench

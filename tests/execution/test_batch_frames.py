@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from headrace.core.call import Timing
 from headrace.core.datatypes import Datatype
-from headrace.core.requests import Timing
 from headrace.core.signature import Signature, TensorSpec
 from headrace.execution.batch_frames import BatchFrames, one_answer
 from headrace.scheduling.batch import Batch, Part

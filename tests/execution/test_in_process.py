@@ -8,6 +8,7 @@ from textwrap import dedent
 import numpy as np
 import pytest
 
+from headrace.core.call import Call
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import (
     ExecutionFailed,
@@ -17,7 +18,6 @@ from headrace.core.errors import (
     ServerError,
 )
 from headrace.core.model_spec import LoadSpec
-from headrace.core.requests import Call
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array, Tensor
 from headrace.execution.in_process import LoadedInProcess

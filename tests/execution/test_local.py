@@ -12,11 +12,11 @@ import pytest
 
 from headrace.backends.backend import LoadedModel
 from headrace.core.bytes_array import BytesArray
+from headrace.core.call import Call
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ExecutionTimeout, Unavailable
-from headrace.core.execution_limits import ExecutionLimits
+from headrace.core.limits import ExecutionLimits
 from headrace.core.model_spec import TensorInfo
-from headrace.core.requests import Call
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array, Tensor
 from headrace.execution.choice import AutoChoice, InstanceKind

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from headrace.core.call import Call
 from headrace.core.errors import ServerError
-from headrace.core.requests import Call
 from headrace.execution.model_calls import ModelCalls
 from headrace.execution.worker import WorkerProcess
 from headrace.scheduling.batch import Batch

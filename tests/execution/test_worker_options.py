@@ -5,7 +5,7 @@ import resource
 import pytest
 
 from headrace.core.errors import InvalidOption
-from headrace.core.execution_limits import ExecutionLimits
+from headrace.core.limits import ExecutionLimits
 from headrace.execution.worker_options import WorkerOptions
 from headrace.workers.limits import Limits
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.core.datatypes import Datatype
-from headrace.core.errors import NotFound, Overloaded
-from headrace.core.requests import (
+from headrace.core.call import (
     Call,
     InferResponse,
     Timing,
 )
+from headrace.core.datatypes import Datatype
+from headrace.core.errors import NotFound, Overloaded
 from headrace.core.signature import Signature
 from headrace.core.tensors import Tensor
 from headrace.engine.admission import Admission, Held

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from headrace.core.call import Call, InferResponse
 from headrace.core.errors import ExecutionFailed, InvalidRequest, NotFound, Overloaded, ServerError
-from headrace.core.requests import Call, InferResponse
 from headrace.engine.admission import Admission
 from headrace.frontends.channel import pair
 from headrace.frontends.host import Host

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from headrace.core.call import Call, InferResponse, Owner, Submit
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ServerError
-from headrace.core.requests import Call, InferResponse, Owner, Submit
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array, Tensor
 from headrace.observability.statistics import VersionStatistics

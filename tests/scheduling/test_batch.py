@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from headrace.core.bytes_array import BytesArray
+from headrace.core.call import Call
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import ExecutionFailed
-from headrace.core.requests import Call
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array, Tensor
 from headrace.scheduling.batch import Batch, Outcome, Room

@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from headrace.core.call import Call
 from headrace.core.errors import ExecutionFailed, QueueFull, QueueTimeout
-from headrace.core.requests import Call
 from headrace.scheduling.policy import BatchPolicy, QueuePolicy, SchedulingPolicy, TimeoutAction
 from tests.scheduling.fakes import POISON, Bench, FakeCall, signature
 

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from headrace.core.requests import Call
+from headrace.core.call import Call
 from headrace.scheduling.dividing import DividingBatcher
 from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy
 from tests.scheduling.fakes import Bench

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from headrace.core.call import Call, InferResponse
 from headrace.core.errors import ExecutionFailed, InvalidRequest
-from headrace.core.requests import Call, InferResponse
 from headrace.scheduling.batch import Deferral, Part
 from tests.scheduling.fakes import Bench, FakeCall
 

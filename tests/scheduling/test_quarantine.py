@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from headrace.core.call import Call
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ExecutionFailed, InvalidRequest, Quarantined, WorkerDied
-from headrace.core.requests import Call
 from headrace.core.tensors import Array, Tensor
 from headrace.scheduling.batch import Batch, Deferral, NotStarted, Outcome, Part
 from headrace.scheduling.quarantine import Quarantine, Screened

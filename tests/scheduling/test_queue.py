@@ -5,8 +5,8 @@ import weakref
 
 import pytest
 
+from headrace.core.call import Call
 from headrace.core.errors import QueueFull
-from headrace.core.requests import Call
 from headrace.scheduling.policy import (
     BatchPolicy,
     QueuePolicy,

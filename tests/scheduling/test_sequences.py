@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.core.call import Call, InferResponse, Timing
 from headrace.core.errors import ExecutionFailed, InvalidRequest, QueueFull, Unavailable
-from headrace.core.requests import Call, InferResponse, Timing
 from headrace.scheduling.sequences import SequenceQueue, SequenceRules, SequenceTable
 from headrace.scheduling.upstreams import Pin
 from tests.scheduling.fakes import FakeCall, FakeClock, submitted

@@ -19,8 +19,8 @@ import psutil
 import pytest
 
 from headrace.backends.backend import load_backends
+from headrace.core.call import Call
 from headrace.core.datatypes import Datatype
-from headrace.core.requests import Call
 from headrace.core.tensors import Tensor
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine

@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from headrace.core.call import Call, InferResponse, Timing
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest, NotFound
-from headrace.core.requests import Call, InferResponse, Timing
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Tensor
 from headrace.engine.admission import Admission

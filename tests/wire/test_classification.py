@@ -4,9 +4,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.core.call import InferResponse, Timing
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
-from headrace.core.requests import InferResponse, Timing
 from headrace.core.tensors import Tensor
 from headrace.wire.classification import (
     MAX_CLASSES,

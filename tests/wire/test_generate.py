@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.core.call import MAX_TENSORS, Call, InferResponse, Parameter, Timing
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
-from headrace.core.requests import MAX_TENSORS, Call, InferResponse, Parameter, Timing
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Tensor
 from headrace.wire.generate import decode_generate, encode_generate, event

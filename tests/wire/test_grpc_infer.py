@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.core.datatypes import Datatype
-from headrace.core.errors import InvalidRequest, ServerError
-from headrace.core.requests import (
+from headrace.core.call import (
     MAX_TENSORS,
     Call,
     InferResponse,
@@ -20,6 +18,8 @@ from headrace.core.requests import (
     Stretch,
     Timing,
 )
+from headrace.core.datatypes import Datatype
+from headrace.core.errors import InvalidRequest, ServerError
 from headrace.core.tensors import Tensor
 from headrace.wire.grpc_contents import check_fields
 from headrace.wire.grpc_infer import (

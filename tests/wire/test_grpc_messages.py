@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.core.call import Call, InferResponse, Timing
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest, ServerError
-from headrace.core.requests import Call, InferResponse, Timing
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array, Tensor, elsewhere, raw_bytes
 from headrace.scheduling.batch import Batch, Outcome

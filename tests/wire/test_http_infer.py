@@ -11,9 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.core.datatypes import NUMPY, Datatype
-from headrace.core.errors import InvalidRequest, Overloaded, ServerError
-from headrace.core.requests import (
+from headrace.core.call import (
     MAX_TENSORS,
     Call,
     InferResponse,
@@ -21,6 +19,8 @@ from headrace.core.requests import (
     Stretch,
     Timing,
 )
+from headrace.core.datatypes import NUMPY, Datatype
+from headrace.core.errors import InvalidRequest, Overloaded, ServerError
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Tensor, elsewhere
 from headrace.wire.elements import MAX_DECODED, uncharged

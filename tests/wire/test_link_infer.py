@@ -9,15 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.core.datatypes import Datatype
-from headrace.core.errors import (
-    ExecutionFailed,
-    InvalidRequest,
-    ModelNotReady,
-    NotFound,
-    ServerError,
-)
-from headrace.core.requests import (
+from headrace.core.call import (
     ASKED,
     Call,
     InferResponse,
@@ -26,6 +18,14 @@ from headrace.core.requests import (
     SharedInput,
     Stretch,
     Timing,
+)
+from headrace.core.datatypes import Datatype
+from headrace.core.errors import (
+    ExecutionFailed,
+    InvalidRequest,
+    ModelNotReady,
+    NotFound,
+    ServerError,
 )
 from headrace.core.tensors import Tensor, elsewhere
 from headrace.wire.http_infer import body_of, pass_raw

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.core.call import MAX_PARAMETERS, Parameter
 from headrace.core.errors import InvalidRequest
-from headrace.core.requests import MAX_PARAMETERS, Parameter
 from headrace.wire.parameters import json_parameter, json_parameters, split_parameters
 from tests.wire.strategies import PROPERTY, any_text
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.core.call import InferResponse, Parameter, Timing
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
-from headrace.core.requests import InferResponse, Parameter, Timing
 from headrace.core.tensors import Tensor
 from headrace.wire.grpc_infer import decode_infer, encode_infer
 from headrace.wire.pb import grpc_service_pb2 as pb

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.core.call import InferResponse, Timing
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest
-from headrace.core.requests import InferResponse, Timing
 from headrace.core.tensors import Tensor
 from headrace.wire.http_infer import decode_infer
 from headrace.wire.http_response import ResponseForm

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from headrace.core.call import Parameter, Stretch
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest
-from headrace.core.requests import Parameter, Stretch
 from headrace.wire.grpc_infer import parameter_values
 from headrace.wire.parameters import read_stretch
 from headrace.wire.pb import grpc_service_pb2 as pb

@@ -18,7 +18,7 @@ import onnxruntime as ort
 
 from headrace.core.errors import InvalidOption
 from headrace.core.model_spec import LoadSpec
-from headrace.core.numbers import whole_number
+from headrace.core.texts import whole_number
 
 log = logging.getLogger(__name__)
 

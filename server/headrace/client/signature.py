@@ -9,8 +9,7 @@ import numpy as np
 
 from headrace.client.connection import BadAnswer
 from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
-from headrace.core.shapes import brackets
-from headrace.core.tensors import Array
+from headrace.core.tensors import Array, brackets
 from headrace.wire.bytes_tensor import object_array
 
 _RANDOM_INTEGERS = 10  # exclusive

@@ -14,8 +14,8 @@ import orjson
 from google.protobuf import text_format
 
 from headrace.backends.backend import Backend, BackendContext, load_backends
-from headrace.core.environment_options import EnvironmentOptions
 from headrace.core.errors import RepositoryError
+from headrace.core.model_spec import EnvironmentOptions
 from headrace.engine.fail_over_loading import load
 from headrace.engine.loading import LoadedInstance
 from headrace.engine.opening import LoadOptions, open_model

@@ -8,9 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from headrace.backends.backend import load_backends
-from headrace.core.environment_options import EnvironmentOptions
 from headrace.core.errors import RepositoryError
-from headrace.core.model_spec import LoadSpec
+from headrace.core.model_spec import EnvironmentOptions, LoadSpec
 from headrace.engine.opening import LoadOptions, open_model
 from headrace.execution.cores import core_limit
 from headrace.execution.environments.cache import Entry

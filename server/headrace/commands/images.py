@@ -9,8 +9,7 @@ import numpy as np
 from headrace.client.signature import Declared
 from headrace.commands.remote import CommandFailed
 from headrace.core.datatypes import NUMPY
-from headrace.core.shapes import brackets
-from headrace.core.tensors import Array
+from headrace.core.tensors import Array, brackets
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -11,7 +11,7 @@ from headrace.client.server import Document, Server
 from headrace.commands.parser import EXIT_FAILURE
 from headrace.commands.remote import complain, content, explain, print_json
 from headrace.commands.text import duration, number, size, table
-from headrace.core.shapes import brackets
+from headrace.core.tensors import brackets
 
 
 def list_models(options: argparse.Namespace, server: Server) -> int:

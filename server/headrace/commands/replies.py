@@ -16,8 +16,7 @@ from headrace.client.server import Document
 from headrace.commands.remote import CommandFailed
 from headrace.commands.text import duration, printable, table
 from headrace.core.datatypes import Datatype
-from headrace.core.shapes import brackets
-from headrace.core.tensors import Array, Tensor
+from headrace.core.tensors import Array, Tensor, brackets
 
 _SHOWN = 128  # elements that are printed, of more the first and last
 _QUANTILES = (("p50", 50), ("p90", 90), ("p99", 99))

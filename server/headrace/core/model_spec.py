@@ -1,14 +1,44 @@
-"""What a backend is asked to load, and what it says about what it has loaded."""
+"""What a backend is asked to load, what it says of it, and what a load request may bring along."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 
 from headrace.core.datatypes import Datatype
-from headrace.core.environment_options import EnvironmentOptions
-from headrace.core.execution_limits import ExecutionLimits
+from headrace.core.limits import ExecutionLimits
 from headrace.core.signature import Shape
+from headrace.core.tensors import Buffer
+
+_VARIABLE = re.compile(r"[^\s=,]+")
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentOptions:
+    """Where environments lie, and what they are made from.
+
+    `cache` is the directory where they lie, empty for the usual one. `wheelhouse` is a directory
+    that packages come from and no other place, if it is not empty. Building one may take
+    `build_secs`. `variables` are the names, or patterns of names, of the server's environment
+    variables that workers see besides the usual ones.
+    """
+
+    cache: str = ""
+    wheelhouse: str = ""
+    build_secs: int = 1800
+    variables: tuple[str, ...] = ()
+
+
+def variable_names(text: str) -> tuple[str, ...]:
+    """Names of environment variables, or patterns of names, between commas.
+
+    Raises `ValueError` that says what was expected.
+    """
+    found = tuple(name.strip() for name in text.split(","))
+    if not all(map(_VARIABLE.fullmatch, found)):
+        raise ValueError("names of environment variables, or patterns such as SHOP_*, and commas")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +91,18 @@ class TensorInfo:
     shape: Shape
     type_name: str = ""
     optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoadParameters:
+    """`config` is a configuration as JSON text, None for that of the repository.
+
+    `files` are the contents of a whole model directory, by their paths in it; if there are any, the
+    repository's own directory is not used.
+    """
+
+    config: str | None = None
+    files: Mapping[str, Buffer] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return self.config is not None or bool(self.files)

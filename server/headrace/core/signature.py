@@ -8,11 +8,10 @@ admission.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from headrace.core.call import Call
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest
-from headrace.core.requests import Call
-from headrace.core.shapes import brackets
-from headrace.core.tensors import Tensor, TensorArray
+from headrace.core.tensors import Tensor, TensorArray, brackets
 
 Shape = tuple[int, ...]
 _KNOWN = 1024  # kinds of request that a signature remembers

@@ -10,8 +10,16 @@ import numpy as np
 from headrace.core.bytes_array import COPIED, BytesArray
 from headrace.core.datatypes import ITEM_SIZES, NUMPY, Datatype, Elsewhere
 from headrace.core.errors import InvalidRequest
-from headrace.core.shapes import brackets
 from headrace.workers.elements import join
+
+_SHOWN = 32  # dimensions: no model has as many, but a request may
+
+
+def brackets(shape: Sequence[int]) -> str:
+    """A shape in the form `[-1,16]`, of one with very many dimensions the first ones."""
+    more = ",…" if len(shape) > _SHOWN else ""
+    return "[" + ",".join(map(str, shape[:_SHOWN])) + more + "]"
+
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Buffer = bytes | memoryview

@@ -1,4 +1,4 @@
-"""Texts of errors: short, whatever a client has sent that is told back to it."""
+"""Texts of errors, bounded whatever a client has sent; and numbers as configurations spell them."""
 
 from reprlib import Repr
 
@@ -29,3 +29,14 @@ _SHORT = _shortener()
 def shown(value: object) -> str:
     """A value as Python writes it, with only the first of many elements and characters."""
     return _SHORT.repr(value)
+
+
+_LONGEST = 20  # digits, of which Python converts any number only up to some thousands
+
+
+def whole_number(text: str, least: int, most: int) -> int | None:
+    """The number that digits spell; None for any other text, and for what is out of the bounds."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= _LONGEST):
+        return None
+    number = int(text)
+    return number if least <= number <= most else None

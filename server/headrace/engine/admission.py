@@ -24,7 +24,7 @@ from typing import NamedTuple, Optional
 
 from headrace.core.blocks import BLOCKS
 from headrace.core.errors import Overloaded, ServerExiting
-from headrace.core.shares import ModelLoad, Shares
+from headrace.core.limits import ModelLoad, Shares
 from headrace.engine.workbench import Workbench
 from headrace.observability.statistics import Answers
 

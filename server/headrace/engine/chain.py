@@ -10,9 +10,8 @@ from time import monotonic_ns
 from typing import Any
 
 from headrace.core import plugins
+from headrace.core.call import DEADLINE_PARAMETER, FORWARD_PARAMETER, Call, Submit
 from headrace.core.errors import InvalidRequest
-from headrace.core.parameter_names import DEADLINE_PARAMETER, FORWARD_PARAMETER
-from headrace.core.requests import Call, Submit
 from headrace.core.signature import Signature
 from headrace.engine.shared_calls import placeholders
 

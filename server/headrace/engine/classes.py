@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from headrace.core.requests import Call, Done, InferResponse, Stage, Submit
+from headrace.core.call import Call, Done, InferResponse, Stage, Submit
 from headrace.engine.workbench import Job, Workbench
 from headrace.wire.classification import classify_outputs
 from headrace.wire.elements import uncharged

@@ -9,13 +9,13 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from headrace.core.call import Call, Done, InferResponse, Raw, Stage
 from headrace.core.errors import (
     ExecutionFailed,
     InvalidRequest,
     ServerError,
     Unsupported,
 )
-from headrace.core.requests import Call, Done, InferResponse, Raw, Stage
 from headrace.core.signature import Signature
 from headrace.engine.admission import Admission
 from headrace.engine.deferred import Deferred

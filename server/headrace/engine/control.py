@@ -24,7 +24,7 @@ from headrace.core.errors import (
     RepositoryError,
     Unavailable,
 )
-from headrace.core.load_parameters import LoadParameters
+from headrace.core.model_spec import LoadParameters
 from headrace.engine.lifecycle import EXITING
 from headrace.engine.model import Model
 from headrace.engine.opening import Opened

@@ -4,8 +4,8 @@ import logging
 from collections.abc import Callable
 from typing import Generic, TypeVar, cast
 
+from headrace.core.call import Call
 from headrace.core.errors import ExecutionFailed, ServerError
-from headrace.core.requests import Call
 from headrace.engine.workbench import Workbench
 from headrace.wire.elements import Charge
 from headrace.wire.status import INTERNAL_TEXT

@@ -13,10 +13,9 @@ import logging
 from collections.abc import Sequence
 from time import monotonic_ns
 
+from headrace.core.call import Call, InferResponse, Submit, Timing
 from headrace.core.errors import ExecutionFailed, Overloaded, QueueFull, ServerError
-from headrace.core.requests import Call, InferResponse, Submit, Timing
-from headrace.core.shapes import brackets
-from headrace.core.tensors import Tensor, concatenated
+from headrace.core.tensors import Tensor, brackets, concatenated
 from headrace.engine.shared_calls import Queue
 from headrace.engine.workbench import Job, Workbench
 from headrace.wire.elements import uncharged

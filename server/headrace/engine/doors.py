@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from headrace.core.call import Call, Submit
 from headrace.core.errors import Overloaded, ServerError
-from headrace.core.requests import Call, Submit
 from headrace.core.signature import Signature
 from headrace.engine.admission import Admission
 from headrace.wire.grpc_messages import PlainWriter

@@ -2,8 +2,8 @@
 
 import asyncio
 
+from headrace.core.call import Call, InferResponse
 from headrace.core.errors import ServerError
-from headrace.core.requests import Call, InferResponse
 
 
 class Awaited:

@@ -17,7 +17,7 @@ from time import monotonic
 from headrace.backends.backend import LoadedModel
 from headrace.backends.onnx import OnnxModel
 from headrace.core.errors import InvalidConfig, LoadFailed, RepositoryError
-from headrace.core.execution_limits import ExecutionLimits
+from headrace.core.limits import ExecutionLimits
 from headrace.core.model_spec import LoadSpec
 from headrace.core.signature import Signature
 from headrace.core.tensors import Array

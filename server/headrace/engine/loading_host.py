@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from headrace.core.call import Call, InferResponse
 from headrace.core.errors import InvalidRequest, ServerError
-from headrace.core.requests import Call, InferResponse
 from headrace.execution.host import Host
 
 Answer = Callable[[object, ServerError | None], None]

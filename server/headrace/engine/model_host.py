@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from headrace.core.call import Call
 from headrace.core.errors import (
     ExecutionFailed,
     InvalidRequest,
@@ -16,8 +17,7 @@ from headrace.core.errors import (
     ServerError,
     Unsupported,
 )
-from headrace.core.load_parameters import LoadParameters
-from headrace.core.requests import Call
+from headrace.core.model_spec import LoadParameters
 from headrace.core.trace_context import TRACE_PARAMETER
 from headrace.engine.traced_calls import PassedCall, TracedCall
 from headrace.engine.tracing import Tracing

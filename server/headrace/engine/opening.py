@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 
 from headrace.backends.backend import Backend
 from headrace.backends.gpus import Gpus
-from headrace.core.environment_options import EnvironmentOptions
 from headrace.core.errors import Contradiction, InvalidConfig, InvalidOption, LoadFailed
-from headrace.core.execution_limits import ExecutionLimits
+from headrace.core.limits import ExecutionLimits
+from headrace.core.model_spec import EnvironmentOptions
 from headrace.engine.chain import StagePlugin
 from headrace.execution.choice import IN_PROCESS, InstanceKind
 from headrace.execution.host import Host

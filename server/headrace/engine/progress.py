@@ -1,11 +1,11 @@
 """How long clients are waited for, and what they may leave lying meanwhile: one rule for all doors.
 
-Who sends a message, or has answers to read, makes progress as `headrace.core.patience` has it, or
+Who sends a message, or has answers to read, makes progress as `headrace.core.limits` has it, or
 is given up; so is who leaves more unread than its connection's share. A connection without requests
 goes after a while. Whoever is given up is counted.
 """
 
-from headrace.core.patience import PRESSED_SECS, Patience
+from headrace.core.limits import PRESSED_SECS, Patience
 from headrace.engine.admission import ConnectionAccount
 
 

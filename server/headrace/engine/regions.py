@@ -22,6 +22,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from headrace.backends.cuda import Cuda, CudaError
+from headrace.core.call import Stretch
 from headrace.core.errors import (
     AlreadyExists,
     ExecutionFailed,
@@ -31,7 +32,6 @@ from headrace.core.errors import (
     ServerError,
     Unsupported,
 )
-from headrace.core.requests import Stretch
 from headrace.engine.admission import Admission
 from headrace.engine.region_memory import CudaMemory, Memory, SharedFile
 from headrace.wire.pb import grpc_service_pb2 as pb

@@ -8,8 +8,8 @@ execution, to when it has been passed on. Owned by the event-loop thread.
 from collections.abc import Callable, Sequence
 from time import monotonic_ns
 
+from headrace.core.call import Call, Done, InferResponse, Stage, Submit
 from headrace.core.errors import ExecutionFailed, ServerError
-from headrace.core.requests import Call, Done, InferResponse, Stage, Submit
 from headrace.observability.statistics import FIRST_RESPONSE_BOUNDS, Histogram, Responses
 
 

@@ -12,9 +12,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from headrace.core.call import HEADER_PARAMETER, Call
 from headrace.core.errors import ServerError
-from headrace.core.parameter_names import HEADER_PARAMETER
-from headrace.core.requests import Call
 from headrace.core.signature import Signature
 from headrace.engine.admission import Admission
 from headrace.engine.shadow import ShadowCopies

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from headrace.core.requests import Call
-from headrace.core.shares import ModelLoad
+from headrace.core.call import Call
+from headrace.core.limits import ModelLoad
 from headrace.engine.clock import LoopClock
 from headrace.engine.loading import LoadedVersion
 from headrace.execution.model_kinds import in_worker, is_elsewhere

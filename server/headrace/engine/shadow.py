@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from time import monotonic_ns
 
 from headrace.core.bytes_array import BytesArray
+from headrace.core.call import Call, InferResponse
 from headrace.core.errors import ServerError
-from headrace.core.requests import Call, InferResponse
 from headrace.core.tensors import Tensor
 from headrace.core.trace_context import TRACE_PARAMETER
 from headrace.engine.admission import Admission

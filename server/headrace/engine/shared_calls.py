@@ -17,9 +17,7 @@ from typing import Protocol
 
 import numpy as np
 
-from headrace.core.datatypes import NUMPY, Datatype
-from headrace.core.errors import ExecutionFailed, PayloadTooLarge, ServerError
-from headrace.core.requests import (
+from headrace.core.call import (
     Call,
     Done,
     InferResponse,
@@ -30,6 +28,8 @@ from headrace.core.requests import (
     Stretch,
     Submit,
 )
+from headrace.core.datatypes import NUMPY, Datatype
+from headrace.core.errors import ExecutionFailed, PayloadTooLarge, ServerError
 from headrace.core.tensors import Array, Tensor, elsewhere, raw_bytes
 from headrace.engine.regions import Region, Regions
 from headrace.wire.bytes_tensor import decode_bytes_tensor

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from headrace.core.errors import InvalidConfig
-from headrace.core.load_parameters import LoadParameters
+from headrace.core.model_spec import LoadParameters
 from headrace.engine.opening import Opened
 from headrace.repository.completion import normalise
 from headrace.repository.config import ConfigFile, parse_json_config

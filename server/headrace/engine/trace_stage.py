@@ -7,9 +7,8 @@ Names and order of the times are Triton's: the exchange with the client (HTTP_RE
 from time import monotonic_ns
 from typing import TYPE_CHECKING
 
+from headrace.core.call import HEADER_PARAMETER, Call, Done, InferResponse, Stage, Submit
 from headrace.core.errors import Cancelled, ServerError
-from headrace.core.parameter_names import HEADER_PARAMETER
-from headrace.core.requests import Call, Done, InferResponse, Stage, Submit
 from headrace.core.trace_context import (
     TRACE_PARAMETER,
     TraceContext,

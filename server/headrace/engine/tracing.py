@@ -12,8 +12,8 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic_ns, time_ns
 
+from headrace.core.call import Call, Submit
 from headrace.core.errors import InvalidRequest
-from headrace.core.requests import Call, Submit
 from headrace.core.trace_context import TRACE_PARAMETER, TraceContext, read_link
 from headrace.engine.span_ids import child_span, new_context
 from headrace.engine.trace_stage import Traced, trace_stage

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from sys import maxsize
 
+from headrace.core.call import Call, InferResponse, Submit
 from headrace.core.errors import ModelNotReady, ServerError
-from headrace.core.requests import Call, InferResponse, Submit
 from headrace.core.signature import Signature
 from headrace.engine.admission import ModelAccount
 from headrace.engine.chain import Compose, check, tell_servers

@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Generic, TypeVar
 
-from headrace.core.requests import Call
+from headrace.core.call import Call
 from headrace.wire.elements import Charge
 
 LARGE = 64 << 10  # bytes to decode or encode, up to which the loop does that itself

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.core.bytes_array import COPIED, BytesArray
+from headrace.core.call import Call
 from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
 from headrace.core.errors import (
     AlreadyExists,
@@ -22,7 +23,6 @@ from headrace.core.errors import (
     Unknown,
     Unsupported,
 )
-from headrace.core.requests import Call
 from headrace.core.signature import Signature, reshaped
 from headrace.core.tensors import Array, Tensor, TensorArray, raw_bytes
 from headrace.core.trace_context import TRACE_PARAMETER

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any, Protocol
 
+from headrace.core.call import Call
 from headrace.core.errors import WorkerDied
-from headrace.core.requests import Call
 from headrace.core.signature import Signature
 from headrace.execution.batch_frames import (
     BatchFrames,

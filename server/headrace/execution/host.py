@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from headrace.core.call import Call
 from headrace.core.errors import ServerError, Unavailable
-from headrace.core.requests import Call
 
 
 class Host(Protocol):

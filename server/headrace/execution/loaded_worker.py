@@ -7,9 +7,9 @@ from typing import Any
 
 from headrace.core.errors import InvalidOption, LoadFailed
 from headrace.core.model_spec import LoadSpec
-from headrace.core.numbers import whole_number
 from headrace.core.signature import Signature
 from headrace.core.tensors import TensorArray
+from headrace.core.texts import whole_number
 from headrace.execution.environments.resolve import environment_of
 from headrace.execution.host import Host
 from headrace.execution.model_kinds import InWorker

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from headrace.backends.backend import LoadedModel
 from headrace.core.errors import ExecutionTimeout, ModelNotReady, Unavailable
-from headrace.core.execution_limits import ExecutionLimits
+from headrace.core.limits import ExecutionLimits
 from headrace.core.tensors import Array, TensorArray
 from headrace.execution.choice import AutoChoice, InstanceKind
 from headrace.execution.model_kinds import in_server, in_worker, is_elsewhere

@@ -7,9 +7,9 @@ done with ends with the process.
 from collections.abc import Mapping
 from typing import Any
 
+from headrace.core.call import Call, InferResponse
 from headrace.core.datatypes import BY_NAME
 from headrace.core.errors import Cancelled, ExecutionFailed, ServerError
-from headrace.core.requests import Call, InferResponse
 from headrace.core.tensors import Tensor, raw_bytes
 from headrace.core.trace_context import TRACE_PARAMETER
 from headrace.execution.batch_frames import ERRORS, read_array

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from headrace.core.call import Call
 from headrace.core.errors import ServerError
-from headrace.core.execution_limits import ExecutionLimits
-from headrace.core.requests import Call
+from headrace.core.limits import ExecutionLimits
 from headrace.core.signature import Signature
 from headrace.core.tensors import Array
 from headrace.execution.choice import AutoChoice, InstanceKind

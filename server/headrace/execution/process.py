@@ -19,8 +19,8 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import Protocol
 
+from headrace.core.call import Call
 from headrace.core.errors import RepositoryError
-from headrace.core.requests import Call
 from headrace.core.signature import Signature
 from headrace.execution.choice import InstanceKind
 from headrace.execution.conversation import Conversation, Slot

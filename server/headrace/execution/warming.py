@@ -13,9 +13,9 @@ from time import monotonic_ns
 
 import numpy as np
 
+from headrace.core.call import Call, InferResponse
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import LoadFailed, ServerError
-from headrace.core.requests import Call, InferResponse
 from headrace.core.signature import Signature
 from headrace.core.tensors import Array, Tensor
 from headrace.observability.statistics import VersionStatistics

@@ -5,9 +5,9 @@ import resource
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from headrace.core.environment_options import variable_names
 from headrace.core.errors import InvalidOption
-from headrace.core.execution_limits import ExecutionLimits, seconds
+from headrace.core.limits import ExecutionLimits, seconds
+from headrace.core.model_spec import variable_names
 from headrace.scheduling.quarantine import DEATHS
 from headrace.workers.limits import Limits
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from headrace.core.parameter_names import FORWARD_PARAMETER, HEADER_PARAMETER
-from headrace.core.shares import Shares
+from headrace.core.call import FORWARD_PARAMETER, HEADER_PARAMETER
+from headrace.core.limits import Shares
 from headrace.engine.doors import CONTEXT_HEADERS
 from headrace.observability.logs import LogSettings
 from headrace.transports.grpc.options import GrpcOptions

@@ -15,8 +15,8 @@ from typing import Any
 
 import orjson
 
+from headrace.core.call import Call, InferResponse, Raw
 from headrace.core.errors import ServerError, Unsupported
-from headrace.core.requests import Call, InferResponse, Raw
 from headrace.engine.admission import Account, Held
 from headrace.engine.cold_start import submit_raw
 from headrace.engine.doors import (

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 import orjson
 
 from headrace.core.blocks import BLOCKS
+from headrace.core.call import Call
 from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
-from headrace.core.requests import Call
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Admission, Held
 from headrace.engine.doors import NOTHING_KNOWN

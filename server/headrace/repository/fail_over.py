@@ -8,7 +8,7 @@ configuration of its own, with the same inputs and outputs.
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from headrace.core.numbers import whole_number
+from headrace.core.texts import whole_number
 from headrace.repository.config import Problem
 from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 

@@ -16,9 +16,8 @@ import numpy as np
 from headrace.core.datatypes import BY_CONFIG_NUMBER, ITEM_SIZES, NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.model_spec import LoadSpec
-from headrace.core.shapes import brackets
 from headrace.core.signature import Shape, Signature, TensorSpec, fits, quoted
-from headrace.core.tensors import Array, element_count
+from headrace.core.tensors import Array, brackets, element_count
 from headrace.execution.warming import Sample, SampleInput, Synthetic
 from headrace.observability.statistics import FIRST_RESPONSE, FIRST_RESPONSE_BOUNDS
 from headrace.repository.completion import batches

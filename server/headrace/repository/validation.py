@@ -15,8 +15,8 @@ from google.protobuf.message import Message
 
 from headrace.core.datatypes import BY_CONFIG_NUMBER
 from headrace.core.model_spec import TensorInfo
-from headrace.core.shapes import brackets
 from headrace.core.signature import quoted
+from headrace.core.tensors import brackets
 from headrace.repository import fail_over
 from headrace.repository.completion import ModelTensor, can_divide, divides, model_dims
 from headrace.repository.config import Problem

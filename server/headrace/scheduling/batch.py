@@ -8,17 +8,16 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from headrace.core.datatypes import BY_NUMPY, NUMPY, Datatype
-from headrace.core.errors import ExecutionFailed, ServerError
-from headrace.core.requests import (
+from headrace.core.call import (
     Call,
     InferResponse,
     Parameter,
     Timing,
 )
-from headrace.core.shapes import brackets
+from headrace.core.datatypes import BY_NUMPY, NUMPY, Datatype
+from headrace.core.errors import ExecutionFailed, ServerError
 from headrace.core.signature import Shape, Signature, TensorSpec, fits, reshaped
-from headrace.core.tensors import Array, Tensor, TensorArray, concatenated, new_tensor
+from headrace.core.tensors import Array, Tensor, TensorArray, brackets, concatenated, new_tensor
 
 log = logging.getLogger(__name__)
 

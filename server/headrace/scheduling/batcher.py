@@ -26,6 +26,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from headrace.core.call import Call, InferResponse, Timing
 from headrace.core.errors import (
     ExecutionFailed,
     ExecutionTimeout,
@@ -33,8 +34,7 @@ from headrace.core.errors import (
     ServerError,
     WorkerDied,
 )
-from headrace.core.requests import Call, InferResponse, Timing
-from headrace.core.shares import ModelLoad
+from headrace.core.limits import ModelLoad
 from headrace.core.signature import Signature
 from headrace.scheduling.batch import (
     Answer,

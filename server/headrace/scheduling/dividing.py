@@ -8,7 +8,7 @@ turns do not keep each other from growing batches.
 from collections.abc import Callable
 from typing import Any
 
-from headrace.core.requests import Call
+from headrace.core.call import Call
 from headrace.scheduling.batch import Batch
 from headrace.scheduling.batcher import Batcher
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from math import inf
 
+from headrace.core.call import Call
 from headrace.core.errors import (
     Cancelled,
     ExecutionTimeout,
@@ -22,7 +23,6 @@ from headrace.core.errors import (
     Unavailable,
     WorkerDied,
 )
-from headrace.core.requests import Call
 from headrace.scheduling.batch import Batch, Deferral, NotStarted, Outcome
 
 _LOST = (RemoteLost, RemoteTimeout, RemoteUnavailable)

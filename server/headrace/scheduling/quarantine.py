@@ -22,8 +22,8 @@ from hashlib import blake2b
 from typing import NamedTuple
 from weakref import ref
 
+from headrace.core.call import Call, Parameter
 from headrace.core.errors import Quarantined, WorkerDied
-from headrace.core.requests import Call, Parameter
 from headrace.core.tensors import TensorArray, raw_bytes
 from headrace.core.trace_context import TRACE_PARAMETER
 from headrace.scheduling.batch import Answer, Batch, Deferral, NotStarted, Outcome

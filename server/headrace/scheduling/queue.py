@@ -11,8 +11,8 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
 
+from headrace.core.call import Call
 from headrace.core.errors import QueueFull
-from headrace.core.requests import Call
 from headrace.observability.statistics import Closed
 from headrace.scheduling.policy import NO_POLICY, SchedulingPolicy, TimeoutAction
 

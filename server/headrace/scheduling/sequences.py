@@ -18,8 +18,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from headrace.core.call import Call, Parameter, Stage, Submit
 from headrace.core.errors import InvalidRequest, ServerError, Unavailable
-from headrace.core.requests import Call, Parameter, Stage, Submit
 from headrace.scheduling.upstreams import Pin
 
 MOST_SEQUENCES = 32_768  # of a model, at a time

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from headrace.core.call import InferResponse
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest
-from headrace.core.requests import InferResponse
 from headrace.core.tensors import Array, Tensor
 from headrace.core.texts import shown
 from headrace.wire.bytes_tensor import object_array

@@ -17,8 +17,7 @@ import orjson
 from headrace.core.bytes_array import BytesArray, bytes_array
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
-from headrace.core.shapes import brackets
-from headrace.core.tensors import MAX_RANK, Array, Tensor, TensorArray, element_count
+from headrace.core.tensors import MAX_RANK, Array, Tensor, TensorArray, brackets, element_count
 from headrace.wire.json_text import LongArray, Parse
 from headrace.workers.elements import join
 

@@ -13,11 +13,10 @@ from typing import Any
 
 import orjson
 
+from headrace.core.call import MAX_TENSORS, Call, InferResponse, Parameter
 from headrace.core.errors import InvalidRequest
-from headrace.core.requests import MAX_TENSORS, Call, InferResponse, Parameter
-from headrace.core.shapes import brackets
 from headrace.core.signature import Signature, TensorSpec, quoted
-from headrace.core.tensors import Buffer, Tensor
+from headrace.core.tensors import Buffer, Tensor, brackets
 from headrace.core.texts import shown
 from headrace.wire.elements import (
     Charge,

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.core.bytes_array import BytesArray
+from headrace.core.call import MAX_TENSORS
 from headrace.core.datatypes import ITEM_SIZES, NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
-from headrace.core.requests import MAX_TENSORS
 from headrace.core.tensors import Array, Buffer, Tensor, byte_size_mismatch, element_count
 from headrace.wire.elements import LENGTH_BYTES, Charge, decoded_size
 from headrace.workers.elements import join

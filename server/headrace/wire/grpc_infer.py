@@ -5,9 +5,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from headrace.core.datatypes import BY_NAME, ITEM_SIZES, Datatype
-from headrace.core.errors import InvalidRequest
-from headrace.core.requests import (
+from headrace.core.call import (
     MAX_PARAMETERS,
     MAX_TENSORS,
     Call,
@@ -17,6 +15,8 @@ from headrace.core.requests import (
     SharedInput,
     Stretch,
 )
+from headrace.core.datatypes import BY_NAME, ITEM_SIZES, Datatype
+from headrace.core.errors import InvalidRequest
 from headrace.core.signature import Signature, quoted
 from headrace.core.tensors import Buffer, Tensor, byte_size_mismatch, element_count, raw_bytes
 from headrace.wire.bytes_tensor import decode_bytes_tensor

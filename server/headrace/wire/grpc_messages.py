@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from headrace.core.bytes_array import COPIED
+from headrace.core.call import NOBODY, Call, Computed, InferResponse
 from headrace.core.datatypes import NUMPY, Datatype
-from headrace.core.requests import NOBODY, Call, Computed, InferResponse
 from headrace.core.signature import Signature
 from headrace.core.tensors import Array, Buffer, Tensor, new_tensor, raw_bytes
 from headrace.core.texts import bounded

@@ -19,8 +19,8 @@ from hmac import compare_digest
 from ipaddress import ip_address
 from typing import TypeAlias
 
+from headrace.core.call import DEADLINE_PARAMETER
 from headrace.core.errors import InvalidRequest, Restricted
-from headrace.core.parameter_names import DEADLINE_PARAMETER
 from headrace.core.trace_context import TRACE_PARAMETER
 
 ALL = "*"

@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from headrace.core.datatypes import BY_NAME, ITEM_SIZES, Datatype
-from headrace.core.errors import InvalidRequest
-from headrace.core.requests import (
+from headrace.core.call import (
     MAX_PARAMETERS,
     MAX_TENSORS,
     Call,
@@ -23,9 +21,10 @@ from headrace.core.requests import (
     Raw,
     Shared,
 )
-from headrace.core.shapes import brackets
+from headrace.core.datatypes import BY_NAME, ITEM_SIZES, Datatype
+from headrace.core.errors import InvalidRequest
 from headrace.core.signature import Signature, quoted
-from headrace.core.tensors import MAX_RANK, Buffer, Tensor, elsewhere, too_many_dimensions
+from headrace.core.tensors import MAX_RANK, Buffer, Tensor, brackets, elsewhere, too_many_dimensions
 from headrace.core.texts import bounded
 from headrace.wire.bytes_tensor import decode_bytes_tensor, object_array
 from headrace.wire.classification import check_class_count

@@ -8,8 +8,8 @@ from functools import lru_cache
 
 import orjson
 
+from headrace.core.call import InferResponse
 from headrace.core.datatypes import Datatype
-from headrace.core.requests import InferResponse
 from headrace.core.tensors import Buffer, raw_bytes
 from headrace.wire.elements import json_pieces
 from headrace.wire.parameters import json_parameters

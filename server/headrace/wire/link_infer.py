@@ -13,9 +13,7 @@ import numpy as np
 import orjson
 
 from headrace.core.bytes_array import BytesArray
-from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
-from headrace.core.errors import InvalidRequest, ServerError
-from headrace.core.requests import (
+from headrace.core.call import (
     Call,
     InferResponse,
     Parameter,
@@ -25,6 +23,8 @@ from headrace.core.requests import (
     Stretch,
     Timing,
 )
+from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
+from headrace.core.errors import InvalidRequest, ServerError
 from headrace.core.tensors import Array, Buffer, Tensor, element_count, elsewhere, raw_bytes
 from headrace.core.texts import bounded
 from headrace.wire.link_frames import BrokenLink

@@ -12,11 +12,18 @@ from typing import Any
 
 import orjson
 
+from headrace.core.call import (
+    DEADLINE_PARAMETER,
+    FORWARD_PARAMETER,
+    HEADER_PARAMETER,
+    MAX_PARAMETERS,
+    Parameter,
+    SharedInput,
+    Stretch,
+)
 from headrace.core.datatypes import ITEM_SIZES, Datatype
 from headrace.core.errors import InvalidRequest
-from headrace.core.load_parameters import LoadParameters
-from headrace.core.parameter_names import DEADLINE_PARAMETER, FORWARD_PARAMETER, HEADER_PARAMETER
-from headrace.core.requests import MAX_PARAMETERS, Parameter, SharedInput, Stretch
+from headrace.core.model_spec import LoadParameters
 from headrace.core.tensors import Buffer, byte_size_mismatch, element_count
 from headrace.core.texts import shown
 from headrace.core.trace_context import TRACE_PARAMETER

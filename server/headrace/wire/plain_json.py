@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import orjson
 
+from headrace.core.call import MAX_TENSORS
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
-from headrace.core.requests import MAX_TENSORS
 from headrace.core.signature import Shape, Signature, TensorSpec
 from headrace.core.tensors import MAX_RANK, Buffer, Tensor, new_tensor
 from headrace.wire.elements import FLAT

@@ -14,9 +14,9 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from headrace.core.bytes_array import BytesArray
+from headrace.core.call import Parameter
 from headrace.core.datatypes import BY_NAME, ITEM_SIZES, NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
-from headrace.core.requests import Parameter
 from headrace.core.tensors import Buffer, Tensor, TensorArray, element_count, raw_bytes
 from headrace.wire.bytes_tensor import decode_bytes_tensor
 from headrace.wire.elements import tensor_from_values

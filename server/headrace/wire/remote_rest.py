@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import orjson
 
+from headrace.core.call import Parameter
 from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
-from headrace.core.requests import Parameter
 from headrace.core.tensors import Buffer, Tensor, TensorArray, concatenated, raw_bytes
 from headrace.wire.bytes_tensor import decode_bytes_tensor
 from headrace.wire.elements import flatten, json_elements, tensor_from_json

@@ -8,8 +8,8 @@ Envoy tells in a header of its own after how many milliseconds it will give a re
 import re
 from collections.abc import Mapping
 
+from headrace.core.call import Call, InferResponse, Timing
 from headrace.core.errors import InvalidRequest, ServerError
-from headrace.core.requests import Call, InferResponse, Timing
 
 TIMING = "server-timing"  # a trailer of gRPC
 # Its value, in every answer: nanoseconds in the queue and in execution, and rows. `dur` is in

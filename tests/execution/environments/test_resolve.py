@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.core.environment_options import EnvironmentOptions
 from headrace.core.errors import InvalidOption, LoadFailed
-from headrace.core.model_spec import LoadSpec
+from headrace.core.model_spec import EnvironmentOptions, LoadSpec
 from headrace.execution.environments.interpreters import choose, probe
 from headrace.execution.environments.resolve import Environment, cache_of, environment_of
 from tests.models.environments import write_wheelhouse

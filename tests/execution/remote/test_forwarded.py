@@ -5,8 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.core.parameter_names import DEADLINE_PARAMETER, FORWARD_PARAMETER
-from headrace.core.requests import Call
+from headrace.core.call import DEADLINE_PARAMETER, FORWARD_PARAMETER, Call
 from headrace.core.trace_context import TRACE_PARAMETER, TraceContext
 from headrace.engine.traced_calls import PassedCall
 from headrace.execution.remote.forwarded import Forwarding

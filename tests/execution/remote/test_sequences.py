@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from headrace.core.requests import Parameter
+from headrace.core.call import Parameter
 from headrace.execution.remote.connection import RemoteRequest
 from headrace.execution.remote.member import Member
 from headrace.execution.remote.sequences import SequenceCalls

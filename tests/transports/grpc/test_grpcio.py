@@ -6,7 +6,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from headrace.core.requests import Call
+from headrace.core.call import Call
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Admission
 from headrace.transports.grpc.call import Handlers, Reply

@@ -9,9 +9,9 @@ import numpy as np
 import orjson
 import pytest
 
+from headrace.core.call import Call, InferResponse, Raw, Timing
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ExecutionFailed, NotFound, QueueTimeout
-from headrace.core.requests import Call, InferResponse, Raw, Timing
 from headrace.core.tensors import Tensor
 from headrace.engine.doors import PAUSE_BYTES
 from headrace.transports.http.generate import (

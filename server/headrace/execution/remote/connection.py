@@ -15,8 +15,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from headrace.core.call import Parameter
 from headrace.core.errors import RemoteBroken, ServerError
-from headrace.core.requests import Parameter
 from headrace.core.trace_context import TraceContext
 from headrace.execution.remote.options import Endpoint
 from headrace.wire.pb import grpc_service_pb2 as pb

@@ -7,8 +7,7 @@ not be: a call lasts for as long as anybody waits for it.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from headrace.core.parameter_names import DEADLINE_PARAMETER, FORWARD_PARAMETER
-from headrace.core.requests import Call, Parameter
+from headrace.core.call import DEADLINE_PARAMETER, FORWARD_PARAMETER, Call, Parameter
 from headrace.core.trace_context import TRACE_PARAMETER
 from headrace.execution.remote.connection import CallTrace, CallTraces
 from headrace.execution.remote.options import RemoteOptions

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from headrace.core.errors import InvalidOption, LoadFailed
-from headrace.core.numbers import whole_number
+from headrace.core.texts import whole_number
 from headrace.wire.compression import ENCODINGS
 
 PROTOCOL_PARAMETERS = frozenset({"protocol", "signature_name", "remote_label", "request_body"})

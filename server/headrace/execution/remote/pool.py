@@ -18,8 +18,8 @@ from collections.abc import Callable, Container, Iterator, Sequence, Set
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Protocol
 
+from headrace.core.call import Call
 from headrace.core.errors import InvalidOption, LoadFailed, ModelNotReady, ServerError
-from headrace.core.requests import Call
 from headrace.core.signature import Signature
 from headrace.execution.aside import aside
 from headrace.execution.choice import InstanceKind

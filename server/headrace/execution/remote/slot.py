@@ -5,12 +5,12 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import Protocol
 
+from headrace.core.call import Call
 from headrace.core.errors import (
     Cancelled,
     ExecutionFailed,
     ServerError,
 )
-from headrace.core.requests import Call
 from headrace.core.signature import Signature, reshaped
 from headrace.core.tensors import TensorArray
 from headrace.execution.remote.connection import (

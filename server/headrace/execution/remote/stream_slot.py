@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Callable
 from time import monotonic_ns
 
+from headrace.core.call import Call
 from headrace.core.errors import Cancelled, ServerError
-from headrace.core.requests import Call
 from headrace.core.signature import Signature
 from headrace.execution.remote.errand import Lost
 from headrace.execution.remote.forwarded import Forwarding

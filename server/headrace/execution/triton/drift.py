@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from headrace.core.datatypes import BY_CONFIG_NUMBER
-from headrace.core.shapes import brackets
+from headrace.core.tensors import brackets
 from headrace.execution.remote.connection import RemoteDescription
 from headrace.execution.triton.groups import agree, described
 from headrace.wire.pb import grpc_service_pb2 as pb

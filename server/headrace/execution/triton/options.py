@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.core.errors import InvalidOption
-from headrace.core.numbers import whole_number
+from headrace.core.texts import whole_number
 
 BACKEND, PLATFORM = "remote_backend", "remote_platform"
 MANAGED_PARAMETERS = frozenset({BACKEND, PLATFORM})

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from headrace.core.call import Call
 from headrace.core.errors import ServerError
-from headrace.core.requests import Call
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Account
 from headrace.wire.header_rules import Key

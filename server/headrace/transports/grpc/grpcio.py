@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from headrace.core.call import Call
 from headrace.core.errors import Overloaded, ServerError
-from headrace.core.requests import Call
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Account, Admission, ConnectionAccount
 from headrace.transports.grpc.access import CANCELLED, error_text, log_access, retry_details

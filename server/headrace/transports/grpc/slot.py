@@ -3,8 +3,8 @@
 from collections import deque
 from typing import TYPE_CHECKING
 
+from headrace.core.call import Call, InferResponse
 from headrace.core.errors import ServerError
-from headrace.core.requests import Call, InferResponse
 from headrace.engine.doors import Target
 from headrace.transports.grpc.call import Message
 from headrace.wire.grpc_messages import stream_message, stream_response

@@ -15,8 +15,8 @@ import logging
 from collections import deque
 from collections.abc import Mapping
 
+from headrace.core.call import Call
 from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError, ServerExiting
-from headrace.core.requests import Call
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
 from headrace.engine.deferred import Deferred

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from headrace.core.call import Call, InferResponse, Timing
 from headrace.core.errors import (
     InvalidRequest,
     PayloadTooLarge,
@@ -15,7 +16,6 @@ from headrace.core.errors import (
     Unsupported,
     UnsupportedEncoding,
 )
-from headrace.core.requests import Call, InferResponse, Timing
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Account

@@ -16,8 +16,8 @@ from time import perf_counter
 from typing import Any
 
 from headrace.core.blocks import BLOCKS
+from headrace.core.call import NOBODY, Computed, InferResponse, Timing
 from headrace.core.errors import ServerError, ServerExiting
-from headrace.core.requests import NOBODY, Computed, InferResponse, Timing
 from headrace.core.tensors import Buffer
 from headrace.engine.deferred import Deferred
 from headrace.engine.doors import Entrance

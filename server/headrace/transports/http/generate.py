@@ -11,8 +11,8 @@ from contextlib import suppress
 
 from starlette.types import Receive, Scope, Send
 
+from headrace.core.call import Call, InferResponse, Raw, Timing
 from headrace.core.errors import InvalidRequest, ServerError
-from headrace.core.requests import Call, InferResponse, Raw, Timing
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Account

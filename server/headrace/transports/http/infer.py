@@ -11,8 +11,8 @@ from typing import Protocol, cast
 
 from starlette.types import Receive, Scope, Send
 
+from headrace.core.call import InferResponse
 from headrace.core.errors import InvalidRequest, ServerExiting
-from headrace.core.requests import InferResponse
 from headrace.engine.admission import Account
 from headrace.engine.doors import Entrance
 from headrace.engine.future_call import Awaited

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from headrace.core.patience import SLOWEST, Patience, undelivered
+from headrace.core.limits import SLOWEST, Patience, undelivered
 from headrace.engine.admission import Admission, ConnectionAccount
 from headrace.engine.progress import Progress
 from headrace.observability.statistics import OTHER

@@ -6,7 +6,7 @@ from functools import partial
 from fastapi import FastAPI, Request, Response
 
 from headrace.core.errors import InvalidRequest, Unsupported
-from headrace.core.load_parameters import LoadParameters
+from headrace.core.model_spec import LoadParameters
 from headrace.engine.engine import Engine
 from headrace.transports.http.described import MODEL_INDEX, answers, body, record
 from headrace.transports.http.json_bodies import json_answer, json_body, parse_object, whole_body

@@ -5,8 +5,8 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+from headrace.core.call import Call, InferResponse
 from headrace.core.errors import ServerError
-from headrace.core.requests import Call, InferResponse
 from headrace.engine.admission import Account
 from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES, not_read
 from headrace.engine.workbench import LARGE, Job, Workbench

@@ -9,8 +9,8 @@ from functools import partial
 from struct import Struct
 from typing import Any
 
+from headrace.core.call import Call, Computed, InferResponse
 from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
-from headrace.core.requests import Call, Computed, InferResponse
 from headrace.core.tensors import Buffer
 from headrace.engine.doors import GRPC_NOT_DECOUPLED, Direct
 from headrace.transports.grpc.call import Message

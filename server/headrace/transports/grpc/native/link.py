@@ -8,7 +8,7 @@ from math import inf
 from random import uniform
 from typing import TYPE_CHECKING, cast
 
-from headrace.core.patience import undelivered
+from headrace.core.limits import undelivered
 from headrace.engine.progress import Progress
 from headrace.transports.grpc.native.head import RESPONSE_HEAD
 from headrace.wire.http2.keep_alive import Due, Watch

@@ -17,7 +17,7 @@ from time import perf_counter
 
 from headrace.core.blocks import BLOCKS
 from headrace.core.errors import InvalidRequest, PayloadTooLarge, ServerError
-from headrace.core.patience import Patience
+from headrace.core.limits import Patience
 from headrace.core.tensors import Buffer
 from headrace.engine.workbench import LARGE, Job
 from headrace.transports.grpc.access import (
