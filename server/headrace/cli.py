@@ -30,7 +30,7 @@ from headrace.settings import (
     limits_by_memory,
 )
 from headrace.triton_options import add_triton_options, translate
-from headrace.workers.cgroup import memory_limit
+from headrace.workers.allocation import memory_limit
 
 
 def main(

@@ -8,7 +8,7 @@ from headrace.core.errors import ServerError
 from headrace.execution.model_calls import ModelCalls
 from headrace.execution.worker import WorkerProcess
 from headrace.scheduling.batch import Batch
-from headrace.workers.triton_responses import TritonError
+from headrace.workers.triton_requests import TritonError
 
 
 class FakeLink:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.workers.cgroup import memory_limit
+from headrace.workers.allocation import memory_limit
 
 MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 NOWHERE = Path("/nonexistent")

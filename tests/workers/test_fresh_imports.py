@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.workers.fresh_imports import import_freshly
 from headrace.workers.loaders import python
+from headrace.workers.model_class import import_freshly
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.workers.functions import ResultError
 from headrace.workers.model_class import its_traceback, one_line
-from headrace.workers.triton_responses import InferenceResponse
+from headrace.workers.triton_requests import InferenceResponse
 from headrace.workers.triton_tensors import TritonModelException
 
 

@@ -22,9 +22,13 @@ from headrace.workers.frames import (
 )
 from headrace.workers.link import Link
 from headrace.workers.session import Session
-from headrace.workers.triton_requests import InferenceRequest
-from headrace.workers.triton_responses import InferenceResponse, TritonError
-from headrace.workers.triton_senders import Answering, InferenceResponseSender
+from headrace.workers.triton_requests import (
+    Answering,
+    InferenceRequest,
+    InferenceResponse,
+    InferenceResponseSender,
+    TritonError,
+)
 from headrace.workers.triton_tensors import Tensor, TritonModelException
 
 

@@ -10,8 +10,7 @@ from weakref import finalize
 import numpy as np
 
 from headrace.core.tensors import Array
-from headrace.workers.allocation import kept_bytes
-from headrace.workers.cgroup import memory_limit
+from headrace.workers.allocation import kept_bytes, memory_limit
 
 _LEAST, _LARGEST = 1 << 20, 32 << 20  # bytes of a block that is worth keeping
 _SHARE = 0.75  # of what a process may keep; the rest is its heap's

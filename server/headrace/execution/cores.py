@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from headrace.workers.cgroup import CGROUPS, OWN_CGROUP, groups
+from headrace.workers.allocation import CGROUPS, OWN_CGROUP, groups
 
 
 def core_limit(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> int:

@@ -19,10 +19,13 @@ from headrace.workers.frames import (
     unpack_layout,
 )
 from headrace.workers.link import TOO_LONG, Link, Parcel
-from headrace.workers.triton_requests import InferenceRequest
+from headrace.workers.triton_requests import (
+    Exchange,
+    InferenceRequest,
+    InferenceResponse,
+    TritonError,
+)
 from headrace.workers.triton_requests import received as received_request
-from headrace.workers.triton_responses import InferenceResponse, TritonError
-from headrace.workers.triton_senders import Exchange
 from headrace.workers.triton_tensors import Tensor, TritonModelException, received
 
 Told = dict[str, Any]

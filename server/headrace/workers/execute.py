@@ -17,8 +17,12 @@ from headrace.workers.frames import IN_FILE, BatchMeta, Header, Kind, frame, unp
 from headrace.workers.link import Link
 from headrace.workers.model_class import its_traceback, one_line, wrong_responses
 from headrace.workers.session import Session
-from headrace.workers.triton_requests import InferenceRequest, is_given_back
-from headrace.workers.triton_responses import InferenceResponse, TritonError
+from headrace.workers.triton_requests import (
+    InferenceRequest,
+    InferenceResponse,
+    TritonError,
+    is_given_back,
+)
 
 log = logging.getLogger("model")
 

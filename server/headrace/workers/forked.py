@@ -18,8 +18,7 @@ from headrace.workers.frames import Kind, offsets
 from headrace.workers.link import Link
 from headrace.workers.session import NOT_NOW, Session
 from headrace.workers.triton_calls import Call
-from headrace.workers.triton_responses import TritonError
-from headrace.workers.triton_server import connect
+from headrace.workers.triton_requests import TritonError, connect
 from headrace.workers.triton_tensors import TritonModelException
 
 

@@ -22,12 +22,11 @@ from headrace.workers.batches import Batches
 from headrace.workers.execute import Executor
 from headrace.workers.forked import Forks
 from headrace.workers.frames import Kind, frame
-from headrace.workers.fresh_imports import import_freshly
 from headrace.workers.link import Link, end_with
+from headrace.workers.model_class import import_freshly
 from headrace.workers.session import NOT_NOW, Session
 from headrace.workers.triton_config import Contradicted
-from headrace.workers.triton_requests import InferenceRequest
-from headrace.workers.triton_server import connect
+from headrace.workers.triton_requests import InferenceRequest, connect
 from headrace.workers.triton_tensors import TritonModelException
 
 _LONGEST = 64 << 10  # characters of what is logged at once

@@ -22,8 +22,7 @@ from headrace.workers.elements import Buffer
 from headrace.workers.frames import Header, Kind, frame, pack_header, unpack_request
 from headrace.workers.link import Link, Received
 from headrace.workers.triton_calls import Call, ResponseIterator
-from headrace.workers.triton_requests import InferenceRequest
-from headrace.workers.triton_responses import InferenceResponse, TritonError
+from headrace.workers.triton_requests import InferenceRequest, InferenceResponse, TritonError
 from headrace.workers.triton_tensors import TritonModelException
 
 if TYPE_CHECKING:

@@ -6,14 +6,14 @@ The names and their meaning are Triton's (its Python backend's documentation); t
 import logging
 
 from headrace.workers import triton_config
-from headrace.workers.triton_arguments import text, wrong
 from headrace.workers.triton_calls import (
+    Metric,
+    MetricFamily,
     ResponseIterator,
     is_model_ready,
     load_model,
     unload_model,
 )
-from headrace.workers.triton_metrics import Metric, MetricFamily
 from headrace.workers.triton_requests import (
     TRITONSERVER_MEMORY_CPU,
     TRITONSERVER_MEMORY_GPU,
@@ -21,14 +21,13 @@ from headrace.workers.triton_requests import (
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
     TRITONSERVER_REQUEST_RELEASE_ALL,
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
+    TRITONSERVER_RESPONSE_COMPLETE_FINAL,
     InferenceRequest,
+    InferenceResponse,
+    InferenceResponseSender,
     InferenceTrace,
     PreferredMemory,
-)
-from headrace.workers.triton_responses import InferenceResponse, TritonError
-from headrace.workers.triton_senders import (
-    TRITONSERVER_RESPONSE_COMPLETE_FINAL,
-    InferenceResponseSender,
+    TritonError,
 )
 from headrace.workers.triton_tensors import (
     Tensor,
@@ -37,8 +36,10 @@ from headrace.workers.triton_tensors import (
     numpy_to_triton_type,
     received,
     serialize_byte_tensor,
+    text,
     triton_string_to_numpy,
     triton_to_numpy_type,
+    wrong,
 )
 
 __all__ = [

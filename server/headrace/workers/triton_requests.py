@@ -1,27 +1,294 @@
-"""Requests as Triton's Python models see them: those of clients, and a model's own.
+"""Requests and responses as Triton's Python models see them, and what answers a request.
 
-A client's request is answered by what `execute` gives back for it, or by a sender. A request that a
-model has made is for another model, and is executed by what this process is connected to.
+A client's request is answered by what `execute` gives back for it, or by a sender, at any time and
+from any thread. One that is neither answered nor kept by the model is answered with an error:
+nobody waits for an answer that cannot come. A request that a model has made is for another model,
+and is executed by the `Server` that this process is connected to: Triton's API is a module, so
+there has to be one such thing for a process, and this is the only place that keeps it.
 """
 
 import json
+import sys
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from headrace.workers.triton_arguments import (
+from headrace.workers.triton_tensors import (
     INT64,
     UINT32,
     UINT64,
+    Tensor,
+    TritonModelException,
     elements,
     flag,
     text,
     whole,
     wrong,
 )
-from headrace.workers.triton_responses import checked, tensors
-from headrace.workers.triton_senders import Answering, Exchange, InferenceResponseSender
-from headrace.workers.triton_server import Server, connected
-from headrace.workers.triton_tensors import Tensor, TritonModelException
+
+
+class TritonError:
+    """An error that answers one request, with a code that becomes the status of the answer."""
+
+    UNKNOWN = 0
+    INTERNAL = 1
+    NOT_FOUND = 2
+    INVALID_ARG = 3
+    UNAVAILABLE = 4
+    UNSUPPORTED = 5
+    ALREADY_EXISTS = 6
+    CANCELLED = 7
+
+    def __init__(self, message: str, code: int = INTERNAL) -> None:
+        self._message = text("message", message)
+        self._code = whole("code", code, (self.UNKNOWN, self.CANCELLED))
+
+    def message(self) -> str:
+        """What the client is told."""
+        return self._message
+
+    def code(self) -> int:
+        """One of the constants of this class."""
+        return self._code
+
+    def __str__(self) -> str:
+        return self._message
+
+
+class InferenceResponse:
+    """The answer to one request: tensors, or an error."""
+
+    __slots__ = ("_error", "_parameters", "_tensors")
+
+    def __init__(
+        self,
+        output_tensors: Iterable[Tensor] = (),
+        error: TritonError | None = None,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Raises `TypeError`, and `TritonModelException` for parameters that cannot be sent."""
+        self._tensors = tensors("output_tensors", output_tensors)
+        if error is not None and not isinstance(error, TritonError):
+            raise wrong("error", "a TritonError or None", error)
+        self._error = error
+        self._parameters = checked(parameters) if parameters is not None else {}
+
+    def output_tensors(self) -> list[Tensor]:
+        """Its tensors."""
+        return self._tensors
+
+    def has_error(self) -> bool:
+        """Whether it is an error."""
+        return self._error is not None
+
+    def error(self) -> TritonError | None:
+        """The error, if it is one."""
+        return self._error
+
+    def parameters(self) -> str:
+        """Its parameters as JSON."""
+        return json.dumps(self._parameters)
+
+    def parameter_values(self) -> dict[str, Any]:
+        """Its parameters."""
+        return self._parameters
+
+
+def tensors(what: str, given: Any) -> list[Tensor]:
+    """A list of tensors; raises `TypeError`, and `TritonModelException` for None in it."""
+    found = given.copy() if type(given) is list else elements(what, given, "Tensor")
+    for tensor in found:
+        if not isinstance(tensor, Tensor):
+            if tensor is None:
+                raise TritonModelException(f"{what} must be of Tensor, got None")
+            raise wrong(what, "of Tensor", tensor)
+    return found
+
+
+def checked(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters as a dictionary; raises `TritonModelException` for what cannot be one.
+
+    Triton refuses floating-point numbers, which its own protocol could carry.
+    """
+    if not isinstance(parameters, dict):
+        raise TritonModelException(f"Expect a dict of parameters, got {type(parameters)}")
+    for name, value in parameters.items():
+        if not isinstance(name, str):
+            raise TritonModelException(
+                f"Expect parameters keys to have type str, found type {type(name)} for {name!r}"
+            )
+        if not isinstance(value, (bool, int, str)):
+            raise TritonModelException(
+                "Expect parameters values to have type bool/int/str, found type"
+                f" {type(value)} for {name!r}"
+            )
+    return dict(parameters)
+
+
+class Server(Protocol):
+    """What a model may ask of its server, from any thread."""
+
+    def exec(self, request: Any, decoupled: bool) -> Any:
+        """Have another model run; see `InferenceRequest.exec`."""
+
+    def async_exec(self, request: Any, decoupled: bool) -> Awaitable[Any]:
+        """See `InferenceRequest.async_exec`."""
+
+    def control(self, document: Mapping[str, Any]) -> Any:
+        """Have something else done, and wait for what comes of it."""
+
+    def register(self, document: Mapping[str, Any]) -> None:
+        """Make a family of metrics; raises `TritonModelException` if it contradicts another."""
+
+    def tell(self, document: Mapping[str, Any]) -> None:
+        """Tell of a change of a metric, without waiting."""
+
+
+class _Connection:
+    server: Server | None = None
+
+
+def connect(server: Server | None) -> None:
+    """Be connected to `server` from now on; not for models."""
+    _Connection.server = server
+
+
+def connected() -> Server:
+    """The server; raises `TritonModelException` where there is none."""
+    if _Connection.server is None:
+        raise TritonModelException("this is only possible inside a server's worker")
+    return _Connection.server
+
+
+TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+
+
+class Exchange(Protocol):
+    """The way of answers to the server, from any thread."""
+
+    def respond(
+        self, number: int, response: InferenceResponse | None, final: bool, wanted: Sequence[str]
+    ) -> None:
+        """Send a response to a request, the last one if it is `final`, or only the end."""
+
+    def drop(self, number: int, error: TritonError) -> None:
+        """End a request with an error; called wherever the interpreter frees an object."""
+
+    def wait_for_room(self, number: int) -> None:
+        """Wait while the client does not read what it has got."""
+
+    async def room(self, number: int) -> None:
+        """The same on an event loop."""
+
+    def is_cancelled(self, number: int) -> bool:
+        """Whether nobody waits for a request any more."""
+
+
+class Answering:
+    """What one request has been answered so far, by senders."""
+
+    __slots__ = ("closed", "decoupled", "number", "sent", "source", "wanted")
+
+    def __init__(
+        self, source: Exchange, number: int, wanted: Sequence[str], decoupled: bool
+    ) -> None:
+        self.source = source
+        self.number = number
+        self.wanted = wanted
+        self.decoupled = decoupled
+        self.sent = 0
+        self.closed = False  # nothing more is to be sent
+
+    def __del__(self) -> None:
+        if not self.closed:
+            missing = (
+                "its response sender must send TRITONSERVER_RESPONSE_COMPLETE_FINAL"
+                if self.decoupled
+                else "execute returned no response to it, and its response sender sent none"
+            )
+            text = f"the model has dropped the request without completing it: {missing}"
+            self.source.drop(self.number, TritonError(text))
+
+
+class InferenceResponseSender:
+    """Answers one request, from any thread."""
+
+    __slots__ = ("_answering",)
+
+    def __init__(self, answering: Answering) -> None:
+        self._answering = answering
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        """Send a response, the end of the request, or both.
+
+        Waits while the client does not read, unless it is called on an event loop. Raises
+        `TypeError`, and `TritonModelException` for what cannot be sent.
+        """
+        answering = self._answering
+        self._check(response, flags)
+        if not flags and not _on_event_loop():
+            answering.source.wait_for_room(answering.number)
+        self._send(response, flags)
+
+    async def asend(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        """As `send`, for coroutines: others run while it waits for the client to read."""
+        answering = self._answering
+        self._check(response, flags)
+        if not flags:
+            await answering.source.room(answering.number)
+        self._send(response, flags)
+
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for the request any more."""
+        return self._answering.source.is_cancelled(self._answering.number)
+
+    def _send(self, response: InferenceResponse | None, flags: int) -> None:
+        answering = self._answering
+        final = bool(flags)
+        if response is not None:
+            # An ordinary model's only response is its last one, too: the flag may come, or not.
+            final = final or not answering.decoupled
+            answering.sent += 1
+        answering.closed = answering.closed or final
+        answering.source.respond(answering.number, response, final, answering.wanted)
+
+    def _check(self, response: InferenceResponse | None, flags: int) -> None:
+        answering = self._answering
+        if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
+            whole("flags", flags, UINT32)
+            raise TritonModelException("Unable to send response. Unsupported flag provided.")
+        if response is not None and not isinstance(response, InferenceResponse):
+            raise wrong("response", "an InferenceResponse or None", response)
+        if response is None and not flags:
+            raise TritonModelException(
+                "Inference Response object must be provided when the response flags is set to zero."
+            )
+        if not answering.decoupled:
+            if answering.sent and response is None:
+                return  # the response was the end already
+            if answering.sent:
+                raise TritonModelException(
+                    "Unable to send response. Non-decoupled model cannot send more than one"
+                    " response."
+                )
+            if response is None:
+                raise TritonModelException(
+                    "Unable to send response. Non-decoupled model cannot send complete final before"
+                    " sending a response."
+                )
+        if answering.closed:
+            raise TritonModelException("Unable to send response. Response sender has been closed.")
+
+
+def _on_event_loop() -> bool:
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None:  # nothing has a loop
+        return False
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2

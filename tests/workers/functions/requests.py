@@ -8,9 +8,8 @@ import numpy as np
 
 from headrace.workers import triton_api as pb
 from headrace.workers.elements import Array
-from headrace.workers.functions.adapter import FunctionModel
+from headrace.workers.functions.adapter import FunctionModel, adapted
 from headrace.workers.functions.decorator import declared
-from headrace.workers.functions.finding import adapted
 from headrace.workers.triton_config import ModelConfig
 
 

@@ -8,9 +8,8 @@ from typing import Any, Literal
 import pytest
 
 from headrace import Float32, N, Strings, model
-from headrace.workers.functions.adapter import FunctionModel
+from headrace.workers.functions.adapter import FunctionModel, adapted
 from headrace.workers.functions.decorator import declared
-from headrace.workers.functions.finding import adapted
 from headrace.workers.triton_config import Contradicted
 from tests.workers.functions.requests import completed, started
 

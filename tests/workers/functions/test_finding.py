@@ -8,8 +8,13 @@ from typing import Any
 
 import pytest
 
-from headrace.workers.functions.adapter import AsyncModel, FunctionModel, PlainModel
-from headrace.workers.functions.streams import AsyncStreamModel, StreamModel
+from headrace.workers.functions.adapter import (
+    AsyncModel,
+    AsyncStreamModel,
+    FunctionModel,
+    PlainModel,
+    StreamModel,
+)
 from headrace.workers.loaders.python import load
 
 HEAD = "from collections.abc import AsyncIterator, Iterator\nfrom headrace import model\n"

@@ -11,7 +11,7 @@ import pytest
 
 from headrace import InvalidInput, model
 from headrace.workers import triton_api as pb
-from headrace.workers.functions.streams import FINAL
+from headrace.workers.functions.adapter import FINAL
 from tests.workers.functions.requests import Request, started, values
 
 SECONDS = 10.0

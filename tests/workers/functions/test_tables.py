@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from headrace import Frame, ResultError, Table, model
-from headrace.workers.functions.annotations import Columns, read
-from headrace.workers.functions.tables import from_frame, to_frame
+from headrace.workers.functions.signature import Columns, read
+from headrace.workers.functions.values import from_frame, to_frame
 from tests.workers.functions.requests import Request, started, values
 
 

@@ -21,7 +21,7 @@ from headrace import (
     UInt64,
 )
 from headrace.workers.elements import Array
-from headrace.workers.functions.annotations import Dim, Element, Tensor, read
+from headrace.workers.functions.signature import Dim, Element, Tensor, read
 from headrace.workers.functions.values import check_shape, fitted, received, sent
 
 TEXT = Element("Strings", "BYTES", text=True)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.workers.loaders.pytorch_export import moved_program
+from headrace.workers.loaders.pytorch import moved_program
 from tests.workers.loaders.served import Served
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")

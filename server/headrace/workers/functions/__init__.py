@@ -5,8 +5,6 @@ keeps it, `calls.py` turns requests into calls and results into responses, and `
 `streams.py` make of it what the worker runs.
 """
 
-from headrace.workers.functions.annotations import SignatureError
-from headrace.workers.functions.context import Context
 from headrace.workers.functions.decorator import model
 from headrace.workers.functions.names import (
     BFloat16,
@@ -28,6 +26,7 @@ from headrace.workers.functions.names import (
     UInt32,
     UInt64,
 )
+from headrace.workers.functions.signature import Context, SignatureError
 from headrace.workers.functions.values import InvalidInput, ResultError
 
 __all__ = [

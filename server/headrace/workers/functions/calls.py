@@ -12,10 +12,18 @@ import numpy as np
 
 from headrace.workers import triton_api as pb
 from headrace.workers.elements import Array
-from headrace.workers.functions.annotations import Columns, Dim, Form, Tensor
-from headrace.workers.functions.context import Context
-from headrace.workers.functions.signature import Mode, Packing, Port, Signature, Value
-from headrace.workers.functions.tables import from_frame, to_frame
+from headrace.workers.functions.signature import (
+    Columns,
+    Context,
+    Dim,
+    Form,
+    Mode,
+    Packing,
+    Port,
+    Signature,
+    Tensor,
+    Value,
+)
 from headrace.workers.functions.values import (
     InvalidInput,
     ResultError,
@@ -24,9 +32,11 @@ from headrace.workers.functions.values import (
     dtype_of,
     each,
     fitted,
+    from_frame,
     given,
     received,
     sent,
+    to_frame,
 )
 
 Arguments = dict[str, Any]

@@ -7,14 +7,18 @@ from typing import Any
 import numpy as np
 
 from headrace.workers.elements import Array
-from headrace.workers.loaders.rows import Declared, model_class, needed, threads, unreadable
 from headrace.workers.loaders.tabular import (
     INPUT,
     LEAST_ROWS,
     Column,
+    Declared,
     Tabular,
     Traits,
+    model_class,
+    needed,
     stacked,
+    threads,
+    unreadable,
 )
 
 

@@ -6,8 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from headrace.workers.elements import DTYPES, Array, datatype_of
-from headrace.workers.loaders.rows import Declared, model_class, needed, unreadable
-from headrace.workers.loaders.tabular import INPUT, LEAST_ROWS, Column, Tabular, Traits
+from headrace.workers.loaders.tabular import (
+    INPUT,
+    LEAST_ROWS,
+    Column,
+    Declared,
+    Tabular,
+    Traits,
+    model_class,
+    needed,
+    unreadable,
+)
 
 _TYPES = {
     "boolean": "BOOL", "integer": "INT32", "long": "INT64", "float": "FP32", "double": "FP64",

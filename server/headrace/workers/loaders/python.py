@@ -8,7 +8,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from headrace.workers.fresh_imports import FreshLoader
+from headrace.workers.model_class import FreshLoader
 
 _NO_SUCH_NAME = re.compile(r"cannot import name '(\w+)' from 'headrace' \(.*\)")
 
@@ -28,7 +28,7 @@ def load(document: dict[str, Any]) -> Any:
     found = getattr(module, "TritonPythonModel", None)
     if found is not None:
         return found
-    from headrace.workers.functions.finding import adapted, find
+    from headrace.workers.functions.adapter import adapted, find
 
     declaration = find(module, document["parameters"].get("function", ""))
     if declaration is None:

@@ -8,21 +8,19 @@ from typing import Any
 import numpy as np
 
 from headrace.workers.elements import Array
-from headrace.workers.loaders.rows import (
-    Declared,
-    RefusedInput,
-    model_class,
-    needed,
-    threads,
-    unreadable,
-)
 from headrace.workers.loaders.tabular import (
     INPUT,
     LEAST_ROWS,
     Column,
+    Declared,
+    RefusedInput,
     Tabular,
     Traits,
+    model_class,
+    needed,
     stacked,
+    threads,
+    unreadable,
 )
 
 
