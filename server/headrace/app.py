@@ -37,7 +37,7 @@ from headrace.engine.memory import MemoryWatch
 from headrace.engine.opening import LoadOptions
 from headrace.engine.regions import Regions
 from headrace.engine.reloading import Reloader
-from headrace.engine.tracing import Tracing
+from headrace.engine.tracing import Tracing, make_tracing
 from headrace.execution.cores import core_limit
 from headrace.execution.progress import ABANDONED_SECS
 from headrace.model_sources import control_options, sources_at_start
@@ -47,7 +47,6 @@ from headrace.repository.layout import ModelSource
 from headrace.server_doors import ServerDoors
 from headrace.settings import Settings
 from headrace.start_table import print_models
-from headrace.trace_outputs import make_tracing
 from headrace.workers.allocation import keep_memory
 
 log = logging.getLogger(__name__)

@@ -19,9 +19,8 @@ from headrace.core.model_spec import EnvironmentOptions, variable_names
 from headrace.engine.residency import ResidencyOptions
 from headrace.execution.triton.options import TritonOptions
 from headrace.observability.logs import FORMATS, LogSettings
-from headrace.observability.trace_settings import TraceConfig
+from headrace.observability.trace_settings import TraceConfig, old_options, read_trace_config
 from headrace.options import ENV_PREFIX, Option, SettingsError, Value, setting
-from headrace.trace_options import old_options, read_trace_config
 from headrace.transports.grpc.options import LEVELS, GrpcOptions
 from headrace.wire.header_rules import GRPC_PREFIX, Category, HeaderRules
 from headrace.wire.http2.keep_alive import KeepAlive

@@ -17,9 +17,8 @@ ROOT = "headrace"
 # The modules that put everything together: one part, though each is a file of its own.
 COMPOSITION = {
     "cli", "app", "commands", "doors", "extending", "front_doors",
-    "model_sources", "options", "server_doors", "settings", "start_table", "trace_options",
-    "trace_outputs", "triton", "triton_options",
-    "__main__",
+    "model_sources", "options", "server_doors", "settings", "start_table", "triton",
+    "triton_options", "__main__",
 }  # fmt: skip
 FLOORS = {
     "workers": 0,

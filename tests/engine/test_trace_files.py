@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.engine.trace_files import TraceFiles
-from headrace.engine.trace_thread import Item, TraceThread
+from headrace.engine.trace_writers import Item, TraceFiles, TraceThread
 from headrace.observability.trace_settings import Sampler, TraceSettings
 from headrace.observability.traces import Trace
 

@@ -12,13 +12,12 @@ from headrace.core.call import Call, InferResponse, Submit, Timing
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest, QueueFull, ServerError
 from headrace.core.tensors import Array, Tensor
-from headrace.core.trace_context import TRACE_PARAMETER, read_link
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
-from headrace.engine.trace_thread import Item, TraceThread
+from headrace.engine.trace_writers import Item, TraceThread
 from headrace.engine.tracing import Tracing
 from headrace.observability.trace_settings import Mode, TraceConfig, TraceSettings
-from headrace.observability.traces import Trace
+from headrace.observability.traces import TRACE_PARAMETER, Trace, read_link
 from headrace.repository.layout import read_model_directory
 from tests.engine.test_engine_loading import CONFIG, LOAD_OPTIONS, Constants
 
@@ -360,4 +359,9 @@ def test_a_version_has_a_stage_while_its_model_is_traced(tmp_path: Path) -> None
     thread = TraceThread(kept)
     asyncio.run(scenario())
     thread.close(30)
-    assert [item.version for item in kept.items if isinstance(item, Trace)] == [1]
+    [trace] = [item for item in kept.items if isinstance(item, Trace)]
+    assert trace.version == 1
+    computed = ["COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"]
+    times = [(name, ns) for name, ns in trace.times if name in ("QUEUE_START", *computed)]
+    assert [name for name, _ in times] == ["QUEUE_START", *computed]
+    assert times == sorted(times, key=lambda time: time[1])

@@ -500,11 +500,15 @@ def _bug() -> ServerError:
 
 
 class Timing(NamedTuple):
-    """Where a request's time went: nanoseconds in the queue and in execution, rows of its batch."""
+    """Where a request's time went: nanoseconds in the queue and in execution, rows of its batch.
+
+    `gather_ns` is the part of the execution in which inputs were put together.
+    """
 
     queue_ns: int
     compute_ns: int
     batch_rows: int
+    gather_ns: int = 0
 
 
 @dataclass(slots=True)

@@ -18,10 +18,9 @@ from headrace.core.errors import (
     Unsupported,
 )
 from headrace.core.model_spec import LoadParameters
-from headrace.core.trace_context import TRACE_PARAMETER
-from headrace.engine.traced_calls import PassedCall, TracedCall
-from headrace.engine.tracing import Tracing
+from headrace.engine.tracing import TracedCall, Tracing
 from headrace.observability.model_metrics import ModelMetrics
+from headrace.observability.traces import TRACE_PARAMETER
 from headrace.wire.parameters import load_parameters_of_json
 from headrace.wire.status import INTERNAL_TEXT
 
@@ -99,7 +98,7 @@ class ModelHost:
         else:
             found.submit(call)
 
-    def begin_call(self, link: str) -> TracedCall | PassedCall | None:
+    def begin_call(self, link: str) -> TracedCall | None:
         """`headrace.execution.remote.connection.CallTraces`."""
         return None if self.tracing is None else self.tracing.begin_call(link)
 

@@ -16,10 +16,10 @@ from headrace.core.bytes_array import BytesArray
 from headrace.core.call import Call, InferResponse
 from headrace.core.errors import ServerError
 from headrace.core.tensors import Tensor
-from headrace.core.trace_context import TRACE_PARAMETER
 from headrace.engine.admission import Admission
 from headrace.engine.version import ModelVersion
 from headrace.observability.statistics import ShadowLedger
+from headrace.observability.traces import TRACE_PARAMETER
 from headrace.scheduling.split import SILVER, Sequence64, bound
 from headrace.scheduling.traffic_rules import Shadow
 

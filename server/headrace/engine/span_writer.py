@@ -17,11 +17,9 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from headrace import __version__
-from headrace.core.trace_context import TraceContext
-from headrace.engine.span_ids import child_span
-from headrace.engine.trace_thread import Item
+from headrace.engine.trace_writers import Item
 from headrace.observability.trace_settings import TraceConfig
-from headrace.observability.traces import CallSpan, SpanIds, Trace
+from headrace.observability.traces import CallSpan, SpanIds, Trace, TraceContext, child_span
 
 _SERVICE = "service.name"
 _MODEL = ("REQUEST_START", "QUEUE_START", "REQUEST_END")

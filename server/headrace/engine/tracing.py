@@ -1,24 +1,25 @@
 """Tracing: which requests are traced, and the settings that say so.
 
-The versions of a model that is traced have a stage for it (`headrace.engine.trace_stage`); others
-have none, so that they cost nothing. When settings change, or a count is reached, the stages are
-composed anew. Owned by the event-loop thread; what becomes of finished
-traces is another thread's affair (`headrace.engine.trace_thread`).
+The versions of a model that is traced have a stage for it (`Tracing.traced`); others have none, so
+that they cost nothing. When settings change, or a count is reached, the stages are composed anew.
+Names and order of a trace's times are Triton's: the exchange with the client (HTTP_RECV,
+GRPC_WAITREAD, ..._SEND) around the request, its queue, and the computation of its batch.
 
-Invariant: `_live` has the traces under way, which what models ask for may become part of.
+Owned by the event-loop thread; what becomes of finished traces is another thread's affair
+(`headrace.engine.trace_writers`). Invariant: `_live` has the traces under way, which what models
+ask for may become part of.
 """
 
 import itertools
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from time import monotonic_ns, time_ns
 
-from headrace.core.call import Call, Submit
-from headrace.core.errors import InvalidRequest
-from headrace.core.trace_context import TRACE_PARAMETER, TraceContext, read_link
-from headrace.engine.span_ids import child_span, new_context
-from headrace.engine.trace_stage import Traced, trace_stage
-from headrace.engine.trace_thread import TraceThread
-from headrace.engine.traced_calls import PassedCall, TracedCall
+from headrace.core.call import HEADER_PARAMETER, Call, Done, InferResponse, Stage, Submit
+from headrace.core.errors import Cancelled, InvalidRequest, LoadFailed, ServerError
+from headrace.engine.doors import CONTEXT_HEADERS, Target
+from headrace.engine.trace_writers import TraceFiles, TraceThread
 from headrace.observability.trace_settings import (
     Mode,
     Sampler,
@@ -26,7 +27,186 @@ from headrace.observability.trace_settings import (
     TraceConfig,
     read_changes,
 )
-from headrace.observability.traces import SpanIds, Trace
+from headrace.observability.traces import (
+    BACKEND_OUTPUT,
+    QUEUE_INPUT,
+    TRACE_PARAMETER,
+    CallSpan,
+    SpanIds,
+    Trace,
+    TraceContext,
+    TraceLink,
+    child_span,
+    new_context,
+    read_link,
+    read_traceparent,
+    write_link,
+)
+from headrace.scheduling.batcher import Batcher
+
+log = logging.getLogger(__name__)
+
+_RECEIVE = {"HTTP": "HTTP_RECV", "GRPC": "GRPC_WAITREAD"}
+
+
+def trace_stage(tracing: "Tracing", sampler: Sampler, version: str, submit: Submit) -> Submit:
+    """The stage that traces some of the calls that clients make, before `submit` of a version."""
+    contexts = tracing.takes_contexts
+
+    def stage(call: Call) -> None:
+        if not call.door:  # a copy, or a part of what a model does
+            submit(call)
+            return
+        context = _context(call) if contexts else None
+        if context is None:
+            if not sampler.pick():
+                submit(call)
+                return
+        elif not context.sampled:  # its client has decided; models may still tell others
+            call.parameters[TRACE_PARAMETER] = write_link(TraceLink(0, context))
+            submit(call)
+            return
+        trace = tracing.begin(sampler, call, call.door, context)
+        Traced(tracing, trace, version).submit(call, submit)
+
+    return stage
+
+
+class TracedCall:
+    """A call to another server as a part of a trace; see `execution.remote.connection.CallTrace`.
+
+    Without `record` it is only its client that traces the request, and goes on with that elsewhere.
+    """
+
+    def __init__(
+        self, context: TraceContext, record: Callable[[CallSpan], object] | None = None
+    ) -> None:
+        self.context = context
+        self._record = record
+        self._begun = monotonic_ns()
+        self._endpoint = ""
+
+    def sent(self, endpoint: str) -> None:
+        """Note the server that it goes to."""
+        self._endpoint = endpoint
+
+    def ended(self, error: str) -> None:
+        """Record the call as a span."""
+        if self._record is not None:
+            now = monotonic_ns()
+            self._record(CallSpan(self.context, self._endpoint, self._begun, now, error))
+
+
+class Traced(Stage):
+    """A call while it is traced; the trace ends once the responses have been passed on."""
+
+    __slots__ = ("_begun", "_ended", "_queued", "_trace", "_tracing")
+
+    def __init__(self, tracing: "Tracing", trace: Trace, version: str = "") -> None:
+        """`version` is what runs it, as far as that is known."""
+        trace.version = _number(version)
+        self._tracing = tracing
+        self._trace = trace
+        self._begun = 0  # when the response began to be passed on that is
+        self._queued = False  # by a scheduler that tells when the call was computed
+        self._ended = False
+
+    def submit(self, call: Call, submit: Submit) -> None:
+        """`submit` the call; raises `ServerError`."""
+        trace = self._trace
+        now = monotonic_ns()
+        if trace.door:
+            receive = _RECEIVE[trace.door]
+            begun = call.begun_ns or now
+            trace.time(f"{receive}_START", min(begun, now))
+            trace.time(f"{receive}_END", now)
+        trace.time("REQUEST_START", now)
+        if trace.sampler.settings.tensors:
+            trace.keep(QUEUE_INPUT, list(call.inputs.values()))
+        model = None if trace.spans is None else trace.spans.model
+        call.parameters[TRACE_PARAMETER] = write_link(TraceLink(trace.number, model))
+        call.enter(self, submit)
+        self._queued = isinstance(call.owner, Batcher)
+        if self._queued:
+            trace.time("QUEUE_START", call.arrived)
+
+    # --- what comes for it
+
+    def transform(self, call: Call, response: InferResponse, final: bool, done: Done) -> None:
+        """Take a response."""
+        trace, timing = self._trace, response.timing
+        trace.version = _number(response.model_version)
+        if trace.sampler.settings.tensors:
+            trace.keep(BACKEND_OUTPUT, response.outputs)
+        self._begun = now = monotonic_ns()
+        if final:
+            started = call.arrived + timing.queue_ns if self._queued else 0
+            gathered, computed = started + timing.gather_ns, started + timing.compute_ns
+            self._computed(started, gathered, computed, now)
+        trace.time("INFER_RESPONSE_COMPLETE", now)
+
+    def passed(self, call: Call, response: InferResponse, final: bool) -> None:
+        """A response has been sent."""
+        trace, begun = self._trace, self._begun
+        ended = monotonic_ns()
+        if trace.door:
+            trace.time(f"{trace.door}_SEND_START", begun)
+            trace.time(f"{trace.door}_SEND_END", ended)
+        if final:
+            self._end(begun)
+
+    def ended(self, call: Call, error: ServerError | None) -> None:
+        """The call has ended without a further response."""
+        now = monotonic_ns()
+        if error is not None:
+            self._trace.error = str(error)
+        elif call.started:
+            self._computed(call.began, call.began, now, now)
+        self._end(now)
+
+    def cancelled(self, call: Call) -> None:
+        """Its client has gone."""
+        self._trace.error = str(Cancelled("the client went away"))
+        self._end(monotonic_ns())
+
+    def answered_by(self, backend: str) -> None:
+        """Take which backend answers."""
+        self._trace.backend = backend
+
+    def routed(self, target: Target) -> None:
+        """Take what serves the call, now that it is decided."""
+        self._trace.version = _number(target.name)
+
+    # --- its end
+
+    def _computed(self, started: int, gathered: int, computed: int, ended: int) -> None:
+        """Record when an instance has run the call, if a scheduler had it."""
+        if self._queued:
+            trace = self._trace
+            trace.time("COMPUTE_START", started)
+            trace.time("COMPUTE_INPUT_END", gathered)
+            trace.time("COMPUTE_OUTPUT_START", computed)
+            trace.time("COMPUTE_END", ended)
+
+    def _end(self, now: int) -> None:
+        if not self._ended:
+            self._ended = True
+            self._trace.time("REQUEST_END", now)
+            self._tracing.end(self._trace)
+
+
+def _context(call: Call) -> TraceContext | None:
+    """What the call's client says of its own trace."""
+    parent, state = CONTEXT_HEADERS
+    text = call.parameters.pop(HEADER_PARAMETER + parent, None)
+    if text is not None:  # from a front end
+        return read_traceparent(str(text), str(call.parameters.pop(HEADER_PARAMETER + state, "")))
+    found = call.header(parent)
+    return read_traceparent(found, call.header(state)) if found else None
+
+
+def _number(version: str) -> int:
+    return int(version) if version.isascii() and version.isdigit() else -1
 
 
 class Tracing:
@@ -72,8 +252,7 @@ class Tracing:
         if not changes:
             return
         for sampler in self._table.change(model, changes):
-            if not sampler.open:
-                self._ended(sampler)
+            self._end_retired(sampler)
         self._tell()
         for callback in self._watching:
             callback(self._contexts())
@@ -143,19 +322,22 @@ class Tracing:
             trace.spans = SpanIds(above.trace_id, 0, child_span(above), above)
         Traced(self, trace).submit(call, submit)
 
-    def begin_call(self, link: str) -> TracedCall | PassedCall | None:
+    def begin_call(self, link: str) -> TracedCall | None:
         """What the call of a request to another server is part of; None for nothing.
 
         `link` is what the request has under `TRACE_PARAMETER`.
         """
         number, context = read_link(link)
         trace = self._live.get(number)
-        if trace is not None and trace.spans is not None:
-            return TracedCall(trace, trace.spans, self._is_live)
-        return None if context is None else PassedCall(context)
+        if trace is None or trace.spans is None:
+            return None if context is None else TracedCall(context)
+        calls = trace.calls
 
-    def _is_live(self, trace: Trace) -> bool:
-        return self._live.get(trace.number) is trace
+        def record(span: CallSpan) -> None:
+            if number in self._live:  # else the request has ended before the call
+                calls.append(span)
+
+        return TracedCall(child_span(trace.spans.model), record)
 
     def _trace(self, sampler: Sampler, request: Call, door: str, parent: int) -> Trace:
         sampler.open += 1
@@ -173,14 +355,32 @@ class Tracing:
         trace.last = sampler.spent and not sampler.open
         if self._thread is not None:
             self._thread.put(trace)
-        if sampler.retired and not sampler.open:
-            self._ended(sampler)
+        self._end_retired(sampler)
 
-    def _ended(self, sampler: Sampler) -> None:
-        if self._thread is not None:
+    def _end_retired(self, sampler: Sampler) -> None:
+        """Tell the writer if nothing more comes of a sampler."""
+        if self._thread is not None and sampler.retired and not sampler.open:
             self._thread.put(sampler)
 
     def close(self, seconds: float) -> None:
         """Have everything written, within so much time. Blocks; no request is under way."""
         if self._thread is not None:
             self._thread.close(seconds)
+
+
+def make_tracing(config: TraceConfig) -> Tracing:
+    """Tracing as configured; raises `LoadFailed` if what it needs is not installed."""
+    if config.mode is Mode.OPENTELEMETRY:
+        try:
+            from headrace.engine.span_writer import SpanWriter
+        except ImportError as error:
+            raise LoadFailed(
+                f"--trace-config mode=opentelemetry needs OpenTelemetry's SDK ({error.name} is not"
+                " installed): pip install 'headrace[otel]'"
+            ) from None
+        return Tracing(config, TraceThread(SpanWriter(config)))
+    if not config.file:
+        if not config.settings.off:
+            log.warning("nothing is traced: --trace-config triton,file=PATH says where to")
+        return Tracing(config)
+    return Tracing(config, TraceThread(TraceFiles(Path(config.file))))

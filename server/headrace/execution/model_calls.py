@@ -11,10 +11,10 @@ from headrace.core.call import Call, InferResponse
 from headrace.core.datatypes import BY_NAME
 from headrace.core.errors import Cancelled, ExecutionFailed, ServerError
 from headrace.core.tensors import Tensor, raw_bytes
-from headrace.core.trace_context import TRACE_PARAMETER
 from headrace.execution.batch_frames import ERRORS, read_array
 from headrace.execution.host import Host
 from headrace.execution.worker import WorkerProcess
+from headrace.observability.traces import TRACE_PARAMETER
 from headrace.scheduling.batch import Batch
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import Kind, offsets

@@ -1,4 +1,8 @@
-"""What is traced: settings of the server and of single models, as values.
+"""What is traced, and where to: settings of the server and of single models.
+
+Each setting is declared once, in `_NUMBERS` and `_COLLECTOR`: its name on the command line
+(`--trace-config [MODE,]KEY=VALUE`, or one of Triton's older options), the name that clients know,
+its field and the values that it may have.
 
 A model's settings that are not its own are the server's, and the server's that nobody has set are
 those of the command line. Who has none of its own shares the server's sampler, and its count.
@@ -7,20 +11,47 @@ those of the command line. Who has none of its own shares the server's sampler, 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.core.errors import InvalidRequest, Unsupported
+from headrace.core.texts import whole_number
 
-TRACE_FILE_FIXED = "trace file location can not be updated through network protocol"
+DEFAULT_URL = "http://localhost:4318/v1/traces"
 OFF, TIMESTAMPS, TENSORS = "OFF", "TIMESTAMPS", "TENSORS"
+_OLD_LEVELS = {"MIN": TIMESTAMPS, "MAX": TIMESTAMPS}
 _MAX_UINT32 = 2**32 - 1
 _MAX_INT32 = 2**31 - 1
-# By a client's name of a setting, its field and the least and greatest value.
+# By the name that clients know, the field, which is also the key of the command line, and the least
+# and greatest value.
 _NUMBERS = {
     "trace_rate": ("rate", 0, _MAX_UINT32),
     "trace_count": ("count", -1, _MAX_INT32),
     "log_frequency": ("log_frequency", 0, _MAX_UINT32),
 }
+_KEYS = {field.replace("_", "-"): name for name, (field, _, _) in _NUMBERS.items()}
+_FIXED = {
+    "trace_file": "trace file location can not be updated through network protocol",
+    "trace_mode": "trace mode can not be updated through network protocol",
+}
+
+
+class _Size(NamedTuple):
+    """A number of the exporter of spans, and OpenTelemetry's variable for it."""
+
+    field: str
+    variable: str
+    default: int
+    least: int = 1
+
+
+_COLLECTOR = {
+    "bsp_max_queue_size": _Size("max_queue_size", "OTEL_BSP_MAX_QUEUE_SIZE", 2048),
+    "bsp_schedule_delay": _Size("schedule_delay_ms", "OTEL_BSP_SCHEDULE_DELAY", 5000, 0),
+    "bsp_max_export_batch_size": _Size(
+        "max_export_batch_size", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512
+    ),
+}
+_URL_VARIABLE, _BASE_VARIABLE = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
 class Mode(StrEnum):
@@ -28,6 +59,14 @@ class Mode(StrEnum):
 
     TRITON = "triton"  # a JSON file, in the form that Triton's tools read
     OPENTELEMETRY = "opentelemetry"  # spans for a collector
+
+
+# The keys of the command line, by mode; "" is for what is general.
+_MODE_KEYS: dict[str, tuple[str, ...]] = {
+    "": ("level", "rate", "count", "mode"),
+    Mode.TRITON: ("file", "log-frequency"),
+    Mode.OPENTELEMETRY: ("url", "resource", *_COLLECTOR),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +117,8 @@ class TraceConfig:
         if self.mode is Mode.TRITON:
             return {"trace_file": [self.file]}
         resource = [f"{key}={value}" for key, value in (self.resource or {}).items()]
-        return {
-            "url": [self.url],
-            "resource": resource,
-            "bsp_max_queue_size": [str(self.max_queue_size)],
-            "bsp_schedule_delay": [str(self.schedule_delay_ms)],
-            "bsp_max_export_batch_size": [str(self.max_export_batch_size)],
-        }
+        sizes = {key: [str(getattr(self, size.field))] for key, size in _COLLECTOR.items()}
+        return {"url": [self.url], "resource": resource, **sizes}
 
     def problem(self, settings: TraceSettings) -> str:
         """Why nothing could be traced by settings that are not off; "" for none."""
@@ -217,10 +251,8 @@ def read_changes(document: Mapping[str, Sequence[object] | None]) -> dict[str, A
     """
     changes: dict[str, Any] = {}
     for name, values in document.items():
-        if name == "trace_file":
-            raise Unsupported(TRACE_FILE_FIXED)
-        if name == "trace_mode":
-            raise Unsupported("trace mode can not be updated through network protocol")
+        if name in _FIXED:
+            raise Unsupported(_FIXED[name])
         if name == "trace_level":
             changes["levels"] = read_levels(values) if values else None
         elif name in _NUMBERS:
@@ -266,4 +298,116 @@ def read_number(name: str, text: str) -> int:
         raise InvalidRequest(
             f"Unable to parse '{name}', value is out of range [ {least}, {most} ], got: {number}"
         )
+    return number
+
+
+# --- the command line
+
+Given = dict[tuple[str, str], list[str]]  # by mode ("" for what is general) and key, all values
+
+
+def read_trace_config(
+    texts: Sequence[str], environment: Mapping[str, str] | None = None
+) -> TraceConfig:
+    """What to trace, and where to; of several values for a key the last one counts.
+
+    Raises `ValueError` that quotes what is wrong and says what was expected.
+    """
+    given = _of_variables(environment or {})
+    for text in texts:
+        mode, key, value = _option(text)
+        given.setdefault((mode, key), []).append(value)
+    [*_, found] = given.get(("", "mode"), [Mode.TRITON])
+    try:
+        config = _config(Mode(found), given)
+    except InvalidRequest as error:
+        raise ValueError(str(error)) from None
+    problem = config.problem(config.settings)
+    if problem and config.mode is Mode.OPENTELEMETRY:  # otherwise nothing is traced, as in Triton
+        raise ValueError(problem)
+    return config
+
+
+def old_options(
+    file: str, levels: Sequence[str], rate: int, count: int, log_frequency: int
+) -> list[str]:
+    """What Triton's older options say, in the form of the newer one."""
+    texts = [f"level={level}" for level in levels]
+    texts += [f"triton,file={file}"] if file else []
+    return [*texts, f"rate={rate}", f"count={count}", f"triton,log-frequency={log_frequency}"]
+
+
+def _of_variables(environment: Mapping[str, str]) -> Given:
+    """The settings that OpenTelemetry's own variables make, where no option does."""
+    base = environment.get(_BASE_VARIABLE)
+    found = {key: environment.get(size.variable) for key, size in _COLLECTOR.items()}
+    found["url"] = environment.get(_URL_VARIABLE) or (base and f"{base.rstrip('/')}/v1/traces")
+    return {(Mode.OPENTELEMETRY, key): [value] for key, value in found.items() if value}
+
+
+def _option(text: str) -> tuple[str, str, str]:
+    """The mode, "" for none, the key and the value that an option names; raises `ValueError`."""
+    mode, (key, value) = "", _pair(text)
+    if "," in key:
+        mode, key = (part.strip() for part in key.split(",", 1))
+        if mode not in list(Mode):
+            raise ValueError(f"{text!r}: unknown mode {mode!r}, expected {' or '.join(Mode)}")
+    known = _MODE_KEYS[mode]
+    if key not in known:
+        of = f" of mode {mode}" if mode else ""
+        more = "" if mode else "; what belongs to a mode has its name before it: MODE,KEY=VALUE"
+        raise ValueError(
+            f"{text!r}: unknown setting {key!r}{of}, expected {', '.join(known)}{more}"
+        )
+    if (mode, key) == ("", "mode") and value not in list(Mode):
+        raise ValueError(f"mode={value!r}: expected {' or '.join(Mode)}")
+    if key == "resource":
+        _pair(value)
+    return mode, key, value
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip() or not value.strip():
+        raise ValueError(f"{text!r}: expected KEY=VALUE")
+    return key.strip(), value.strip()
+
+
+def _config(mode: Mode, given: Given) -> TraceConfig:
+    levels = [_OLD_LEVELS.get(level, level) for level in given.get(("", "level"), ())]
+    own: dict[str, Any] = {"levels": read_levels([level for level in levels if level != OFF])}
+    last = {key: values[-1] for key, values in given.items()}
+    for (_, key), value in last.items():
+        if key in _KEYS:
+            own[_NUMBERS[_KEYS[key]][0]] = read_number(_KEYS[key], value)
+    settings = _merged(TraceSettings(), own)
+    if mode is Mode.TRITON:
+        return TraceConfig(mode, settings, last.get((mode, "file"), ""))
+    url = last.get((mode, "url"), DEFAULT_URL)
+    sizes: dict[str, Any] = {
+        size.field: _size(key, size, last.get((mode, key))) for key, size in _COLLECTOR.items()
+    }
+    queue, batch = sizes["max_queue_size"], sizes["max_export_batch_size"]
+    if (mode, "bsp_max_export_batch_size") not in last:
+        sizes["max_export_batch_size"] = min(batch, queue)
+    elif batch > queue:
+        raise ValueError(
+            f"bsp_max_export_batch_size={batch}: expected at most bsp_max_queue_size, {queue}"
+        )
+    return TraceConfig(
+        mode,
+        settings,
+        url=url if "://" in url else f"http://{url}",
+        resource=dict(map(_pair, given.get((mode, "resource"), ()))),
+        **sizes,
+    )
+
+
+def _size(key: str, size: _Size, text: str | None) -> int:
+    if text is None:
+        return size.default
+    number = whole_number(text, size.least, _MAX_INT32)
+    if number is None:
+        expected = f"expected a number from {size.least} to {_MAX_INT32}"
+        raise ValueError(f"{key}={text[:40]!r}: {expected}")
     return number

@@ -1,16 +1,104 @@
-"""What is recorded of one request: when what has happened to it, and, if asked for, its tensors.
+"""Traces as values: what a request carries of its trace, and what is recorded of it.
 
-Times are nanoseconds of the monotonic clock. Their names are Triton's, so that its tools know them.
+A request carries the W3C Trace Context and a number of ours as a parameter, from the door to the
+engine and on to a Python model, and back with what that model asks of others. The text is the
+number of the trace here, 0 for none, the `traceparent` and the `tracestate`, with spaces between;
+what is not there at the end is left out.
+
+Recorded is when what has happened to the request, and, if asked for, its tensors. Times are
+nanoseconds of the monotonic clock. Their names are Triton's, so that its tools know them.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from random import getrandbits
+from typing import NamedTuple
 
 from headrace.core.bytes_array import BytesArray
 from headrace.core.datatypes import Datatype
 from headrace.core.tensors import Tensor, TensorArray, elsewhere
-from headrace.core.trace_context import TraceContext
 from headrace.observability.trace_settings import Sampler
+
+TRACE_PARAMETER = "headrace_trace"
+_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_STATE = re.compile(r"[\x20-\x7e]{0,512}")
+_SAMPLED = 1
+_LONGEST_NUMBER = 19  # digits
+
+
+@dataclass(frozen=True, slots=True)
+class TraceContext:
+    """A span of a trace, which may be another program's; `state` is the text of `tracestate`."""
+
+    trace_id: int
+    span_id: int
+    flags: int
+    state: str = ""
+
+    @property
+    def sampled(self) -> bool:
+        """Whether it is recorded."""
+        return bool(self.flags & _SAMPLED)
+
+    @property
+    def traceparent(self) -> str:
+        """The value of the header."""
+        return f"00-{self.trace_id:032x}-{self.span_id:016x}-{self.flags & _SAMPLED:02x}"
+
+
+class TraceLink(NamedTuple):
+    """What a request says: the number of a trace of this server, 0 for none, and the context."""
+
+    number: int
+    context: TraceContext | None
+
+
+def read_traceparent(text: str, state: str = "") -> TraceContext | None:
+    """The context of these two headers; None if they are none, which is to be ignored."""
+    match = _TRACEPARENT.fullmatch(text.strip())
+    if match is None:
+        return None
+    version, trace, span, flags, more = match.groups()
+    if version == "ff" or (version == "00" and more):
+        return None
+    context = TraceContext(
+        int(trace, 16), int(span, 16), int(flags, 16), state if _STATE.fullmatch(state) else ""
+    )
+    return context if context.trace_id and context.span_id else None
+
+
+def write_link(link: TraceLink) -> str:
+    """The text of the parameter."""
+    context = link.context
+    if context is None:
+        return str(link.number)
+    return f"{link.number} {context.traceparent} {context.state}".rstrip()
+
+
+def read_link(text: object) -> TraceLink:
+    """What the parameter says; clients may have put anything there."""
+    number, _, rest = str(text).partition(" ")
+    parent, _, state = rest.partition(" ")
+    known = number.isascii() and number.isdigit() and len(number) <= _LONGEST_NUMBER
+    return TraceLink(int(number) if known else 0, read_traceparent(parent, state))
+
+
+def new_context(parent: TraceContext | None) -> TraceContext:
+    """A span that begins a trace, or goes on with a client's."""
+    if parent is not None:
+        return child_span(parent)
+    return TraceContext(_number(128), _number(64), _SAMPLED)
+
+
+def child_span(parent: TraceContext) -> TraceContext:
+    """A span of the same trace."""
+    return TraceContext(parent.trace_id, _number(64), _SAMPLED, parent.state)
+
+
+def _number(bits: int) -> int:
+    return getrandbits(bits) or 1
+
 
 QUEUE_INPUT, BACKEND_OUTPUT = "TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"
 MOST_BYTES = 16 << 20  # of the tensors of a trace; what is beyond is there without its data

@@ -102,14 +102,15 @@ class Batch:
     """
 
     __slots__ = (
-        "calls", "compute_ns", "names", "outputs", "raws", "rows", "signature", "started",
-        "tensors", "texts", "version",
+        "calls", "compute_ns", "gather_ns", "names", "outputs", "raws", "rows", "signature",
+        "started", "tensors", "texts", "version",
     )  # fmt: skip
 
     version: str
     tensors: list[Tensor]
     started: int
     compute_ns: int
+    gather_ns: int
     texts: Any
     raws: Any
 
@@ -174,6 +175,7 @@ class Batch:
         self.texts = self.raws = None
         self.started = outcome.started
         self.compute_ns = outcome.computed - outcome.started
+        self.gather_ns = outcome.gathered - outcome.started
         first = 0
         for call in self.calls:
             if not call.ended:
@@ -192,14 +194,16 @@ class Batch:
                 for name, datatype, whole in tensors
                 if not names or name in names
             ]
-        timing = Timing(self.started - call.arrived, self.compute_ns, self.rows)
+        queue_ns = self.started - call.arrived
+        timing = Timing(queue_ns, self.compute_ns, self.rows, self.gather_ns)
         return InferResponse(call.model_name, self.version, call.id, tensors, timing)
 
     def respond_each(
         self, version: str, parts: Sequence[Answer], outcome: Outcome
     ) -> list[Unanswered]:
         """Make the response of each request from what it gets; those without one."""
-        compute = outcome.computed - outcome.started
+        started = outcome.started
+        compute, gather = outcome.computed - started, outcome.gathered - started
         others: list[Unanswered] = []
         for call, part in zip(self.calls, parts, strict=True):
             if call.ended:
@@ -207,7 +211,7 @@ class Batch:
             if not isinstance(part, Part):
                 others.append(Unanswered(call, part))
                 continue
-            timing = Timing(outcome.started - call.arrived, compute, self.rows)
+            timing = Timing(started - call.arrived, compute, self.rows, gather)
             try:
                 call.outcome = part.response_to(self.signature, version, call, timing)
             except ExecutionFailed as error:

@@ -36,6 +36,7 @@ from headrace.core.errors import (
 )
 from headrace.core.limits import ModelLoad
 from headrace.core.signature import Signature
+from headrace.observability.statistics import VersionStatistics
 from headrace.scheduling.batch import (
     Answer,
     Batch,
@@ -52,9 +53,7 @@ from headrace.scheduling.instances import Instances
 from headrace.scheduling.policy import SchedulingPolicy
 from headrace.scheduling.quarantine import Quarantine
 from headrace.scheduling.queue import RequestQueue
-from headrace.scheduling.recorder import Recorder
 from headrace.scheduling.rollback import is_fault
-from headrace.scheduling.watching import Computed, WatchingRecorder
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +67,7 @@ class Batcher:
         version: str,
         policy: SchedulingPolicy,
         clock: Clock,
-        recorder: Recorder,
+        statistics: VersionStatistics,
         report: Callable[[Sequence[Call], Exception], None],
         quarantine: Quarantine | None = None,
         load: ModelLoad | None = None,
@@ -83,8 +82,8 @@ class Batcher:
         self._version = version
         self._policy = policy
         self._clock = clock
-        self._recorder = recorder
-        self._closed = recorder.batches_closed
+        self._statistics = statistics
+        self._closed = statistics.batches_closed
         self._report = report
         self._queue = RequestQueue(policy)
         self._retries: deque[Batch] = deque()
@@ -183,7 +182,7 @@ class Batcher:
         if call.execution is not None:
             self._open.discard(call)
             call.execution.cancel(call)
-        self._recorder.request_failed("CANCELED", self._now() - call.arrived)
+        self._statistics.request_failed("CANCELED", self._now() - call.arrived)
         self._release([call])
         self._check_drained()
 
@@ -224,21 +223,6 @@ class Batcher:
         else:
             self._open.discard(call)
             self._run_again(call)
-
-    def watch(self, call: Call, tell: Computed) -> None:
-        """Tell when `call` is computed, if it is and before `unwatch` is called."""
-        recorder = self._recorder
-        if not isinstance(recorder, WatchingRecorder):
-            recorder = self._recorder = WatchingRecorder(recorder)
-        recorder.watch(call.arrived, tell)
-
-    def unwatch(self, call: Call, tell: Computed) -> None:
-        """Tell no more of a request."""
-        recorder = self._recorder
-        if isinstance(recorder, WatchingRecorder):
-            recorder.unwatch(call.arrived, tell)
-            if recorder.idle:
-                self._recorder = recorder.recorder
 
     def close(self) -> None:
         """Close all instances; only when not `busy`."""
@@ -361,7 +345,7 @@ class Batcher:
                 later += 1
                 self._open.add(call)
         if later and len(others) == len(batch.calls):
-            self._recorder.batch_opened(
+            self._statistics.batch_opened(
                 batch.rows, outcome.started, outcome.gathered, outcome.computed
             )
 
@@ -381,7 +365,7 @@ class Batcher:
             call.outcome = outcome
             self._release([call])
             moments = call.began, now, call.held is not None
-            self._recorder.request_completed(call.arrived, call.rows, *moments)
+            self._statistics.request_completed(call.arrived, call.rows, *moments)
         self._check_drained()
 
     def _succeed(self, batch: Batch, outcome: Outcome) -> None:
@@ -398,7 +382,7 @@ class Batcher:
         ended = self._now()
         self._release(alive)
         started, gathered, computed = outcome.started, outcome.gathered, outcome.computed
-        count = self._recorder.batch_succeeded
+        count = self._statistics.batch_succeeded
         self._soon(count, arrived, rows, batch.rows, started, gathered, computed, ended)
 
     def _release(self, ended: Sequence[Call]) -> None:
@@ -452,7 +436,7 @@ class Batcher:
             call.ended = True
             begun = started or now
             call.outcome = error.of_request(begun - call.arrived, now - begun, rows)
-            self._recorder.request_failed(reason, now - call.arrived, is_fault(error))
+            self._statistics.request_failed(reason, now - call.arrived, is_fault(error))
             self._release([call])
 
     def _expire(self, now: int) -> None:
@@ -460,7 +444,7 @@ class Batcher:
         for call in expired:
             error = self._late(call)
             call.outcome = error.of_request(now - call.arrived, 0, 0)
-            self._recorder.request_failed("REJECTED", now - call.arrived)
+            self._statistics.request_failed("REJECTED", now - call.arrived)
         self._release(expired)
 
     def _late(self, call: Call) -> QueueTimeout:

@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from headrace.core.call import DEADLINE_PARAMETER
 from headrace.core.errors import InvalidRequest, Restricted
-from headrace.core.trace_context import TRACE_PARAMETER
+from headrace.observability.traces import TRACE_PARAMETER
 
 ALL = "*"
 _FORM = re.compile(r"([a-z][a-z0-9+.-]*)://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::([0-9]{1,5}))?")

@@ -26,7 +26,7 @@ from headrace.core.errors import InvalidRequest
 from headrace.core.model_spec import LoadParameters
 from headrace.core.tensors import Buffer, byte_size_mismatch, element_count
 from headrace.core.texts import shown
-from headrace.core.trace_context import TRACE_PARAMETER
+from headrace.observability.traces import TRACE_PARAMETER
 from headrace.wire.pb import grpc_service_pb2 as pb
 
 # What Call calls each reserved parameter, and what it takes.

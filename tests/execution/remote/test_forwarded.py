@@ -6,10 +6,10 @@ from typing import Any, cast
 import pytest
 
 from headrace.core.call import DEADLINE_PARAMETER, FORWARD_PARAMETER, Call
-from headrace.core.trace_context import TRACE_PARAMETER, TraceContext
-from headrace.engine.traced_calls import PassedCall
+from headrace.engine.tracing import TracedCall
 from headrace.execution.remote.forwarded import Forwarding
 from headrace.execution.remote.options import RemoteOptions
+from headrace.observability.traces import TRACE_PARAMETER, TraceContext
 from tests.scheduling.fakes import entered
 
 MS = 1_000_000
@@ -84,10 +84,10 @@ class Traces:
     def __init__(self) -> None:
         self.begun: list[str] = []
 
-    def begin_call(self, link: str) -> PassedCall | None:
+    def begin_call(self, link: str) -> TracedCall | None:
         self.begun.append(link)
         number = int(link)
-        return PassedCall(TraceContext(7, number, 1 - number % 2, "a=b")) if number else None
+        return TracedCall(TraceContext(7, number, 1 - number % 2, "a=b")) if number else None
 
 
 @pytest.mark.parametrize(

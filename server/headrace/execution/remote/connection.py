@@ -17,8 +17,8 @@ from typing import NamedTuple, Protocol
 
 from headrace.core.call import Parameter
 from headrace.core.errors import RemoteBroken, ServerError
-from headrace.core.trace_context import TraceContext
 from headrace.execution.remote.options import Endpoint
+from headrace.observability.traces import TraceContext
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 from headrace.wire.remote_infer import RemoteAnswer, RemoteInput

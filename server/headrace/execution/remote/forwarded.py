@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from headrace.core.call import DEADLINE_PARAMETER, FORWARD_PARAMETER, Call, Parameter
-from headrace.core.trace_context import TRACE_PARAMETER
 from headrace.execution.remote.connection import CallTrace, CallTraces
 from headrace.execution.remote.options import RemoteOptions
+from headrace.observability.traces import TRACE_PARAMETER
 
 _PREFIX = len(FORWARD_PARAMETER)
 _LONGEST = (1 << 63) - 1  # it travels with a sign

@@ -8,9 +8,14 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import LoadFailed
-from headrace.observability.trace_settings import Mode, TraceConfig, TraceSettings
-from headrace.trace_options import old_options, read_trace_config
-from headrace.trace_outputs import make_tracing
+from headrace.engine.tracing import make_tracing
+from headrace.observability.trace_settings import (
+    Mode,
+    TraceConfig,
+    TraceSettings,
+    old_options,
+    read_trace_config,
+)
 
 
 def test_nothing_is_traced_by_default() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.core.trace_context import (
+from headrace.observability.traces import (
     TraceContext,
     TraceLink,
     read_link,

@@ -1,0 +1,333 @@
+"""What becomes of finished traces: a thread, and the writer of Triton's trace file.
+
+The event loop hands over to the thread and never waits. What waits is bounded by number and by the
+bytes of its tensors; what is beyond is dropped, and the log says how many. A writer gets all that
+waits at once and then rests for a moment, so that many small traces cost few turns of the thread.
+Spans for a collector are written by `headrace.engine.span_writer`.
+
+The file is an array of JSON objects. Every object has the number of its trace: one with the model,
+one for each time, and one for each tensor, whose elements are a text with commas between them. As
+in Triton, by default all traces are in the one file; with a log frequency, every so many are in a
+numbered file of their own, `FILE.0`, `FILE.1` and so on; and what a count limits is in a numbered
+file as soon as the count is reached. Unlike there, the one file grows while the server runs, and is
+complete JSON whenever it is looked at: an addition replaces the bracket at its end in one write.
+"""
+
+import logging
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from operator import itemgetter
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Protocol
+
+import numpy as np
+import orjson
+
+from headrace.core.datatypes import Datatype
+from headrace.core.tensors import Array, Tensor, TensorArray
+from headrace.observability.trace_settings import Sampler
+from headrace.observability.traces import Trace
+
+log = logging.getLogger(__name__)
+
+_MOST = 20_000  # traces
+_MOST_BYTES = 256 << 20  # of tensors
+_REST_SECS = 0.1
+_SAY_SECS = 30.0
+EMPTY, END = b"[", b"]"
+_PIECE = 1024  # elements: a thread that makes a text of them holds all others up meanwhile
+_HELD_BYTES = 64 << 20  # of traces that wait for a numbered file; more are written early
+_AT_ONCE_BYTES = 8 << 20  # of traces that are written together
+_turn = partial(sleep, 0)  # has the event loop go first, if it wants to
+Item = Trace | Sampler  # a sampler of which nothing more comes
+
+
+class TraceWriter(Protocol):
+    """What becomes of traces. All of it is called on the one thread."""
+
+    def write(self, items: Sequence[Item]) -> None:
+        """Take traces; must not raise."""
+
+    def close(self) -> None:
+        """Nothing more comes: let nothing be lost; must not raise."""
+
+
+class TraceThread:
+    """Hands traces to a writer."""
+
+    def __init__(self, writer: TraceWriter, most: int = _MOST) -> None:
+        self._writer = writer
+        self._most = most
+        self._change = threading.Condition()
+        self._closed = threading.Event()
+        self._items: list[Item] = []
+        self._nbytes = 0
+        self._dropped = 0
+        self._said = -_SAY_SECS
+        self._thread: threading.Thread | None = None
+
+    def put(self, item: Item) -> None:
+        """Hand an item over."""
+        nbytes = item.nbytes if isinstance(item, Trace) else 0
+        with self._change:
+            full = len(self._items) >= self._most or self._nbytes + nbytes > _MOST_BYTES
+            if full and isinstance(item, Trace):
+                self._dropped += 1
+                return
+            self._items.append(item)
+            self._nbytes += nbytes
+            self._change.notify()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
+            self._thread.start()
+
+    def close(self, seconds: float) -> None:
+        """Have everything written, within so much time."""
+        self._closed.set()
+        with self._change:
+            self._change.notify()
+        if self._thread is not None:
+            self._thread.join(seconds)
+            if self._thread.is_alive():
+                log.warning("the last traces could not be written within %g s", seconds)
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._items or self._closed.is_set())
+                items, self._items = self._items, []
+                dropped, self._nbytes = self._dropped, 0
+            if items:
+                self._write(items)
+            elif self._closed.is_set():
+                self._writer.close()
+                return
+            if dropped and monotonic() - self._said > _SAY_SECS:
+                self._said = monotonic()
+                log.warning("%d traces so far were dropped: more came than could be written",
+                            dropped)  # fmt: skip
+            self._closed.wait(_REST_SECS)
+
+    def _write(self, items: Sequence[Item]) -> None:
+        try:
+            self._writer.write(items)
+        except Exception:  # there is no other thread for those that come
+            log.exception("bug while writing traces")
+
+
+def _go_on() -> None:
+    """Make no pause."""
+
+
+def encode_trace(trace: Trace, pause: Callable[[], object] = _go_on) -> bytes:
+    """The objects of a trace, with commas between them.
+
+    `pause` is called now and then: a text of large tensors takes seconds.
+    """
+    head: dict[str, object] = {
+        "id": trace.number, "model_name": trace.model, "model_version": trace.version
+    }  # fmt: skip
+    if trace.request_id:
+        head["request_id"] = _text(trace.request_id)
+    if trace.backend:
+        head["backend"] = trace.backend
+    if trace.parent:
+        head["parent_id"] = trace.parent
+    objects = [head]
+    if trace.sampler.settings.timestamps:
+        objects += [
+            {"id": trace.number, "timestamps": [{"name": name, "ns": ns}]}
+            for name, ns in sorted(trace.times, key=itemgetter(1))
+        ]
+    objects += [_tensor(trace.number, name, tensor, pause) for name, tensor in trace.tensors]
+    return b",".join(map(orjson.dumps, objects))
+
+
+def whole_file(traces: Sequence[bytes]) -> bytes:
+    """A file with these traces."""
+    return EMPTY + b",\n".join(traces) + END
+
+
+def addition(traces: Sequence[bytes]) -> bytes:
+    """What takes the place of the last byte of a file that has traces already."""
+    return b"".join(b",\n" + trace for trace in traces) + END
+
+
+def _tensor(
+    number: int, activity: str, tensor: Tensor, pause: Callable[[], object]
+) -> dict[str, object]:
+    pieces: list[str] = []
+    for piece in _pieces(tensor.datatype, tensor.array):
+        pieces.append(piece)
+        pause()
+    return {
+        "id": number,
+        "activity": activity,
+        "tensor": {
+            "name": tensor.name, "data": ",".join(pieces),
+            "shape": ",".join(map(str, tensor.array.shape)), "dtype": tensor.datatype.value,
+        },
+    }  # fmt: skip
+
+
+def _pieces(datatype: Datatype, array: TensorArray) -> Iterator[str]:
+    """The elements, some at a time: what numpy makes of a number takes 128 bytes."""
+    if not array.nbytes:  # it has no elements, or they are not here
+        return
+    flat = array.ravel()
+    for start in range(0, flat.size, _PIECE):
+        yield _elements(datatype, np.asarray(flat[start : start + _PIECE]))
+
+
+def _elements(datatype: Datatype, flat: Array) -> str:
+    if datatype is Datatype.BYTES:
+        return ",".join(f'"{_printable(element)}"' for element in flat.tolist())
+    if datatype is Datatype.BOOL:
+        flat = flat.astype("uint8")
+    elif datatype is Datatype.BF16:
+        flat = flat.astype("float32")
+    return ",".join(flat.astype(str).tolist())
+
+
+def _printable(element: object) -> str:
+    return element.decode(errors="replace") if isinstance(element, bytes) else str(element)
+
+
+def _text(text: str) -> str:
+    return text.encode(errors="replace").decode()
+
+
+class _Held:
+    """Traces of one sampler that wait for their file."""
+
+    __slots__ = ("nbytes", "texts")
+
+    def __init__(self) -> None:
+        self.texts: list[bytes] = []
+        self.nbytes = 0
+
+    def add(self, text: bytes) -> None:
+        self.texts.append(text)
+        self.nbytes += len(text)
+
+
+class TraceFiles:
+    """`TraceWriter` of a file; what cannot be written is lost, and the log says why."""
+
+    def __init__(self, path: Path, held_bytes: int = _HELD_BYTES) -> None:
+        """Of a sampler's traces, at most `held_bytes` wait for their numbered file."""
+        self._path = path
+        self._held_bytes = held_bytes
+        self._size = 0  # of the one file
+        self._next = 0  # number of a file
+        self._held: dict[Sampler, _Held] = {}
+        self._failed = False
+
+    def write(self, items: Sequence[Item]) -> None:
+        """`TraceWriter.write`."""
+        now: list[bytes] = []
+        nbytes = 0
+        for item in items:
+            try:
+                texts = self._take(item)
+            except Exception:
+                log.exception("bug while writing a trace")
+                continue
+            now += texts
+            nbytes += sum(map(len, texts))
+            if nbytes > _AT_ONCE_BYTES:
+                self._add(now)
+                now, nbytes = [], 0
+        self._add(now)
+
+    def close(self) -> None:
+        """`TraceWriter.close`."""
+        for sampler in list(self._held):
+            self._add(self._end(sampler))
+
+    def _take(self, item: Item) -> list[bytes]:
+        """Take an item in; what of it, and of others, belongs into the one file now."""
+        if isinstance(item, Sampler):
+            return self._end(item)
+        sampler = item.sampler
+        held = self._held.setdefault(sampler, _Held())
+        held.add(encode_trace(item, _turn))
+        frequency = sampler.settings.log_frequency
+        full = held.nbytes > self._held_bytes
+        if item.last or (frequency and (len(held.texts) >= frequency or full)):
+            self._write_numbered(self._held.pop(sampler).texts)
+        elif not frequency and (sampler.settings.count < 0 or full):
+            return self._held.pop(sampler).texts
+        return []
+
+    def _end(self, sampler: Sampler) -> list[bytes]:
+        """Nothing more comes of a sampler; what belongs into the one file."""
+        held = self._held.pop(sampler, None)
+        if held is None:
+            return []
+        if not sampler.settings.log_frequency:
+            return held.texts
+        self._write_numbered(held.texts)
+        return []
+
+    def _write_numbered(self, traces: Sequence[bytes]) -> None:
+        path = f"{self._path}.{self._next}"
+        self._next += 1
+        self._put(path, whole_file(traces), 0)
+
+    def _add(self, traces: Sequence[bytes]) -> None:
+        if not traces:
+            return
+        if not self._size:
+            data = whole_file(traces)
+            if self._put(str(self._path), data, 0):
+                self._size = len(data)
+            return
+        data = addition(traces)
+        if self._put(str(self._path), data, self._size - 1):
+            self._size += len(data) - 1
+
+    def _put(self, path: str, data: bytes, position: int) -> bool:
+        """Write into a file, a new one at position 0; whether that went well.
+
+        If it did not, the file is as it was before; a new one is not there.
+        """
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (0 if position else os.O_TRUNC)
+            descriptor = os.open(path, flags, 0o666)
+            try:
+                _write(descriptor, data, position)
+            except OSError:
+                _undo(descriptor, path, position)
+                raise
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            if not self._failed:
+                log.error("cannot write traces to %s: %s", path, error.strerror)
+            self._failed = True
+            return False
+        self._failed = False
+        return True
+
+
+def _write(descriptor: int, data: bytes, position: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, position)
+        view, position = view[written:], position + written
+
+
+def _undo(descriptor: int, path: str, position: int) -> None:
+    """Take back what was written from `position` on, where the end of the array was."""
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return
+    if not position:
+        os.unlink(path)
+        return
+    _write(descriptor, END, position)
+    os.ftruncate(descriptor, position + len(END))
