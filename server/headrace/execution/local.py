@@ -356,5 +356,8 @@ def place(name: str, model: LoadedModel, version: Surroundings) -> Placement:
     if in_worker(model):
         return model.placement(version)
     if is_elsewhere(model):
-        return model.placement(name, version)
+        # Not with the other imports: servers without such models need none of it.
+        from headrace.execution.remote.pool import UpstreamPool
+
+        return UpstreamPool(name, model, version)
     return LocalPlacement(version)

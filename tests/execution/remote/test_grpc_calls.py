@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import grpc
@@ -13,9 +14,9 @@ import numpy as np
 import pytest
 
 from headrace.core.datatypes import Datatype
-from headrace.core.errors import InvalidRequest
+from headrace.core.errors import InvalidRequest, ServerError
 from headrace.core.tensors import Buffer
-from headrace.execution.remote.connection import CallFailed, RemoteRequest, StreamAnswer
+from headrace.execution.remote.connection import CallFailed, RemoteRequest
 from headrace.execution.remote.grpc_client import GrpcDialect
 from headrace.execution.remote.options import Endpoint, RemoteOptions
 from headrace.wire.pb import grpc_service_pb2 as pb
@@ -28,6 +29,8 @@ TLS = Path(__file__).parents[2] / "support" / "tls"
 
 class Guarded(grpc.GenericRpcHandler):
     """Has a model that is ready, for those who bring the token."""
+
+    goes_on = Event()  # for a stream that is silent until then
 
     def service(self, details: Any) -> Any:
         given = dict(details.invocation_metadata).get("authorization", "")
@@ -58,6 +61,9 @@ class Guarded(grpc.GenericRpcHandler):
         def answers(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             for message in messages:
                 asked = pb.ModelInferRequest.FromString(message)
+                if asked.id == "silent":
+                    self.goes_on.wait(30)
+                    continue
                 response = pb.ModelInferResponse(id=asked.id)
                 wrong = "there is nothing" if asked.id == "bad" else ""
                 said = pb.ModelStreamInferResponse(error_message=wrong, infer_response=response)
@@ -194,36 +200,40 @@ class Heard:
     """What a stream has brought; its end is awaited."""
 
     def __init__(self) -> None:
-        self.answers: list[StreamAnswer] = []
-        self.end: asyncio.Future[CallFailed | None] = asyncio.get_running_loop().create_future()
+        self.answers: list[RemoteAnswer | ServerError] = []
+        self.end: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
 
-    def received(self, answer: StreamAnswer) -> None:
+    def received(self, answer: RemoteAnswer | ServerError) -> None:
         self.answers.append(answer)
 
-    def ended(self, failed: CallFailed | None) -> None:
-        self.end.set_result(failed)
+    def ended(self) -> None:
+        self.end.set_result(None)
+
+    def failed(self, error: Exception) -> None:
+        self.end.set_result(error)
 
 
-@pytest.mark.parametrize("last", ["c", "last"])
-def test_a_stream(options: RemoteOptions, last: str) -> None:
+@pytest.mark.parametrize("id", ["a", "bad", "last"])
+def test_a_stream(options: RemoteOptions, id: str) -> None:
     dialect, endpoint = dialect_of(options)
 
     async def scenario() -> None:
         connection = dialect.connect(endpoint)
         heard = Heard()
-        stream = connection.stream(heard, 10)
-        for id in ("a", "bad", last):
-            stream.send(RemoteRequest([], [], {}, id))
-        stream.finish()
+        connection.stream(RemoteRequest([], [], {}, id), 10, heard)
         failed = await heard.end
-        assert [answer.id for answer in heard.answers] == ["a", "bad", last]
-        assert [answer.error is None for answer in heard.answers] == [True, False, True]
-        assert str(heard.answers[1].error) == "there is nothing"
-        if last == "c":
-            assert failed is None
+        [answer] = heard.answers
+        if id == "bad":
+            assert isinstance(answer, ServerError)
+            assert str(answer) == "there is nothing"
         else:
-            assert failed is not None
+            assert isinstance(answer, RemoteAnswer)
+            assert answer.id == id
+        if id == "last":
+            assert isinstance(failed, CallFailed)
             assert failed.failure.fate is Fate.REFUSED
+        else:
+            assert failed is None
         await connection.close()
 
     asyncio.run(scenario())
@@ -235,7 +245,7 @@ class Buggy(GrpcDialect):
     def answer(self, data: Buffer) -> RemoteAnswer:
         raise ZeroDivisionError
 
-    def stream_answer(self, data: Buffer) -> StreamAnswer:
+    def stream_answer(self, data: Buffer) -> RemoteAnswer | ServerError:
         raise ZeroDivisionError
 
 
@@ -248,15 +258,15 @@ def test_a_bug_in_reading_an_answer_is_the_calls_alone(options: RemoteOptions) -
         connection = dialect.connect(endpoint)
         assert await connection.ready(10)
         other = Heard()
-        open_stream = connection.stream(other, 20)
+        connection.stream(RemoteRequest([], [], {}, "silent"), 20, other)
         with pytest.raises(ZeroDivisionError):
             await infer(connection, request, 10)
         heard = Heard()
-        connection.stream(heard, 10).send(RemoteRequest([], [], {}, "a"))
+        connection.stream(RemoteRequest([], [], {}, "a"), 10, heard)
         failed = await heard.end
-        assert failed is not None
+        assert isinstance(failed, CallFailed)
         assert failed.failure.fate is Fate.ANSWERED
-        open_stream.finish()
+        Guarded.goes_on.set()
         assert await other.end is None  # it has the same connection
         await connection.close()
 

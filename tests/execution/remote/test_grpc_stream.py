@@ -2,26 +2,30 @@
 
 from pathlib import Path
 
-from headrace.execution.remote.connection import CallFailed, StreamAnswer
+from headrace.core.errors import ServerError
 from headrace.execution.remote.grpc_client import GrpcDialect, GrpcStream
 from headrace.execution.remote.options import RemoteOptions
+from headrace.wire.remote_infer import RemoteAnswer
 from tests.wire.http2.server_peer import HEAD
 
 
 class Receiver:
     """Nothing comes."""
 
-    def received(self, answer: StreamAnswer) -> None:
+    def received(self, answer: RemoteAnswer | ServerError) -> None:
         raise AssertionError(answer)
 
-    def ended(self, failed: CallFailed | None) -> None:
-        raise AssertionError(failed)
+    def failed(self, error: Exception) -> None:
+        raise AssertionError(error)
+
+    def ended(self) -> None:
+        raise AssertionError("the end")
 
 
 def test_a_stream_that_is_held_keeps_its_window() -> None:
     """What it does not take, the server has to keep."""
     options = RemoteOptions.of({"endpoints": "grpc://127.0.0.1"}, "m", 0, Path())
-    stream = GrpcStream(GrpcDialect(options, "m"), Receiver(), HEAD, b"", 0, 0)
+    stream = GrpcStream(GrpcDialect(options, "m"), [], Receiver(), HEAD, b"", 0, 0)
     seen = [stream.keeps_window]
     for held in (True, False):
         stream.hold(held)

@@ -12,10 +12,12 @@ import grpc
 import pytest
 
 from headrace.core.model_spec import LoadSpec
+from headrace.execution.placement import Surroundings
 from headrace.execution.remote.backend import RemoteBackend
 from headrace.execution.remote.model import RemoteModel
-from headrace.execution.remote.pool import RemotePool
+from headrace.execution.remote.pool import UpstreamPool
 from headrace.observability.endpoints import EndpointCounts
+from headrace.scheduling.quarantine import Quarantine
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 from tests.scheduling.fakes import signature
@@ -66,6 +68,13 @@ class Idle:
 
     suspend = resume = add_instance
 
+    def remove_instance(self, instance: object, removed: object) -> None:
+        pass
+
+    @property
+    def quarantine(self) -> Quarantine:
+        raise AssertionError("no worker is here")
+
     def fail_waiting(self, error: object) -> bool:
         return True
 
@@ -73,7 +82,22 @@ class Idle:
         pass
 
 
-async def until(pool: RemotePool, changed: asyncio.Event, healthy: Callable[[bool], bool]) -> None:
+def pool_of(
+    model: RemoteModel,
+    scheduler: Idle,
+    changed: Callable[[], None],
+    counts: dict[str, EndpointCounts] | None = None,
+) -> UpstreamPool:
+    loop = asyncio.get_running_loop()
+    counts = {} if counts is None else counts
+    asked: Any = None  # of whoever may be asked by models: nobody
+    version = Surroundings(signature(), scheduler, asked, loop, changed, counts)
+    return UpstreamPool("m_0", model, version)
+
+
+async def until(
+    pool: UpstreamPool, changed: asyncio.Event, healthy: Callable[[bool], bool]
+) -> None:
     """Wait for health checks."""
     async with asyncio.timeout(30):
         while not healthy(pool.healthy):
@@ -95,8 +119,7 @@ def test_credentials_are_read_again(
 
     async def scenario() -> None:
         changed = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        pool = model.pool("m_0", Idle(), loop, changed.set, {})
+        pool = pool_of(model, Idle(), changed.set)
         try:
             handler.token = "Bearer two"
             await until(pool, changed, lambda healthy: not healthy)
@@ -136,7 +159,7 @@ def test_a_model_is_loaded_again_with_the_credentials_of_the_day(
 
     async def scenario() -> None:
         changed = asyncio.Event()
-        pool = model.pool("m_0", Idle(), asyncio.get_running_loop(), changed.set, {})
+        pool = pool_of(model, Idle(), changed.set)
         try:
             handler.token = "Bearer two"
             token.write_text("Bearer two")
@@ -166,7 +189,7 @@ def test_names_are_looked_up_beside_other_work(
         threads = ThreadPoolExecutor(1)
         loop.set_default_executor(threads)
         threads.submit(other.wait)
-        pool = model.pool("m_0", Idle(), loop, lambda: None, {})
+        pool = pool_of(model, Idle(), lambda: None)
         try:
             async with asyncio.timeout(10):
                 await pool.look_again()
@@ -202,7 +225,7 @@ def test_a_name_with_several_addresses_is_looked_up_again(
 
     async def scenario() -> None:
         changed = asyncio.Event()
-        pool = model.pool("m_0", Idle(), asyncio.get_running_loop(), changed.set, {})
+        pool = pool_of(model, Idle(), changed.set)
 
         async def until_all_serve() -> list[str]:
             async with asyncio.timeout(30):
@@ -235,8 +258,7 @@ def test_counters_go_on_with_the_next_pool(guarded: tuple[Guarded, str], tmp_pat
 
     async def scenario(model: RemoteModel, requests: int) -> None:
         model.begin(ModelConfig(name="m"), signature(), False)
-        loop = asyncio.get_running_loop()
-        pool = model.pool("m_0", Idle(), loop, lambda: None, counts)
+        pool = pool_of(model, Idle(), lambda: None, counts)
         [series] = pool.endpoints
         assert series.counts.requests == requests
         series.counts.requests += 1
@@ -268,7 +290,7 @@ def test_nothing_is_lost_where_something_else_serves(
 
     async def scenario() -> None:
         changed = asyncio.Event()
-        pool = model.pool("m_0", Other(), asyncio.get_running_loop(), changed.set, {})
+        pool = pool_of(model, Other(), changed.set)
         handler.token = "Bearer two"
         async with asyncio.timeout(30):
             while not pool.given_up:
@@ -309,7 +331,7 @@ def test_further_requests_are_refused_before_those_that_wait_fail(
             if pool.given_up:
                 told.append("refused")
 
-        pool = model.pool("m_0", Waiting(), asyncio.get_running_loop(), changed, {})
+        pool = pool_of(model, Waiting(), changed)
         handler.token = "Bearer two"
         async with asyncio.timeout(30):
             await failed.wait()

@@ -2,20 +2,18 @@
 
 import asyncio
 from collections.abc import Callable, Set
-from functools import partial
 from typing import cast
 
 import pytest
 
 from headrace.core.call import Parameter
+from headrace.execution.remote.attempt import Attempt, Policy, StreamAttempt
 from headrace.execution.remote.connection import RemoteRequest
-from headrace.execution.remote.member import Member
-from headrace.execution.remote.sequences import SequenceCalls
-from headrace.execution.remote.stream_errand import StreamErrand
+from headrace.execution.remote.upstream import Upstream
 from headrace.scheduling.sequences import SequenceTable
 from headrace.scheduling.upstreams import Pin
 from headrace.wire.remote_infer import RemoteAnswer
-from tests.execution.remote.test_stream_errand import Loop, Server, Stream
+from tests.execution.remote.test_stream_attempt import Loop, Server, Stream
 
 
 class Call:
@@ -47,20 +45,16 @@ class World:
         self.table = SequenceTable(10**9, lambda: 0)
         self.table.wake("a")
         self.told: list[object] = []
-        self.calls = SequenceCalls("m", self.table)
         loop = cast(asyncio.AbstractEventLoop, Loop())
-        self.streams = self.calls.streams(partial(StreamErrand, model="m", loop=loop, silence=0))
+        self.policy = Policy("m", self.next, loop, sequences=self.table)
 
-    def next(self, tried: Set[Member]) -> Member | None:
-        return cast(Member, self.server)
-
-    def answered(self, answer: RemoteAnswer) -> None:
-        self.told.append(answer)
+    def next(self, tried: Set[Upstream]) -> Upstream | None:
+        return cast(Upstream, self.server)
 
     def received(self, answer: RemoteAnswer) -> None:
         self.told.append(answer)
 
-    def finished(self, answer: RemoteAnswer | None) -> None:
+    def answered(self, answer: RemoteAnswer | None) -> None:
         self.told.append(answer)
 
     def failed(self, error: Exception) -> None:
@@ -75,9 +69,9 @@ def request(*more: str) -> RemoteRequest:
 
 def test_a_call_that_is_cancelled_loses_its_sequence() -> None:
     world = World()
-    errand = world.calls.errand(world, request(), world)
-    assert errand.begin()
-    errand.cancel()
+    attempt = Attempt(world.policy, request(), world)
+    assert attempt.begin()
+    attempt.cancel()
     assert world.server.call.cancelled
     assert world.table.pin("a") == Pin(lost=True)
 
@@ -94,11 +88,11 @@ def test_a_stream_that_is_cancelled_loses_its_sequence_unless_a_response_has_com
     before: Callable[[Stream], None], more: list[str], known: str
 ) -> None:
     world = World()
-    errand = world.streams(world, request(*more), world)
-    assert errand.begin()
+    attempt = StreamAttempt(world.policy, request(*more), world)
+    assert attempt.begin()
     [stream] = world.server.streams
     before(stream)
-    errand.cancel()
+    attempt.cancel()
     assert stream.cancelled
     pins = {"lost": Pin(lost=True), "there": Pin(world.server), "ended": None}
     assert world.table.pin("a") == pins[known]

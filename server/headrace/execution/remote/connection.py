@@ -103,41 +103,77 @@ class Call(Protocol):
         """End it: its receiver is told nothing any more. Does nothing if it has ended."""
 
 
+class RemoteStream(Call, Protocol):
+    """A stream for one request to one server, and of its responses. Nothing here waits."""
+
+    def hold(self, held: bool) -> None:
+        """Have the server pause, once what it may send unasked has come; or go on.
+
+        Responses that are under way are still received.
+        """
+
+
+class StreamReceiver(Protocol):
+    """Whom a stream is opened for. Nothing is called before `stream` ends, or after `cancel`.
+
+    `ended` or `failed` is called once, and nothing after it.
+    """
+
+    def received(self, answer: RemoteAnswer | ServerError) -> None:
+        """A response has come, or an error instead.
+
+        It may have no outputs, where its parameters say that it is the last one.
+        """
+
+    def ended(self) -> None:
+        """The server has ended the stream."""
+
+    def failed(self, error: Exception) -> None:
+        """The stream has failed, and the request if it has not all its responses.
+
+        The fate of a `CallFailed` is UNSENT only if no server has seen anything of the stream.
+        """
+
+
 class Connection(Protocol):
-    """Calls on the event loop that was running when this was made."""
+    """The way to one server, on the event loop that was running when this was made.
+
+    Times are in seconds, 0 for any. What is awaited raises `CallFailed`.
+    """
 
     def begin(self, request: RemoteRequest, seconds: float, receiver: Receiver) -> Call:
-        """One run, within so many seconds, 0 for any."""
+        """One run."""
+
+    def stream(
+        self, request: RemoteRequest, seconds: float, receiver: StreamReceiver
+    ) -> RemoteStream:
+        """One run with any number of responses; only where the protocol has streams."""
 
     async def ready(self, seconds: float) -> bool:
-        """Whether the server says that the model is ready; raises `CallFailed`."""
+        """Whether the server says that the model is ready."""
+
+    async def describe(self, seconds: float) -> RemoteDescription:
+        """What the server says of the model."""
+
+    async def infer(self, request: RemoteRequest, seconds: float) -> RemoteAnswer:
+        """One run, for who loads the model."""
+
+    async def load(self, config: str, seconds: float) -> None:
+        """Have the model loaded; `config` is a whole configuration as JSON that stands in for the
+        server's own, unless it is empty.
+        """
+
+    async def unload(self, seconds: float) -> None:
+        """Have the model unloaded."""
 
     async def close(self) -> None:
         """End the connection, with whatever is under way."""
 
 
-class LoadingConnection(Connection, Protocol):
-    """What a model is loaded with, besides. Times are in seconds, 0 for none."""
-
-    async def describe(self, seconds: float) -> RemoteDescription:
-        """What the server says of the model; raises `CallFailed`."""
-
-    async def infer(self, request: RemoteRequest, seconds: float) -> RemoteAnswer:
-        """One run; raises `CallFailed`."""
-
-    async def load(self, config: str, seconds: float) -> None:
-        """Have the model loaded; `config` is a whole configuration as JSON that stands in for the
-        server's own, unless it is empty. Raises `CallFailed`.
-        """
-
-    async def unload(self, seconds: float) -> None:
-        """Have the model unloaded; raises `CallFailed`."""
-
-
 class Visit:
-    """A `LoadingConnection` for a thread that may wait: each method is one of that, and blocks."""
+    """A `Connection` for a thread that may wait: each method is one of that, and blocks."""
 
-    def __init__(self, runner: asyncio.Runner, connection: LoadingConnection) -> None:
+    def __init__(self, runner: asyncio.Runner, connection: Connection) -> None:
         self._run = runner.run
         self._connection = connection
 
@@ -159,13 +195,13 @@ class Visit:
 
 
 @contextmanager
-def visiting(connect: Callable[[], LoadingConnection]) -> Iterator[Visit]:
+def visiting(connect: Callable[[], Connection]) -> Iterator[Visit]:
     """A connection on an event loop of its own, on a thread that has none, while `with` lasts.
 
     `connect` makes the connection when that loop is running.
     """
 
-    async def connected() -> LoadingConnection:
+    async def connected() -> Connection:
         return connect()
 
     with asyncio.Runner() as runner:
@@ -174,69 +210,6 @@ def visiting(connect: Callable[[], LoadingConnection]) -> Iterator[Visit]:
             yield Visit(runner, connection)
         finally:
             runner.run(connection.close())
-
-
-class StreamAnswer(NamedTuple):
-    """One response of a stream, to the request with this id: an answer, or an error instead.
-
-    An answer may have no outputs, where its parameters say that it is the last one to its request.
-    """
-
-    id: str
-    answer: RemoteAnswer | None
-    error: ServerError | None
-
-
-class StreamReceiver(Protocol):
-    """Whom a stream is opened for. Nothing is called before `stream` ends, or after `cancel`."""
-
-    def received(self, answer: StreamAnswer) -> None:
-        """A response has come."""
-
-    def ended(self, failed: CallFailed | None) -> None:
-        """Nothing more comes: the server has ended the stream, or it has failed. Called once.
-
-        A failure is of the stream as a whole, and of every request that has not all its responses.
-        Its fate is UNSENT only if no server has seen anything of the stream.
-        """
-
-
-class RemoteStream(Protocol):
-    """A stream of requests to one server, and of their responses. Nothing here waits."""
-
-    @property
-    def waiting(self) -> int:
-        """Bytes of requests that the server has not taken yet."""
-
-    def send(self, request: RemoteRequest) -> None:
-        """One more request; not after `finish`. One on a stream that has ended goes nowhere."""
-
-    def finish(self) -> None:
-        """No more requests: the server ends the stream when it has answered them all."""
-
-    def hold(self, held: bool) -> None:
-        """Have the server pause, once what it may send unasked has come; or go on.
-
-        Responses that are under way are still received.
-        """
-
-    def cancel(self) -> None:
-        """End the stream: its receiver is told nothing any more. Does nothing if it has ended."""
-
-
-class StreamingConnection(Connection, Protocol):
-    """A connection of a protocol that has streams."""
-
-    def stream(
-        self,
-        receiver: StreamReceiver,
-        seconds: float = 0.0,
-        headers: Sequence[tuple[str, str]] = (),
-    ) -> RemoteStream:
-        """Open a stream that may last for so many seconds, 0 for any.
-
-        `headers` are the stream's; those of requests do not count.
-        """
 
 
 class Dialect(Protocol):

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from google.protobuf.message import DecodeError
 
-from headrace.core.errors import ExecutionFailed, InvalidRequest, Unavailable
+from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError, Unavailable
 from headrace.core.tensors import Buffer
 from headrace.execution.remote.connect_errors import tls_context
 from headrace.execution.remote.connection import (
@@ -23,7 +23,6 @@ from headrace.execution.remote.connection import (
     RemoteDescription,
     RemoteRequest,
     RemoteStream,
-    StreamAnswer,
     StreamReceiver,
     Visit,
     nonsense,
@@ -234,20 +233,18 @@ class GrpcDialect:
         except InvalidRequest as error:
             raise self.nonsense(error) from None
 
-    def stream_answer(self, data: Buffer) -> StreamAnswer:
+    def stream_answer(self, data: Buffer) -> RemoteAnswer | ServerError:
         """What a message of a stream says; raises `CallFailed`."""
         found = response_in(data)
         if found is not None:  # as nearly always: no error
-            answer = self.answer(found)
-            return StreamAnswer(answer.id, answer, None)
+            return self.answer(found)
         try:
             message = pb.ModelStreamInferResponse.FromString(bytes(data))
         except DecodeError as error:
             raise self.nonsense(error) from None
-        response = message.infer_response
         if message.error_message:
-            return StreamAnswer(response.id, None, ExecutionFailed(message.error_message))
-        return StreamAnswer(response.id, self.answer(response.SerializeToString()), None)
+            return ExecutionFailed(message.error_message)
+        return self.answer(message.infer_response.SerializeToString())
 
     def nonsense(self, problem: Exception) -> CallFailed:
         """An answer that cannot be read, which is logged."""
@@ -280,13 +277,14 @@ class GrpcDialect:
 
 
 class GrpcStream(ChannelCall):
-    """`headrace.execution.remote.connection.RemoteStream`."""
+    """A stream with one request; `headrace.execution.remote.connection.RemoteStream`."""
 
-    __slots__ = ("_dialect", "_early", "_early_size", "_finished", "_receiver")
+    __slots__ = ("_dialect", "_message", "_receiver")
 
     def __init__(
         self,
         dialect: "GrpcDialect",
+        message: list[Buffer],
         receiver: StreamReceiver,
         head: RequestHead,
         own: bytes,
@@ -296,35 +294,8 @@ class GrpcStream(ChannelCall):
         """See `ChannelCall`."""
         super().__init__(head, own, begun, seconds, dialect.options.largest_response)
         self._dialect = dialect
+        self._message = message
         self._receiver = receiver
-        self._early: list[Buffer] = []  # what was to be sent before there is a connection
-        self._early_size = 0
-        self._finished = False
-
-    @property
-    def waiting(self) -> int:
-        """Bytes of requests that the server has not taken yet."""
-        return self._early_size + self.queued
-
-    def send(self, request: RemoteRequest) -> None:
-        """One more request."""
-        if self.over or self.local_closed:
-            return
-        message = self._dialect.request(request)
-        size = sum(map(len, message))
-        pieces = [self._dialect.packed.to_bytes() + size.to_bytes(4), *message]
-        size += len(pieces[0])
-        if self.connection is None:
-            self._early += pieces
-            self._early_size += size
-        else:
-            self.connection.sender.data(self, pieces, size)
-
-    def finish(self) -> None:
-        """No more requests."""
-        self._finished = True
-        if self.connection is not None and not self.over and not self.local_closed:
-            self.connection.sender.finish(self)
 
     def hold(self, held: bool) -> None:
         """Have the server pause, or go on."""
@@ -333,15 +304,12 @@ class GrpcStream(ChannelCall):
             self.connection.release(self)
 
     def launch(self, link: Link) -> None:
-        """Send what there is."""
+        """Send it all."""
         self.begin(link.http2)
-        sender = link.http2.sender
-        sender.open(self, self.head, self.own)
-        if self._early:
-            sender.data(self, self._early, self._early_size)
-            self._early, self._early_size = [], 0
-        if self._finished:
-            sender.finish(self)
+        size = sum(map(len, self._message))
+        link.http2.sender.request(
+            self, self.head, self.own, self._message, size, self._dialect.packed
+        )
 
     def received(self, data: Buffer) -> None:
         """A response has come."""
@@ -362,7 +330,10 @@ class GrpcStream(ChannelCall):
 
     def _end(self, failed: CallFailed | None) -> None:
         try:
-            self._receiver.ended(failed)
+            if failed is None:
+                self._receiver.ended()
+            else:
+                self._receiver.failed(failed)
         except Exception:
             log.exception("bug after a stream")
 
@@ -406,7 +377,7 @@ class AwaitedCall(UnaryCall):
 
 
 class GrpcConnection:
-    """`StreamingConnection` and `LoadingConnection` of `headrace.execution.remote.connection`."""
+    """`headrace.execution.remote.connection.Connection`."""
 
     def __init__(
         self, endpoint: Endpoint, dialect: "GrpcDialect", buffer: memoryview | None = None
@@ -439,16 +410,15 @@ class GrpcConnection:
         return call
 
     def stream(
-        self,
-        receiver: StreamReceiver,
-        seconds: float = 0.0,
-        headers: Sequence[tuple[str, str]] = (),
+        self, request: RemoteRequest, seconds: float, receiver: StreamReceiver
     ) -> RemoteStream:
-        """Open a stream."""
-        procedures = self.procedures
+        """One run with any number of responses."""
+        # Not with `triton_grpc_error`, which would bring the statuses of errors: a Triton dies of a
+        # model that goes on after one.
+        procedures, dialect = self.procedures, self._dialect
         stream = GrpcStream(
-            self._dialect, receiver, procedures.stream(headers), procedures.own(headers, seconds),
-            self._now(), seconds,
+            dialect, dialect.request(request), receiver, procedures.stream(request.headers),
+            procedures.own(request.headers, seconds), self._now(), seconds,
         )  # fmt: skip
         self._channel.start(stream)
         return stream

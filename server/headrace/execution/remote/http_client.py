@@ -23,6 +23,8 @@ from headrace.execution.remote.connection import (
     Receiver,
     RemoteDescription,
     RemoteRequest,
+    RemoteStream,
+    StreamReceiver,
     Visit,
     nonsense,
     visiting,
@@ -134,7 +136,7 @@ class RestControl(Protocol):
     """Protocols have this, too, by which a server has models loaded; both raise `CallFailed`."""
 
     def load(self, config: str) -> Conversation[None]:
-        """Have the model loaded; see `headrace.execution.remote.connection.LoadingConnection`."""
+        """Have the model loaded; see `headrace.execution.remote.connection.Connection`."""
 
     def unload(self) -> Conversation[None]:
         """Have the model unloaded."""
@@ -227,7 +229,7 @@ class HttpDialect:
 
 
 class HttpConnection:
-    """`headrace.execution.remote.connection.LoadingConnection`."""
+    """`headrace.execution.remote.connection.Connection`."""
 
     def __init__(self, endpoint: Endpoint, dialect: HttpDialect) -> None:
         self._endpoint = endpoint
@@ -257,6 +259,12 @@ class HttpConnection:
         )  # fmt: skip
         line.send(request_pieces(placed, common), seconds, call.done)
         return call
+
+    def stream(
+        self, request: RemoteRequest, seconds: float, receiver: StreamReceiver
+    ) -> RemoteStream:
+        """Not over HTTP: such a model is not loaded."""
+        raise Unsupported("there are no streams over HTTP/1.1")
 
     async def ready(self, seconds: float) -> bool:
         """Whether the model is ready there; raises `CallFailed`."""

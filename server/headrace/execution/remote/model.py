@@ -4,7 +4,6 @@ There is nothing to load. What the model takes and gives is asked of the first s
 a server that offers no configuration (an extension of the protocol) is taken by its metadata alone.
 """
 
-import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -15,7 +14,6 @@ from headrace.core.model_spec import LoadSpec, TensorInfo
 from headrace.core.signature import Signature
 from headrace.core.tensors import TensorArray
 from headrace.execution.model_kinds import Elsewhere
-from headrace.execution.placement import Surroundings
 from headrace.execution.remote import policies
 from headrace.execution.remote.connection import (
     CallFailed,
@@ -24,9 +22,8 @@ from headrace.execution.remote.connection import (
     RemoteRequest,
 )
 from headrace.execution.remote.dialects import Dialects
-from headrace.execution.remote.forwarded import Forwarding
 from headrace.execution.remote.options import V2, Endpoint, RemoteOptions
-from headrace.execution.remote.pool import RemotePool, Scheduler
+from headrace.execution.remote.requests import Forwarding
 from headrace.execution.triton.drift import Difference, differences
 from headrace.execution.triton.keeping import RepositoryKeeper, load_everywhere
 from headrace.execution.triton.options import (
@@ -38,7 +35,6 @@ from headrace.execution.triton.upkeep import DriftWatch, Upkeep
 from headrace.execution.triton.uses import Uses
 from headrace.execution.triton.visits import Visits
 from headrace.execution.triton.wanted import Wanted, asked_of
-from headrace.observability.endpoints import EndpointCounts
 from headrace.scheduling.sequences import SequenceRules
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
@@ -147,7 +143,6 @@ class RemoteModel(Elsewhere):
         optional = {i.name for i in said.config.input if i.optional} if said.config else set()
         self.inputs = [_info(tensor, optional) for tensor in said.metadata.inputs]
         self.outputs = [_info(tensor, set()) for tensor in said.metadata.outputs]
-        self._signature: Signature | None = None
         self._batches = self._decoupled = False
         self.sequences: SequenceRules | None = None  # what holds for them, if it has any
 
@@ -250,7 +245,7 @@ class RemoteModel(Elsewhere):
         problems = list(self._problems(config))
         if problems:
             raise Contradiction(problems)
-        self._signature, self._batches = signature, batches
+        self._batches = batches
         self.dialects.declared.signature = signature
         self._decoupled = config.model_transaction_policy.decoupled
         self.sequences = policies.sequence_rules(config)
@@ -281,22 +276,6 @@ class RemoteModel(Elsewhere):
             except CallFailed as failed:
                 raise LoadFailed(failed.text) from None
         return differences(self._asked, said, self.options.version)
-
-    def placement(self, name: str, version: Surroundings) -> RemotePool:
-        """The servers, behind a version's scheduler from now on; after `begin`."""
-        return self.pool(name, version.scheduler, version.loop, version.changed, version.endpoints)
-
-    def pool(
-        self,
-        name: str,
-        scheduler: Scheduler,
-        loop: asyncio.AbstractEventLoop,
-        changed: Callable[[], None],
-        counts: dict[str, EndpointCounts],
-    ) -> RemotePool:
-        """The servers, behind a scheduler from now on; after `begin`."""
-        assert self._signature is not None
-        return RemotePool(name, self, self._signature, scheduler, loop, changed, counts)
 
     def connect(self, endpoint: Endpoint, signature: Signature) -> Connection:
         """A connection for the event loop that is running."""

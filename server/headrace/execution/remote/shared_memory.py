@@ -204,7 +204,7 @@ class SharedCall(UnaryCall):
 
 
 class SharedConnection(GrpcConnection):
-    """`headrace.execution.remote.connection.StreamingConnection`; streams share no memory."""
+    """`headrace.execution.remote.connection.Connection`; streams share no memory."""
 
     def __init__(self, endpoint: Endpoint, dialect: "GrpcDialect", sizes: FixedSizes) -> None:
         """`sizes` are those of the model's outputs."""

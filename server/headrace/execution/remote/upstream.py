@@ -1,14 +1,15 @@
-"""One server of a pool: its connection, what is known of it, and the health checks.
+"""One server of a pool: its connection, what is known of it, and its health checks.
 
-Owned by the event-loop thread.
+`RULES` is the table of what a failure means; docs/remote.md has it in words. Owned by the
+event-loop thread.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from enum import Enum
 from time import monotonic_ns
-from typing import Any
+from typing import NamedTuple
 
 from headrace.execution.remote.connection import (
     Call,
@@ -23,7 +24,7 @@ from headrace.execution.remote.options import Endpoint, RemoteOptions
 from headrace.execution.triton.upkeep import Upkeep
 from headrace.observability.endpoints import EndpointCounts, EndpointSeries
 from headrace.scheduling import upstreams
-from headrace.scheduling.upstreams import Condition
+from headrace.scheduling.upstreams import Condition, Ending
 from headrace.wire.remote_status import Fate
 
 log = logging.getLogger(__name__)
@@ -31,17 +32,35 @@ log = logging.getLogger(__name__)
 _SLACK_SECS = 0.5  # at a deadline the call is cancelled here: the server is not to blame
 
 
-@dataclass(slots=True)
-class _Checks:
-    """The next health check, or the one that is under way."""
+class Health(Enum):
+    """What a failure says of the upstream."""
 
-    timer: asyncio.TimerHandle | None = None
-    task: "asyncio.Task[None] | None" = None
-    closed: bool = field(default=False)
-    told: bool = field(default=False)  # whether the log has what the first one has found
+    GOOD = "it has done what it should"
+    FAILED = "one of the failures in a row for which it is left out"
+    GONE = "it cannot be reached, until a health check says otherwise"
 
 
-class Member:
+class Rule(NamedTuple):
+    """What a failure means: for the upstream, the request, and its sequence.
+
+    The request may go to another upstream if `retry`, as long as no response has come.
+    """
+
+    health: Health
+    retry: bool
+    ending: Ending
+
+
+RULES = {
+    Fate.UNSENT: Rule(Health.GONE, True, Ending.UNSURE),
+    Fate.REFUSED: Rule(Health.FAILED, True, Ending.REFUSED),
+    Fate.ANSWERED: Rule(Health.GOOD, False, Ending.RUN),
+    Fate.UNCERTAIN: Rule(Health.GONE, False, Ending.UNSURE),
+    Fate.LATE: Rule(Health.FAILED, False, Ending.UNSURE),
+}
+
+
+class Upstream:
     """A server. `changed` is called when it is reachable again, or is not any more."""
 
     def __init__(
@@ -68,43 +87,35 @@ class Member:
         self._changed = changed
         self._connection = connection
         self._counts = EndpointCounts() if counts is None else counts
-        self._checks = _Checks()
         self._upkeep = upkeep
         self._drained: asyncio.Event | None = None  # where somebody waits for that
+        self._next_check: asyncio.TimerHandle | None = None
+        self._checking: asyncio.Task[None] | None = None
+        self._checked = False  # the log has what the first check has found
+        self._closed = False
         self._plan(0.0)
 
     def begin(self, request: RemoteRequest, receiver: Receiver) -> Call:
-        """One call; what becomes of it is to be told to one of `succeeded`, `abandoned` and
-        `failed`, unless this raises.
+        """One call, of which one of `succeeded`, `abandoned` and `failed` is to be told, unless
+        this raises.
         """
+        left, longest = _left(request.deadline), self._options.timeout
+        seconds = min(left, longest) if left and longest else left or longest
         self._begin(request)
         try:
-            return self._connection.begin(request, self._seconds(request), receiver)
+            return self._connection.begin(request, seconds, receiver)
         except BaseException:  # of a request that cannot be written, say
             self.abandoned()
             raise
 
     def stream(self, request: RemoteRequest, receiver: StreamReceiver) -> RemoteStream:
-        """A stream for one request, with any number of responses; as `begin`.
-
-        Only where the endpoint's protocol has streams.
-        """
+        """A stream for one request, with any number of responses; as `begin`."""
         self._begin(request)
-        connection: Any = self._connection
-        seconds = _left(request.deadline) if request.deadline else 0.0
-        stream: RemoteStream | None = None
         try:
-            # Not with `triton_grpc_error`, which would bring the statuses of errors: a Triton dies
-            # of a model that goes on after one.
-            stream = connection.stream(receiver, seconds, request.headers)
-            stream.send(request)
-            stream.finish()
+            return self._connection.stream(request, _left(request.deadline), receiver)
         except BaseException:
-            if stream is not None:
-                stream.cancel()
             self.abandoned()
             raise
-        return stream
 
     def _begin(self, request: RemoteRequest) -> None:
         self._counts.requests += 1
@@ -127,14 +138,6 @@ class Member:
         self._note(failed)
         self._ended()
 
-    def _seconds(self, request: RemoteRequest) -> float:
-        """How long a call may take; 0 for any time."""
-        longest = self._options.timeout
-        if not request.deadline:
-            return longest
-        left = _left(request.deadline)
-        return min(left, longest) if longest else left
-
     async def drained(self) -> None:
         """Wait until no call is under way."""
         while self.condition.outstanding:
@@ -151,12 +154,12 @@ class Member:
 
     async def close(self) -> None:
         """Check no more, and end the connection with whatever is under way."""
-        self._checks.closed = True
-        if self._checks.timer is not None:
-            self._checks.timer.cancel()
-        if self._checks.task is not None:
-            self._checks.task.cancel()
-            await asyncio.wait([self._checks.task])
+        self._closed = True
+        if self._next_check is not None:
+            self._next_check.cancel()
+        if self._checking is not None:
+            self._checking.cancel()
+            await asyncio.wait([self._checking])
         await self._connection.close()
 
     def _ended(self) -> None:
@@ -165,12 +168,12 @@ class Member:
 
     def _note(self, failed: CallFailed) -> None:
         fate, condition = failed.failure.fate, self.condition
-        if fate is Fate.ANSWERED:
+        health, reachable = RULES[fate].health, condition.reachable
+        if health is Health.GOOD:
             upstreams.succeed(condition)
             return
         self._counts.failures += 1
-        reachable = condition.reachable
-        if fate is Fate.UNSENT or fate is Fate.UNCERTAIN:
+        if health is Health.GONE:
             upstreams.disconnect(condition)
             if reachable:
                 self._tell("cannot be reached", failed.text)
@@ -189,15 +192,15 @@ class Member:
 
     def _plan(self, seconds: float) -> None:
         """Have the next health check in so many seconds, unless one is under way."""
-        if self._checks.closed or self._checks.task is not None:
+        if self._closed or self._checking is not None:
             return
-        if self._checks.timer is not None:
-            self._checks.timer.cancel()
-        self._checks.timer = self._loop.call_later(seconds, self._begin_check)
+        if self._next_check is not None:
+            self._next_check.cancel()
+        self._next_check = self._loop.call_later(seconds, self._begin_check)
 
     def _begin_check(self) -> None:
-        self._checks.timer = None
-        self._checks.task = self._loop.create_task(self._check())
+        self._next_check = None
+        self._checking = self._loop.create_task(self._check())
 
     async def _check(self) -> None:
         try:
@@ -206,13 +209,13 @@ class Member:
             log.exception("bug while checking server %s of model %s", self.endpoint.name,
                           self._model, extra={"model": self._model})  # fmt: skip
             healthy, why = False, repr(error)
-        self._checks.task = None
+        self._checking = None
         before = self.condition.reachable
         upstreams.check(self.condition, healthy)
         self._plan(upstreams.next_check(self.condition, self._options.health_interval))
-        if healthy is before and self._checks.told:
+        if healthy is before and self._checked:
             return
-        self._checks.told = True
+        self._checked = True
         if healthy:
             log.info("model %s: server %s serves", self._model, self.endpoint.name,
                      extra={"model": self._model})  # fmt: skip
@@ -249,5 +252,5 @@ class Member:
 
 
 def _left(deadline: int) -> float:
-    """How many seconds a call with a deadline may take."""
-    return max((deadline - monotonic_ns()) / 1e9, 0.0) + _SLACK_SECS
+    """How many seconds a call with a deadline may take; 0 for any time."""
+    return max((deadline - monotonic_ns()) / 1e9, 0.0) + _SLACK_SECS if deadline else 0.0

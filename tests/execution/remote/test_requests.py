@@ -7,10 +7,12 @@ import pytest
 
 from headrace.core.call import DEADLINE_PARAMETER, FORWARD_PARAMETER, Call
 from headrace.engine.tracing import TracedCall
-from headrace.execution.remote.forwarded import Forwarding
+from headrace.execution.remote.connection import RemoteRequest
 from headrace.execution.remote.options import RemoteOptions
+from headrace.execution.remote.requests import Forwarding
 from headrace.observability.traces import TRACE_PARAMETER, TraceContext
-from tests.scheduling.fakes import entered
+from headrace.scheduling.batch import Batch
+from tests.scheduling.fakes import entered, signature
 
 MS = 1_000_000
 
@@ -28,15 +30,21 @@ def call(given: Call, arrived: int = 0) -> Call:
     return entered(given, 1, None, arrived, cast(Any, None))
 
 
+def of(rules: Forwarding, calls: list[Call], now: int) -> RemoteRequest:
+    return rules.request(Batch(signature(), calls), [], {}, now)
+
+
 def test_a_plain_request_has_nothing() -> None:
     assert forwarding().alike(request(priority=1)) is None
-    assert tuple(forwarding().of([call(request(priority=1))], 0)) == ({}, (), 0, None)
+    found = of(forwarding(), [call(request(priority=1))], 0)
+    assert (found.parameters, found.headers, found.deadline, found.trace) == ({}, (), 0, None)
 
 
 def test_headers_and_parameters_go_their_ways() -> None:
     given = {"a": 1, FORWARD_PARAMETER + "x-tenant": "me", TRACE_PARAMETER: "7"}
-    found = forwarding().of([call(request(given))], 0)
-    assert tuple(found) == ({"a": 1}, [("x-tenant", "me")], 0, None)
+    found = of(forwarding(), [call(request(given))], 0)
+    assert found.parameters == {"a": 1}
+    assert found.headers == [("x-tenant", "me")]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +64,7 @@ def test_who_shares_a_call(one: Any, other: Any, alike: bool) -> None:
 
 def test_priorities_are_forwarded_where_that_is_asked_for() -> None:
     rules = forwarding(forward_priority="true")
-    assert rules.of([call(request(priority=2))], 0).parameters == {"priority": 2}
+    assert of(rules, [call(request(priority=2))], 0).parameters == {"priority": 2}
     assert rules.alike(request(priority=2)) != rules.alike(request(priority=1))
 
 
@@ -65,8 +73,8 @@ def test_a_queue_timeout_is_what_is_left_of_it() -> None:
     assert rules.alike(request(timeout=5)) == rules.alike(request(timeout=6))
     assert rules.alike(request(timeout=5)) != rules.alike(request())
     both = [call(request(timeout=5_000)), call(request(timeout=4_500), 2 * MS)]
-    assert rules.of(both, 3 * MS).parameters == {"timeout": 3_500}
-    assert rules.of(both, 60 * MS).parameters == {"timeout": 1}
+    assert of(rules, both, 3 * MS).parameters == {"timeout": 3_500}
+    assert of(rules, both, 60 * MS).parameters == {"timeout": 1}
 
 
 def test_a_call_lasts_as_long_as_anybody_waits() -> None:
@@ -74,8 +82,8 @@ def test_a_call_lasts_as_long_as_anybody_waits() -> None:
         call(request({DEADLINE_PARAMETER: 5})),
         call(request({DEADLINE_PARAMETER: 9})),
     )
-    assert forwarding().of([first, last], 0).deadline == 9
-    assert forwarding().of([last, call(request())], 0).deadline == 0
+    assert of(forwarding(), [first, last], 0).deadline == 9
+    assert of(forwarding(), [last, call(request())], 0).deadline == 0
 
 
 class Traces:
@@ -102,7 +110,7 @@ def test_a_call_is_part_of_one_trace(links: list[str], begun: list[str], told: i
     rules = forwarding()
     rules.traces = traces = Traces()
     calls = [call(request()), *(call(request({TRACE_PARAMETER: x})) for x in links)]
-    found = rules.of(calls, 0)
+    found = of(rules, calls, 0)
     assert traces.begun == begun
     expected = [
         ("traceparent", f"00-{7:032x}-{told:016x}-{1 - told % 2:02x}"), ("tracestate", "a=b")

@@ -7,11 +7,16 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from headrace.core.errors import ExecutionFailed, RemoteLost, RemoteTimeout, Unavailable
-from headrace.execution.remote.connection import CallFailed, RemoteRequest, StreamAnswer
-from headrace.execution.remote.errand import Lost
-from headrace.execution.remote.member import Member
-from headrace.execution.remote.stream_errand import StreamErrand
+from headrace.core.errors import (
+    ExecutionFailed,
+    RemoteLost,
+    RemoteTimeout,
+    RemoteUnavailable,
+    Unavailable,
+)
+from headrace.execution.remote.attempt import Lost, Policy, StreamAttempt
+from headrace.execution.remote.connection import CallFailed, RemoteRequest
+from headrace.execution.remote.upstream import Upstream
 from headrace.scheduling.batch import NotStarted
 from headrace.wire.remote_infer import RemoteAnswer
 from headrace.wire.remote_status import Failure, late, lost, unsent
@@ -68,7 +73,7 @@ class Timer:
 
 
 class Server:
-    """A member, and the streams that it was asked for."""
+    """An upstream, and the streams that it was asked for."""
 
     def __init__(self) -> None:
         self.streams: list[Stream] = []
@@ -108,42 +113,44 @@ class Stream:
         """A response, without outputs for None."""
         outputs = {} if value is None else {"OUT": np.array([value])}
         answer = RemoteAnswer(outputs, {"triton_final_response": final, "more": 1})
-        self.receiver.received(StreamAnswer("", answer, None))
+        self.receiver.received(answer)
 
     def refuse(self, text: str) -> None:
         """A response that is an error."""
-        self.receiver.received(StreamAnswer("", None, ExecutionFailed(text)))
+        self.receiver.received(ExecutionFailed(text))
 
     def end(self, failure: Failure | None = None) -> None:
         """Its end."""
-        self.receiver.ended(None if failure is None else CallFailed(failure, "said"))
+        if failure is None:
+            self.receiver.ended()
+        else:
+            self.receiver.failed(CallFailed(failure, "said"))
 
 
 class World:
-    """Two servers, and an errand to one of them."""
+    """Two servers, and a request to one of them."""
 
     def __init__(self, silence: float = SILENCE) -> None:
         self.loop = Loop()
         self.first, self.second = self.servers = [Server(), Server()]
         self.told: list[object] = []
-        self.errand = StreamErrand(
-            self, REQUEST, self, "m", cast(asyncio.AbstractEventLoop, self.loop), silence
-        )
+        loop = cast(asyncio.AbstractEventLoop, self.loop)
+        self.attempt = StreamAttempt(Policy("m", self.next, loop, silence), REQUEST, self)
 
     def begin(self) -> Stream:
         """The stream to the first server."""
-        assert self.errand.begin()
+        assert self.attempt.begin()
         return self.first.streams[0]
 
-    def next(self, tried: Set[Member]) -> Member | None:
+    def next(self, tried: Set[Upstream]) -> Upstream | None:
         left = [server for server in self.servers if server not in cast(Set[object], tried)]
-        return cast(Member, left[0]) if left else None
+        return cast(Upstream, left[0]) if left else None
 
     def received(self, answer: RemoteAnswer) -> None:
         assert answer.parameters == {"more": 1}
         self.told.append(int(np.asarray(answer.outputs["OUT"])[0]))
 
-    def finished(self, answer: RemoteAnswer | None) -> None:
+    def answered(self, answer: RemoteAnswer | None) -> None:
         self.told.append(
             "end" if answer is None else ("last", int(np.asarray(answer.outputs["OUT"])[0]))
         )
@@ -185,7 +192,7 @@ def test_what_becomes_of_the_stream_after_the_last_response_does_not_matter() ->
 def test_a_stream_that_is_not_ended_is_cancelled_in_the_end() -> None:
     world = World()
     stream = world.begin()
-    world.errand.hold(True)
+    world.attempt.hold(True)
     stream.give(None, final=True)
     assert stream.held == [True, False]
     world.loop.advance(60)
@@ -216,7 +223,7 @@ def test_what_no_server_has_begun_goes_to_another_one() -> None:
 def test_a_refusal_is_no_response() -> None:
     world = World()
     stream = world.begin()
-    world.errand.hold(True)
+    world.attempt.hold(True)
     stream.refuse("Request for unknown model: 'm' is not at ready state")
     assert stream.cancelled
     [other] = world.second.streams
@@ -234,7 +241,7 @@ def test_no_server_can_be_reached() -> None:
     assert isinstance(world.error, NotStarted)
     empty = World()
     empty.servers = []
-    assert not empty.errand.begin()
+    assert not empty.attempt.begin()
 
 
 def test_an_error_of_the_model_is_the_end() -> None:
@@ -256,7 +263,17 @@ def test_what_has_begun_is_not_sent_again(failure: Failure) -> None:
     stream.give(1)
     stream.end(failure)
     assert world.told[0] == 1
-    assert world.error is failure.error
+    assert str(world.error) == str(failure.error)
+    assert not isinstance(world.error, Unavailable)  # or another backend would run it again
+    assert not world.second.streams
+
+
+def test_a_refusal_after_a_response_is_the_end() -> None:
+    world = World()
+    stream = world.begin()
+    stream.give(1)
+    stream.refuse("Server exiting")
+    assert isinstance(world.error, RemoteUnavailable)
     assert not world.second.streams
 
 
@@ -286,9 +303,9 @@ def test_a_silent_server_is_given_up() -> None:
 def test_a_server_that_must_not_send_is_not_silent() -> None:
     world = World()
     stream = world.begin()
-    world.errand.hold(True)
+    world.attempt.hold(True)
     world.loop.advance(5 * SILENCE)
-    world.errand.hold(False)
+    world.attempt.hold(False)
     world.loop.advance(SILENCE - 1)
     assert world.told == []
     assert stream.held == [True, False]
@@ -307,8 +324,8 @@ def test_cancelled() -> None:
     world = World()
     stream = world.begin()
     stream.give(1)
-    world.errand.cancel()
-    world.errand.cancel()
+    world.attempt.cancel()
+    world.attempt.cancel()
     assert stream.cancelled
     assert world.told == [1]
     assert world.first.notes == ["abandoned"]
@@ -324,7 +341,7 @@ def test_cancelled_by_a_response() -> None:
     class Cancelling(list[object]):
         def append(self, value: object) -> None:
             received.append(value)
-            world.errand.cancel()
+            world.attempt.cancel()
 
     world.told = Cancelling()
     stream.give(1)

@@ -7,10 +7,15 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import Unavailable
-from headrace.execution.remote.connection import CallFailed, Receiver, RemoteRequest
-from headrace.execution.remote.errand import Errand
-from headrace.execution.remote.member import Member
+from headrace.execution.remote.attempt import Attempt, Policy
+from headrace.execution.remote.connection import (
+    CallFailed,
+    Receiver,
+    RemoteDescription,
+    RemoteRequest,
+)
 from headrace.execution.remote.options import Endpoint, RemoteOptions
+from headrace.execution.remote.upstream import Upstream
 from headrace.wire.remote_infer import RemoteAnswer
 from headrace.wire.remote_status import Failure, Fate
 
@@ -33,8 +38,26 @@ class Connection:
         self.refuse = lambda: receiver.failed(REFUSED)
         return self
 
+    def stream(self, request: RemoteRequest, seconds: float, receiver: object) -> "Connection":
+        raise AssertionError("no model here is decoupled")
+
     def cancel(self) -> None:
         """End the call."""
+
+    def hold(self, held: bool) -> None:
+        """There is nothing to pause."""
+
+    async def describe(self, seconds: float) -> RemoteDescription:
+        raise AssertionError("nothing is loaded here")
+
+    async def infer(self, request: RemoteRequest, seconds: float) -> RemoteAnswer:
+        raise AssertionError("nothing is awaited here")
+
+    async def load(self, config: str, seconds: float) -> None:
+        raise AssertionError("nothing is loaded here")
+
+    async def unload(self, seconds: float) -> None:
+        raise AssertionError("nothing is loaded here")
 
     async def ready(self, seconds: float) -> bool:
         self.checks += 1
@@ -58,8 +81,8 @@ class Bench:
             {"endpoints": "grpc://127.0.0.1", "health_interval_secs": "0.01"}, "m", 0, root
         )
         self.connections = [Connection(each) for each in broken]
-        self.members = [
-            Member(
+        self.upstreams = [
+            Upstream(
                 Endpoint(f"s{n}", "grpc", "127.0.0.1", n, "s"), connection, options, "m", loop,
                 lambda: None, True,
             )
@@ -67,26 +90,32 @@ class Bench:
         ]  # fmt: skip
         self.ends: list[Exception] = []
 
-    def next(self, tried: Set[Member]) -> Member | None:
-        return next((m for m in self.members if m not in tried), None)
+    def next(self, tried: Set[Upstream]) -> Upstream | None:
+        return next((one for one in self.upstreams if one not in tried), None)
 
-    def answered(self, answer: RemoteAnswer) -> None:
+    def attempt(self) -> Attempt:
+        """A request on its way to them."""
+        return Attempt(Policy("m", self.next, asyncio.get_running_loop()), REQUEST, self)
+
+    def answered(self, answer: RemoteAnswer | None) -> None:
         raise AssertionError("there is no answer")
+
+    received = answered
 
     def failed(self, error: Exception) -> None:
         self.ends.append(error)
 
     @property
     def outstanding(self) -> list[int]:
-        return [member.condition.outstanding for member in self.members]
+        return [upstream.condition.outstanding for upstream in self.upstreams]
 
 
 def run(root: Path, broken: list[bool], scenario: Callable[[Bench], Awaitable[None]]) -> None:
     async def whole() -> None:
         bench = Bench(root, broken)
         await scenario(bench)
-        for member in bench.members:
-            await member.close()
+        for upstream in bench.upstreams:
+            await upstream.close()
 
     asyncio.run(whole())
 
@@ -94,7 +123,7 @@ def run(root: Path, broken: list[bool], scenario: Callable[[Bench], Awaitable[No
 def test_a_request_that_cannot_be_written_leaves_nothing_under_way(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         with pytest.raises(ValueError, match="written"):
-            Errand(bench, REQUEST, bench).begin()
+            bench.attempt().begin()
         assert bench.outstanding == [0]
 
     run(tmp_path, [True], scenario)
@@ -102,7 +131,7 @@ def test_a_request_that_cannot_be_written_leaves_nothing_under_way(tmp_path: Pat
 
 def test_a_request_that_cannot_be_written_for_the_next_server_ends(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
-        assert Errand(bench, REQUEST, bench).begin()
+        assert bench.attempt().begin()
         bench.connections[0].refuse()
         [error] = bench.ends
         assert type(error) is ValueError
@@ -116,7 +145,7 @@ def test_a_bug_in_a_health_check_is_not_the_last_of_them(
 ) -> None:
     async def scenario(bench: Bench) -> None:
         await asyncio.wait_for(bench.connections[0].checked.wait(), 10)
-        assert not bench.members[0].condition.reachable
+        assert not bench.upstreams[0].condition.reachable
 
     run(tmp_path, [True], scenario)
     assert "bug while checking server s0" in caplog.text
