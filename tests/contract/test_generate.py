@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from headrace.core.datatypes import Datatype
-from headrace.wire.bytes_tensor import object_array
 from tests.contract import graphs
 from tests.contract.conftest import CARRIERS, FIRST_CARRIER
 from tests.contract.test_grpc_stream import Stream
@@ -22,6 +21,7 @@ from tests.support.grpc_client import GrpcClient, infer_message
 from tests.support.http_socket import HttpSocket, RawAnswer, ask
 from tests.support.scrape import Scraper
 from tests.support.server_process import ServerProcess, clean_server, examples
+from tests.wire.strategies import object_array
 
 VERBS = ["generate", "generate_stream"]
 _EVENTS = "text/event-stream; charset=utf-8"

@@ -32,8 +32,8 @@ from headrace.core.tensors import Tensor, raw_bytes
 from headrace.engine.admission import Admission
 from headrace.engine.regions import Regions
 from headrace.engine.shared_calls import AT_ONCE, share
-from headrace.wire.bytes_tensor import object_array
 from tests.support.shared_memory import SharedFile
+from tests.wire.strategies import object_array
 
 LONG = AT_ONCE + 4  # bytes that are copied on another thread
 SIZE = 4 * LONG

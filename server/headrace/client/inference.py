@@ -15,7 +15,7 @@ from headrace.client.connection import Answer, BadAnswer
 from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
 from headrace.core.errors import ServerError
 from headrace.core.tensors import Array, Buffer, Tensor, raw_bytes
-from headrace.wire.bytes_tensor import decode_bytes_tensor, object_array
+from headrace.workers.elements import object_array
 
 JSON_SIZE = "inference-header-content-length"
 Parameter = str | int | float | bool
@@ -125,7 +125,7 @@ def reply_of(document: Mapping[str, Any], tail: memoryview) -> Reply:
             array = elements(item["data"], datatype).reshape(item["shape"])
             outputs.append(Tensor(name, datatype, array))
         else:
-            outputs.append(_tensor(name, datatype, item["shape"], tail[:size]))
+            outputs.append(Tensor.from_bytes(name, datatype, item["shape"], tail[:size]))
             tail = tail[size:]
     return Reply(
         str(document["model_name"]),
@@ -149,7 +149,7 @@ def cast(given: Array, datatype: Datatype) -> Array:
     """The same values in the form of `datatype`; raises `ValueError` where they do not fit it."""
     if datatype is Datatype.BYTES:
         texts = [_text(item) for item in given.ravel().tolist()]
-        return object_array(texts, given.shape)
+        return object_array([texts], given.shape)
     wanted = NUMPY[datatype]
     if given.size == 0 or given.dtype == wanted:
         return given.astype(wanted)
@@ -178,12 +178,6 @@ def _text(item: object) -> bytes:
 
 def _raw(tensor: Tensor) -> Buffer:
     return raw_bytes(np.asarray(tensor.array, NUMPY[tensor.datatype]))
-
-
-def _tensor(name: str, datatype: Datatype, shape: list[int], raw: memoryview) -> Tensor:
-    if datatype is Datatype.BYTES:
-        return decode_bytes_tensor(name, shape, raw)
-    return Tensor.from_bytes(name, datatype, shape, raw)
 
 
 def _wish(classes: int) -> dict[str, Any]:

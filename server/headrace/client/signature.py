@@ -10,7 +10,7 @@ import numpy as np
 from headrace.client.connection import BadAnswer
 from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
 from headrace.core.tensors import Array, brackets
-from headrace.wire.bytes_tensor import object_array
+from headrace.workers.elements import object_array
 
 _RANDOM_INTEGERS = 10  # exclusive
 _RANDOM_LETTERS = 8
@@ -115,7 +115,7 @@ def random(
     dtype = NUMPY[declared.datatype]
     if declared.datatype is Datatype.BYTES:
         letters = generator.integers(97, 123, (math.prod(full), _RANDOM_LETTERS), np.uint8)
-        return object_array([row.tobytes() for row in letters], full)
+        return object_array([[row.tobytes() for row in letters]], full)
     if declared.datatype is Datatype.BOOL:
         return generator.integers(0, 2, full).astype(dtype)
     if dtype.kind in "iu":

@@ -10,7 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from headrace.workers.elements import FEW, join, object_array, pieces, split, starts_of
+from headrace.core.errors import InvalidRequest
+from headrace.workers.elements import (
+    FEW,
+    join,
+    object_array,
+    pieces,
+    split,
+    starts_of,
+    walk,
+)
 
 COPIED = 4096  # bytes up to which a copy costs less than a view
 
@@ -96,3 +105,45 @@ def bytes_array(
     if len(elements) > FEW:
         return BytesArray(join(elements), shape)
     return object_array([elements], shape)
+
+
+def checked_bytes_array(
+    name: str, shape: Sequence[int], count: int, raw: bytes | memoryview
+) -> BytesArray:
+    """View `raw`, which a client or server has sent, as `count` elements, without making objects.
+
+    A pure function, for any thread. Raises `InvalidRequest` where the lengths do not fit.
+    """
+    size = len(raw)
+    if count * 4 > size:
+        raise InvalidRequest(
+            f"expected {count} string elements for inference input '{name}', got fewer:"
+            f" {size} bytes cannot hold {count} length indicators"
+        )
+    data = bytes(raw) if size <= COPIED else raw
+    whole, end = walk(data, count)
+    if whole != count or end != size:
+        raise InvalidRequest(_misfit(name, count, data, whole, end))
+    return BytesArray(data, shape)
+
+
+def _misfit(name: str, count: int, raw: bytes | memoryview, whole: int, end: int) -> str:
+    """What is wrong with a tensor of which so many elements, that end there, are whole."""
+    left = len(raw) - end
+    if whole == count:
+        return (
+            f"unexpected number of string elements {count + 1} for inference input '{name}',"
+            f" expecting {count}: {left} bytes follow the last"
+        )
+    if not left:
+        return f"expected {count} string elements for inference input '{name}', got {whole}"
+    if left < 4:
+        return (
+            f"incomplete string length indicator for inference input '{name}':"
+            f" {left} bytes left where 4 are needed"
+        )
+    claimed = int.from_bytes(raw[end : end + 4], "little")
+    return (
+        f"incomplete string data for inference input '{name}': element {whole}"
+        f" claims {claimed} bytes, {left - 4} are left"
+    )

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from headrace.core.bytes_array import COPIED, BytesArray
+from headrace.core.bytes_array import COPIED, BytesArray, checked_bytes_array
 from headrace.core.datatypes import ITEM_SIZES, NUMPY, Datatype, Elsewhere
 from headrace.core.errors import InvalidRequest
 from headrace.workers.elements import join
@@ -43,12 +43,15 @@ class Tensor(NamedTuple):
         model: str = "",
         request_id: str = "",
     ) -> "Tensor":
-        """View `raw` (row-major, little-endian, fixed-size datatype) without copying it.
+        """View `raw` (row-major, little-endian; BYTES have their lengths) without copying it.
 
         `model` and `request_id` are for the error, "" for what is no input of a request. Raises
         `InvalidRequest` if `shape` and the number of bytes do not agree.
         """
-        size = element_count(name, shape) * ITEM_SIZES[datatype]
+        count = element_count(name, shape)
+        if datatype is Datatype.BYTES:
+            return cls(name, datatype, checked_bytes_array(name, shape, count, raw))
+        size = count * ITEM_SIZES[datatype]
         if len(raw) != size:
             raise byte_size_mismatch(name, datatype, shape, len(raw), model, request_id)
         return cls(name, datatype, np.frombuffer(raw, NUMPY[datatype]).reshape(shape))

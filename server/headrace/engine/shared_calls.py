@@ -32,7 +32,6 @@ from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import ExecutionFailed, PayloadTooLarge, ServerError
 from headrace.core.tensors import Array, Tensor, elsewhere, raw_bytes
 from headrace.engine.regions import Region, Regions
-from headrace.wire.bytes_tensor import decode_bytes_tensor
 from headrace.wire.compression import too_large
 from headrace.wire.status import INTERNAL_TEXT
 
@@ -150,7 +149,7 @@ class SharedMemory(Stage):
         if given.datatype is Datatype.BYTES:
             raw = np.empty(place.byte_size, np.uint8)
             region.read(raw.data, place.offset)
-            tensor = decode_bytes_tensor(name, given.shape, raw.data)
+            tensor = Tensor.from_bytes(name, given.datatype, given.shape, raw.data)
         else:
             array: Array = np.empty(given.shape, NUMPY[given.datatype])
             region.read(array.reshape(-1).view(np.uint8).data, place.offset)

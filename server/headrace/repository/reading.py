@@ -17,13 +17,12 @@ from headrace.core.datatypes import BY_CONFIG_NUMBER, ITEM_SIZES, NUMPY, Datatyp
 from headrace.core.errors import InvalidRequest
 from headrace.core.model_spec import LoadSpec
 from headrace.core.signature import Shape, Signature, TensorSpec, fits, quoted
-from headrace.core.tensors import Array, brackets, element_count
+from headrace.core.tensors import Array, Tensor, brackets, element_count
 from headrace.execution.warming import Sample, SampleInput, Synthetic
 from headrace.observability.statistics import FIRST_RESPONSE, FIRST_RESPONSE_BOUNDS
 from headrace.repository.completion import batches
 from headrace.repository.config import ConfigFile, Problem, refuse
 from headrace.scheduling.policy import BatchPolicy, QueuePolicy, SchedulingPolicy, TimeoutAction
-from headrace.wire.bytes_tensor import decode_bytes_tensor
 from headrace.wire.documents import to_json
 from headrace.wire.pb import model_config_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelWarmup
@@ -365,10 +364,12 @@ def _numbers(raw: bytes, datatype: Datatype, shape: Shape, requests: int) -> tup
 def _texts(raw: bytes, shape: Shape, requests: int) -> tuple[Array, ...]:
     """Elements with their lengths before them, as clients send them."""
     try:
-        return (np.asarray(decode_bytes_tensor("", shape, raw).array),)
+        return (np.asarray(Tensor.from_bytes("", Datatype.BYTES, shape, raw).array),)
     except InvalidRequest as error:
         try:
-            return tuple(np.asarray(decode_bytes_tensor("", (requests, *shape), raw).array))
+            return tuple(
+                np.asarray(Tensor.from_bytes("", Datatype.BYTES, (requests, *shape), raw).array)
+            )
         except InvalidRequest:
             text = str(error).replace(" for inference input ''", "")
             raise InvalidRequest(text) from None

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from headrace.core.bytes_array import bytes_array
 from headrace.core.call import InferResponse
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Array, Tensor
 from headrace.core.texts import shown
-from headrace.wire.bytes_tensor import object_array
 
 # Classes of a row that may be asked for: each is a text of its own. More of them are no answer that
 # a person, or a program that wants the best few, can have use for.
@@ -83,7 +83,7 @@ def classify(tensor: Tensor, count: int, labels: Sequence[str], batches: bool) -
         for row, indices in zip(rows, order.tolist(), strict=True)
         for index, value in zip(indices, row[indices].tolist(), strict=True)
     ]
-    return Tensor(tensor.name, Datatype.BYTES, object_array(texts, [*lead, count]))
+    return Tensor(tensor.name, Datatype.BYTES, bytes_array(texts, [*lead, count]))
 
 
 def _descending(rows: Array) -> Array:

@@ -19,7 +19,6 @@ from headrace.core.datatypes import BY_NAME, ITEM_SIZES, Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.signature import Signature, quoted
 from headrace.core.tensors import Buffer, Tensor, byte_size_mismatch, element_count, raw_bytes
-from headrace.wire.bytes_tensor import decode_bytes_tensor
 from headrace.wire.classification import check_class_count
 from headrace.wire.elements import tensor_from_values
 from headrace.wire.grpc_contents import CONTENTS, Contents, check_fields, tensor_from_contents
@@ -121,14 +120,11 @@ def decode_infer(
                 " in request. Expected an entry in raw_input_contents for each input that is not in"
                 f" shared memory, of {len(message.inputs)} inputs, got {len(raw)}"
             )
-        if datatype is Datatype.BYTES:
-            if signature is not None and len(raw[index]) > LONG:
-                signature.check_tensor(name, datatype, item.shape)
-            tensors[name] = decode_bytes_tensor(name, list(item.shape), raw[index])
-        else:
-            tensors[name] = Tensor.from_bytes(
-                name, datatype, list(item.shape), raw[index], message.model_name, message.id
-            )
+        if datatype is Datatype.BYTES and signature is not None and len(raw[index]) > LONG:
+            signature.check_tensor(name, datatype, item.shape)
+        tensors[name] = Tensor.from_bytes(
+            name, datatype, list(item.shape), raw[index], message.model_name, message.id
+        )
     outputs, classes, places = _outputs(message)
     names = message.model_name, message.model_version, message.id
     if shared or places:

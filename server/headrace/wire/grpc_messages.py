@@ -21,7 +21,6 @@ from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.signature import Signature
 from headrace.core.tensors import Array, Buffer, Tensor, new_tensor, raw_bytes
 from headrace.core.texts import bounded
-from headrace.wire.bytes_tensor import decode_bytes_tensor
 from headrace.wire.elements import Charge, charge_objects
 from headrace.wire.grpc_contents import MAX_FIELDS, Contents, Outline, outline, read_varint, varint
 from headrace.wire.grpc_infer import (
@@ -214,14 +213,14 @@ class InferMessage:
         for (name, datatype, dtype, shape, size), (start, stop) in zip(
             template.inputs, fields.raw, strict=False
         ):
-            if datatype is Datatype.BYTES:
-                inputs[name] = decode_bytes_tensor(name, shape, memoryview(data)[start:stop])
-            elif stop - start == size:
+            if datatype is not Datatype.BYTES and stop - start == size:
                 array: Array = np.ndarray(shape, dtype, data, start)
                 inputs[name] = Tensor(name, datatype, array)
-            else:  # for its message
-                raw = memoryview(data)[start:stop]
-                Tensor.from_bytes(name, datatype, shape, raw, template.request.model_name, self.id)
+            else:  # or for its message
+                inputs[name] = Tensor.from_bytes(
+                    name, datatype, shape, memoryview(data)[start:stop],
+                    template.request.model_name, self.id,
+                )  # fmt: skip
         known = template.request
         return Call(
             known.model_name, known.model_version, self.id, inputs, known.outputs,

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from headrace.core.bytes_array import bytes_array
 from headrace.core.call import (
     MAX_PARAMETERS,
     MAX_TENSORS,
@@ -26,7 +27,6 @@ from headrace.core.errors import InvalidRequest
 from headrace.core.signature import Signature, quoted
 from headrace.core.tensors import MAX_RANK, Buffer, Tensor, brackets, elsewhere, too_many_dimensions
 from headrace.core.texts import bounded
-from headrace.wire.bytes_tensor import decode_bytes_tensor, object_array
 from headrace.wire.classification import check_class_count
 from headrace.wire.elements import (
     Charge,
@@ -168,7 +168,7 @@ def decode_raw(
                 f" not {brackets(spec.dims)}"
             )
         tensor = Tensor(
-            spec.name, spec.datatype, object_array([bytes(body)], [*lead, *(1 for _ in spec.dims)])
+            spec.name, spec.datatype, bytes_array([bytes(body)], [*lead, *(1 for _ in spec.dims)])
         )
     else:
         shape = lead + list(spec.dims)
@@ -322,10 +322,8 @@ def _input(
             f"unexpected size for input '{name}', expecting {end - len(tail)} additional bytes"
         )
     raw = tail[position:end]
-    if datatype is Datatype.BYTES:
-        if binary_size > LONG and signature is not None:
-            signature.check_tensor(name, datatype, shape)
-        return decode_bytes_tensor(name, shape, raw), end
+    if datatype is Datatype.BYTES and binary_size > LONG and signature is not None:
+        signature.check_tensor(name, datatype, shape)
     return Tensor.from_bytes(name, datatype, shape, raw, model, request_id), end
 
 

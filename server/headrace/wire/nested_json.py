@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import orjson
 
+from headrace.core.bytes_array import bytes_array
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import MAX_RANK, Array, TensorArray
-from headrace.wire.bytes_tensor import object_array
 from headrace.wire.remote_rest import array_of_json
 
 _HALF = (Datatype.FP16, Datatype.BF16)
@@ -39,7 +39,7 @@ def array_of_nested(name: str, datatype: Datatype, value: Any) -> TensorArray:
     """The tensor that nested arrays are; raises `InvalidRequest`."""
     shape, values = _unnested(name, value)
     if datatype is Datatype.BYTES:
-        return object_array([_bytes(name, element) for element in values], shape)
+        return bytes_array([_bytes(name, element) for element in values], shape)
     return array_of_json(name, datatype, shape, values)
 
 

@@ -18,7 +18,6 @@ from headrace.core.call import Parameter
 from headrace.core.datatypes import BY_NAME, ITEM_SIZES, NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Buffer, Tensor, TensorArray, element_count, raw_bytes
-from headrace.wire.bytes_tensor import decode_bytes_tensor
 from headrace.wire.elements import tensor_from_values
 from headrace.wire.grpc_contents import CONTENTS, read_varint, varint
 from headrace.wire.grpc_infer import parameter_values, set_parameter
@@ -167,9 +166,11 @@ class AnswerReader:
                 if stop - start == nbytes:
                     outputs[name] = np.ndarray(shape, NUMPY[datatype], data, start)
                 elif shared and name in shared and start == stop and nbytes > 0:
-                    outputs[name] = _array(name, datatype, shape, shared[name][:nbytes])
+                    raw_output = shared[name][:nbytes]
+                    outputs[name] = Tensor.from_bytes(name, datatype, shape, raw_output).array
                 else:
-                    outputs[name] = _array(name, datatype, shape, memoryview(data)[start:stop])
+                    raw_output = memoryview(data)[start:stop]  # or the error says what is wrong
+                    outputs[name] = Tensor.from_bytes(name, datatype, shape, raw_output).array
         return RemoteAnswer(outputs, dict(known.parameters), id)
 
 
@@ -179,12 +180,6 @@ def response_in(data: Buffer) -> Buffer | None:
         return None
     length, start = read_varint(data, 1)
     return data[start:] if start and start + length == len(data) else None
-
-
-def _array(name: str, datatype: Datatype, shape: tuple[int, ...], raw: memoryview) -> TensorArray:
-    if datatype is Datatype.BYTES:
-        return decode_bytes_tensor(name, shape, raw).array
-    return Tensor.from_bytes(name, datatype, shape, raw).array  # which says what is wrong
 
 
 def _read_head(head: bytes, raw: bool) -> _Known:

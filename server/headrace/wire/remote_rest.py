@@ -15,7 +15,6 @@ from headrace.core.call import Parameter
 from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Buffer, Tensor, TensorArray, concatenated, raw_bytes
-from headrace.wire.bytes_tensor import decode_bytes_tensor
 from headrace.wire.elements import flatten, json_elements, tensor_from_json
 from headrace.wire.json_text import parse_json
 from headrace.wire.parameters import json_parameters
@@ -122,10 +121,7 @@ def read_rest_answer(body: Buffer, json_size: int | None) -> RemoteAnswer:
             raise InvalidRequest(f"output '{name}' has a wrong binary_data_size")
         raw = tail[position : position + size]
         position += size
-        if datatype is Datatype.BYTES:
-            outputs[name] = decode_bytes_tensor(name, shape, raw).array
-        else:
-            outputs[name] = Tensor.from_bytes(name, datatype, shape, raw).array
+        outputs[name] = Tensor.from_bytes(name, datatype, shape, raw).array
     return RemoteAnswer(outputs, _parameters(document.get("parameters")))
 
 

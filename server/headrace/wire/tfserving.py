@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from headrace.core.bytes_array import bytes_array
 from headrace.core.datatypes import ITEM_SIZES, NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Buffer, Tensor, TensorArray, element_count, raw_bytes
-from headrace.wire.bytes_tensor import object_array
 from headrace.wire.grpc_contents import varint
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.pb import tfserving_pb2 as tf
@@ -157,7 +157,7 @@ def _array(name: str, tensor: tf.Tensor) -> TensorArray:
     shape = [dim.size for dim in tensor.tensor_shape.dim]
     count = element_count(name, shape)
     if datatype is Datatype.BYTES:
-        return object_array(_filled(name, list(tensor.string_val), count, b""), shape)
+        return bytes_array(_filled(name, list(tensor.string_val), count, b""), shape)
     content = tensor.tensor_content
     if len(content) == count * ITEM_SIZES[datatype]:  # so nearly always where it is used
         return Tensor.from_bytes(name, datatype, shape, content).array

@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 import orjson
 
+from headrace.core.bytes_array import bytes_array
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ExecutionFailed, InvalidRequest, Unavailable
 from headrace.core.signature import TensorSpec
@@ -28,7 +29,6 @@ from headrace.execution.remote.connection import (
 from headrace.execution.remote.http_client import Conversation, Declared, Inference, refusal
 from headrace.execution.remote.options import RemoteOptions
 from headrace.execution.remote.tfserving_rest import joined
-from headrace.wire.bytes_tensor import object_array
 from headrace.wire.http_exchange import HttpRequest, HttpResponse
 from headrace.wire.json_text import parse_json
 from headrace.wire.nested_json import array_of_nested, nested_json
@@ -107,7 +107,7 @@ class TorchServeInference:
         specs, body = self._declared.outputs, response.body
         if len(specs) == 1 and specs[0].datatype is Datatype.BYTES:
             shape = [1] * (len(specs[0].dims) + self._declared.batches)
-            return RemoteAnswer({specs[0].name: object_array([bytes(body)], shape)}, {})
+            return RemoteAnswer({specs[0].name: bytes_array([bytes(body)], shape)}, {})
         try:
             document = parse_json(body)
             if len(specs) == 1 and not (isinstance(document, dict) and specs[0].name in document):

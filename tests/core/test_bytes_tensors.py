@@ -11,7 +11,6 @@ from headrace.core.bytes_array import BytesArray
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Tensor, raw_bytes
-from headrace.wire.bytes_tensor import decode_bytes_tensor
 from headrace.wire.elements import MAX_OBJECT_BYTES, charge_objects
 from headrace.workers.elements import join
 from tests.wire.strategies import PROPERTY, assert_same, mutations, object_array, outcome, tensors
@@ -33,7 +32,7 @@ EMPTY = b"\0\0\0\0"
     ],
 )
 def test_form(shape: list[int], raw: bytes, elements: list[bytes]) -> None:
-    tensor = decode_bytes_tensor("x", shape, raw)
+    tensor = Tensor.from_bytes("x", Datatype.BYTES, shape, raw)
     assert tensor.datatype is Datatype.BYTES
     assert tensor.array.shape == tuple(shape)
     assert tensor.array.ravel().tolist() == elements
@@ -65,7 +64,7 @@ def test_lengths_that_do_not_fit(shape: list[int], raw: bytes, text: str) -> Non
     tracemalloc.start()
     try:
         with pytest.raises(InvalidRequest) as raised:
-            decode_bytes_tensor("x", shape, raw)
+            Tensor.from_bytes("x", Datatype.BYTES, shape, raw)
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
         tracemalloc.stop()
@@ -76,14 +75,14 @@ def test_lengths_that_do_not_fit(shape: list[int], raw: bytes, text: str) -> Non
 @given(tensors([Datatype.BYTES]), st.sampled_from([bytes, memoryview]))
 def test_what_was_encoded_comes_back(tensor: Tensor, kind: type[bytes | memoryview]) -> None:
     raw = kind(raw_bytes(tensor.array))
-    assert_same(decode_bytes_tensor("x", list(tensor.array.shape), raw), tensor)
+    assert_same(Tensor.from_bytes("x", Datatype.BYTES, list(tensor.array.shape), raw), tensor)
 
 
 @PROPERTY
 @given(tensors([Datatype.BYTES]), st.data())
 def test_a_damaged_tensor_is_refused_or_another_one(tensor: Tensor, data: st.DataObject) -> None:
     raw = data.draw(mutations(bytes(raw_bytes(tensor.array))))
-    result = outcome(decode_bytes_tensor, "x", list(tensor.array.shape), raw)
+    result = outcome(Tensor.from_bytes, "x", Datatype.BYTES, list(tensor.array.shape), raw)
     if isinstance(result, Tensor):
         assert raw_bytes(result.array) == raw
     else:
@@ -96,13 +95,15 @@ def test_a_cut_tensor_is_refused_wherever_it_was_cut(tensor: Tensor) -> None:
     raw = raw_bytes(tensor.array)
     for size in range(len(raw)):
         with pytest.raises(InvalidRequest):
-            decode_bytes_tensor("x", list(tensor.array.shape), raw[:size])
+            Tensor.from_bytes("x", Datatype.BYTES, list(tensor.array.shape), raw[:size])
 
 
 @PROPERTY
 @given(st.lists(st.integers(), max_size=4), st.binary())
 def test_any_shape_and_bytes_are_decoded_or_refused(shape: list[int], raw: bytes) -> None:
-    assert isinstance(outcome(decode_bytes_tensor, "x", shape, raw), Tensor | InvalidRequest)
+    assert isinstance(
+        outcome(Tensor.from_bytes, "x", Datatype.BYTES, shape, raw), Tensor | InvalidRequest
+    )
 
 
 def test_a_view_that_is_not_contiguous_is_encoded_in_its_own_order() -> None:
@@ -115,14 +116,16 @@ def test_ten_thousand_long_elements() -> None:
     elements = [noise[i : i + 900] for i in range(10_000)]
     raw = raw_bytes(object_array(elements, [10_000]))
     assert len(raw) == 10_000 * 904
-    assert decode_bytes_tensor("x", [10_000], memoryview(raw)).array.tolist() == elements
+    assert (
+        Tensor.from_bytes("x", Datatype.BYTES, [10_000], memoryview(raw)).array.tolist() == elements
+    )
 
 
 @pytest.mark.parametrize("kind", [bytes, memoryview])
 def test_no_object_is_made_of_an_element(kind: type[bytes | memoryview]) -> None:
     raw = kind(bytes(raw_bytes(object_array([b"", b"a", b"bcd", b""] * 50_000, [200_000]))))
     before = sys.getallocatedblocks()
-    tensor = decode_bytes_tensor("x", [200_000], raw)
+    tensor = Tensor.from_bytes("x", Datatype.BYTES, [200_000], raw)
     assert raw_bytes(tensor.array) is raw
     assert sys.getallocatedblocks() - before < 1000
 
@@ -131,7 +134,7 @@ def test_a_fault_behind_many_elements() -> None:
     raw = bytearray(raw_bytes(object_array([b"\0"] * 200_000, [200_000])))
     raw[199_999 * 5] = 2
     with pytest.raises(InvalidRequest, match="element 199999 claims 2 bytes, 1 are left"):
-        decode_bytes_tensor("x", [200_000], bytes(raw))
+        Tensor.from_bytes("x", Datatype.BYTES, [200_000], bytes(raw))
 
 
 @pytest.mark.parametrize(
