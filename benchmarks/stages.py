@@ -28,8 +28,8 @@ from headrace.observability.statistics import VersionStatistics
 from headrace.scheduling.batch import Batch, Outcome
 from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy
-from headrace.wire import grpc_infer, http_infer
-from headrace.wire.http_response import ResponseForm
+from headrace.wire import grpc_infer, v2_json
+from headrace.wire.v2_json import ResponseForm
 
 ROWS = (1, 16, 64)
 _ROUNDS = 7
@@ -124,7 +124,7 @@ def _single_stages(model: OnnxModel) -> dict[str, Work]:
     head = _message("http-binary").partition(b"\r\n\r\n")[0].lower() + b"\r\n"
     json_size = int(header(head, b"inference-header-content-length") or 0)
 
-    decode = partial(http_infer.decode_infer, MLP, "")
+    decode = partial(v2_json.decode_infer, MLP, "")
 
     def decode_grpc() -> None:
         data = bodies["grpc"]

@@ -31,7 +31,7 @@ OTHERS = {
         "execution.environments", "execution.in_process", "execution.loaded_worker",
         "execution.process", "execution.remote.model", "execution.remote.options",
         "execution.supervision", "execution.triton.servers", "execution.worker", "frontends",
-        "front_doors", "wire.http_exchange", "wire.remote_infer", "wire.remote_rest",
+        "front_doors", "wire.http_exchange", "wire.remote_infer",
     )
 }  # fmt: skip
 _IMPORT = re.compile(r"^import time: .*\| +(\S+)$", re.MULTILINE)

@@ -7,7 +7,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from headrace.client.connection import Address, Connection
+from headrace.client.address import Address
+from headrace.client.connection import Connection
 
 Scripted = Callable[..., Connection]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.client.connection import Address, BadAnswer, ClientError, NotReached, Refused
+from headrace.client.address import Address, BadAnswer, ClientError, NotReached, Refused
 from tests.client.conftest import Scripted, response
 
 

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from headrace.client.connection import Answer, BadAnswer
-from headrace.client.inference import JSON_SIZE, Question, cast, decode, elements, encode
+from headrace.client.address import BadAnswer
+from headrace.client.connection import Answer
+from headrace.client.inference import Question, cast, decode, elements, encode
 from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
 from headrace.core.tensors import Array, Tensor
-from headrace.wire.http_infer import decode_infer
+from headrace.wire.v2_json import JSON_SIZE, decode_infer
 from tests.wire.strategies import PROPERTY
 
 FIXED = [datatype for datatype in Datatype if datatype not in (Datatype.BYTES, Datatype.BF16)]
@@ -55,7 +56,7 @@ def test_answers(outputs: list[Tensor]) -> None:
     text = json.dumps(document).encode()
     body = text + b"".join(pieces[1:])
     reply = decode(Answer(headers | {JSON_SIZE: str(len(text))}, body))
-    assert (reply.model, reply.version, reply.request_id) == ("m", "3", "")
+    assert (reply.model_name, reply.model_version, reply.id) == ("m", "3", "")
     for tensor, found in zip(outputs, reply.outputs, strict=True):
         assert (found.name, found.datatype) == (tensor.name, tensor.datatype)
         np.testing.assert_array_equal(found.array, tensor.array)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from headrace.client.connection import BadAnswer
+from headrace.client.address import BadAnswer
 from headrace.client.signature import Declared, fit, random, taken
 from headrace.core.datatypes import NUMPY, Datatype
 

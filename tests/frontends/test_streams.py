@@ -14,9 +14,9 @@ from headrace.engine.admission import Admission
 from headrace.frontends.channel import pair
 from headrace.frontends.host import Host
 from headrace.frontends.remote import EngineLink, RemoteEngine, RemoteTarget
-from headrace.wire.http_infer import pass_raw
 from headrace.wire.link_frames import Flag, FrameReader, Kind, frame
 from headrace.wire.link_infer import RequestWriter
+from headrace.wire.v2_json import pass_raw
 from tests.transports.fakes import FakeEngine, Work
 
 _BIG = 60 << 10  # bytes of a response that still travels in its frame

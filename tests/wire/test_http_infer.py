@@ -24,14 +24,14 @@ from headrace.core.errors import InvalidRequest, Overloaded, ServerError
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Tensor, elsewhere
 from headrace.wire.elements import MAX_DECODED, uncharged
-from headrace.wire.http_infer import (
+from headrace.wire.v2_json import (
+    ResponseForm,
     decode_infer,
     decode_raw,
     error_body,
     parse_json_size,
     takes_long,
 )
-from headrace.wire.http_response import ResponseForm, SharedForm
 from tests.wire.strategies import (
     IN_JSON,
     PROPERTY,
@@ -243,7 +243,7 @@ def test_outputs_in_shared_memory() -> None:
     assert request.classes == {"z": 3}
     assert request.parameters == {"mine": 1}
     assert request.shared.outputs == {"y": Stretch("r", 0, 0)}
-    assert form == SharedForm(False, {"y": False, "z": False, "b": True}, frozenset("y"))
+    assert form == ResponseForm(False, {"y": False, "z": False, "b": True}, frozenset("y"))
 
 
 def test_inputs_and_outputs_in_shared_memory() -> None:
@@ -674,7 +674,7 @@ def test_which_outputs_are_binary(form: ResponseForm, is_binary: bool) -> None:
 
 @pytest.mark.parametrize("binary", [False, True])
 def test_outputs_without_data(binary: bool) -> None:
-    form = SharedForm(
+    form = ResponseForm(
         named={"y": binary, "there": False, "s": False}, shared=frozenset(("there", "s"))
     )
     outputs = [

@@ -28,7 +28,6 @@ from headrace.core.errors import (
     ServerError,
 )
 from headrace.core.tensors import Tensor, elsewhere
-from headrace.wire.http_infer import body_of, pass_raw
 from headrace.wire.link_frames import BrokenLink
 from headrace.wire.link_infer import (
     RequestReader,
@@ -41,6 +40,7 @@ from headrace.wire.link_infer import (
     read_numbers,
 )
 from headrace.wire.status import STATUS
+from headrace.wire.v2_json import body_of, pass_raw
 from tests.wire.strategies import PROPERTY, assert_same, mutations, tensors
 
 texts = st.text(max_size=8)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest
+from headrace.wire.elements import array_of_nested, nested_json
 from headrace.wire.json_text import parse_json
-from headrace.wire.nested_json import array_of_nested, nested_json
 from tests.support.remote import values
 
 SHAPES = [(), (3,), (2, 3), (1, 2, 1), (2, 0)]

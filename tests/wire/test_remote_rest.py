@@ -12,15 +12,14 @@ from headrace.core.call import InferResponse, Timing
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Tensor
-from headrace.wire.http_infer import decode_infer
-from headrace.wire.http_response import ResponseForm
+from headrace.wire.elements import array_of_json
 from headrace.wire.remote_infer import RemoteInput
-from headrace.wire.remote_rest import (
-    RestMessages,
-    array_of_json,
+from headrace.wire.v2_json import (
+    RequestWriter,
+    ResponseForm,
+    decode_infer,
     error_text,
-    read_metadata,
-    read_rest_answer,
+    read_answer,
 )
 from tests.support.remote import values
 
@@ -37,7 +36,7 @@ def rows(datatype: Datatype, count: int, text: bool = False) -> RemoteInput:
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("datatype", Datatype)
 def test_requests_are_what_the_server_reads(datatype: Datatype, count: int, binary: bool) -> None:
-    messages = RestMessages(binary, {"Y"})
+    messages = RequestWriter(binary, {"Y"})
     item = rows(datatype, count, not binary)
     for _ in range(2):
         body, size = messages.request([item], ["X", "Y"], {"a": 1}, "id")
@@ -50,7 +49,7 @@ def test_requests_are_what_the_server_reads(datatype: Datatype, count: int, bina
 
 
 def test_requests_without_inputs_and_with_several() -> None:
-    messages = RestMessages(True)
+    messages = RequestWriter(True)
     one = RemoteInput("B", Datatype.INT8, (1,), [np.ones(1, np.int8)])
     for inputs in ([], [one, rows(Datatype.BYTES, 2)]):
         body, size = messages.request(inputs, [], {})
@@ -60,7 +59,7 @@ def test_requests_without_inputs_and_with_several() -> None:
 
 def test_bytes_that_are_no_text_have_no_form_in_json() -> None:
     with pytest.raises(InvalidRequest, match="'A' holds bytes that are not UTF-8"):
-        RestMessages(False).request([rows(Datatype.BYTES, 1)], [], {})
+        RequestWriter(False).request([rows(Datatype.BYTES, 1)], [], {})
 
 
 @pytest.mark.parametrize("binary", [True, False])
@@ -73,9 +72,11 @@ def test_answers_are_what_the_server_writes(datatype: Datatype, binary: bool) ->
         "m", "1", "", [Tensor("A", datatype, part)], Timing(0, 0, 0), {"p": "q"}
     )
     body, size = ResponseForm(binary).encode(response)
-    answer = read_rest_answer(b"".join(body), size)
-    assert answer.outputs["A"].dtype == part.dtype
-    assert answer.outputs["A"].tolist() == part.tolist()
+    answer = read_answer(b"".join(body), size)
+    (found,) = answer.outputs
+    assert (found.name, found.datatype, found.array.dtype) == ("A", datatype, part.dtype)
+    assert found.array.tolist() == part.tolist()
+    assert (answer.model_name, answer.model_version) == ("m", "1")
     assert answer.parameters == {"p": "q"}
 
 
@@ -91,12 +92,15 @@ def test_null_is_no_number() -> None:
     ("document", "text"),
     [
         ([], "not an inference response"),
-        ({"outputs": {}}, "not an inference response"),
-        ({"outputs": [{}]}, "without a name"),
-        ({"outputs": [{"name": "A", "datatype": "FP8", "shape": []}]}, "the datatype 'FP8'"),
-        ({"outputs": [{"name": "A", "datatype": ["FP32"], "shape": []}]}, "the datatype"),
-        ({"outputs": [{"name": "A", "datatype": "FP32"}]}, "no shape"),
-        ({"outputs": [{"name": "A", "datatype": "FP32", "shape": [1]}]}, "no data"),
+        ({"outputs": {}}, "expected an array, got an object"),
+        ({"outputs": [{}]}, "the answer has no member 'name'"),
+        (
+            {"outputs": [{"name": "A", "datatype": "FP8", "shape": []}]},
+            "the unknown datatype 'FP8'",
+        ),
+        ({"outputs": [{"name": "A", "datatype": ["FP32"], "shape": []}]}, "expected a string"),
+        ({"outputs": [{"name": "A", "datatype": "FP32"}]}, "no member 'shape'"),
+        ({"outputs": [{"name": "A", "datatype": "FP32", "shape": [1]}]}, "no member 'data'"),
         (
             {"outputs": [{"name": "A", "datatype": "FP32", "shape": [1], "data": [1, 2]}]},
             "needs 1 elements",
@@ -112,19 +116,19 @@ def test_null_is_no_number() -> None:
                     }
                 ]
             },
-            "a wrong binary_data_size",
+            "expecting 4 additional bytes",
         ),
     ],
 )
 def test_answers_that_make_no_sense(document: object, text: str) -> None:
     with pytest.raises(InvalidRequest, match=text):
-        read_rest_answer(orjson.dumps(document), None)
+        read_answer(orjson.dumps(document), None)
 
 
 @given(st.binary(), st.none() | st.integers(0, 100))
 def test_any_body_is_an_answer_or_refused(body: bytes, size: int | None) -> None:
     with contextlib.suppress(InvalidRequest):
-        read_rest_answer(body, size)
+        read_answer(body, size)
 
 
 JSON = st.recursive(
@@ -143,16 +147,9 @@ def test_any_document_is_an_answer_or_refused(first: object, second: object, thi
     tensor = {"name": "A", "datatype": "FP32", "shape": first, "data": second}
     for outputs in (first, [first, second], [tensor], [{**tensor, "parameters": third}]):
         body = orjson.dumps({"outputs": outputs, "inputs": outputs, "parameters": third})
-        for read in (lambda b: read_rest_answer(b, None), read_metadata, error_text):
+        for read in (lambda b: read_answer(b, None), error_text):
             with contextlib.suppress(InvalidRequest):
                 read(body)
-
-
-def test_metadata() -> None:
-    tensor = {"name": "A", "datatype": "FP16", "shape": [-1, 2]}
-    found = read_metadata(orjson.dumps({"name": "m", "inputs": [tensor], "outputs": [tensor]}))
-    assert list(found.inputs[0].shape) == [-1, 2]
-    assert not read_metadata(b'{"name": "m", "inputs": null}').inputs
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """An inference request as the body of an HTTP request, and the body of an answer as tensors.
 
-Bodies have the layout of `wire/http_infer.py`, seen from the other side: JSON, and the bytes of
+Bodies have the layout of `wire/v2_json.py`, seen from the other side: JSON, and the bytes of
 each binary tensor behind it.
 """
 
@@ -11,14 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from headrace.client.connection import Answer, BadAnswer
-from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
+from headrace.client.address import BadAnswer
+from headrace.client.connection import Answer
+from headrace.core.call import InferResponse, Parameter
+from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import ServerError
-from headrace.core.tensors import Array, Buffer, Tensor, raw_bytes
+from headrace.core.tensors import Array, Buffer, Tensor
+from headrace.wire.v2_json import (
+    JSON_SIZE,
+    RequestWriter,
+    parse_json_size,
+    read_answer,
+    request_headers,
+)
 from headrace.workers.elements import object_array
-
-JSON_SIZE = "inference-header-content-length"
-Parameter = str | int | float | bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +37,6 @@ class Question:
     classes: Mapping[str, int] = field(default_factory=dict)
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     request_id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What a model has answered; BYTES outputs are object arrays of `bytes`."""
-
-    model: str
-    version: str
-    request_id: str
-    parameters: Mapping[str, Parameter]
-    outputs: Sequence[Tensor]
 
 
 def divided(question: Question, most_rows: int) -> list[Question]:
@@ -62,7 +57,7 @@ def divided(question: Question, most_rows: int) -> list[Question]:
     ]
 
 
-def joined(replies: Sequence[Reply]) -> Reply:
+def joined(replies: Sequence[InferResponse]) -> InferResponse:
     """One reply with the rows of all; raises `BadAnswer` if they do not fit together."""
     first, *others = replies
     if not others:
@@ -79,61 +74,24 @@ def joined(replies: Sequence[Reply]) -> Reply:
 
 def encode(question: Question) -> tuple[list[Buffer], dict[str, str]]:
     """The pieces of a body, and the headers that go with it."""
-    data = [_raw(tensor) for tensor in question.inputs]
-    document: dict[str, Any] = {
-        "inputs": [
-            {
-                "name": tensor.name,
-                "datatype": tensor.datatype.value,
-                "shape": tensor.array.shape,
-                "parameters": {"binary_data_size": len(raw)},
-            }
-            for tensor, raw in zip(question.inputs, data, strict=True)
-        ]
-    }
-    if question.request_id:
-        document["id"] = question.request_id
-    document["parameters"] = {**question.parameters, "binary_data_output": True}
-    if question.outputs:
-        document["outputs"] = [
-            {"name": name, "parameters": _wish(question.classes.get(name, 0))}
-            for name in question.outputs
-        ]
-    text = json.dumps(document).encode()
-    headers = {"content-type": "application/octet-stream", JSON_SIZE: str(len(text))}
-    return [text, *data], headers
+    inputs = [
+        (tensor.name, tensor.datatype, tensor.array.shape, [tensor.array])
+        for tensor in question.inputs
+    ]
+    parameters = {**question.parameters, "binary_data_output": True}
+    pieces, size = RequestWriter(binary=True).request(
+        inputs, question.outputs, parameters, question.request_id, question.classes
+    )
+    return pieces, request_headers(size)
 
 
-def decode(answer: Answer) -> Reply:
+def decode(answer: Answer) -> InferResponse:
     """Read an answer; raises `BadAnswer`."""
     try:
-        size = int(answer.headers.get(JSON_SIZE, len(answer.body)))
-        document = json.loads(answer.body[:size])
-        return reply_of(document, memoryview(answer.body)[size:])
-    except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError,
-            ServerError) as error:  # fmt: skip
+        size = parse_json_size(answer.headers.get(JSON_SIZE), len(answer.body))
+        return read_answer(answer.body, size)
+    except ServerError as error:
         raise BadAnswer(f"the answer is no inference response: {error}") from error
-
-
-def reply_of(document: Mapping[str, Any], tail: memoryview) -> Reply:
-    """A response's JSON and the binary data behind it; raises what nonsense raises."""
-    outputs = []
-    for item in document["outputs"]:
-        name, datatype = str(item["name"]), BY_NAME[item["datatype"]]
-        size = item.get("parameters", {}).get("binary_data_size")
-        if size is None:
-            array = elements(item["data"], datatype).reshape(item["shape"])
-            outputs.append(Tensor(name, datatype, array))
-        else:
-            outputs.append(Tensor.from_bytes(name, datatype, item["shape"], tail[:size]))
-            tail = tail[size:]
-    return Reply(
-        str(document["model_name"]),
-        str(document.get("model_version", "")),
-        str(document.get("id", "")),
-        document.get("parameters", {}),
-        outputs,
-    )
 
 
 def elements(data: Any, datatype: Datatype) -> Array:
@@ -174,11 +132,3 @@ def _text(item: object) -> bytes:
     if not isinstance(item, str):
         raise ValueError(f"expected texts for BYTES, got {json.dumps(item, default=str)}")
     return item.encode("utf-8", "surrogateescape")
-
-
-def _raw(tensor: Tensor) -> Buffer:
-    return raw_bytes(np.asarray(tensor.array, NUMPY[tensor.datatype]))
-
-
-def _wish(classes: int) -> dict[str, Any]:
-    return {"classification": classes} if classes else {"binary_data": True}

@@ -7,10 +7,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
-from headrace.client.connection import Answer, BadAnswer, Connection, Refused
+from headrace.client.address import BadAnswer, Refused
+from headrace.client.connection import Answer, Connection
 
 if TYPE_CHECKING:
-    from headrace.client.inference import Question, Reply
+    from headrace.client.inference import Question
+    from headrace.core.call import InferResponse
 
 Document = dict[str, Any]
 
@@ -85,7 +87,7 @@ class Server:
         path = _path(model, "", "/traffic")
         return _object(path, self._connection.delete(path).json())
 
-    def infer(self, model: str, version: str, question: "Question") -> "Reply":
+    def infer(self, model: str, version: str, question: "Question") -> "InferResponse":
         """Ask a model for one response."""
         # Imported late: what asks for anything else needs no numpy.
         from headrace.client.inference import decode, encode

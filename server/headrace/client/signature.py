@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.client.connection import BadAnswer
+from headrace.client.address import BadAnswer
 from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
 from headrace.core.tensors import Array, brackets
 from headrace.workers.elements import object_array

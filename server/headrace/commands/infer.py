@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from headrace.client.connection import Refused
-from headrace.client.inference import Question, Reply, divided, joined
+from headrace.client.address import Refused
+from headrace.client.inference import Question, divided, joined
 from headrace.client.server import Document, Server
 from headrace.client.signature import Taken, taken
 from headrace.commands.images import ImageOptions
@@ -19,6 +19,7 @@ from headrace.commands.infer_inputs import Given, Random, Reader
 from headrace.commands.remote import CommandFailed, print_json
 from headrace.commands.replies import reply_document, reply_lines, save, timing_line
 from headrace.commands.text import printable
+from headrace.core.call import InferResponse
 from headrace.core.datatypes import Datatype
 from headrace.core.tensors import Tensor
 
@@ -49,19 +50,19 @@ def infer(options: argparse.Namespace, server: Server) -> int:
             file=sys.stderr,
         )
     seconds = []
-    reply: Reply
+    reply: InferResponse
     for _ in range(options.repeat):
         started = time.perf_counter()
         replies = [server.infer(model, version, parts[0])]
         # Of the same version, whatever share of the requests each version gets.
-        replies += [server.infer(model, replies[0].version, part) for part in parts[1:]]
+        replies += [server.infer(model, replies[0].model_version, part) for part in parts[1:]]
         seconds.append(time.perf_counter() - started)
         reply = joined(replies)
     written = save(reply, Path(options.save)) if options.save is not None else []
     if options.json:
         print_json(reply_document(reply, seconds))
         return 0
-    print(f"{reply.model} version {reply.version}, {timing_line(seconds)}")
+    print(f"{reply.model_name} version {reply.model_version}, {timing_line(seconds)}")
     width = shutil.get_terminal_size().columns
     print(*reply_lines(reply, question.classes, width), sep="\n")
     for path in written:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.client.inference import Parameter, cast
+from headrace.client.inference import cast
 from headrace.client.signature import Declared, fit, random
 from headrace.commands.images import ImageOptions
 from headrace.commands.input_files import (
@@ -28,6 +28,7 @@ from headrace.commands.input_files import (
     to_array,
 )
 from headrace.commands.remote import CommandFailed
+from headrace.core.call import Parameter
 from headrace.core.datatypes import BY_NAME, Datatype
 from headrace.core.errors import ServerError
 from headrace.core.tensors import Array, Tensor, element_count

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.client.connection import Address, ClientError, NotReached, Refused
+from headrace.client.address import Address, ClientError, NotReached, Refused
 from headrace.commands.parser import EXIT_FAILURE, CommandParser
 from headrace.settings import URL_ENV
 

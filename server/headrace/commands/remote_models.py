@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.client.connection import ClientError, Refused
+from headrace.client.address import ClientError, Refused
 from headrace.client.server import Document, Server
 from headrace.commands.parser import EXIT_FAILURE
 from headrace.commands.remote import complain, content, explain, print_json

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from headrace.client.inference import Reply
 from headrace.client.server import Document
 from headrace.commands.remote import CommandFailed
 from headrace.commands.text import duration, printable, table
+from headrace.core.call import InferResponse
 from headrace.core.datatypes import Datatype
 from headrace.core.tensors import Array, Tensor, brackets
 
@@ -22,7 +22,7 @@ _SHOWN = 128  # elements that are printed, of more the first and last
 _QUANTILES = (("p50", 50), ("p90", 90), ("p99", 99))
 
 
-def reply_lines(reply: Reply, classified: Container[str], width: int) -> list[str]:
+def reply_lines(reply: InferResponse, classified: Container[str], width: int) -> list[str]:
     """The reply for a terminal with `width` columns; `classified` outputs hold classes."""
     heads = [(t.name, f"{t.datatype} {brackets(t.array.shape)}") for t in reply.outputs]
     lines = table(("", ""), heads)[1:]
@@ -50,12 +50,12 @@ def timing_line(seconds: Sequence[float]) -> str:
     return f"{len(seconds)} requests: {', '.join(parts)}"
 
 
-def reply_document(reply: Reply, seconds: Sequence[float]) -> Document:
+def reply_document(reply: InferResponse, seconds: Sequence[float]) -> Document:
     """The protocol's response, and how long requests took."""
     return {
-        "model_name": reply.model,
-        "model_version": reply.version,
-        "id": reply.request_id,
+        "model_name": reply.model_name,
+        "model_version": reply.model_version,
+        "id": reply.id,
         "parameters": dict(reply.parameters),
         "outputs": [
             {
@@ -70,7 +70,7 @@ def reply_document(reply: Reply, seconds: Sequence[float]) -> Document:
     }
 
 
-def save(reply: Reply, folder: Path) -> list[Path]:
+def save(reply: InferResponse, folder: Path) -> list[Path]:
     """Write each output as an .npy file; raises `CommandFailed`."""
     written = []
     try:

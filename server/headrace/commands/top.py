@@ -8,7 +8,8 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
-from headrace.client.connection import Address, BadAnswer, ClientError, Connection, NotReached
+from headrace.client.address import Address, BadAnswer, ClientError, NotReached
+from headrace.client.connection import Connection
 from headrace.client.metrics import parse
 from headrace.client.server import Server
 from headrace.commands.activity import Scrape, activity

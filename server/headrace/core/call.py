@@ -85,7 +85,7 @@ class Shared(NamedTuple):
 class Raw(Enum):
     """The form of a raw body, which is a model's only input and not decoded yet."""
 
-    INFER = "what `headrace.wire.http_infer.decode_raw` reads"
+    INFER = "what `headrace.wire.v2_json.decode_raw` reads"
     GENERATE = "what `headrace.wire.generate.decode_generate` reads"
 
 

@@ -23,9 +23,9 @@ from headrace.engine.doors import Entrance, Target
 from headrace.engine.workbench import LARGE
 from headrace.wire.elements import Charge, charge_objects, uncharged
 from headrace.wire.generate import decode_generate
-from headrace.wire.http_infer import body_of, decode_raw, takes_long
 from headrace.wire.status import INTERNAL_TEXT
 from headrace.wire.timing import add_timing, wants_timing
+from headrace.wire.v2_json import body_of, decode_raw, takes_long
 
 log = logging.getLogger(__name__)
 

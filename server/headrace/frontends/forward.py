@@ -15,8 +15,8 @@ from headrace.frontends.remote import EngineLink, Pieces
 from headrace.transports.grpc.call import RpcContext, Unary
 from headrace.transports.http.access import OPERATION
 from headrace.transports.http.infer import Disconnected, Route
-from headrace.wire.http_infer import error_body
 from headrace.wire.status import STATUS, retry_after
+from headrace.wire.v2_json import error_body
 
 _NO_BODY = b"0"  # a length
 

@@ -1,10 +1,12 @@
 """Lists, as a JSON or protobuf parser gives them, to arrays and back, without a loop over elements.
 
 What a list holds is found by `set(map(type, values))`, which runs in C; numpy would otherwise
-accept `"1"` for a number, `1.5` for an integer (cutting it) and `null` for NaN.
+accept `"1"` for a number, `1.5` for an integer (cutting it) and `null` for NaN. In the V2 protocol
+lists are flat, and the shape is beside them; elsewhere their nesting is the shape.
 """
 
 import json
+from binascii import Error, a2b_base64, b2a_base64
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, zip_longest
 from struct import error as StructError
@@ -56,7 +58,8 @@ _JSON_NAMES: dict[type, str] = {
     int: "an integer", float: "a number with a fraction or exponent", type(None): "null",
     LongArray: "a long array",
 }  # fmt: skip
-_BINARY_ONLY = (Datatype.FP16, Datatype.BF16)
+NOT_IN_JSON = (Datatype.FP16, Datatype.BF16)  # of clients; other servers may write them
+_FLOATS = (*NOT_IN_JSON, Datatype.FP32, Datatype.FP64)
 _ELEMENTS = 64 << 10  # of an array that are written at once: a few milliseconds
 # Lists up to this length are packed by `struct`, which has less to set up than numpy.
 _SHORT = 1024
@@ -184,7 +187,7 @@ def tensor_from_long(
 
 
 def _check_form(name: str, datatype: Datatype) -> None:
-    if datatype in _BINARY_ONLY:
+    if datatype in NOT_IN_JSON:
         raise InvalidRequest(
             f"receiving {datatype} data via JSON is not supported."
             f" Please use the binary data format for input '{name}'"
@@ -301,7 +304,7 @@ def json_pieces(tensor: Tensor) -> list[bytes]:
     `InvalidRequest` for FP16, BF16 and BYTES that are not UTF-8: the client has to ask for these in
     binary.
     """
-    if tensor.datatype in _BINARY_ONLY:
+    if tensor.datatype in NOT_IN_JSON:
         raise InvalidRequest(
             f"sending {tensor.datatype} data via JSON is not supported."
             f" Please use the binary data format for output '{tensor.name}'"
@@ -338,3 +341,84 @@ def _with_words(text: bytes, array: Array) -> bytes:
     # orjson writes NaN and infinities as null; the standard library writes the bare words.
     words = json.dumps(array[~np.isfinite(array)].tolist())[1:-1].encode().split(b", ")
     return b"".join(chain.from_iterable(zip_longest(text.split(b"null"), words, fillvalue=b"")))
+
+
+def array_of_json(name: str, datatype: Datatype, shape: list[int], data: list[Any]) -> TensorArray:
+    """What another server has written as JSON, flat or nested; raises `InvalidRequest`.
+
+    It may be written with less care than is asked of clients: null is taken for what is no number.
+    """
+    values, types = flatten(name, data)
+    if datatype not in _FLOATS:
+        return tensor_from_json(name, datatype, shape, values).array
+    if type(None) in types:
+        values = [np.nan if value is None else value for value in values]
+    wide = Datatype.FP32 if datatype in NOT_IN_JSON else datatype
+    array = np.asarray(tensor_from_json(name, wide, shape, values).array)
+    with np.errstate(over="ignore"):  # what is too large is infinite
+        return array.astype(NUMPY[datatype], copy=False)
+
+
+def nested_json(datatype: Datatype, array: Array) -> bytes:
+    """A tensor as nested arrays, a single value if it has no dimensions.
+
+    BYTES are strings, or `{"b64": …}` where they are no UTF-8. NaN and infinities are the bare
+    words that most parsers know.
+    """
+    if datatype is Datatype.BYTES:
+        texts = np.empty(array.shape, object)
+        texts.ravel()[:] = [_text(element) for element in array.ravel().tolist()]
+        return orjson.dumps(texts.tolist())
+    if datatype in NOT_IN_JSON:
+        array = array.astype(np.float32)
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        return _nested_json_with_words(array)
+    if not array.ndim or not array.size:
+        return orjson.dumps(array.tolist())
+    return orjson.dumps(np.ascontiguousarray(array), option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def array_of_nested(name: str, datatype: Datatype, value: Any) -> TensorArray:
+    """The tensor that nested arrays are; raises `InvalidRequest`."""
+    shape, values = _unnested(name, value)
+    if datatype is Datatype.BYTES:
+        return bytes_array([_bytes(name, element) for element in values], shape)
+    return array_of_json(name, datatype, shape, values)
+
+
+def _nested_json_with_words(array: Array) -> bytes:
+    """Rows that JSON has no form for, number by number."""
+    if not array.ndim:
+        return str(array[()]).replace("nan", "NaN").replace("inf", "Infinity").encode()
+    return b"[" + b",".join(_nested_json_with_words(row) for row in array) + b"]"
+
+
+def _text(element: bytes) -> str | dict[str, str]:
+    try:
+        return element.decode()
+    except UnicodeDecodeError:
+        return {"b64": b2a_base64(element, newline=False).decode()}
+
+
+def _bytes(name: str, element: Any) -> bytes:
+    if type(element) is str:
+        return element.encode()
+    if type(element) is dict and element.keys() == {"b64"} and type(element["b64"]) is str:
+        try:
+            return a2b_base64(element["b64"], strict_mode=True)
+        except (Error, ValueError):
+            pass
+    raise InvalidRequest(f"output '{name}' holds something that is no string")
+
+
+def _unnested(name: str, value: Any) -> tuple[list[int], list[Any]]:
+    """The shape of nested arrays, and their elements in order."""
+    shape: list[int] = []
+    level = [value]
+    while level and list in (types := set(map(type, level))):
+        lengths = set(map(len, level)) if len(types) == 1 else set()
+        if len(lengths) != 1 or len(shape) == MAX_RANK:
+            raise InvalidRequest(f"output '{name}' holds arrays of several lengths or depths")
+        shape.append(lengths.pop())
+        level = list(chain.from_iterable(level))
+    return shape, level

@@ -38,6 +38,8 @@ _KNOWN = 512
 _KNOWN_SIZE = 4096  # bytes of a meta that is worth remembering
 _CLASSES: dict[str, type[ServerError]] = {kind.__name__: kind for kind in STATUS}
 _PLAIN = (0, 0, 0, False, False)
+# What reading a meta that makes no sense may raise.
+_NONSENSE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, InvalidRequest)
 
 Layout = list[tuple[str, Datatype, np.dtype[Any], tuple[int, ...], int]]
 Value = TypeVar("Value")
@@ -253,7 +255,14 @@ def read_error(meta: bytes, text: bytes) -> tuple[ServerError | None, str]:
 def _read_meta(meta: bytes, read: Callable[[Any], _Template]) -> _Template:
     try:
         return read(orjson.loads(meta))
-    except (ValueError, TypeError, KeyError, AttributeError, InvalidRequest) as error:
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        OverflowError,
+        InvalidRequest,
+    ) as error:
         raise BrokenLink(f"a meta that makes no sense: {error}") from None
 
 

@@ -8,7 +8,7 @@ there is such a region of shared memory, and whether a stretch lies within it, i
 import json
 from binascii import Error, a2b_base64
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import orjson
 
@@ -27,7 +27,9 @@ from headrace.core.model_spec import LoadParameters
 from headrace.core.tensors import Buffer, byte_size_mismatch, element_count
 from headrace.core.texts import shown
 from headrace.observability.traces import TRACE_PARAMETER
-from headrace.wire.pb import grpc_service_pb2 as pb
+
+if TYPE_CHECKING:  # whatever is a client over HTTP needs no protobuf
+    from headrace.wire.pb import grpc_service_pb2 as pb
 
 # What Call calls each reserved parameter, and what it takes.
 _RESERVED: dict[str, tuple[tuple[type, ...], str]] = {
@@ -187,7 +189,7 @@ def shared_output(name: str, parameters: Mapping[str, Any]) -> Stretch:
 _CONFIG = "config"
 _FILE = "file:"
 _DEPENDENTS = "unload_dependents"
-_MESSAGES = Mapping[str, pb.ModelRepositoryParameter]
+_MESSAGES: TypeAlias = "Mapping[str, pb.ModelRepositoryParameter]"
 
 
 def load_parameters_of_json(document: Mapping[str, Any]) -> LoadParameters:
@@ -251,7 +253,7 @@ def _parameters(document: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _value(name: str, value: pb.ModelRepositoryParameter, expected: str) -> Any:
+def _value(name: str, value: "pb.ModelRepositoryParameter", expected: str) -> Any:
     if value.WhichOneof("parameter_choice") != expected:
         raise InvalidRequest(
             f"invalid value type for '{name[:80]}' parameter, expected {expected}."

@@ -28,8 +28,8 @@ from headrace.core.errors import InvalidRequest
 from headrace.core.signature import Shape, Signature, TensorSpec
 from headrace.core.tensors import MAX_RANK, Buffer, Tensor, new_tensor
 from headrace.wire.elements import FLAT
-from headrace.wire.http_response import model_text, tensor_text
 from headrace.wire.json_text import LONG
+from headrace.wire.v2_json import model_text, tensor_text
 
 # The whole answer over HTTP: milliseconds in the queue and of execution, rows of the batch, bytes
 # of the body, the body.

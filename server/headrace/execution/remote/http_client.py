@@ -43,7 +43,6 @@ from headrace.execution.remote.options import Endpoint, RemoteOptions
 from headrace.wire.compression import ANSWER_RATIO, LARGE, compress, decompress
 from headrace.wire.http_exchange import HttpRequest, HttpResponse, header_lines, request_pieces
 from headrace.wire.remote_infer import RemoteAnswer
-from headrace.wire.remote_rest import error_text
 from headrace.wire.remote_status import (
     Failure,
     Fate,
@@ -53,6 +52,7 @@ from headrace.wire.remote_status import (
     too_large,
     unsent,
 )
+from headrace.wire.v2_json import error_text
 
 
 class TaskCall:

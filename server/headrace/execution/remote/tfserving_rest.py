@@ -24,9 +24,9 @@ from headrace.execution.remote.http_client import (
 )
 from headrace.execution.remote.options import RemoteOptions
 from headrace.wire import tfserving
+from headrace.wire.elements import array_of_nested, nested_json
 from headrace.wire.http_exchange import HttpRequest, HttpResponse
 from headrace.wire.json_text import parse_json
-from headrace.wire.nested_json import array_of_nested, nested_json
 from headrace.wire.pb import tfserving_pb2 as tf
 from headrace.wire.remote_infer import RemoteAnswer, RemoteInput
 from headrace.wire.remote_status import Failure, Fate

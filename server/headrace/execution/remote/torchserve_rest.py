@@ -29,9 +29,9 @@ from headrace.execution.remote.connection import (
 from headrace.execution.remote.http_client import Conversation, Declared, Inference, refusal
 from headrace.execution.remote.options import RemoteOptions
 from headrace.execution.remote.tfserving_rest import joined
+from headrace.wire.elements import array_of_nested, nested_json
 from headrace.wire.http_exchange import HttpRequest, HttpResponse
 from headrace.wire.json_text import parse_json
-from headrace.wire.nested_json import array_of_nested, nested_json
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.remote_infer import RemoteAnswer, RemoteInput
 from headrace.wire.remote_status import Failure, Fate

@@ -20,24 +20,25 @@ from headrace.execution.remote.http_client import (
     refusal,
 )
 from headrace.execution.remote.options import RemoteOptions
+from headrace.wire.elements import NOT_IN_JSON
 from headrace.wire.http_exchange import HttpRequest, HttpResponse
 from headrace.wire.json_text import parse_json
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 from headrace.wire.remote_infer import RemoteAnswer
-from headrace.wire.remote_rest import (
-    NOT_IN_JSON,
-    RestMessages,
-    read_metadata,
-    read_rest_answer,
-)
 from headrace.wire.remote_status import Failure, Fate
+from headrace.wire.v2_json import (
+    JSON_SIZE,
+    RequestWriter,
+    parse_json_size,
+    read_answer,
+    request_headers,
+)
 
 log = logging.getLogger(__name__)
 
 _BINARY = "binary_tensor_data"  # the extension
-_JSON_SIZE = "inference-header-content-length"
-_JSON_SIZE_KEY = _JSON_SIZE.encode()
+_JSON_SIZE = JSON_SIZE.encode()
 _NOT_OFFERED = frozenset({400, 404, 405, 501})
 
 
@@ -74,9 +75,9 @@ class V2Rest:
             response = yield HttpRequest("GET", "/v2")
             binary = response.status == 200 and _BINARY in _extensions(response)
         if binary:
-            return V2Inference(RestMessages(True), self._path, self._model)
+            return V2Inference(RequestWriter(True), self._path, self._model)
         only_binary = [s.name for s in self._declared.outputs if s.datatype in NOT_IN_JSON]
-        messages = RestMessages(False, frozenset(only_binary))
+        messages = RequestWriter(False, frozenset(only_binary))
         return V2Inference(messages, self._path, self._model)
 
     def load(self, config: str) -> Conversation[None]:
@@ -111,17 +112,18 @@ class V2Rest:
         response = yield HttpRequest("GET", self._path)
         if response.status != 200:
             raise refusal(self._model, response)
-        try:
-            return read_metadata(response.body)
-        except InvalidRequest:
+        document = _document(response)
+        if document is None:
             text = f"GET {self._path} is not answered as the V2 protocol has it"
-            raise nonsense(self._model, InvalidRequest(text)) from None
+            raise nonsense(self._model, InvalidRequest(text))
+        known = {name: document.get(name) for name in ("name", "inputs", "outputs")}
+        return message_of(self._model, known, pb.ModelMetadataResponse())
 
 
 class V2Inference:
     """`headrace.execution.remote.http_client.Inference`."""
 
-    def __init__(self, messages: RestMessages, path: str, model: str) -> None:
+    def __init__(self, messages: RequestWriter, path: str, model: str) -> None:
         self._messages = messages
         self._path = f"{path}/infer"
         self._model = model
@@ -134,30 +136,33 @@ class V2Inference:
             )
         except InvalidRequest as error:
             raise CallFailed(Failure(Fate.ANSWERED, error), str(error)) from None
-        headers = {"content-type": "application/json"}
-        if size is not None:
-            headers = {"content-type": "application/octet-stream", _JSON_SIZE: str(size)}
-        return HttpRequest("POST", self._path, headers, body)
+        return HttpRequest("POST", self._path, request_headers(size), body)
 
     def answer(self, response: HttpResponse) -> RemoteAnswer:
         """Its outputs, in whichever form they have come."""
         if response.status != 200:
             raise refusal(self._model, response)
-        size = response.headers.get(_JSON_SIZE_KEY)
+        size = response.headers.get(_JSON_SIZE)
         try:
-            if size is not None and not (size.isdigit() and int(size[:19]) <= len(response.body)):
-                raise InvalidRequest(f"{_JSON_SIZE} is {size[:40]!r}")
-            return read_rest_answer(response.body, None if size is None else int(size))
+            header = None if size is None else size.decode("latin-1")
+            found = read_answer(response.body, parse_json_size(header, len(response.body)))
         except ServerError as error:
             log.error("model %s: a server's answer makes no sense: %s", self._model, error,
                       extra={"model": self._model})  # fmt: skip
             raise nonsense(self._model, error) from None
+        arrays = {tensor.name: tensor.array for tensor in found.outputs}
+        return RemoteAnswer(arrays, found.parameters)
 
 
-def _extensions(response: HttpResponse) -> list[object]:
+def _document(response: HttpResponse) -> dict[str, object] | None:
+    """The JSON object in an answer; None if there is none."""
     try:
         document = parse_json(response.body)
     except InvalidRequest:
-        return []
-    found = document.get("extensions") if isinstance(document, dict) else None
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _extensions(response: HttpResponse) -> list[object]:
+    found = (_document(response) or {}).get("extensions")
     return found if isinstance(found, list) else []

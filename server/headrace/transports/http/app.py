@@ -34,8 +34,8 @@ from headrace.transports.http.trace_routes import add_trace_routes
 from headrace.transports.http.traffic import add_traffic_routes
 from headrace.wire.documents import to_json
 from headrace.wire.header_rules import NO_RULES, HeaderRules
-from headrace.wire.http_infer import error_body
 from headrace.wire.status import INTERNAL, INTERNAL_TEXT, STATUS, retry_after
+from headrace.wire.v2_json import error_body
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from headrace.transports.http.generate import GenerateRoute
 from headrace.transports.http.head import opens
 from headrace.transports.http.infer import InferRoute, PostRoute, Route, send_answer
 from headrace.wire.header_rules import Category, HeaderRules, Key, named
-from headrace.wire.http_infer import error_body
 from headrace.wire.status import STATUS
+from headrace.wire.v2_json import error_body
 
 _C = Category
 _OF_MODEL = {

@@ -31,7 +31,10 @@ from headrace.wire.compression import (
     too_large,
 )
 from headrace.wire.elements import Charge, charge_objects, uncharged
-from headrace.wire.http_infer import (
+from headrace.wire.status import INTERNAL, INTERNAL_TEXT, STATUS, retry_after
+from headrace.wire.timing import add_timing, server_timing, time_of, wants_timing
+from headrace.wire.v2_json import (
+    ResponseForm,
     decode_infer,
     decode_raw,
     error_body,
@@ -39,9 +42,6 @@ from headrace.wire.http_infer import (
     pass_raw,
     takes_long,
 )
-from headrace.wire.http_response import ResponseForm
-from headrace.wire.status import INTERNAL, INTERNAL_TEXT, STATUS, retry_after
-from headrace.wire.timing import add_timing, server_timing, time_of, wants_timing
 
 log = logging.getLogger(__name__)
 

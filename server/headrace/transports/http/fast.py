@@ -35,9 +35,8 @@ from headrace.transports.http.exchange import (
 from headrace.transports.http.head import Head
 from headrace.transports.http.heads import Heads
 from headrace.transports.http.protocol import HEAD_LIMIT, BoundedProtocol
-from headrace.wire.http_infer import error_body
-from headrace.wire.http_response import ResponseForm
 from headrace.wire.plain_json import HTTP_ANSWER, PlainJson
+from headrace.wire.v2_json import ResponseForm, error_body
 
 _END = b"\r\n\r\n"
 _UNDER_WAY = 64  # requests of one connection that are executed at once; more wait to be read

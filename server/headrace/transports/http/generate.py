@@ -35,8 +35,8 @@ from headrace.transports.http.infer import (
 from headrace.transports.http.responses import Responses
 from headrace.wire.elements import Charge, charge_objects
 from headrace.wire.generate import EVENT_STREAM, decode_generate, encode_generate, event
-from headrace.wire.http_infer import error_body, pass_raw
 from headrace.wire.timing import add_timing, server_timing, wants_timing
+from headrace.wire.v2_json import error_body, pass_raw
 
 NOT_ONE_RESPONSE = (
     "generate expects model to produce exactly 1 response,"

@@ -15,8 +15,8 @@ from headrace.transports.http.access import OPERATION
 from headrace.transports.http.categories import key_error
 from headrace.transports.http.head import model_target, opens
 from headrace.wire.header_rules import Category, Key
-from headrace.wire.http_infer import error_body
 from headrace.wire.status import INTERNAL, INTERNAL_TEXT, STATUS
+from headrace.wire.v2_json import error_body
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from headrace.transports.http.exchange import (
 from headrace.transports.http.head import Head, infer_target, read_head, told
 from headrace.transports.http.protocol import ACCOUNT, NAMES
 from headrace.wire.header_rules import HeaderPattern
-from headrace.wire.http_infer import error_body
+from headrace.wire.v2_json import error_body
 
 _WATCH_AFTER = 0.005  # seconds; most answers are there before anyone can have gone away
 

@@ -19,8 +19,8 @@ from headrace.transports.http.exchange import JSON, Answer
 from headrace.transports.http.health import HealthRoute
 from headrace.transports.http.infer import Route, send_answer
 from headrace.wire.header_rules import Category, HeaderRules
-from headrace.wire.http_infer import error_body
 from headrace.wire.status import INTERNAL, INTERNAL_TEXT
+from headrace.wire.v2_json import error_body
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from headrace.core.limits import SLOWEST, Patience, undelivered
 from headrace.engine.admission import Admission, ConnectionAccount
 from headrace.engine.progress import Progress
 from headrace.observability.statistics import OTHER
-from headrace.wire.http_infer import error_body
+from headrace.wire.v2_json import error_body
 
 # A server may pass over the wish to change the protocol, which clients such as Java's send with
 # every request. The parser would take it for granted and end the request before its body.
