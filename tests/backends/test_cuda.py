@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.backends.cuda import CudaDriver, CudaError
+from headrace.backends.gpus import CudaDriver, CudaError
 from tests.support.gpu_libraries import cuda_library
 
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.backends.cuda import CudaDriver
-from headrace.backends.gpus import Gpus
+from headrace.backends.gpus import CudaDriver, Gpus
 from headrace.observability.nvml import Nvml
 from tests.support.gpu_libraries import cuda_library, nvml_library
 

@@ -10,8 +10,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from headrace.backends.onnx import BoundOnnxModel, OnnxBackend, OnnxModel
-from headrace.backends.onnx_binding import Allocate, BoundRun
+from headrace.backends.onnx import Allocate, BoundOnnxModel, BoundRun, OnnxBackend, OnnxModel
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.model_spec import LoadSpec
 from headrace.core.tensors import Array

@@ -8,7 +8,7 @@ import onnxruntime as ort
 import pytest
 
 from headrace.backends.onnx import OnnxBackend
-from headrace.backends.onnx_providers import (
+from headrace.backends.onnx_options import (
     LEAST_MODEL,
     cuda_obstacle,
     missing_build,

@@ -3,7 +3,7 @@
 import ctypes
 import gc
 
-from headrace.backends.pinned import LEAST, PinnedPool
+from headrace.backends.gpus import LEAST, PinnedPool
 
 
 class Memory:

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.backends.backend import Backend
-from headrace.backends.cuda import CudaDriver
-from headrace.backends.gpus import Gpus
+from headrace.backends.gpus import CudaDriver, Gpus
 from headrace.backends.onnx import OnnxBackend
 from headrace.core.errors import InvalidConfig
 from headrace.engine.loading import load_version

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.backends.cuda import Cuda, CudaError
+from headrace.backends.gpus import CudaDriver, CudaError
 from headrace.core.call import Stretch
 from headrace.core.errors import (
     AlreadyExists,
@@ -29,7 +29,7 @@ from tests.support.shared_memory import SharedFile
 SIZE = 4096
 
 
-def regions_of(prefix: str = "", allowed: bool = True, cuda: Cuda | None = None) -> Regions:
+def regions_of(prefix: str = "", allowed: bool = True, cuda: CudaDriver | None = None) -> Regions:
     return Regions(Admission(0, 0), 1 << 20, allowed, prefix, lambda: cuda)
 
 
@@ -340,7 +340,7 @@ def test_any_registration(
 # --- memory of GPUs
 
 
-class FakeCuda:
+class FakeCuda(CudaDriver):
     """One GPU whose memory is a list of buffers, with their numbers as handles."""
 
     devices = 1

@@ -1,20 +1,205 @@
-"""The GPUs of this process, found when somebody first asks for them.
+"""The GPUs of this process and their memory, through the CUDA driver's own library.
 
-Looking takes a moment, as the driver has to start, and memory of nobody's: a server whose models
-run on the CPU never looks. For any thread.
+GPUs have the numbers that CUDA gives them: `CUDA_VISIBLE_DEVICES` says which there are, and in
+which order. They are found when somebody first asks for them: looking takes a moment, as the driver
+has to start, and memory of nobody's, so that a server whose models run on the CPU never looks. The
+driver's library is called directly, and no package has to be there.
+
+`PinnedPool` is page-locked memory of the host, which a GPU copies from and to without the
+processor's help. Getting it from the driver takes long, so blocks are kept: one goes back when the
+array made of it is gone, by itself. Blocks have sizes that are powers of two. All of it is for any
+thread.
 """
 
+import ctypes
 import logging
 import os
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from ctypes import POINTER, byref, c_char, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from threading import Lock
+from typing import Any
+from uuid import UUID
+from weakref import finalize
 
-from headrace.backends.cuda import Cuda, CudaDriver, CudaError
-from headrace.backends.pinned import PinnedPool
+import numpy as np
+
 from headrace.core.tensors import Array
 from headrace.observability.machine import GrowthMeter
 from headrace.observability.nvml import GpuReading, Nvml
+
+_LIBRARY = "libcuda.so.1"
+_LAZY_PEER_ACCESS = 1
+_PORTABLE = 1  # page-locked for every GPU
+
+
+class CudaError(OSError):
+    """A call of the driver that did not succeed."""
+
+
+class _Handle(ctypes.Structure):
+    _fields_ = (("reserved", c_char * 64),)
+
+
+class _Uuid(ctypes.Structure):
+    _fields_ = (("bytes", ctypes.c_ubyte * 16),)
+
+
+class CudaDriver:
+    """The GPUs of this machine, through the driver's library.
+
+    `devices` is how many there are, `uuids` tell each of them from all others, in the order of
+    their numbers. Every method blocks, may be called on any thread, and raises `CudaError`.
+    """
+
+    def __init__(self, library: str = _LIBRARY) -> None:
+        """Raises `OSError` where there is no driver, or no GPU."""
+        self._library = ctypes.CDLL(library)
+        for name, arguments in (
+            ("cuInit", (c_uint,)),
+            ("cuDeviceGetCount", (POINTER(c_int),)),
+            ("cuGetErrorString", (c_int, POINTER(c_char_p))),
+            ("cuDeviceGet", (POINTER(c_int), c_int)),
+            ("cuDeviceGetUuid", (POINTER(_Uuid), c_int)),
+            ("cuDevicePrimaryCtxRetain", (POINTER(c_void_p), c_int)),
+            ("cuCtxSetCurrent", (c_void_p,)),
+            ("cuIpcOpenMemHandle_v2", (POINTER(c_uint64), _Handle, c_uint)),
+            ("cuIpcCloseMemHandle", (c_uint64,)),
+            ("cuMemGetAddressRange_v2", (POINTER(c_uint64), POINTER(c_size_t), c_uint64)),
+            ("cuMemcpyDtoH_v2", (c_void_p, c_uint64, c_size_t)),
+            ("cuMemcpyHtoD_v2", (c_uint64, c_void_p, c_size_t)),
+            ("cuMemHostAlloc", (POINTER(c_void_p), c_size_t, c_uint)),
+        ):
+            function = getattr(self._library, name)
+            function.argtypes, function.restype = arguments, c_int
+        self._call("cuInit", 0)
+        count = c_int()
+        self._call("cuDeviceGetCount", byref(count))
+        self.devices = count.value
+        if not self.devices:
+            raise CudaError("there is no GPU")
+        self.uuids = tuple(map(self._uuid, range(self.devices)))
+        self._contexts: dict[int, c_void_p] = {}
+
+    def _uuid(self, number: int) -> str:
+        device, found = c_int(), _Uuid()
+        self._call("cuDeviceGet", byref(device), number)
+        self._call("cuDeviceGetUuid", byref(found), device)
+        return str(UUID(bytes=bytes(found.bytes)))
+
+    def open(self, device: int, handle: bytes, byte_size: int) -> int:
+        """Open memory by its handle, at least `byte_size` bytes of it; its address."""
+        self._enter(device)
+        address, base, size = c_uint64(), c_uint64(), c_size_t()
+        given = _Handle.from_buffer_copy(handle)
+        self._call("cuIpcOpenMemHandle_v2", byref(address), given, _LAZY_PEER_ACCESS)
+        try:
+            self._call("cuMemGetAddressRange_v2", byref(base), byref(size), address)
+            if address.value + byte_size > base.value + size.value:
+                raise CudaError(f"{byte_size} bytes are more than there are")
+        except BaseException:
+            self._call("cuIpcCloseMemHandle", address)
+            raise
+        return address.value
+
+    def close(self, device: int, address: int) -> None:
+        """Let go of memory that was opened."""
+        self._enter(device)
+        self._call("cuIpcCloseMemHandle", address)
+
+    def to_host(self, device: int, address: int, into: memoryview) -> None:
+        """Copy from a GPU."""
+        self._enter(device)
+        self._call("cuMemcpyDtoH_v2", _pointer(into), address, len(into))
+
+    def to_device(self, device: int, address: int, data: memoryview) -> None:
+        """Copy to a GPU."""
+        self._enter(device)
+        self._call("cuMemcpyHtoD_v2", address, _pointer(data), len(data))
+
+    def pin(self, byte_size: int) -> int:
+        """The address of page-locked memory of the host, which every GPU reads and writes."""
+        self._enter(0)
+        address = c_void_p()
+        self._call("cuMemHostAlloc", byref(address), byte_size, _PORTABLE)
+        return int(address.value or 0)
+
+    def _enter(self, device: int) -> None:
+        """Have this thread speak to a GPU."""
+        context = self._contexts.get(device)
+        if context is None:
+            number, context = c_int(), c_void_p()
+            self._call("cuDeviceGet", byref(number), device)
+            self._call("cuDevicePrimaryCtxRetain", byref(context), number)
+            self._contexts[device] = context
+        self._call("cuCtxSetCurrent", context)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = getattr(self._library, name)(*arguments)
+        if status:
+            text = c_char_p()
+            self._library.cuGetErrorString(status, byref(text))
+            says = f" ({text.value.decode(errors='replace')})" if text.value else ""
+            raise CudaError(f"{name} gave the error {status}{says}")
+
+
+def _pointer(data: memoryview) -> int:
+    """Where bytes lie, which must stay as long as they are copied."""
+    return int(np.frombuffer(data, np.uint8).ctypes.data) if len(data) else 0
+
+
+# What is smaller, the driver copies by way of memory of its own, as quickly.
+LEAST = 64 << 10
+
+
+class PinnedPool:
+    """Blocks of up to `limit` bytes in all."""
+
+    def __init__(self, pin: Callable[[int], int], limit: int) -> None:
+        """`pin` gives the address of so many bytes, which are never given back; it may raise."""
+        self.limit = limit
+        self.allocated = 0  # bytes
+        self._pin = pin
+        self._lock = Lock()
+        self._free: defaultdict[int, list[int]] = defaultdict(list)
+        # A block may come back while this thread holds the lock: by the garbage collector.
+        self._returned: deque[tuple[int, int]] = deque()
+
+    def take(self, nbytes: int) -> Array | None:
+        """An array of bytes; None for a small one, or if there is no room: use any other memory."""
+        if not LEAST <= nbytes <= self.limit:
+            return None
+        size = 1 << (nbytes - 1).bit_length()
+        with self._lock:
+            self._take_back()
+            free = self._free[size]
+            if free:
+                address = free.pop()
+            elif self.allocated + size <= self.limit:
+                try:
+                    address = self._pin(size)
+                except OSError:
+                    return None
+                self.allocated += size
+            else:
+                return None
+        block = (ctypes.c_ubyte * size).from_address(address)
+        finalize(block, self._returned.append, (size, address)).atexit = False
+        return np.frombuffer(memoryview(block), np.uint8, nbytes)
+
+    @property
+    def used(self) -> int:
+        """Bytes of blocks that arrays are made of."""
+        with self._lock:
+            self._take_back()
+            return self.allocated - sum(size * len(free) for size, free in self._free.items())
+
+    def _take_back(self) -> None:
+        while self._returned:
+            size, address = self._returned.popleft()
+            self._free[size].append(address)
+
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +210,7 @@ class Gpus:
     def __init__(
         self,
         pinned_bytes: int = 0,
-        driver: Callable[[], Cuda] = CudaDriver,
+        driver: Callable[[], CudaDriver] = CudaDriver,
         management: Callable[[], Nvml] = Nvml,
     ) -> None:
         """`pinned_bytes` of page-locked memory may be used, as soon as there is a GPU."""
@@ -34,7 +219,7 @@ class Gpus:
         self._management = management
         self._lock = Lock()
         self._looked = False
-        self._cuda: Cuda | None = None
+        self._cuda: CudaDriver | None = None
         self._nvml: Nvml | None = None
         self._problem = ""
         self._names: list[str] = []
@@ -53,7 +238,7 @@ class Gpus:
         self.cuda()
         return self._problem
 
-    def cuda(self) -> Cuda | None:
+    def cuda(self) -> CudaDriver | None:
         """The driver; None if there are no GPUs."""
         with self._lock:
             if not self._looked:

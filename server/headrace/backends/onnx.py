@@ -15,20 +15,17 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 from headrace.backends.backend import Backend, BackendContext, LoadedModel
 from headrace.backends.gpus import Gpus
-from headrace.backends.onnx_binding import Allocate, BoundRun
 from headrace.backends.onnx_files import check_external_files, has_loops
 from headrace.backends.onnx_options import (
-    reads_parameter,
-    run_options,
-    session_options,
-    shrinking_options,
-)
-from headrace.backends.onnx_providers import (
     Provider,
     cuda_obstacle,
     execution_providers,
     missing_build,
     prepare_gpu,
+    reads_parameter,
+    run_options,
+    session_options,
+    shrinking_options,
     why_not_started,
 )
 from headrace.core.bytes_array import BytesArray
@@ -37,6 +34,77 @@ from headrace.core.errors import InvalidOption, InvalidRequest, LoadFailed
 from headrace.core.model_spec import LoadSpec, TensorInfo
 from headrace.core.tensors import Array, TensorArray
 from headrace.workers.elements import FEW, join, object_array
+
+# Copies bytes of device memory, by their address, into memory of the host.
+CopyToHost = Callable[[int, memoryview], None]
+# Gives an array of so many bytes, or None where any other memory does.
+Allocate = Callable[[int], Array | None]
+
+_ONNX_BFLOAT16 = 16  # TensorProto.DataType
+
+
+class BoundRun:
+    """Runs a session with inputs and outputs of fixed-size datatypes. Used by one thread at a time.
+
+    Outputs stay where they are computed until they are copied once, into memory that is given to
+    whoever wants them; inputs are copied to the device when they are bound, from page-locked memory
+    without a copy in between. Without binding, ONNX Runtime copies outputs into memory of its own
+    first. `device` is a name that ONNX Runtime has for one, `number` is which of them.
+    """
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        datatypes: Mapping[str, Datatype],
+        device: str,
+        number: int,
+        copy: CopyToHost,
+        allocate: Allocate = lambda _: None,
+    ) -> None:
+        """`datatypes` are those of the outputs."""
+        self._session = session
+        self._datatypes = datatypes
+        self._device = device
+        self._number = number
+        self._copy = copy
+        self._allocate = allocate
+
+    def infer(
+        self,
+        inputs: Mapping[str, TensorArray],
+        outputs: Sequence[str],
+        options: ort.RunOptions,
+    ) -> list[Array]:
+        """Run the graph; arrays in the order of `outputs`. Raises whatever the run raises."""
+        # One for each run: it holds what is bound for as long as it is there.
+        binding = self._session.io_binding()
+        for name, array in inputs.items():
+            _bind_input(binding, name, np.ascontiguousarray(array))
+        for name in outputs:
+            binding.bind_output(name, self._device, self._number)
+        self._session.run_with_iobinding(binding, options)
+        binding.synchronize_outputs()
+        found = zip(outputs, binding.get_outputs(), strict=True)
+        return [self._host_array(self._datatypes[name], value) for name, value in found]
+
+    def _host_array(self, datatype: Datatype, value: ort.OrtValue) -> Array:
+        size = value.tensor_size_in_bytes()
+        memory = self._allocate(size)
+        if memory is None:
+            memory = np.empty(size, np.uint8)
+        if size:
+            self._copy(value.data_ptr(), memory.data)
+        return memory.view(NUMPY[datatype]).reshape(value.shape())
+
+
+def _bind_input(binding: ort.IOBinding, name: str, array: Array) -> None:
+    if array.dtype == NUMPY[Datatype.BF16]:  # of which ONNX Runtime has no numpy form
+        bits = array.view(np.uint16)
+        value = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _ONNX_BFLOAT16)
+        binding.bind_ortvalue_input(name, value)
+    else:
+        binding.bind_cpu_input(name, array)
+
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +125,7 @@ _TYPES: dict[str, Datatype] = {
     "tensor(bfloat16)": Datatype.BF16,
 }
 _PIECE = 1 << 14  # texts at a time: what is done with them holds up all other threads
-_ONNX_BFLOAT16 = 16  # TensorProto.DataType
+# TensorProto.DataType
 # Elements of BYTES in a run. Each becomes an object of some sixty bytes, and ONNX Runtime holds the
 # interpreter while it takes them over: this many for about as long as nobody notices.
 MAX_TEXTS = 1_000_000

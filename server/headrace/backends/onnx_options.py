@@ -1,18 +1,229 @@
-"""ONNX Runtime's options from a model's configuration.
+"""ONNX Runtime's options and execution providers from a model's configuration.
 
 The names are those that Triton's ONNX Runtime backend reads, so that a configuration means the same
-here.
+here. A model on a GPU has TensorRT's provider if it asks for that, CUDA's for what that does not
+take, and the CPU's for the rest.
 """
 
+import contextlib
+import ctypes
+import io
+import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import onnxruntime as ort
 
-from headrace.backends.onnx_providers import CUDA_PARAMETERS
 from headrace.core.errors import InvalidOption
 from headrace.core.model_spec import LoadSpec
+from headrace.core.texts import whole_number
+
+log = logging.getLogger(__name__)
+
+_CPU = "CPUExecutionProvider"
+CUDA = "CUDAExecutionProvider"
+_TENSORRT = "TensorrtExecutionProvider"
+_ACCELERATORS = {"cuda": CUDA, "tensorrt": _TENSORRT, "openvino": "OpenVINOExecutionProvider"}
+_TENSORRT_NAMES = {
+    "max_workspace_size_bytes": "trt_max_workspace_size",
+    "int8_calibration_table_name": "trt_int8_calibration_table_name",
+    "int8_use_native_calibration_table": "trt_int8_use_native_calibration_table",
+}
+_PRECISIONS = {
+    "FP32": "", "FP16": "trt_fp16_enable", "BF16": "trt_bf16_enable", "INT8": "trt_int8_enable",
+}  # fmt: skip
+# Parameters of the configuration that mean options of CUDA's provider, and the numbers that stand
+# for values of theirs.
+CUDA_PARAMETERS: Mapping[str, Sequence[str]] = {
+    "cudnn_conv_algo_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
+    "gpu_mem_limit": (),
+    "arena_extend_strategy": ("kNextPowerOfTwo", "kSameAsRequested"),
+    "do_copy_in_default_stream": ("0", "1"),
+}
+_PACKAGES = {
+    CUDA: "its libraries come with pip install 'onnxruntime-gpu[cuda,cudnn]'",
+    _TENSORRT: "its libraries come with pip install tensorrt, and LD_LIBRARY_PATH has to name"
+    " their directory",
+}
+_FATAL = 4
+# One node that gives what it gets.
+LEAST_MODEL = (
+    b'\x08\x08:7\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x01gZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12'
+    b"\x04\n\x02\x08\x01b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\r"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """An execution provider, and the field of the configuration that asks for it."""
+
+    name: str
+    options: dict[str, str]
+    path: str = ""
+
+
+def execution_providers(spec: LoadSpec) -> list[Provider]:
+    """The execution providers, as `wanted_providers`.
+
+    Raises `InvalidOption` also for one that the installed ONNX Runtime does not have.
+    """
+    providers = wanted_providers(spec)
+    available = ort.get_available_providers()
+    for provider in providers:
+        if provider.name not in available:
+            raise InvalidOption(
+                provider.path,
+                f"execution provider {provider.name} is not in the installed ONNX Runtime, which"
+                f" has {', '.join(available)}; install a build that has it{_build(provider.name)},"
+                " or take the accelerator or KIND_GPU out of the configuration",
+            )
+    return providers
+
+
+def wanted_providers(spec: LoadSpec) -> list[Provider]:
+    """The execution providers that an instance asks for, most preferred first, the CPU last.
+
+    Raises `InvalidOption` for options that make no sense.
+    """
+    where = "cpu" if spec.device is None else "gpu"
+    field = f"optimization.execution_accelerators.{where}_execution_accelerator"
+    providers = [
+        _accelerator(name, options, f"{field}[{index}]")
+        for index, (name, options) in enumerate(spec.accelerators)
+    ]
+    if spec.device is not None:
+        asked = next((p for p in providers if p.name == CUDA), None)
+        path = asked.path if asked is not None else f"instance_group[{spec.group}].kind"
+        options = {**(asked.options if asked is not None else {}), **_cuda_options(spec.parameters)}
+        # What TensorRT does not take is for CUDA, in whatever order they are named.
+        providers = [p for p in providers if p is not asked]
+        providers.append(Provider(CUDA, options, path))
+        device = {"device_id": str(spec.device)}
+        providers = [Provider(p.name, p.options | device, p.path) for p in providers]
+    if all(provider.name != _CPU for provider in providers):
+        providers.append(Provider(_CPU, {}))
+    return providers
+
+
+def prepare_gpu() -> str:
+    """Have CUDA's libraries found that came as packages; what is missing of them.
+
+    ONNX Runtime would print what goes wrong with a GPU by every model.
+    """
+    ort.set_default_logger_severity(_FATAL)
+    said = io.StringIO()
+    if preload := getattr(ort, "preload_dlls", None):  # from 1.21 on
+        with contextlib.redirect_stdout(said):
+            preload()
+    return said.getvalue().strip()
+
+
+def missing_build() -> str:
+    """What to say of an ONNX Runtime that is not made for GPUs; empty if it is."""
+    available = ort.get_available_providers()
+    if CUDA in available:
+        return ""
+    return (
+        f"the installed ONNX Runtime has no {CUDA}, it has {', '.join(available)}; install"
+        " onnxruntime-gpu in place of onnxruntime"
+    )
+
+
+def cuda_obstacle() -> str:
+    """What keeps ONNX Runtime from using the GPUs that are there, by trying; empty for nothing."""
+    prepare_gpu()
+    options = ort.SessionOptions()
+    options.log_severity_level = _FATAL
+    try:
+        session = ort.InferenceSession(
+            LEAST_MODEL, options, providers=[CUDA, _CPU], enable_fallback=0
+        )
+    except Exception as error:  # of whatever type: it cannot be used
+        log.debug("a first session with CUDA failed: %s", error)
+        return why_not_started(CUDA)
+    return "" if CUDA in session.get_providers() else why_not_started(CUDA)
+
+
+def why_not_started(name: str) -> str:
+    """What to say of an execution provider that could not start, after it was tried."""
+    library = f"libonnxruntime_providers_{'cuda' if name == CUDA else 'tensorrt'}.so"
+    reason = "its driver or a library that it needs is missing or too old"
+    if name in _PACKAGES:
+        try:
+            ctypes.CDLL(str(Path(ort.__file__).parent / "capi" / library))
+        except OSError as error:
+            # Without the directories, which are nobody's concern.
+            told = re.sub(r"/\S*/", "", str(error))
+            missing = "cannot open shared object" in told
+            reason = f"{told}; {_PACKAGES[name] if missing else 'the driver may be too old'}"
+    return f"execution provider {name} cannot start on this machine: {reason}"
+
+
+def _accelerator(name: str, options: Mapping[str, str], path: str) -> Provider:
+    provider = _ACCELERATORS.get(name.lower(), name)
+    given = dict(options)
+    if provider == _TENSORRT:
+        given = dict(_tensorrt_option(key, value, path) for key, value in options.items())
+        given.pop("", None)
+    elif provider == CUDA:
+        given = {key: _cuda_value(key, value, path) for key, value in options.items()}
+    return Provider(provider, given, f"{path}.name")
+
+
+def _tensorrt_option(key: str, value: str, path: str) -> tuple[str, str]:
+    """The provider's name of an option, with its value; an empty name is for its default."""
+    if key == "precision_mode":
+        if value not in _PRECISIONS:
+            known = ", ".join(_PRECISIONS)
+            text = f"unsupported precision mode '{value}' is requested; there are {known}"
+            raise InvalidOption(f"{path}.parameters['{key}']", text)
+        return _PRECISIONS[value], "1"
+    if key not in _TENSORRT_NAMES and not key.startswith("trt_"):
+        text = f"unknown parameter '{key}' is provided for TensorRT Execution Accelerator"
+        raise InvalidOption(f"{path}.parameters['{key}']", text)
+    if key == "max_workspace_size_bytes":
+        _check_bytes(value, f"{path}.parameters['{key}']")
+    return _TENSORRT_NAMES.get(key, key), value
+
+
+def _cuda_options(parameters: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: _cuda_value(name, parameters[name], "")
+        for name in CUDA_PARAMETERS
+        if name in parameters
+    }
+
+
+def _cuda_value(key: str, value: str, path: str) -> str:
+    """The provider's value of an option, for which a number may stand."""
+    where = f"{path}.parameters['{key}']".removeprefix(".")
+    if key == "gpu_mem_limit":
+        _check_bytes(value, where)
+    known = CUDA_PARAMETERS.get(key, ())
+    if not known or value in known:
+        return value
+    number = whole_number(value, 0, len(known) - 1)
+    if number is not None:
+        return known[number]
+    if key == "do_copy_in_default_stream" and value.lower() in ("true", "false"):
+        return str(int(value.lower() == "true"))
+    numbered = ", ".join(f"{number} ({name})" for number, name in enumerate(known))
+    raise InvalidOption(
+        where, f"unsupported {key} value '{value}' is requested; expected {numbered}"
+    )
+
+
+def _check_bytes(value: str, where: str) -> None:
+    if whole_number(value, 1, (1 << 64) - 1) is None:
+        raise InvalidOption(where, f"expected a number of bytes, got '{value}'")
+
+
+def _build(name: str) -> str:
+    return ", onnxruntime-gpu in place of onnxruntime," if name in _PACKAGES else ""
+
 
 T = TypeVar("T")
 

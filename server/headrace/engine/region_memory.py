@@ -3,7 +3,7 @@
 import os
 from typing import Protocol
 
-from headrace.backends.cuda import Cuda
+from headrace.backends.gpus import CudaDriver
 
 
 class Memory(Protocol):
@@ -54,7 +54,7 @@ class SharedFile:
 class CudaMemory:
     """Memory of a GPU that another process has allocated."""
 
-    def __init__(self, cuda: Cuda, device: int, address: int) -> None:
+    def __init__(self, cuda: CudaDriver, device: int, address: int) -> None:
         self._cuda = cuda
         self._device = device
         self._address = address

@@ -21,7 +21,7 @@ import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from headrace.backends.cuda import Cuda, CudaError
+from headrace.backends.gpus import CudaDriver, CudaError
 from headrace.core.call import Stretch
 from headrace.core.errors import (
     AlreadyExists,
@@ -119,7 +119,7 @@ class Regions:
         max_bytes: int,
         allowed: bool = False,
         prefix: str = "",
-        cuda: Callable[[], Cuda | None] = lambda: None,
+        cuda: Callable[[], CudaDriver | None] = lambda: None,
     ) -> None:
         """With `prefix`, only keys that begin so are taken."""
         self.admission = admission
@@ -127,7 +127,7 @@ class Regions:
         self._allowed = allowed
         self._prefix = prefix
         self._find_cuda = cuda
-        self._cuda: Cuda | None = None
+        self._cuda: CudaDriver | None = None
         self._looked = False  # for GPUs, which takes time
         self._regions: dict[str, Region] = {}
         self._opening: set[str] = set()
