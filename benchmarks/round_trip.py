@@ -30,8 +30,8 @@ from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Tensor
 from headrace.engine.clock import LoopClock
 from headrace.execution.loaded_worker import LoadedWorker
-from headrace.execution.process import WorkerInstance
 from headrace.execution.python_backend import PythonBackend
+from headrace.execution.worker_instance import WorkerInstance
 from headrace.observability.statistics import VersionStatistics, WorkerCounters
 from headrace.scheduling.batch import Answer, Batch, Instance, Outcome
 from headrace.scheduling.batcher import Batcher
@@ -187,7 +187,7 @@ class _Outside:
     host = _NOBODY
 
     def suspend(self, slot: Instance) -> None:
-        """See `headrace.execution.process.Outside`."""
+        """See `headrace.execution.worker_instance.Outside`."""
 
     def resume(self, slot: Instance) -> None:
         """See there."""

@@ -29,8 +29,8 @@ OTHERS = {
     f"headrace.{name}"
     for name in (
         "execution.environments", "execution.in_process", "execution.loaded_worker",
-        "execution.process", "execution.remote.model", "execution.remote.options",
-        "execution.supervision", "execution.triton.servers", "execution.worker", "frontends",
+        "execution.worker_instance", "execution.remote.model", "execution.remote.options",
+        "execution.worker_set", "execution.triton.servers", "execution.worker_process", "frontends",
         "front_doors", "wire.http_exchange", "wire.remote_infer",
     )
 }  # fmt: skip

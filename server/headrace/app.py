@@ -26,6 +26,7 @@ from headrace import __version__
 from headrace.backends.backend import BackendContext, load_backends
 from headrace.backends.gpus import Gpus
 from headrace.core.errors import LoadFailed, RepositoryError
+from headrace.core.limits import ABANDONED_SECS
 from headrace.engine.admission import Admission
 from headrace.engine.chain import load_stages
 from headrace.engine.control import ControlMode
@@ -38,8 +39,7 @@ from headrace.engine.opening import LoadOptions
 from headrace.engine.regions import Regions
 from headrace.engine.reloading import Reloader
 from headrace.engine.tracing import Tracing, make_tracing
-from headrace.execution.cores import core_limit
-from headrace.execution.progress import ABANDONED_SECS
+from headrace.execution.local import core_limit
 from headrace.model_sources import control_options, sources_at_start
 from headrace.observability.logs import configure_logging
 from headrace.observability.statistics import SummarisedStatistics, VersionStatistics

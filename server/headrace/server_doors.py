@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 
 from headrace.doors import bind, grpc_handlers, tls_files, url_host
 from headrace.engine.engine import Engine
-from headrace.execution.cores import core_limit
+from headrace.execution.local import core_limit
 from headrace.observability.machine import Machine
 from headrace.observability.series import GpuSeries
 from headrace.settings import Settings

@@ -7,7 +7,7 @@ import pytest
 from headrace.core import plugins
 from headrace.core.errors import InvalidOption, LoadFailed
 from headrace.core.model_spec import LoadSpec
-from headrace.execution.artefact_backend import FORMATS, ArtefactBackend
+from headrace.execution.python_backend import FORMATS, ArtefactBackend
 
 # A worker that cannot be started tells that a file was not refused.
 NOWHERE = "/no/python"

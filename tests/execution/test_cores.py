@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.execution.cores import core_limit, threads_for
+from headrace.execution.local import core_limit, threads_for
 
 AVAILABLE = len(os.sched_getaffinity(0))
 NOWHERE = Path("/nonexistent")

@@ -5,8 +5,8 @@ from typing import Any, cast
 
 from headrace.core.call import Call
 from headrace.core.errors import ServerError
-from headrace.execution.model_calls import ModelCalls
-from headrace.execution.worker import WorkerProcess
+from headrace.execution.conversation import ModelCalls
+from headrace.execution.worker_process import WorkerProcess
 from headrace.scheduling.batch import Batch
 from headrace.workers.triton_requests import TritonError
 

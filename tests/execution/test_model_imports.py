@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.execution.model_imports import ModelImports
+from headrace.execution.in_process import ModelImports
 
 
 def imports(root: Path, name: str, **files: str) -> ModelImports:

@@ -3,7 +3,7 @@
 import asyncio
 
 from headrace.execution.starting import start_aside
-from headrace.execution.worker import NoResources, WorkerProcess
+from headrace.execution.worker_process import NoResources, WorkerProcess
 from tests.execution.threads import no_threads
 
 

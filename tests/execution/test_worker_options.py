@@ -6,7 +6,7 @@ import pytest
 
 from headrace.core.errors import InvalidOption
 from headrace.core.limits import ExecutionLimits
-from headrace.execution.worker_options import WorkerOptions
+from headrace.execution.python_options import WorkerOptions
 from headrace.workers.limits import Limits
 
 

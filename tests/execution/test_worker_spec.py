@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.execution.worker_spec import WorkerSpec
+from headrace.execution.python_options import WorkerSpec
 
 PAGE = (Path(__file__).parents[2] / "docs" / "python-models.md").read_text()
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import LoadFailed
-from headrace.execution.worker import WorkerProcess
-from headrace.execution.worker_spec import WorkerSpec
+from headrace.execution.python_options import WorkerSpec
+from headrace.execution.worker_process import WorkerProcess
 from headrace.workers.frames import Kind
 
 

@@ -20,7 +20,7 @@ from headrace.engine.fail_over_loading import load
 from headrace.engine.loading import LoadedInstance
 from headrace.engine.opening import LoadOptions, open_model
 from headrace.execution.choice import AutoChoice
-from headrace.execution.cores import core_limit
+from headrace.execution.local import core_limit
 from headrace.execution.model_kinds import is_elsewhere
 from headrace.execution.triton.options import TritonOptions
 from headrace.observability.logs import LogSettings, configure_logging

@@ -11,9 +11,9 @@ from headrace.backends.backend import load_backends
 from headrace.core.errors import RepositoryError
 from headrace.core.model_spec import EnvironmentOptions, LoadSpec
 from headrace.engine.opening import LoadOptions, open_model
-from headrace.execution.cores import core_limit
 from headrace.execution.environments.cache import Entry
 from headrace.execution.environments.resolve import cache_of, environment_of
+from headrace.execution.local import core_limit
 from headrace.observability.logs import LogSettings, configure_logging
 from headrace.repository import completion, reading
 from headrace.repository.layout import ModelSource, find_sources

@@ -19,6 +19,8 @@ from headrace.core.errors import InvalidOption
 if TYPE_CHECKING:
     import asyncio
 
+LOOK_SECS = 1.0  # between two looks
+ABANDONED_SECS = 5.0  # that an execution nobody waits for may go on where ending it costs nothing
 _LONGEST_SECS = 2.0  # between two looks, of which one follows the other
 SLOWEST = 1024  # bytes a second below which a message, or the reading of an answer, is given up
 
@@ -141,3 +143,24 @@ def seconds(parameters: Mapping[str, str], name: str, default: float) -> float:
         expected = "a number of seconds, 0 for no limit"
         raise InvalidOption(f"parameters['{name}']", f"expected {expected}, got {text!r}")
     return value
+
+
+class Pulse:
+    """For how long something has given no sign, by looks at what changes with each sign."""
+
+    def __init__(self) -> None:
+        self.silent = 0.0
+        self._last: object = None
+
+    def look(self, sign: object, elapsed: float) -> float:
+        """Seconds of silence, after `elapsed` since the last look; None is no silence.
+
+        A look stands for two intervals at most: if the server itself was stopped, so may all that
+        it looks at have been.
+        """
+        if sign is not None and sign == self._last:
+            self.silent += min(elapsed, 2 * LOOK_SECS)
+        else:
+            self._last = sign
+            self.silent = 0.0
+        return self.silent

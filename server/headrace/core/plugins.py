@@ -20,7 +20,7 @@ STAGES = "headrace.stages"  # a `headrace.engine.chain.StagePlugin`
 COMMANDS = "headrace.commands"  # called with the subparsers; named like their command
 GROUPS = (BACKENDS, STAGES, COMMANDS)
 
-_ARTEFACTS = "headrace.execution.artefact_backend"
+_ARTEFACTS = "headrace.execution.python_backend"
 OWN: Mapping[str, Mapping[str, str]] = {
     # In the order in which a model's files are looked at.
     BACKENDS: {

@@ -12,6 +12,7 @@ from functools import partial
 
 from headrace.backends.backend import Backend
 from headrace.core.errors import InvalidRequest, NotFound, Unavailable
+from headrace.core.limits import ABANDONED_SECS
 from headrace.engine import documents
 from headrace.engine.admission import Admission
 from headrace.engine.cold_start import ColdStart
@@ -31,7 +32,6 @@ from headrace.engine.series import series_of
 from headrace.engine.tracing import Tracing
 from headrace.engine.traffic import Traffic
 from headrace.engine.version import ModelVersion, State
-from headrace.execution.progress import ABANDONED_SECS
 from headrace.observability.logs import LogSettings
 from headrace.observability.model_metrics import ModelMetrics
 from headrace.observability.series import LoadCounts, ServerSeries, VersionSeries

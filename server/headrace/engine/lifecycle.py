@@ -23,6 +23,7 @@ from typing import TypeAlias
 
 from headrace.backends.backend import Backend
 from headrace.core.errors import LoadFailed, RepositoryError
+from headrace.core.limits import ABANDONED_SECS
 from headrace.engine.loading import LoadedVersion
 from headrace.engine.loading_host import LoadingHost
 from headrace.engine.model import Model
@@ -32,7 +33,6 @@ from headrace.engine.regions import Regions
 from headrace.engine.threads import Stopped, Threads, TookTooLong
 from headrace.engine.updating import Change, update
 from headrace.engine.version import ModelVersion, State
-from headrace.execution.progress import ABANDONED_SECS
 from headrace.observability.statistics import VersionStatistics
 from headrace.repository.layout import ModelSource
 from headrace.repository.model_files import Digests

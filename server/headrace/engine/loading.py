@@ -26,8 +26,7 @@ from headrace.engine.footprint import Footprint, GpuMemory
 from headrace.engine.measuring import measure
 from headrace.engine.opening import LoadOptions, Opened
 from headrace.execution.choice import IN_PROCESS, AutoChoice, InstanceKind
-from headrace.execution.cores import threads_for
-from headrace.execution.local import run
+from headrace.execution.local import run, threads_for
 from headrace.execution.model_kinds import in_server, in_worker, is_elsewhere
 from headrace.execution.python_backend import PythonBackend
 from headrace.execution.remote.backend import RemoteBackend

@@ -8,6 +8,7 @@ from sys import maxsize
 
 from headrace.core.call import Call, InferResponse, Submit
 from headrace.core.errors import ModelNotReady, ServerError
+from headrace.core.limits import ABANDONED_SECS
 from headrace.core.signature import Signature
 from headrace.engine.admission import ModelAccount
 from headrace.engine.chain import Compose, check, tell_servers
@@ -28,7 +29,6 @@ from headrace.execution.choice import InstanceKind
 from headrace.execution.local import place
 from headrace.execution.model_kinds import is_elsewhere
 from headrace.execution.placement import PlacedInstance, Placement, Surroundings
-from headrace.execution.progress import ABANDONED_SECS
 from headrace.observability.endpoints import EndpointSeries
 from headrace.observability.series import BackendSeries, WorkerSeries
 from headrace.observability.statistics import VersionStatistics

@@ -1,30 +1,198 @@
-"""A Python model under Triton's API in a worker process of its own."""
+"""Python models in worker processes: imported, started and warmed up on loading threads.
 
+A model may have others loaded while it is started; what it asks for is answered by the event loop
+of the loading thread. Samples go to it as any batch does. What the worker tells of itself
+meanwhile, such as the forms of its results, holds for as long as it runs: the process keeps it for
+its next owner.
+"""
+
+import asyncio
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from math import inf
+from time import monotonic_ns
 from typing import Any
 
-from headrace.core.errors import InvalidOption, LoadFailed
+from headrace.core.errors import InvalidOption, LoadFailed, WorkerDied
 from headrace.core.model_spec import LoadSpec
 from headrace.core.signature import Signature
 from headrace.core.tensors import TensorArray
 from headrace.core.texts import whole_number
+from headrace.execution.conversation import Conversation, ModelCalls, Slot
 from headrace.execution.environments.resolve import environment_of
-from headrace.execution.host import Host
+from headrace.execution.host import Host, NoHost
 from headrace.execution.model_kinds import InWorker
 from headrace.execution.placement import Surroundings
-from headrace.execution.python_config import start_arguments, with_completion
-from headrace.execution.supervision import WorkerSet
-from headrace.execution.warming import Sample
-from headrace.execution.worker import WorkerProcess
-from headrace.execution.worker_options import WorkerOptions
-from headrace.execution.worker_spec import Ways, WorkerSpec
-from headrace.execution.worker_start import start_worker
-from headrace.execution.worker_warming import warm_up_worker
+from headrace.execution.python_options import (
+    Ways,
+    WorkerOptions,
+    WorkerSpec,
+    start_arguments,
+    with_completion,
+)
+from headrace.execution.warming import Sample, Warming
+from headrace.execution.worker_process import WorkerProcess
+from headrace.execution.worker_set import WorkerSet
+from headrace.observability.statistics import EndKind
+from headrace.scheduling.batch import Batch, Outcome
 from headrace.wire.documents import to_json
 from headrace.wire.pb.model_config_pb2 import ModelConfig
-from headrace.workers.frames import MAX_SLOTS, Kind
+from headrace.workers.elements import Buffer
+from headrace.workers.frames import MAX_SLOTS, BrokenFrame, Header, Kind
+
+_START_SECS = 600.0
+_NOT_NOW = "there is no server to ask while the model is started"
+
+
+def start_worker(
+    process: WorkerProcess, document: Mapping[str, Any], host: Host | None = None
+) -> dict[str, Any]:
+    """Start the model, and wait; what it says of how it runs.
+
+    `host` is whom it may ask meanwhile, from the event loop of this thread; None for nobody.
+    Raises `LoadFailed`, after which the process has ended, also if it takes too long.
+    """
+    try:
+        return asyncio.run(_start(process, document, host or NoHost(_NOT_NOW)))
+    except BaseException:
+        process.kill()
+        raise
+
+
+async def _start(process: WorkerProcess, document: Mapping[str, Any], host: Host) -> dict[str, Any]:
+    loop = asyncio.get_running_loop()
+    started: asyncio.Future[dict[str, Any]] = loop.create_future()
+    calls = ModelCalls(process, host)
+
+    def take(header: Header, meta: bytes, data: Buffer) -> None:
+        if header.kind is Kind.CALL:
+            calls.begin(json.loads(meta), data, header.data, None)
+        elif header.kind is Kind.METRIC:
+            process.keep(header, meta)
+        elif header.kind in (Kind.STARTED, Kind.FAILED) and not started.done():
+            try:
+                started.set_result(process.answer(header.kind, meta))
+            except LoadFailed as error:
+                started.set_exception(error)
+        else:
+            raise BrokenFrame(f"a frame of kind {header.kind.name}")
+
+    def end(how: str) -> None:
+        if not started.done():
+            nonsense = process.end_kind is EndKind.NONSENSE
+            text = f"the worker {'sent nonsense' if nonsense else how}"
+            started.set_exception(LoadFailed(text))
+
+    process.attach(loop, take, end)
+    process.send(Kind.START, json.dumps(document).encode())
+    limit = _START_SECS if process.patience is None else min(process.patience, _START_SECS)
+    try:
+        async with asyncio.timeout(limit):
+            return await started
+    except TimeoutError:
+        raise LoadFailed("the worker did not answer in time") from None
+    finally:
+        calls.end()
+        process.detach()
+
+
+_worker_warming_NOT_NOW = "there is no server to ask while the model is warmed up"
+
+
+def warm_up_worker(
+    process: WorkerProcess,
+    signature: Signature,
+    version: str,
+    samples: Sequence[Sample],
+    concurrent: bool,
+    host: Host | None = None,
+) -> None:
+    """Run all samples, on a loading thread; `concurrent` as of `Conversation`.
+
+    `host` is whom the model may ask, from the event loop of that thread; None for nobody.
+
+    Raises `LoadFailed` naming the one that fails; the process has ended then.
+    """
+
+    async def work() -> None:
+        warming = Warming(signature, version)
+        talk = _Talk(
+            process, signature, concurrent, warming, host or NoHost(_worker_warming_NOT_NOW)
+        )
+        try:
+            async with asyncio.timeout(process.patience):
+                await warming.work(Slot(talk, 0), samples)
+        except TimeoutError:
+            raise LoadFailed("the worker did not end its warm-up in time") from None
+        finally:
+            process.detach()
+
+    if not samples:
+        return
+    try:
+        asyncio.run(work())
+    except BaseException:
+        process.kill()
+        raise
+    if process.ended:
+        raise LoadFailed("the worker ended while it was warmed up")
+
+
+class _Talk:
+    """The one who talks to a worker meanwhile; see `headrace.execution.conversation.Owner`."""
+
+    def __init__(
+        self,
+        process: WorkerProcess,
+        signature: Signature,
+        concurrent: bool,
+        warming: Warming,
+        host: Host,
+    ) -> None:
+        self._process = process
+        self._signature = signature
+        self._loop = asyncio.get_running_loop()
+        self._conversation = Conversation(
+            process, signature, concurrent, warming.batcher.answer, self._report, host
+        )
+        process.attach(self._loop, self._take, self._conversation.end)
+
+    @property
+    def under_way(self) -> int:
+        return len(self._conversation.under_way)
+
+    def send(self, slot: Slot) -> None:
+        """Send the batch of a slot."""
+        error: Exception | None = None
+        if self._process.ended:
+            error = WorkerDied(f"the worker process of model '{self._signature.model}' has ended")
+        else:
+            try:
+                self._conversation.send(slot)
+            except Exception as raised:  # no memory for its file, say
+                error = raised
+        if error is not None:
+            now = monotonic_ns()
+            self._loop.call_soon(slot.end, Outcome((), error, slot.sent, now, now))
+
+    def close(self) -> None:
+        """It belongs to whoever has started it."""
+
+    def _take(self, header: Header, meta: bytes, data: Buffer) -> None:
+        if header.kind is Kind.METRIC:
+            self._process.keep(header, meta)
+            return
+        if header.kind is Kind.FORM:
+            self._process.keep(header, meta)
+        ended = self._conversation.take(header, meta, data)
+        if ended is not None:
+            slot, outcome = ended
+            slot.end(outcome)
+
+    def _report(self, batch: Batch, text: str, lines: str) -> None:
+        self._process.note(logging.ERROR, text, lines)
+
 
 _CONCURRENCY = 32  # batches that a coroutine runs at a time
 _LOAD_SECS = 600.0  # for a model to be imported

@@ -12,10 +12,12 @@ runs between two nodes of the graph, and Python's not at all.
 
 import asyncio
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from time import monotonic_ns
@@ -23,13 +25,49 @@ from typing import Any, Literal
 
 from headrace.backends.backend import LoadedModel
 from headrace.core.errors import ExecutionTimeout, ModelNotReady, Unavailable
-from headrace.core.limits import ExecutionLimits
+from headrace.core.limits import ABANDONED_SECS, LOOK_SECS, ExecutionLimits, Pulse
 from headrace.core.tensors import Array, TensorArray
 from headrace.execution.choice import AutoChoice, InstanceKind
 from headrace.execution.model_kinds import in_server, in_worker, is_elsewhere
 from headrace.execution.placement import Placement, Surroundings
-from headrace.execution.progress import ABANDONED_SECS, LOOK_SECS, Pulse
 from headrace.scheduling.batch import Batch, Instance, NotStarted, Outcome, Room
+from headrace.workers.allocation import CGROUPS, OWN_CGROUP, groups
+
+
+def core_limit(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> int:
+    """Whole cores by the cgroup's CPU limit (version 2 or 1) or the affinity mask, if that is less.
+
+    At least 1. A container's limit is a share of time, not a set of cores: `os.cpu_count()` still
+    shows the whole host, and threads planned by it get throttled. `own` says in which cgroup below
+    `root` this process is; inside a container that is `root` itself.
+    """
+    available = len(os.sched_getaffinity(0))
+    limits = [_quota_v2(group / "cpu.max") for group in groups(root, own)]
+    limit = min(filter(None, limits), default=0.0) or _quota_v1(root / "cpu")
+    return max(1, min(available, int(limit))) if limit else available
+
+
+def threads_for(instances: int, cores: int) -> int:
+    """How many threads each of a model's instances may compute with."""
+    return max(1, cores // max(instances, 1))
+
+
+def _quota_v2(file: Path) -> float:
+    try:
+        quota, period = file.read_text().split()
+        return 0.0 if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        return 0.0
+
+
+def _quota_v1(directory: Path) -> float:
+    try:
+        quota = int((directory / "cpu.cfs_quota_us").read_text())
+        period = int((directory / "cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return 0.0
+    return max(quota, 0) / period
+
 
 log = logging.getLogger(__name__)
 

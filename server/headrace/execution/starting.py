@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from threading import Thread
 
-from headrace.execution.worker import NoResources, WorkerProcess
+from headrace.execution.worker_process import NoResources, WorkerProcess
 
 Started = Callable[[WorkerProcess | None, Exception | None], None]
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 
 from headrace.engine.doors import Entrance
 from headrace.execution.private_process import is_private
-from headrace.execution.worker_spec import passed_environment
+from headrace.execution.python_options import passed_environment
 from headrace.frontends.calls import Calls
 from headrace.frontends.channel import pair
 from headrace.frontends.config import FrontendConfig, WantedHeaders

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.execution.environments.redaction import redact
+from headrace.execution.environments.requirements import redact
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 from google.protobuf import text_format
 
 from headrace.core.errors import LoadFailed
-from headrace.execution.triton.model_files import (
+from headrace.execution.triton.servers import (
     remote_config,
     remote_name,
     remove_model,

@@ -3,7 +3,6 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import InvalidOption
-from headrace.execution.triton.command import Secret, arguments, environment
 from headrace.execution.triton.options import (
     ControlOptions,
     Place,
@@ -13,6 +12,7 @@ from headrace.execution.triton.options import (
     is_managed,
     places,
 )
+from headrace.execution.triton.process import Secret, arguments, environment
 
 
 @pytest.mark.parametrize(

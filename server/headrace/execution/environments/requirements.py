@@ -1,20 +1,81 @@
-"""What pip is to install for a model, read from a requirements file or a list of dependencies.
+"""Requirements of a model: a requirements file, a list, or the block in a Python file (PEP 723).
 
-Files that it names must lie within the model's directory, also once links are followed. They are
-named to pip by their absolute paths, and by what is in them where environments are told apart: an
-environment is the same one wherever the model lies.
+    # /// script
+    # requires-python = ">=3.11"
+    # dependencies = ["scikit-learn==1.6.*"]
+    # ///
+
+Files that requirements name must lie within the model's directory, also once links are followed.
+They are named to pip by their absolute paths, and by what is in them where environments are told
+apart: an environment is the same one wherever the model lies.
 """
 
 import hashlib
 import re
 import shlex
+import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from headrace.core.errors import LoadFailed
-from headrace.execution.environments.redaction import redact
+
+_USER = re.compile(r"(://)[^/\s]*@")
+_QUERY = re.compile(r"(\w://[^\s?#]*\?)[^\s#'\")>]+")
+
+
+def redact(text: str) -> str:
+    """`text` without what stands before the host of a URL, or after its question mark."""
+    return _QUERY.sub(r"\1***", _USER.sub(r"\1***@", text))
+
+
+_BEGIN, _END = "# /// script", "# ///"
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptBlock:
+    """What a block asks for; `requires_python` is empty if it does not say."""
+
+    dependencies: tuple[str, ...] = ()
+    requires_python: str = ""
+
+
+def read_script_block(source: str) -> ScriptBlock | None:
+    """The block of a Python file; None without one. Raises `ValueError` for one that is wrong."""
+    found = list(_blocks(source.splitlines()))
+    if not found:
+        return None
+    if len(found) > 1:
+        raise ValueError("there is more than one")
+    document = tomllib.loads(found[0])  # its error is a ValueError
+    dependencies = document.get("dependencies", [])
+    requires = document.get("requires-python", "")
+    if not isinstance(dependencies, list) or not all(isinstance(d, str) for d in dependencies):
+        raise ValueError("dependencies must be a list of strings")
+    if not isinstance(requires, str):
+        raise ValueError("requires-python must be a string")
+    return ScriptBlock(tuple(dependencies), requires.strip())
+
+
+def _blocks(lines: list[str]) -> Iterator[str]:
+    """The text of each block. One without an end is none, as the specification has it."""
+    at = 0
+    while at < len(lines):
+        at += 1
+        if lines[at - 1] != _BEGIN:
+            continue
+        run = []
+        for line in lines[at:]:
+            if line != "#" and not line.startswith("# "):
+                break
+            run.append(line)
+        # Of several ends the last one counts.
+        if _END in run:
+            size = len(run) - 1 - run[::-1].index(_END)
+            yield "\n".join(line[2:] for line in run[:size])
+            at += size + 1
+
 
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _NAMED = re.compile(

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from headrace.backends.backend import Backend, BackendContext
 from headrace.core.model_spec import LoadSpec
-from headrace.execution.triton.late import LateTritons
+from headrace.execution.triton.late import LateTritons, LoadCounts
 from headrace.execution.triton.options import TRITON_PARAMETERS
-from headrace.execution.triton.uses import Uses
 
 if TYPE_CHECKING:
     from headrace.execution.remote.model import RemoteModel
@@ -33,7 +32,7 @@ class RemoteBackend(Backend):
         self._tritons = tritons
         largest = min(largest_response, _LARGEST_MESSAGE)
         self._defaults = {"max_response_bytes": str(largest)} if largest else {}
-        self._uses = Uses()
+        self._uses = LoadCounts()
 
     @classmethod
     def of(cls, context: BackendContext) -> "RemoteBackend":

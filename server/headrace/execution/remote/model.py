@@ -25,16 +25,21 @@ from headrace.execution.remote.dialects import Dialects
 from headrace.execution.remote.options import V2, Endpoint, RemoteOptions
 from headrace.execution.remote.requests import Forwarding
 from headrace.execution.triton.drift import Difference, differences
-from headrace.execution.triton.keeping import RepositoryKeeper, load_everywhere
+from headrace.execution.triton.late import LoadCounts
 from headrace.execution.triton.options import (
     ControlOptions,
     check_managed,
     is_managed,
 )
-from headrace.execution.triton.upkeep import DriftWatch, Upkeep
-from headrace.execution.triton.uses import Uses
-from headrace.execution.triton.visits import Visits
-from headrace.execution.triton.wanted import Wanted, asked_of
+from headrace.execution.triton.reconciler import (
+    DesiredState,
+    DriftWatch,
+    Reconciler,
+    RepositoryKeeper,
+    Visits,
+    asked_of,
+    load_everywhere,
+)
 from headrace.scheduling.sequences import SequenceRules
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
@@ -50,7 +55,7 @@ _FEW_CALLS = 4  # of a model of which nothing is known
 
 
 def load_remote(
-    spec: LoadSpec, tritons: "Callable[[], TritonServers] | None", known: Uses
+    spec: LoadSpec, tritons: "Callable[[], TritonServers] | None", known: LoadCounts
 ) -> "RemoteModel":
     """Ask a server about the model; raises `LoadFailed` or `InvalidOption`.
 
@@ -65,7 +70,7 @@ def load_remote(
         placed = tritons().place(spec, asked)
         # What the processes have was written for each of them.
         asked.ClearField("instance_group")
-        wanted = Wanted(asked, ControlOptions.of(spec.parameters), placed, placed.groups)
+        wanted = DesiredState(asked, ControlOptions.of(spec.parameters), placed, placed.groups)
         visits = Visits(placed.options, spec.model)
         dialects = Dialects(placed.options, spec.model)
         return _described(visits, dialects, placed.endpoints, wanted)
@@ -84,11 +89,11 @@ def load_remote(
         uses = known if control.unload else None
         keeper = RepositoryKeeper(visits, asked.instance_group, uses)
         load_everywhere(keeper, spec.model, endpoints, spec.deadline)
-    return _described(visits, dialects, endpoints, Wanted(asked, control, keeper))
+    return _described(visits, dialects, endpoints, DesiredState(asked, control, keeper))
 
 
 def _described(
-    visits: Visits, dialects: Dialects, endpoints: Sequence[Endpoint], wanted: Wanted
+    visits: Visits, dialects: Dialects, endpoints: Sequence[Endpoint], wanted: DesiredState
 ) -> "RemoteModel":
     """The model as the first server that answers says it is; raises `LoadFailed`."""
     problems = []
@@ -123,7 +128,7 @@ class RemoteModel(Elsewhere):
         endpoints: Sequence[Endpoint],
         answered: Endpoint,
         said: RemoteDescription,
-        wanted: Wanted,
+        wanted: DesiredState,
     ) -> None:
         """`answered` is that of the endpoints which has `said` what the model is.
 
@@ -255,10 +260,10 @@ class RemoteModel(Elsewhere):
         asked.instance_group.extend(self._wanted.config.instance_group)
         self._asked = asked
 
-    def upkeep(self, endpoint: Endpoint) -> Upkeep | None:
+    def upkeep(self, endpoint: Endpoint) -> Reconciler | None:
         """What has a server load the model again; None where that is not up to this one."""
         keeper = self._wanted.keeper
-        return None if keeper is None else Upkeep(keeper, endpoint)
+        return None if keeper is None else Reconciler(keeper, endpoint)
 
     def watch(self, endpoints: Callable[[], Sequence[Endpoint]]) -> DriftWatch:
         """Look now and then whether those servers have it as it was asked for."""

@@ -21,7 +21,7 @@ from headrace.execution.remote.connection import (
     StreamReceiver,
 )
 from headrace.execution.remote.options import Endpoint, RemoteOptions
-from headrace.execution.triton.upkeep import Upkeep
+from headrace.execution.triton.reconciler import Reconciler
 from headrace.observability.endpoints import EndpointCounts, EndpointSeries
 from headrace.scheduling import upstreams
 from headrace.scheduling.upstreams import Condition, Ending
@@ -72,7 +72,7 @@ class Upstream:
         loop: asyncio.AbstractEventLoop,
         changed: Callable[[], None],
         reachable: bool = False,
-        upkeep: Upkeep | None = None,
+        upkeep: Reconciler | None = None,
         counts: EndpointCounts | None = None,
     ) -> None:
         """`upkeep` has the server load the model where that is up to this one.

@@ -1,15 +1,120 @@
-"""What is not as it was asked for of a model that others run: plain comparisons."""
+"""Instance groups of Tritons, and differences between a model there and its configuration.
 
-from collections.abc import Iterator, Sequence
+Plain functions over messages. GPUs are numbered as Triton numbers them: by their place among those
+that its process sees. Where each process sees one of its own, a configuration numbers them as if
+one process saw them all.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from headrace.core.datatypes import BY_CONFIG_NUMBER
+from headrace.core.errors import InvalidOption
 from headrace.core.tensors import brackets
 from headrace.execution.remote.connection import RemoteDescription
-from headrace.execution.triton.groups import agree, described
+from headrace.execution.triton.options import Place
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
+from headrace.wire.pb.model_config_pb2 import ModelInstanceGroup as Group
+
+
+def groups_of(groups: Sequence[Group], place: Place) -> list[Group] | None:
+    """What one process has of a model's instance groups; None if it has nothing of the model.
+
+    A model without instance groups has Triton's own choice of them in every process. Instances on
+    the CPU are divided over all processes; so are those on GPUs where each process sees every GPU.
+    Raises `InvalidOption` for a GPU that there is not.
+    """
+    if not groups:
+        return []
+    found = []
+    for index, group in enumerate(groups):
+        own = Group()
+        own.CopyFrom(group)
+        on_cpu = group.kind == Group.KIND_CPU
+        if place.own_gpu and not on_cpu:
+            if group.gpus:
+                _check(group, index, place)
+                if place.index not in group.gpus:
+                    continue
+                own.gpus[:] = [0]
+        elif place.count > 1:
+            own.count = _share(max(group.count, 1), place)
+            if not own.count:
+                continue
+        found.append(own)
+    return found or None
+
+
+def as_configured(groups: Iterable[Group], place: Place) -> list[Group]:
+    """What a process reports, with its GPUs numbered as in the configuration."""
+    found = []
+    for group in groups:
+        own = Group()
+        own.CopyFrom(group)
+        if place.own_gpu and own.gpus:
+            own.gpus[:] = [place.index + gpu for gpu in own.gpus]
+        found.append(own)
+    return found
+
+
+def agree(asked: Sequence[Group], reported: Sequence[Group]) -> bool:
+    """Whether a server that reports these groups has what was asked for.
+
+    What was left open, such as the GPUs, is as the server has chosen. Names do not matter.
+    """
+    if not asked:
+        return True
+    if len(asked) == len(reported):
+        pairs = zip(asked, reported, strict=True)
+        if all(_is(wanted, there) for wanted, there in pairs):
+            return True
+    return _instances(asked) == _instances(reported)
+
+
+def described(groups: Sequence[Group]) -> str:
+    """Groups for people, such as `2 x GPU 0, 2 x GPU 1`."""
+    parts = []
+    for group in groups:
+        kind = Group.Kind.Name(group.kind).removeprefix("KIND_")
+        where = [f"{kind} {gpu}" for gpu in group.gpus] or [kind]
+        parts += [f"{max(group.count, 1)} x {one}" for one in where]
+    return ", ".join(parts) or "none"
+
+
+def _is(asked: Group, reported: Group) -> bool:
+    kind = Group.KIND_GPU if asked.kind == Group.KIND_AUTO and asked.gpus else asked.kind
+    if kind not in (Group.KIND_AUTO, reported.kind):
+        return False
+    if asked.gpus and sorted(asked.gpus) != sorted(reported.gpus):
+        return False
+    return not asked.count or asked.count == max(reported.count, 1)
+
+
+def _instances(groups: Iterable[Group]) -> Counter[tuple[int, int | None]]:
+    """How many instances there are by kind and GPU."""
+    counts: Counter[tuple[int, int | None]] = Counter()
+    for group in groups:
+        for gpu in group.gpus or [None]:
+            counts[group.kind, gpu] += max(group.count, 1)
+    return counts
+
+
+def _share(count: int, place: Place) -> int:
+    return count // place.count + (place.index < count % place.count)
+
+
+def _check(group: Group, index: int, place: Place) -> None:
+    for gpu in group.gpus:
+        if not 0 <= gpu < place.count:
+            raise InvalidOption(
+                f"instance_group[{index}].gpus",
+                f"there is no GPU {gpu}: the Tritons of this server have {place.count}, which are"
+                f" numbered from 0",
+            )
+
 
 Tensor: TypeAlias = ModelInput | ModelOutput
 Reported: TypeAlias = pb.ModelMetadataResponse.TensorMetadata

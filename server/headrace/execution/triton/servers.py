@@ -2,7 +2,8 @@
 
 All models share the processes, which are started when the first model asks for one. The directory
 that they see is nobody else's, and goes with them: each process has a model repository of its own
-in it, since instance groups differ from one to the other.
+in it, since instance groups differ from one to the other. A model in it is a configuration of its
+own, and links to the model's files.
 
 The processes belong to the event loop. Models are placed on loading threads, which hand over to the
 loop what is about processes, and wait.
@@ -11,6 +12,7 @@ loop what is about processes, and wait.
 import asyncio
 import logging
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -22,31 +24,102 @@ from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from google.protobuf import text_format
+
 from headrace.core.errors import LoadFailed
 from headrace.core.model_spec import LoadSpec
 from headrace.execution.aside import aside
 from headrace.execution.remote.connection import CallFailed
-from headrace.execution.remote.options import Endpoint, RemoteOptions, Url
-from headrace.execution.triton.command import Secret, arguments, environment
-from headrace.execution.triton.groups import as_configured, groups_of
-from headrace.execution.triton.keeping import LOAD_SECS, each, loaded
-from headrace.execution.triton.model_files import (
-    remote_config,
-    remote_name,
-    remove_model,
-    write_model,
-)
+from headrace.execution.remote.options import REMOTE_PARAMETERS, Endpoint, RemoteOptions, Url
+from headrace.execution.triton.drift import as_configured, groups_of
 from headrace.execution.triton.options import (
+    BACKEND,
+    PLATFORM,
+    TRITON_PARAMETERS,
     Place,
     TritonOptions,
     gpu_count,
     places,
 )
-from headrace.execution.triton.visits import Visits
+from headrace.execution.triton.process import Secret, arguments, environment
+from headrace.execution.triton.reconciler import LOAD_SECS, Visits, each, loaded
 from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 if TYPE_CHECKING:
     from headrace.execution.triton.process import TritonProcess
+
+_CONFIG = "config.pbtxt"
+_NOT_LINKED = frozenset({_CONFIG, "configs"})
+# What is read here: of any model, and of one that others run.
+_OWN_PARAMETERS = REMOTE_PARAMETERS | TRITON_PARAMETERS | {
+    "execution", "batching", "split_requests", "traffic", "fail_over", "fail_over_instances",
+    "fail_over_queue_size",
+}  # fmt: skip
+_ODD = re.compile(r"[^A-Za-z0-9._@+-]")
+
+
+def remote_name(model: str, version: int, serial: int) -> str:
+    """What a version is called there. Each load is a model of its own, so that one that is loaded
+    in place of another can be tried while that goes on.
+    """
+    return f"{_ODD.sub('_', model)}.{version}.{serial}"
+
+
+def remote_config(
+    config: ModelConfig, name: str, version: int, groups: Sequence[ModelInstanceGroup]
+) -> ModelConfig:
+    """The configuration of one version for a Triton process with these instance groups.
+
+    All that the model's own says, but what is done here: requests are batched here unless
+    `batching` is off or `forward` is transparent, and would only wait once more there.
+    """
+    result = ModelConfig()
+    result.CopyFrom(config)
+    result.name = name
+    parameters = config.parameters
+    result.backend = parameters[BACKEND].string_value if BACKEND in parameters else ""
+    result.platform = parameters[PLATFORM].string_value if PLATFORM in parameters else ""
+    alone = any(
+        name in parameters and parameters[name].string_value == value
+        for name, value in (("batching", "off"), ("forward", "transparent"))
+    )
+    if not alone and result.WhichOneof("scheduling_choice") == "dynamic_batching":
+        result.ClearField("dynamic_batching")
+    for own in _OWN_PARAMETERS & set(result.parameters):
+        del result.parameters[own]
+    result.ClearField("version_policy")
+    result.version_policy.specific.versions.append(version)
+    result.ClearField("instance_group")
+    result.instance_group.extend(groups)
+    return result
+
+
+def write_model(directory: Path, root: Path, version: int, config: ModelConfig) -> None:
+    """Make a model directory for Triton of the model directory `root`; raises `LoadFailed`.
+
+    Nothing is copied: what a large file holds is there once.
+    """
+    source = Path(os.path.abspath(root))
+    if not (source / str(version)).is_dir():
+        raise LoadFailed(
+            "it has no version directory, in which the files lie that Triton is to load"
+        )
+    try:
+        directory.mkdir(mode=0o700)
+        for entry in os.listdir(source):
+            other = entry.isdecimal() and entry != str(version)
+            if entry not in _NOT_LINKED and not other and not entry.startswith("."):
+                (directory / entry).symlink_to(source / entry)
+        (directory / _CONFIG).write_text(text_format.MessageToString(config), encoding="utf-8")
+    except OSError as error:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise LoadFailed(f"its directory for Triton cannot be written: {error.strerror}") from error
+
+
+def remove_model(directory: Path) -> None:
+    """Remove a directory that `write_model` has made; the links, not what they lead to."""
+    shutil.rmtree(directory, ignore_errors=True)
+
 
 log = logging.getLogger(__name__)
 
@@ -231,7 +304,7 @@ def _models(directory: Path, place: Place) -> Path:
 
 
 class PlacedModel:
-    """One version of a model in Tritons of this server; `headrace.execution.triton.keeping.Keeper`.
+    """One version of a model in Tritons of this server; a `Keeper` of it.
 
     `options` are how it is reached.
     """

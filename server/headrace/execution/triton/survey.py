@@ -12,7 +12,7 @@ from headrace.core.errors import LoadFailed
 from headrace.execution.remote.connection import CallFailed
 from headrace.execution.remote.options import Endpoint, RemoteOptions
 from headrace.execution.triton.drift import Difference, differences
-from headrace.execution.triton.visits import Visits
+from headrace.execution.triton.reconciler import Visits
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 _AT_ONCE = 16

@@ -1,6 +1,6 @@
 """For how long something counts as silent."""
 
-from headrace.execution.progress import Pulse
+from headrace.core.limits import Pulse
 
 
 def test_a_worker_that_counts_is_never_silent() -> None:

@@ -21,14 +21,14 @@ from typing import Protocol
 
 from headrace.core.call import Call
 from headrace.core.errors import RepositoryError
+from headrace.core.limits import ABANDONED_SECS, Pulse
 from headrace.core.signature import Signature
 from headrace.execution.choice import InstanceKind
 from headrace.execution.conversation import Conversation, Slot
 from headrace.execution.host import Host
-from headrace.execution.progress import ABANDONED_SECS, Pulse
+from headrace.execution.python_options import Ways
 from headrace.execution.starting import start_aside
-from headrace.execution.worker import NoResources, WorkerProcess
-from headrace.execution.worker_spec import Ways
+from headrace.execution.worker_process import NoResources, WorkerProcess
 from headrace.observability.statistics import EndKind, WorkerCounters
 from headrace.scheduling.batch import Answer, Batch, Instance, NotStarted, Outcome
 from headrace.workers.elements import Buffer

@@ -10,9 +10,8 @@ import pytest
 from headrace.core.errors import ExecutionFailed
 from headrace.execution.remote.connection import CallFailed, RemoteDescription
 from headrace.execution.remote.options import Endpoint, RemoteOptions
-from headrace.execution.triton.keeping import RepositoryKeeper
-from headrace.execution.triton.uses import Uses
-from headrace.execution.triton.visits import Visits
+from headrace.execution.triton.late import LoadCounts
+from headrace.execution.triton.reconciler import RepositoryKeeper, Visits
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.remote_status import Failure, Fate
 
@@ -56,7 +55,7 @@ class Visit(Visits):
 
 @pytest.mark.parametrize("used", [False, True], ids=["nobody else", "somebody else"])
 def test_a_model_that_is_given_back_while_it_loads(used: bool) -> None:
-    server, uses = Server(), Uses()
+    server, uses = Server(), LoadCounts()
     keeper = RepositoryKeeper(Visit(server), [], uses)
     if used:
         uses.take(("m", ENDPOINT))

@@ -7,9 +7,8 @@ import pytest
 
 from headrace.core.errors import ServerError
 from headrace.execution.placement import Surroundings
-from headrace.execution.recycling import recycle_reason, retry_delay
-from headrace.execution.supervision import WorkerSet
-from headrace.execution.worker_options import WorkerOptions
+from headrace.execution.python_options import WorkerOptions
+from headrace.execution.worker_set import WorkerSet, recycle_reason, retry_delay
 from headrace.observability.statistics import RecycleReason
 from tests.scheduling.fakes import signature
 

@@ -1,0 +1,328 @@
+"""Other servers kept as a model's configuration wants them: loaded, and loaded again when lost.
+
+`DesiredState` is what a configuration asks for. A keeper has one server load the model, and unload
+it in the end; it blocks and is for threads that may wait. `Reconciler` and `DriftWatch` have that
+done from the event loop while the model is served.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from threading import Lock
+from time import monotonic
+from typing import Protocol
+
+from google.protobuf import json_format
+
+from headrace.core.errors import LoadFailed
+from headrace.execution.aside import aside
+from headrace.execution.remote.connection import CallFailed, RemoteDescription, Visit
+from headrace.execution.remote.dialects import Dialects
+from headrace.execution.remote.options import Endpoint, RemoteOptions
+from headrace.execution.triton.drift import Difference, agree, described
+from headrace.execution.triton.late import LoadCounts
+from headrace.execution.triton.options import ControlOptions
+from headrace.wire.documents import to_json
+from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from headrace.wire.remote_status import Fate
+
+
+class Visits:
+    """Those for one model, called `model` here; for several threads at a time."""
+
+    def __init__(self, options: RemoteOptions, model: str) -> None:
+        self.options = options
+        self.model = model
+
+    def to(self, endpoint: Endpoint) -> AbstractContextManager[Visit]:
+        """A connection for as long as `with` lasts."""
+        # A dialect is for one thread at a time, and that of the pool is the event loop's.
+        return Dialects(self.options, self.model).of(endpoint).visit(endpoint)
+
+
+log = logging.getLogger(__name__)
+
+_ASK_SECS = 10.0
+LOAD_SECS = 900.0  # that loading may take where nobody has set a limit
+_AT_ONCE = 16  # servers that are asked at a time
+
+
+class Keeper(Protocol):
+    """Has servers serve one model; each method blocks."""
+
+    def ensure(self, endpoint: Endpoint, seconds: float) -> None:
+        """Have one server serve it as wanted; raises `LoadFailed`."""
+
+    def release(self) -> None:
+        """It is not needed any more."""
+
+
+class RepositoryKeeper:
+    """Has servers that others have started load a model, with the instance groups wanted.
+
+    What else its configuration says is theirs. Empty `groups` are whatever the servers have.
+    """
+
+    def __init__(
+        self,
+        visits: Visits,
+        groups: Sequence[ModelInstanceGroup],
+        uses: LoadCounts | None,
+    ) -> None:
+        """`uses` is None if the model stays loaded at the end."""
+        self._visit = visits.to
+        self._model = visits.options.model
+        self._groups = list(groups)
+        self._uses = uses
+        self._lock = Lock()
+        self._taken: set[Endpoint] = set()
+        self._released = False
+
+    def ensure(self, endpoint: Endpoint, seconds: float) -> None:
+        """Have one server serve it as wanted; raises `LoadFailed`."""
+        self._take(endpoint)
+        with self._visit(endpoint) as connection:
+            try:
+                self._ensure(connection, endpoint, seconds)
+            except CallFailed as failed:
+                raise LoadFailed(f"{endpoint.name}: {failed.text}") from None
+        if self._uses is not None and self._is_released():  # meanwhile
+            self._uses.take((self._model, endpoint))
+            self._give_back([endpoint])
+
+    def release(self) -> None:
+        """Have the servers unload it, if that is wanted and nobody here needs it any more."""
+        with self._lock:
+            self._released = True
+            taken, self._taken = self._taken, set()
+        self._give_back(taken)
+
+    def _is_released(self) -> bool:
+        with self._lock:
+            return self._released
+
+    def _give_back(self, taken: Iterable[Endpoint]) -> None:
+        uses = self._uses
+        if uses is None:
+            return
+        last = [endpoint for endpoint in taken if uses.give_back((self._model, endpoint))]
+        for problem in each(last, self._unload):
+            log.warning("model %s is not unloaded: %s", self._model, problem)
+
+    def _take(self, endpoint: Endpoint) -> None:
+        with self._lock:
+            if self._released:
+                raise LoadFailed("it is being unloaded")
+            if self._uses is not None and endpoint not in self._taken:
+                self._uses.take((self._model, endpoint))
+                self._taken.add(endpoint)
+
+    def _unload(self, endpoint: Endpoint) -> None:
+        with self._visit(endpoint) as connection:
+            try:
+                connection.unload(_ASK_SECS)
+            except CallFailed as failed:
+                raise LoadFailed(f"{endpoint.name}: {failed.text}") from None
+
+    def _ensure(self, connection: Visit, endpoint: Endpoint, seconds: float) -> None:
+        deadline = monotonic() + seconds
+        said = loaded(connection)
+        if said is None:
+            connection.load("", seconds)
+            said = loaded(connection)
+        config = None if said is None else said.config
+        if config is None or agree(self._groups, config.instance_group):
+            return
+        log.info(
+            "%s: model %s is loaded again with %s, in place of %s", endpoint.name, self._model,
+            described(self._groups), described(config.instance_group),
+        )  # fmt: skip
+        config.ClearField("instance_group")
+        config.instance_group.extend(self._groups)
+        connection.load(json.dumps(to_json(config)), max(deadline - monotonic(), 1.0))
+
+
+def load_everywhere(
+    keeper: Keeper, model: str, endpoints: Sequence[Endpoint], deadline: float
+) -> None:
+    """Have all servers that can be reached serve a model; raises `LoadFailed` if none does.
+
+    The others are asked again by health checks.
+    """
+    seconds = max(min(deadline - monotonic(), LOAD_SECS), 1.0)
+    problems = each(endpoints, lambda endpoint: keeper.ensure(endpoint, seconds))
+    if len(problems) < len(endpoints):
+        for problem in problems:
+            log.warning("model %s is not loaded by a server: %s", model, problem)
+        return
+    keeper.release()
+    what = f"no server loads model '{model}'"
+    raise LoadFailed(f"{what}: {'; '.join(map(str, problems))}", what)
+
+
+def loaded(connection: Visit) -> RemoteDescription | None:
+    """What a server says of a model that is loaded; None if it is not.
+
+    Raises `CallFailed` if the server cannot be asked.
+    """
+    try:
+        return connection.describe(_ASK_SECS)
+    except CallFailed as failed:
+        if failed.failure.fate in (Fate.UNSENT, Fate.UNCERTAIN, Fate.LATE):
+            raise
+        return None
+
+
+def each(endpoints: Iterable[Endpoint], work: Callable[[Endpoint], None]) -> list[LoadFailed]:
+    """Do something with several servers at once; what was raised."""
+
+    def attempt(endpoint: Endpoint) -> LoadFailed | None:
+        try:
+            work(endpoint)
+        except LoadFailed as error:
+            return error
+        return None
+
+    found = list(endpoints)
+    if not found:
+        return []
+    with ThreadPoolExecutor(min(len(found), _AT_ONCE), "remote") as pool:
+        return [problem for problem in pool.map(attempt, found) if problem is not None]
+
+
+Renumbered = Callable[[Endpoint, Sequence[ModelInstanceGroup]], Sequence[ModelInstanceGroup]]
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredState:
+    """What a configuration asks for, as it is written, and what has the servers do it.
+
+    `keeper` is None where they have the model of themselves. `renumbered`, where it is there, says
+    which GPUs of the configuration a server's are.
+    """
+
+    config: ModelConfig
+    control: ControlOptions
+    keeper: Keeper | None = None
+    renumbered: Renumbered | None = None
+
+    def groups(self, endpoint: Endpoint, reported: ModelConfig) -> Sequence[ModelInstanceGroup]:
+        """The instance groups that a server reports, as a configuration would ask for them."""
+        found = list(reported.instance_group)
+        return found if self.renumbered is None else self.renumbered(endpoint, found)
+
+
+def asked_of(config: str) -> ModelConfig:
+    """The configuration that a `LoadSpec` carries as JSON."""
+    result: ModelConfig = json_format.ParseDict(json.loads(config), ModelConfig())
+    return result
+
+
+_FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 1.0, 60.0
+
+
+class Reconciler:
+    """Has one server serve the model again when it is found that it does not.
+
+    An attempt that fails is not repeated before a time that doubles from one to the next.
+    """
+
+    def __init__(self, keeper: Keeper, endpoint: Endpoint) -> None:
+        self._keeper = keeper
+        self._endpoint = endpoint
+        self._failures = 0
+        self._not_before = 0.0
+        self._problem = ""
+
+    async def mend(self) -> str:
+        """Why the server still does not serve it; empty if it does."""
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._not_before:
+            return self._problem
+        try:
+            await aside(
+                lambda: self._keeper.ensure(self._endpoint, LOAD_SECS),
+                f"load on {self._endpoint.name}",
+            )
+        except LoadFailed as error:
+            pause = min(_FIRST_PAUSE_SECS * 2.0 ** min(self._failures, 16), _LONGEST_PAUSE_SECS)
+            self._failures += 1
+            self._not_before = loop.time() + pause
+            self._problem = str(error)
+            return self._problem
+        self._failures = 0
+        self._not_before = 0.0
+        return ""
+
+
+class DriftWatch:
+    """Looks now and then whether the servers of a model have it as it was asked for.
+
+    `look` asks one of them, blocks, and raises `LoadFailed` if that one does not answer. `mend`,
+    where there is one, has it serve as it was asked for again.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        interval: float,
+        endpoints: Callable[[], Sequence[Endpoint]],
+        look: Callable[[Endpoint], Sequence[Difference]],
+        keeper: Keeper | None,
+    ) -> None:
+        self._model = model
+        self._interval = interval
+        self._endpoints = endpoints
+        self._look = look
+        self._keeper = keeper
+        self._found: dict[Endpoint, Sequence[Difference]] = {}
+        self._task: asyncio.Task[None] | None = None
+        if interval:
+            self._task = asyncio.get_running_loop().create_task(self._watch())
+
+    def count(self, endpoint: Endpoint) -> int:
+        """How many differences a server had when it was last looked at."""
+        return len(self._found.get(endpoint, ()))
+
+    def note(self, endpoint: Endpoint, found: Sequence[Difference]) -> None:
+        """Know what a server's differences are, and tell if they are others than before."""
+        found = tuple(found)
+        if found != self._found.get(endpoint, ()):
+            texts = "; ".join(map(str, found))
+            level = logging.WARNING if found else logging.INFO
+            log.log(level, "model %s: server %s has it %s", self._model, endpoint.name,
+                    f"otherwise than asked for: {texts}" if found else "as asked for again",
+                    extra={"model": self._model})  # fmt: skip
+        self._found[endpoint] = found
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval)
+            endpoints = self._endpoints()
+            self._found = {one: found for one, found in self._found.items() if one in endpoints}
+            for endpoint in endpoints:
+                await self._check(endpoint)
+
+    async def _check(self, endpoint: Endpoint) -> None:
+        keeper = self._keeper
+        try:
+            found = await aside(lambda: self._look(endpoint), f"look at {endpoint.name}")
+            if found and keeper is not None:
+                await aside(lambda: keeper.ensure(endpoint, LOAD_SECS), f"load on {endpoint.name}")
+                found = await aside(lambda: self._look(endpoint), f"look at {endpoint.name}")
+        except LoadFailed as error:
+            log.debug("model %s: server %s: %s", self._model, endpoint.name, error)
+            return
+        except Exception:
+            log.exception("bug while looking at the servers of model %s", self._model)
+            return
+        self.note(endpoint, found)
