@@ -10,12 +10,10 @@ import uvloop
 
 from headrace.core.errors import PayloadTooLarge
 from headrace.core.tensors import Buffer
-from headrace.execution.remote.grpc_channel import Channel, UnaryCall
-from headrace.execution.remote.grpc_link import Link
+from headrace.execution.remote.grpc_channel import Channel, ChannelConnection, UnaryCall
 from headrace.execution.remote.options import Endpoint
-from headrace.wire.grpc_call import End, Reason
-from headrace.wire.http2.budget import Limits
-from headrace.wire.http2.protocol import ErrorCode, goaway
+from headrace.wire.grpc import End, Reason
+from headrace.wire.http2.protocol import ErrorCode, Limits, goaway
 from tests.wire.http2.peer import Server
 from tests.wire.http2.server_peer import HEAD
 
@@ -239,7 +237,7 @@ async def test_a_deadline(service: Service, made: Made) -> None:
     long, call = made.begin(seconds=20.0), made.begin(seconds=0.05)
     assert (await made.failure(call)).reason is Reason.LATE
     await service.until(lambda: service.calls == 1)
-    assert not long.over
+    assert not long.finished
     # Nothing was heard of that connection; the next call goes over another one.
     await made.echo(b"x")
     assert len(service.peers) == 2
@@ -332,7 +330,7 @@ async def test_what_waits_when_a_connection_is_lost(service: Service, made: Made
     service.peers[0].transport.abort()
     await service.until(lambda: len(service.peers) == 7)
     await service.until(lambda: service.calls == 8)
-    assert sum(call.over for call in calls) == 1
+    assert sum(call.finished for call in calls) == 1
 
 
 def test_frames_for_a_connection_that_is_gone() -> None:
@@ -344,14 +342,14 @@ def test_frames_for_a_connection_that_is_gone() -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: problems.append(context))
         gone = asyncio.Event()
-        link: Link
+        link: ChannelConnection
 
-        def lost(link: Link) -> None:
+        def lost(link: ChannelConnection) -> None:
             link.http2.sender.ping(b"12345678")
             gone.set()
 
         _, link = await loop.create_connection(
-            lambda: Link(loop, memoryview(bytearray(1 << 16)), lambda: None, lost),
+            lambda: ChannelConnection(loop, memoryview(bytearray(1 << 16)), lambda: None, lost),
             "127.0.0.1", service.port,
         )  # fmt: skip
         await link.greeted

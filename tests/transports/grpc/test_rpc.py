@@ -1,15 +1,12 @@
 """One call of the native transport."""
 
-import asyncio
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 import uvloop
 
 from headrace.engine.admission import Admission
-from headrace.transports.grpc.native.head import CallHead
-from headrace.transports.grpc.native.rpc import Rpc
+from headrace.transports.grpc.native.connection import GrpcConnection, Rpc, RpcHead, ServerContext
+from headrace.transports.grpc.options import GrpcOptions
+from headrace.wire.http2.protocol import Limits
 
 
 @pytest.mark.parametrize(
@@ -20,11 +17,11 @@ def test_how_long_its_client_waits(timeout: float | None, least: float, most: fl
     """Also one that hardly does: a timer of uvloop's is another thing then."""
 
     async def scenario() -> float:
-        host = SimpleNamespace(loop=asyncio.get_running_loop(), access_log=False)
-        link: Any = SimpleNamespace(host=host, account=Admission(0, 0))
-        head = CallHead("/any.Service/Any")
+        admission = Admission(0, 0)
+        context = ServerContext({}, {}, admission, 1, False, GrpcOptions(), Limits())
+        fields = [(b":path", b"/any.Service/Any"), (b":method", b"POST")]
+        head = RpcHead(fields, context, GrpcConnection(context))
         head.timeout = timeout
-        head.link = link
         call = Rpc(head, 1)
         call.finished = True  # which its timer is to see
         return call.remaining()

@@ -6,10 +6,9 @@ from struct import pack, unpack
 
 from hpack import Decoder, Encoder
 
-from headrace.transports.grpc.native.head import read_head
-from headrace.wire.http2.block_reader import Headers
-from headrace.wire.http2.budget import Limits
-from headrace.wire.http2.client_connection import ClientConnection
+from headrace.wire.grpc import CallHead
+from headrace.wire.http2.connection import ClientConnection, ServerConnection
+from headrace.wire.http2.headers import Headers, RepeatedFields
 from headrace.wire.http2.keep_alive import KeepAlive
 from headrace.wire.http2.protocol import (
     ACK,
@@ -26,10 +25,10 @@ from headrace.wire.http2.protocol import (
     SETTINGS,
     WINDOW_UPDATE,
     ErrorCode,
+    Limits,
     Setting,
 )
-from headrace.wire.http2.server_connection import OK_FIELDS, ServerConnection
-from headrace.wire.http2.stream import Stream
+from headrace.wire.http2.streams import OK_FIELDS, Stream
 
 REQUEST = [
     (":method", "POST"),
@@ -39,7 +38,13 @@ REQUEST = [
     ("te", "trailers"),
     ("content-type", "application/grpc"),
 ]
-RESPONSE_HEAD = [(b"content-type", b"application/grpc"), (b"grpc-accept-encoding", b"gzip")]
+RESPONSE_HEAD = RepeatedFields(
+    [
+        (b":status", b"200"),
+        (b"content-type", b"application/grpc"),
+        (b"grpc-accept-encoding", b"gzip"),
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +118,10 @@ class Kept(Stream):
     def respond(self, data: bytes) -> None:
         """Head, data and good trailers."""
         sender = self.server.connection.sender
-        sender.head(self)
+        sender.head(self, RESPONSE_HEAD)
         if data:
             sender.data(self, [data], len(data))
-        sender.trailers(self, OK_FIELDS)
+        sender.finish(self, OK_FIELDS)
         if self.local_closed:
             self.server.connection.streams.sent_all(self)
 
@@ -204,7 +209,7 @@ class Server(Bench):
 
     def _interpret(self, headers: Headers) -> _Head:
         self.interpreted += 1
-        return _Head(self, dict(headers), read_head(headers).content_length)
+        return _Head(self, dict(headers), CallHead(headers).content_length)
 
     def headers(self, frame: Frame) -> list[tuple[str, str]]:
         """The fields of a HEADERS frame; frames have to be asked for in order."""

@@ -4,21 +4,20 @@ from collections.abc import Sequence
 from math import inf
 
 from headrace.core.tensors import Buffer
-from headrace.wire.grpc_call import ClientCall, End
-from headrace.wire.grpc_response import ResponseBlock
-from headrace.wire.http2.budget import Limits
-from headrace.wire.http2.client_connection import ClientConnection
+from headrace.wire.grpc import ClientCall, End, ResponseBlock
+from headrace.wire.http2.connection import ClientConnection
+from headrace.wire.http2.headers import RepeatedFields
 from headrace.wire.http2.protocol import (
     DATA,
     END_HEADERS,
     END_STREAM,
     HEADERS,
     PREFACE,
+    Limits,
 )
-from headrace.wire.http2.request_blocks import RequestHead
 from tests.wire.http2.peer import Bench, Frame, build, settings, settings_ack
 
-HEAD = RequestHead(
+HEAD = RepeatedFields(
     [
         (b":method", b"POST"),
         (b":scheme", b"http"),
@@ -42,7 +41,7 @@ class KeptCall(ClientCall):
         self.messages: list[bytes] = []
         self.ends: list[End | None] = []
 
-    def received(self, data: Buffer) -> None:
+    def message(self, data: Buffer) -> None:
         """Keep."""
         assert not self.ends
         self.messages.append(bytes(data))
@@ -85,7 +84,7 @@ class Client(Bench):
         """Begin a call with any number of messages."""
         call = KeptCall()
         call.begin(self.connection)
-        self.connection.sender.open(call, HEAD, b"")
+        self.connection.sender.head(call, HEAD)
         return call
 
     def output(self, limit: int = 1 << 30) -> bytes:

@@ -2,9 +2,8 @@
 
 from hpack import Encoder
 
-from headrace.wire.http2.block_reader import BlockReader, Headers
+from headrace.wire.http2.headers import BlockReader, Headers, literal
 from headrace.wire.http2.protocol import TIMING_FIELD
-from headrace.wire.http2.response_headers import literal
 
 LIMIT = 1 << 16
 

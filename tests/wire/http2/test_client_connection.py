@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.wire.grpc_call import Reason
-from headrace.wire.http2.budget import Limits
+from headrace.wire.grpc import Reason
 from headrace.wire.http2.protocol import (
     ACK,
     CONTINUATION,
@@ -26,6 +25,7 @@ from headrace.wire.http2.protocol import (
     SETTINGS,
     WINDOW_UPDATE,
     ErrorCode,
+    Limits,
     Setting,
 )
 from tests.wire.http2.peer import Server, build, rst, settings, window_update
@@ -110,7 +110,7 @@ def test_with_our_own_server(sizes: list[int], window: int, piece: int) -> None:
         out = server.output()
         for start in range(0, len(out), piece):
             client.feed(out[start : start + piece])
-        if calls and all(call.over for call in calls):
+        if calls and all(call.finished for call in calls):
             break
     assert [call.messages for call in calls] == [[bytes(size)] for size in sizes]
     assert [call.ends for call in calls] == [[None]] * len(sizes)

@@ -4,7 +4,6 @@ import random
 
 import pytest
 
-from headrace.wire.http2.budget import Limits
 from headrace.wire.http2.protocol import (
     CONTINUATION,
     DATA,
@@ -17,6 +16,7 @@ from headrace.wire.http2.protocol import (
     RST_STREAM,
     SETTINGS,
     WINDOW_UPDATE,
+    Limits,
     Setting,
 )
 from tests.wire.http2.peer import build, padded, settings
@@ -105,7 +105,7 @@ def test_frames_with_mistakes(seed: int) -> None:
             if client.connection.closing:
                 break
         client.connection.lost()
-        assert all(call.over for call in calls)
+        assert all(call.finished for call in calls)
         assert all(len(call.ends) <= 1 for call in calls)
         assert client.connection.sender.queued == 0
         ended += client.connection.failure != ""

@@ -11,7 +11,7 @@ import h2.settings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.wire.http2.budget import Limits
+from headrace.wire.http2.protocol import Limits
 from tests.wire.http2.server_peer import GOOD, OK, Client, KeptCall
 
 Code = h2.settings.SettingCodes
@@ -110,7 +110,7 @@ def test_calls(seed: int) -> None:
             calls.append(client.call(wanted[len(calls)]))
         server.turn()
         server.open_windows()
-        if len(calls) == len(wanted) and all(call.over for call in calls):
+        if len(calls) == len(wanted) and all(call.finished for call in calls):
             break
     assert [call.messages for call in calls] == [[data] for data in wanted]
     assert [call.ends for call in calls] == [[None]] * len(wanted)

@@ -4,7 +4,6 @@ from struct import pack
 
 import pytest
 
-from headrace.wire.http2.budget import Limits
 from headrace.wire.http2.protocol import (
     ACK,
     CONTINUATION,
@@ -23,6 +22,7 @@ from headrace.wire.http2.protocol import (
     SETTINGS,
     WINDOW_UPDATE,
     ErrorCode,
+    Limits,
     Setting,
 )
 from tests.wire.http2.peer import (

@@ -5,8 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.wire.http2.budget import Limits
-from headrace.wire.http2.protocol import DATA, END_STREAM, ErrorCode
+from headrace.wire.http2.protocol import DATA, END_STREAM, ErrorCode, Limits
 from tests.wire.http2.peer import REQUEST, Server, build, padded, split_headers, window_update
 
 _LIMITS = Limits(stream_window=4000, connection_window=65_535 + 3000)

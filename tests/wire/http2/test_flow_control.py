@@ -1,6 +1,5 @@
 """Windows both ways, and output that waits for them."""
 
-from headrace.wire.http2.budget import Limits
 from headrace.wire.http2.protocol import (
     DATA,
     END_HEADERS,
@@ -8,10 +7,20 @@ from headrace.wire.http2.protocol import (
     HEADERS,
     WINDOW_UPDATE,
     ErrorCode,
+    Limits,
     Setting,
 )
-from headrace.wire.http2.server_connection import OK_FIELDS
-from tests.wire.http2.peer import REQUEST, Frame, Server, build, rst, settings, window_update
+from headrace.wire.http2.streams import OK_FIELDS
+from tests.wire.http2.peer import (
+    REQUEST,
+    RESPONSE_HEAD,
+    Frame,
+    Server,
+    build,
+    rst,
+    settings,
+    window_update,
+)
 
 SMALL = Limits(stream_window=1000, connection_window=70_000)
 
@@ -192,12 +201,12 @@ def test_output_is_given_in_bounded_portions() -> None:
     server.sent()
     data = bytes(10 << 20)
     sender = server.connection.sender
-    sender.head(stream)
+    sender.head(stream, RESPONSE_HEAD)
     sender.data(stream, [data], len(data))
     assert sum(sizes(server.sent(limit=1 << 20))) == 1 << 20
     assert sender.can_pump
     assert stream.room > 0
-    sender.trailers(stream, OK_FIELDS)
+    sender.finish(stream, OK_FIELDS)
     frames = server.sent()
     assert sum(sizes(frames)) == 9 << 20
     assert frames[-1].ends

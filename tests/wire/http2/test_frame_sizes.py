@@ -4,9 +4,8 @@ from itertools import product
 
 import pytest
 
-from headrace.wire.http2.budget import Limits
 from headrace.wire.http2.connection import Connection
-from headrace.wire.http2.protocol import CONTINUATION, GOAWAY, PREFACE, PUSH_PROMISE
+from headrace.wire.http2.protocol import CONTINUATION, GOAWAY, PREFACE, PUSH_PROMISE, Limits
 from tests.wire.http2.peer import Server, build
 from tests.wire.http2.server_peer import Client
 

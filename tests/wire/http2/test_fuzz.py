@@ -12,7 +12,6 @@ from time import process_time
 import pytest
 from hpack import Encoder
 
-from headrace.wire.http2.budget import Limits
 from headrace.wire.http2.protocol import (
     CONTINUATION,
     DATA,
@@ -26,6 +25,7 @@ from headrace.wire.http2.protocol import (
     RST_STREAM,
     SETTINGS,
     WINDOW_UPDATE,
+    Limits,
 )
 from tests.wire.http2.peer import REQUEST, Server, build, padded, parse, settings
 

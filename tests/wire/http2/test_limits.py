@@ -5,7 +5,6 @@ from struct import pack
 
 import pytest
 
-from headrace.wire.http2.budget import Budget, Limits
 from headrace.wire.http2.protocol import (
     ACK,
     CONTINUATION,
@@ -17,7 +16,9 @@ from headrace.wire.http2.protocol import (
     PING,
     PRIORITY,
     RST_STREAM,
+    Budget,
     ErrorCode,
+    Limits,
     Setting,
 )
 from tests.wire.http2.peer import REQUEST, Server, build, rst, settings, window_update

@@ -10,7 +10,7 @@ from h2.config import H2Configuration
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.wire.http2.budget import Limits
+from headrace.wire.http2.protocol import Limits
 from tests.wire.http2.peer import REQUEST, Received, Server
 
 Code = h2.settings.SettingCodes

@@ -1,4 +1,4 @@
-"""The connections to one server of gRPC, and the calls that wait for one.
+"""Connections to one gRPC server, and the calls that wait for one.
 
 A connection is made when a call needs it, and another one when the server lets no more streams be
 opened on those that are there. A call for which none can be made is told so at once, and for a
@@ -9,6 +9,7 @@ Owned by the event-loop thread.
 """
 
 import asyncio
+import socket
 import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,16 +17,111 @@ from math import inf
 
 from headrace.core.errors import PayloadTooLarge
 from headrace.core.tensors import Buffer
-from headrace.execution.remote.connect_errors import connect_error
-from headrace.execution.remote.grpc_link import Link
+from headrace.execution.remote.connect_errors import CLOSED, PORT, connect_error
 from headrace.execution.remote.options import Endpoint
 from headrace.wire.compression import LARGE
-from headrace.wire.grpc_call import MAX_MESSAGE, ClientCall, End, Reason, unpacked, unreadable
-from headrace.wire.http2.request_blocks import RequestHead
+from headrace.wire.grpc import (
+    MAX_MESSAGE,
+    ClientCall,
+    End,
+    Reason,
+    ResponseBlock,
+    unpacked,
+    unreadable,
+)
+from headrace.wire.http2.asyncio_protocol import Http2Protocol
+from headrace.wire.http2.connection import ClientConnection, ClientStreams
+from headrace.wire.http2.headers import RepeatedFields
+from headrace.wire.http2.protocol import Limits
+
+_BUFFER = 256 << 10  # bytes that are received at once
+_LIMITS = Limits(connection_window=256 << 20)
+# A peer that is gone without a word: data that it does not acknowledge, or probes.
+_SILENCE_SECS = 30
+_PROBE_SECS = 10
+
+
+def receive_buffer() -> memoryview:
+    """Where connections receive. Bytes are here only while they are taken in: a loop needs one."""
+    return memoryview(bytearray(_BUFFER))
+
+
+class ChannelConnection(Http2Protocol):
+    """One connection to a server; `greeted` is done when the server has said that it speaks HTTP/2.
+
+    A peer that is gone without a word is noticed by the system.
+    """
+
+    http2: ClientConnection
+    streams: ClientStreams
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        buffer: memoryview,
+        progressed: Callable[[], None],
+        closed: Callable[["ChannelConnection"], None],
+    ) -> None:
+        """`progressed` is called when something has come or gone, `closed` when there is no
+        connection.
+        """
+        self.greeted: asyncio.Future[None] = loop.create_future()
+        http2 = ClientConnection(ResponseBlock, lambda: loop.call_soon(self.flush), _LIMITS)
+        super().__init__(http2, loop, buffer)
+        self._progressed = progressed
+        self._closed_by = closed
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Greet, and have a dead peer noticed."""
+        super().connection_made(transport)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            _watch(sock)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take in so many bytes."""
+        if not self.http2.settled and bytes(self._buffer[:5]) == b"HTTP/":
+            self.refuse("the server does not speak HTTP/2")
+            return
+        super().buffer_updated(nbytes)
+        if not self.greeted.done() and self.http2.settled and not self.http2.closing:
+            self.greeted.set_result(None)
+        self._progressed()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """End everything that is under way."""
+        http2 = self.http2
+        http2.failure = http2.failure or (connect_error(error) if error else "")
+        if not self.greeted.done():
+            why = http2.failure or http2.said
+            why = f"{why}; {PORT.format('gRPC')}" if why else CLOSED.format("gRPC")
+            self.greeted.set_exception(ConnectionError(why))
+        self._closed_by(self)
+        super().connection_lost(error)
+
+    def flush(self) -> None:
+        """Write what has collected."""
+        if not self._lost:
+            self.streams.written = self.streams.last
+        super().flush()
+        self._progressed()  # a stream that we have ended makes room, too
+
+
+def _watch(sock: socket.socket) -> None:
+    """Have the system see to it that a dead peer is noticed."""
+    for name, value in (
+        ("TCP_KEEPIDLE", _PROBE_SECS),
+        ("TCP_KEEPINTVL", _PROBE_SECS),
+        ("TCP_KEEPCNT", _SILENCE_SECS // _PROBE_SECS),
+        ("TCP_USER_TIMEOUT", _SILENCE_SECS * 1000),
+    ):
+        if hasattr(socket, name):  # not on every system
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
 
 _CONNECT_SECS = 5.0  # for a connection, with TLS and the server's settings
 _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.1, 0.5  # after an attempt that has failed
-_MOST_LINKS = 8
+_MOST_CONNECTIONS = 8
 
 
 class ChannelCall(ClientCall):
@@ -37,7 +133,7 @@ class ChannelCall(ClientCall):
     __slots__ = ("begun", "head", "own", "tries", "urgent")
 
     def __init__(
-        self, head: RequestHead, own: bytes, begun: float, seconds: float, largest: int
+        self, head: RepeatedFields, own: bytes, begun: float, seconds: float, largest: int
     ) -> None:
         """It may take so many `seconds`, 0 for any; `own` are fields beside the head's."""
         super().__init__(begun + seconds if seconds else inf, largest)
@@ -47,7 +143,7 @@ class ChannelCall(ClientCall):
         self.tries = 0
         self.urgent = False
 
-    def launch(self, link: Link) -> None:
+    def launch(self, connection: ChannelConnection) -> None:
         """Begin on a connection that has room."""
         raise NotImplementedError
 
@@ -55,12 +151,12 @@ class ChannelCall(ClientCall):
 class UnaryCall(ChannelCall):
     """A call with one message each way. An answer that takes long to unpack is on a thread then."""
 
-    __slots__ = ("_data", "_encoding_left", "channel", "message", "packed", "size")
+    __slots__ = ("_data", "_encoding_left", "channel", "packed", "pieces", "size")
 
     def __init__(
         self,
         channel: "Channel",
-        head: RequestHead,
+        head: RepeatedFields,
         message: list[Buffer],
         begun: float,
         seconds: float,
@@ -70,7 +166,7 @@ class UnaryCall(ChannelCall):
         """`message` is compressed if it is `packed`. Raises `PayloadTooLarge`."""
         super().__init__(head, own, begun, seconds, channel.largest)
         self.channel = channel
-        self.message = message
+        self.pieces = message
         self.size = len(message[0]) if len(message) == 1 else sum(map(len, message))
         if self.size > MAX_MESSAGE:
             raise PayloadTooLarge(f"{self.size} bytes do not fit into a message of gRPC")
@@ -82,26 +178,26 @@ class UnaryCall(ChannelCall):
         """The answer, or how the call has failed instead."""
         raise NotImplementedError
 
-    def launch(self, link: Link) -> None:
+    def launch(self, connection: ChannelConnection) -> None:
         """Send it all."""
-        http2 = link.http2
+        http2 = connection.http2
         self.begin(http2)
-        http2.sender.request(self, self.head, self.own, self.message, self.size, self.packed)
+        http2.sender.request(self, self.head, self.own, self.pieces, self.size, self.packed)
 
-    def received(self, data: Buffer) -> None:
+    def message(self, data: Buffer) -> None:
         """Keep the one message until the status is here."""
         if self._data is not None:
             self.break_off(End(Reason.BROKEN, 13, "there is more than one answer"))
             return
         self._data = data
 
-    def received_packed(self, data: bytes, encoding: str) -> None:
+    def message_packed(self, data: bytes, encoding: str) -> None:
         """Keep one that is large as it is."""
         if len(data) <= LARGE:
-            super().received_packed(data, encoding)
+            super().message_packed(data, encoding)
         else:
             self._encoding_left = encoding
-            self.received(data)
+            self.message(data)
 
     def cancel(self) -> None:
         """End the call, and tell nothing."""
@@ -117,7 +213,7 @@ class UnaryCall(ChannelCall):
             elif self._encoding_left:
                 loop = asyncio.get_running_loop()
                 work = loop.run_in_executor(
-                    None, unpacked, bytes(data), self._encoding_left, self.largest
+                    None, unpacked, bytes(data), self._encoding_left, self.most
                 )
                 work.add_done_callback(self._unpacked)
                 return
@@ -159,8 +255,8 @@ class Channel:
         self._context = context
         self._buffer = buffer
         self._loop = asyncio.get_running_loop()
-        self._links: list[Link] = []
-        self._current: Link | None = None
+        self._connections: list[ChannelConnection] = []
+        self._current: ChannelConnection | None = None
         self._waiting: deque[ChannelCall] = deque()
         self._connecting: asyncio.Task[None] | None = None
         self._pause = _FIRST_PAUSE_SECS
@@ -175,9 +271,9 @@ class Channel:
         """Begin a call, or let it wait for a connection."""
         if call.deadline < self._timer_at:
             self._arm(call.deadline)
-        link = self._current
-        if link is not None and not self._waiting and link.streams.room > 0:
-            call.launch(link)
+        connection = self._current
+        if connection is not None and not self._waiting and connection.streams.room > 0:
+            call.launch(connection)
             return
         self._waiting.append(call)
         self._go_on()
@@ -192,34 +288,34 @@ class Channel:
             await asyncio.wait([self._connecting])
             self._connecting = None
         self._fail_waiting("the connection was closed")
-        for link in list(self._links):
-            link.abort()
+        for connection in list(self._connections):
+            connection.abort()
 
     def _go_on(self) -> None:
         """Begin what waits, as far as there is room."""
         waiting = self._waiting
         while waiting:
-            if waiting[0].over:
+            if waiting[0].finished:
                 waiting.popleft()
                 continue
-            link = self._free()
-            if link is None:
+            connection = self._free()
+            if connection is None:
                 self._connect()
                 return
-            waiting.popleft().launch(link)
+            waiting.popleft().launch(connection)
 
-    def _free(self) -> Link | None:
-        for link in self._links:
-            if link.streams.room > 0:
-                self._current = link
-                return link
+    def _free(self) -> ChannelConnection | None:
+        for connection in self._connections:
+            if connection.streams.room > 0:
+                self._current = connection
+                return connection
         return None
 
     # --- connecting
 
     def _connect(self) -> None:
         usable = self._usable()
-        if self._connecting is not None or usable >= _MOST_LINKS:
+        if self._connecting is not None or usable >= _MOST_CONNECTIONS:
             return
         early = self._loop.time() < self._not_before
         if self._closed or (early and not any(call.urgent for call in self._waiting)):
@@ -229,32 +325,34 @@ class Channel:
         self._connecting = self._loop.create_task(self._attempt())
 
     async def _attempt(self) -> None:
-        endpoint, link = self._endpoint, None
+        endpoint, connection = self._endpoint, None
         try:
             async with asyncio.timeout(_CONNECT_SECS):
-                _, link = await self._loop.create_connection(
-                    lambda: Link(self._loop, self._buffer, self._progressed, self._lost),
+                _, connection = await self._loop.create_connection(
+                    lambda: ChannelConnection(
+                        self._loop, self._buffer, self._progressed, self._lost
+                    ),
                     endpoint.address,
                     endpoint.port,
                     ssl=self._context,
                     server_hostname=None if self._context is None else endpoint.host,
                 )
-                await link.greeted
+                await connection.greeted
         except Exception as error:  # whatever it is, the next attempt may do better
             self._connecting = None
-            if link is not None:
-                link.abort()
+            if connection is not None:
+                connection.abort()
             late = isinstance(error, TimeoutError) and not str(error)
             self._unreachable("it does not answer" if late else connect_error(error))
         except BaseException:
-            if link is not None:
-                link.abort()
+            if connection is not None:
+                connection.abort()
             raise
         else:
             self._connecting = None
             self._pause, self._not_before = _FIRST_PAUSE_SECS, 0.0
-            self._links.append(link)
-            self._current = link
+            self._connections.append(connection)
+            self._current = connection
             self._go_on()
 
     def _unreachable(self, why: str) -> None:
@@ -265,7 +363,7 @@ class Channel:
             self._fail_waiting(why)
 
     def _usable(self) -> int:
-        return sum(not link.streams.leaving for link in self._links)
+        return sum(not connection.streams.leaving for connection in self._connections)
 
     def _fail_waiting(self, why: str) -> None:
         waiting, self._waiting = self._waiting, deque()
@@ -276,11 +374,11 @@ class Channel:
         if self._waiting:
             self._go_on()
 
-    def _lost(self, link: Link) -> None:
-        if link in self._links:
-            self._links.remove(link)
-        if self._current is link:
-            self._current = self._links[-1] if self._links else None
+    def _lost(self, connection: ChannelConnection) -> None:
+        if connection in self._connections:
+            self._connections.remove(connection)
+        if self._current is connection:
+            self._current = self._connections[-1] if self._connections else None
         if self.when_lost is not None:
             self.when_lost()
         if self._waiting:  # for room there, perhaps
@@ -298,15 +396,20 @@ class Channel:
         """End the calls whose deadline has passed, and look again at the next."""
         self._timer, self._timer_at = None, inf
         now = self._loop.time()
-        late = [call for call in self._waiting if call.deadline <= now and not call.over]
-        for link in list(self._links):
-            mute = [c for c in _calls(link) if c.deadline <= now]
+        late = [call for call in self._waiting if call.deadline <= now and not call.finished]
+        for connection in list(self._connections):
+            mute = [c for c in _calls(connection) if c.deadline <= now]
             late += mute
-            if any(link.heard <= call.begun for call in mute):
+            if any(connection.streams.now <= call.begun for call in mute):
                 # It may be dead. What is under way there may wait for it; nothing else will.
-                link.streams.leave()
+                connection.streams.leave()
         following = min(
-            [c.deadline for link in self._links for c in _calls(link) if c.deadline > now]
+            [
+                c.deadline
+                for connection in self._connections
+                for c in _calls(connection)
+                if c.deadline > now
+            ]
             + [c.deadline for c in self._waiting if c.deadline > now],
             default=inf,
         )
@@ -316,5 +419,7 @@ class Channel:
             call.break_off(End(Reason.LATE, 4, "Deadline Exceeded"))
 
 
-def _calls(link: Link) -> Sequence[ChannelCall]:
-    return [stream for stream in link.streams.open.values() if isinstance(stream, ChannelCall)]
+def _calls(connection: ChannelConnection) -> Sequence[ChannelCall]:
+    return [
+        stream for stream in connection.streams.open.values() if isinstance(stream, ChannelCall)
+    ]

@@ -28,15 +28,25 @@ from headrace.execution.remote.connection import (
     nonsense,
     visiting,
 )
-from headrace.execution.remote.grpc_channel import Channel, ChannelCall, UnaryCall
-from headrace.execution.remote.grpc_link import Link, receive_buffer
+from headrace.execution.remote.grpc_channel import (
+    Channel,
+    ChannelCall,
+    ChannelConnection,
+    UnaryCall,
+    receive_buffer,
+)
 from headrace.execution.remote.options import Credentials, Endpoint, RemoteOptions
 from headrace.execution.remote.shared_regions import remove_left_behind
 from headrace.wire.compression import DEFAULT_LEVEL, compress
-from headrace.wire.grpc_call import End, Reason
-from headrace.wire.grpc_response import UNIMPLEMENTED
-from headrace.wire.http2.request_blocks import RequestHead
-from headrace.wire.http2.response_headers import literal
+from headrace.wire.grpc import (
+    UNIMPLEMENTED,
+    End,
+    Reason,
+    request_fields,
+    timeout_field,
+    with_path,
+)
+from headrace.wire.http2.headers import RepeatedFields, literal
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.remote_infer import AnswerReader, RemoteAnswer, RemoteMessages, response_in
 from headrace.wire.remote_status import Failure, Fate, failure_of, late, lost, too_large, unsent
@@ -47,9 +57,7 @@ READY = _SERVICE + b"ModelReady"
 METADATA = _SERVICE + b"ModelMetadata"
 CONFIG = _SERVICE + b"ModelConfig"
 _AGENT = b"headrace"
-_ACCEPTED = b"identity,deflate,gzip"
 _AUTHORIZATION = "authorization"
-_MOST_DIGITS = 99_999_999  # of a time-out
 
 
 class Procedures:
@@ -61,39 +69,31 @@ class Procedures:
     def __init__(
         self, endpoint: Endpoint, credentials: Credentials, packing: str, infer: bytes = INFER
     ) -> None:
-        common = [
-            (b":method", b"POST"),
-            (b":scheme", b"https" if endpoint.secure else b"http"),
-            (b":authority", endpoint.authority.encode()),
-            (b"te", b"trailers"),
-            (b"content-type", b"application/grpc"),
-            (b"user-agent", _AGENT),
-            (b"grpc-accept-encoding", _ACCEPTED),
-        ]
+        common = request_fields(endpoint.secure, endpoint.authority, _AGENT)
         common += [(name.encode(), value.encode()) for name, value in credentials.metadata]
         shown = credentials.authorization.encode()
         own = [*common, (_AUTHORIZATION.encode(), shown)] if shown else common
         self._own = own
-        self.live = _head(own, b"ServerLive")
-        self.load = _head(own, b"RepositoryModelLoad")
-        self.unload = _head(own, b"RepositoryModelUnload")
+        self.live = with_path(own, _SERVICE + b"ServerLive")
+        self.load = with_path(own, _SERVICE + b"RepositoryModelLoad")
+        self.unload = with_path(own, _SERVICE + b"RepositoryModelUnload")
         coded = [(b"grpc-encoding", packing.encode())] if packing else []
-        self._infer = _head_of(own + coded, infer)
-        self._stream = _head(own + coded, b"ModelStreamInfer")
-        self._infer_as = _head_of(common + coded, infer)
-        self._stream_as = _head(common + coded, b"ModelStreamInfer")
+        self._infer = with_path(own + coded, infer)
+        self._stream = with_path(own + coded, _SERVICE + b"ModelStreamInfer")
+        self._infer_as = with_path(common + coded, infer)
+        self._stream_as = with_path(common + coded, _SERVICE + b"ModelStreamInfer")
         self._seconds = 0.0
         self._timeout = b""
 
-    def head(self, path: bytes) -> RequestHead:
+    def head(self, path: bytes) -> RepeatedFields:
         """The head of a call of any procedure."""
-        return _head_of(self._own, path)
+        return with_path(self._own, path)
 
-    def infer(self, headers: Sequence[tuple[str, str]]) -> RequestHead:
+    def infer(self, headers: Sequence[tuple[str, str]]) -> RepeatedFields:
         """The head of a run that has these further headers, which go before our own."""
         return self._infer_as if _shown(headers) else self._infer
 
-    def stream(self, headers: Sequence[tuple[str, str]]) -> RequestHead:
+    def stream(self, headers: Sequence[tuple[str, str]]) -> RepeatedFields:
         """The head of a stream."""
         return self._stream_as if _shown(headers) else self._stream
 
@@ -105,25 +105,6 @@ class Procedures:
             return self._timeout
         fields = [literal(n.encode("latin-1"), v.encode("latin-1", "replace")) for n, v in headers]
         return self._timeout + b"".join(fields)
-
-
-def timeout_field(seconds: float) -> bytes:
-    """`grpc-timeout` as a literal; nothing for 0."""
-    if not seconds:
-        return b""
-    for unit, number in ((b"u", seconds * 1e6), (b"m", seconds * 1e3), (b"S", seconds)):
-        whole = max(round(number), 1)
-        if whole <= _MOST_DIGITS:
-            return literal(b"grpc-timeout", b"%d%s" % (whole, unit))
-    return b""
-
-
-def _head(fields: Sequence[tuple[bytes, bytes]], name: bytes) -> RequestHead:
-    return _head_of(fields, _SERVICE + name)
-
-
-def _head_of(fields: Sequence[tuple[bytes, bytes]], path: bytes) -> RequestHead:
-    return RequestHead([*fields[:2], (b":path", path), *fields[2:]])
 
 
 def _shown(headers: Sequence[tuple[str, str]]) -> bool:
@@ -286,7 +267,7 @@ class GrpcStream(ChannelCall):
         dialect: "GrpcDialect",
         message: list[Buffer],
         receiver: StreamReceiver,
-        head: RequestHead,
+        head: RepeatedFields,
         own: bytes,
         begun: float,
         seconds: float,
@@ -300,18 +281,18 @@ class GrpcStream(ChannelCall):
     def hold(self, held: bool) -> None:
         """Have the server pause, or go on."""
         self.keeps_window = held
-        if not held and self.connection is not None and not self.over:
+        if not held and self.connection is not None and not self.finished:
             self.connection.release(self)
 
-    def launch(self, link: Link) -> None:
+    def launch(self, connection: ChannelConnection) -> None:
         """Send it all."""
-        self.begin(link.http2)
+        self.begin(connection.http2)
         size = sum(map(len, self._message))
-        link.http2.sender.request(
+        connection.http2.sender.request(
             self, self.head, self.own, self._message, size, self._dialect.packed
         )
 
-    def received(self, data: Buffer) -> None:
+    def message(self, data: Buffer) -> None:
         """A response has come."""
         try:
             answer = self._dialect.stream_answer(data)
@@ -468,7 +449,7 @@ class GrpcConnection:
         self._dialect.given(*await self.ask(self.procedures.unload, message, seconds))
 
     async def ask(
-        self, head: RequestHead, message: bytes, seconds: float, packed: bool = False
+        self, head: RepeatedFields, message: bytes, seconds: float, packed: bool = False
     ) -> tuple[Buffer | None, End | None]:
         """The answer to a message, which may be `packed`, or how the call has failed.
 

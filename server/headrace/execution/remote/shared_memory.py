@@ -30,7 +30,7 @@ from headrace.execution.remote.grpc_client import GrpcConnection
 from headrace.execution.remote.options import Endpoint
 from headrace.execution.remote.shared_regions import THRESHOLD, SharedLease, SharedRegions
 from headrace.wire.compression import DEFAULT_LEVEL, compress
-from headrace.wire.grpc_call import End, Reason
+from headrace.wire.grpc import End, Reason
 from headrace.wire.remote_infer import Place, RemoteAnswer, RemoteInput, shared_request
 
 if TYPE_CHECKING:
@@ -191,8 +191,8 @@ class SharedCall(UnaryCall):
         if not unknown:
             return False
         self.renew()
-        self.message = self.dialect.request(self.request)
-        self.size = sum(map(len, self.message))
+        self.pieces = self.dialect.request(self.request)
+        self.size = sum(map(len, self.pieces))
         self.channel.start(self)
         return True
 

@@ -39,7 +39,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 from google.protobuf.message import DecodeError
 
 from headrace.core.tensors import Buffer
-from headrace.wire.grpc_call import End, Reason
+from headrace.wire.grpc import End, Reason
 from headrace.wire.remote_infer import register_request, registered, unregister_request
 
 _NAME = re.compile(r"headrace-[0-9]+-[0-9a-f]{24}")

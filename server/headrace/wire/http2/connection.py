@@ -6,13 +6,25 @@ Priorities are ignored, section 5.3.2. Nothing here raises for what a peer does:
 stream resets it, one of the connection sends GOAWAY and sets `closing`.
 """
 
-from headrace.wire.http2.budget import Limits
-from headrace.wire.http2.data_reader import DataReader
+from collections.abc import Callable
+from struct import Struct
+from typing import Any, Protocol
+
+from headrace.core.tensors import Buffer
+from headrace.wire.http2.headers import (
+    BlockReader,
+    Headers,
+    RepeatedFields,
+    check_trailers,
+    checked_request,
+)
+from headrace.wire.http2.keep_alive import KeepAlive, Strikes
 from headrace.wire.http2.protocol import (
     ACK,
     CONTINUATION,
     DATA,
     DEFAULT_FRAME,
+    DEFAULT_WINDOW,
     END_HEADERS,
     END_STREAM,
     GOAWAY,
@@ -21,29 +33,49 @@ from headrace.wire.http2.protocol import (
     MAX_WINDOW,
     PADDED,
     PING,
+    PREFACE,
     PRIORITISED,
     PRIORITY,
     PUSH_PROMISE,
     RST_STREAM,
     SETTINGS,
+    TIMING_FIELD,
     WINDOW_UPDATE,
     ConnectionFailure,
     ErrorCode,
+    Limits,
     Setting,
     StreamFailure,
+    frame,
     goaway,
+    settings_frame,
     unpack_head,
     unpack_setting,
     unpack_word,
 )
-from headrace.wire.http2.sender import Sender
-from headrace.wire.http2.stream import Stream
-from headrace.wire.http2.streams import Streams
+from headrace.wire.http2.streams import JOINED, OK_TRAILERS, DataReader, Sender, Stream, Streams
 
 _SMALL_UPDATE = 1024  # bytes; WINDOW_UPDATEs of less mean nothing by themselves
 _SETTINGS_COST = 5  # PINGs: each may change the windows of all streams
 _BLOCK_FRAMES = 32  # CONTINUATION frames of one header block
 _FIXED_SIZES = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
+
+_LAST = MAX_WINDOW - 1  # numbers of streams end there, section 5.1.1
+_DRAIN_PING = b"headrace"
+# HEADERS of three bytes, the head of DATA, and the prefix of its gRPC message.
+_pack_start = Struct(">IBI3sIBIBI").pack
+_PREFIX = 5
+# HEADERS up to the number of the stream; the block is one byte, a field's name, and its value.
+_pack_end = Struct(">5sI1s16s").pack
+# Of these, what depends on how many bytes the value has: a short integer in HPACK's form.
+_ENDS = [
+    (
+        Struct(">IB").pack((1 + len(TIMING_FIELD) + 1 + size) << 8 | HEADERS,
+                           END_HEADERS | END_STREAM),
+        TIMING_FIELD + bytes((size,)),
+    )
+    for size in range(127)
+]  # fmt: skip
 
 
 class Connection:
@@ -51,15 +83,28 @@ class Connection:
 
     # Whether a GOAWAY means nothing to us, and need not be here as a whole.
     skips_goaway = False
+    says_first = b""  # before its settings
 
-    def __init__(self, sender: Sender, streams: Streams, limits: Limits, preface: bytes) -> None:
-        """`preface` is what the peer's first bytes have to be, before its SETTINGS."""
+    def __init__(
+        self,
+        sender: Sender,
+        streams: Streams,
+        interpret: Callable[[Headers], Any],
+        limits: Limits,
+        preface: bytes = b"",
+        passed_over: bytes = b"",
+    ) -> None:
+        """`preface` is what the peer's first bytes have to be, before its SETTINGS.
+
+        `interpret` and `passed_over` are those of `BlockReader`.
+        """
         self.limits = limits
+        self.sender = sender
         self.streams = streams
         self.data = DataReader(streams, sender, limits)
         self.settled = False  # the peer's preface and settings are here
         self.failure = ""  # why we ended it, if we did
-        self._sender = sender
+        self._blocks = BlockReader(interpret, limits.header_list, passed_over)
         self._preface = preface  # what of it is still to come
         self._failed = False
         self._awaited = 0  # the stream whose header block is unfinished, else 0
@@ -165,6 +210,17 @@ class Connection:
             data.credit_connection()
         return position
 
+    def start(self) -> None:
+        """Send our preface, section 3.4."""
+        limits, own = self.limits, self._own_settings()
+        own |= {
+            Setting.INITIAL_WINDOW_SIZE: limits.stream_window,
+            Setting.MAX_FRAME_SIZE: limits.frame,
+            Setting.MAX_HEADER_LIST_SIZE: limits.header_list,
+        }
+        self.sender.send(self.says_first + settings_frame(own))
+        self.sender.give_window(0, limits.connection_window - DEFAULT_WINDOW)
+
     def lost(self) -> None:
         """The connection is no more."""
         self._failed = True
@@ -174,7 +230,7 @@ class Connection:
         """End the connection with an error, section 5.4.1."""
         if not self._failed:
             self.failure = f"{code.name}: {text}"
-            self._sender.send(goaway(self._opened(), code, text))
+            self.sender.send(goaway(self._opened(), code, text))
             self.lost()
 
     def release(self, stream: Stream) -> None:
@@ -184,7 +240,7 @@ class Connection:
 
     def pump(self, limit: int) -> None:
         """Let the sender send what waits, about `limit` bytes."""
-        for stream in self._sender.pump(limit):
+        for stream in self.sender.pump(limit):
             self.streams.sent_all(stream)
 
     # --- frames
@@ -299,7 +355,7 @@ class Connection:
         if not number:
             if not increment:
                 raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
-            self._sender.widen(increment)
+            self.sender.widen(increment)
             return
         stream = streams.open.get(number)
         if stream is None:
@@ -310,7 +366,7 @@ class Connection:
             streams.fail(stream, ErrorCode.PROTOCOL_ERROR)
         else:
             try:
-                self._sender.widen_stream(stream, increment)
+                self.sender.widen_stream(stream, increment)
             except StreamFailure as failure:
                 streams.fail(stream, failure.code)
 
@@ -322,7 +378,7 @@ class Connection:
             self._on_ping(payload)
 
     def _on_ping(self, payload: bytes) -> None:
-        self._sender.answer_ping(payload)
+        self.sender.send(frame(PING, ACK, 0, payload))
 
     def _on_pong(self, payload: bytes) -> None:
         """A PING of ours was answered."""
@@ -332,6 +388,10 @@ class Connection:
 
     def _opened(self) -> int:
         """The last stream that the peer has opened."""
+        return 0
+
+    def _own_settings(self) -> dict[Setting, int]:
+        """Settings that only this side has."""
         raise NotImplementedError
 
     def _settings(self, flags: int, view: memoryview, start: int, stop: int) -> None:
@@ -348,10 +408,10 @@ class Connection:
         values = dict(unpack_setting(view, position) for position in range(start, stop, 6))
         for name, value in values.items():
             self._setting(name, value)
-        self._sender.acknowledge_settings()
+        self.sender.send(frame(SETTINGS, ACK, 0))
 
     def _setting(self, name: int, value: int) -> None:
-        sender = self._sender
+        sender = self.sender
         if name == Setting.INITIAL_WINDOW_SIZE:
             if value > MAX_WINDOW:
                 raise ConnectionFailure(ErrorCode.FLOW_CONTROL_ERROR, "initial window too large")
@@ -366,7 +426,7 @@ class Connection:
                 raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "bad maximum frame size")
             sender.frame = value
         elif name == Setting.HEADER_TABLE_SIZE:
-            sender.table.limit_table(value)
+            sender.blocks.limit_table(value)
         elif name == Setting.ENABLE_PUSH and value > 1:
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "bad value of ENABLE_PUSH")
 
@@ -374,3 +434,344 @@ class Connection:
 def _on_connection(number: int) -> None:
     if number:
         raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"frame on stream {number}, not on 0")
+
+
+class Head(Protocol):
+    """What the head of a request was understood as; shared by all requests with the same block."""
+
+    @property
+    def kind(self) -> Callable[[Any, int], Stream]:
+        """Makes the stream that such a request begins, of this head and the stream's number.
+
+        The stream's own side may be closed already.
+        """
+
+
+class ServerConnection(Connection):
+    """One client's connection. Owned by the thread of its event loop."""
+
+    skips_goaway = True  # the client will end by itself
+
+    def __init__(
+        self,
+        interpret: Callable[[Headers], Head],
+        response_head: RepeatedFields,
+        wake: Callable[[], object],
+        limits: Limits,
+        keep_alive: KeepAlive | None = None,
+    ) -> None:
+        """`interpret` makes something of a request's fields, which are as section 8.1.1 wants them.
+
+        `response_head` is that of good responses, which `answer` sends; `wake` is the sender's.
+
+        Without `keep_alive`, the peer may PING as often as its budget for such frames lets it.
+        """
+        sender = Sender(wake)
+        super().__init__(
+            sender, Streams(sender, limits), lambda fields: interpret(checked_request(fields)),
+            limits, PREFACE,
+        )  # fmt: skip
+        self._response_head = response_head
+        self._strikes = None if keep_alive is None else Strikes(keep_alive)
+        self._draining = False
+
+    def answer(self, stream: Stream, message: list[Buffer], timing: bytes) -> bool:
+        """End a stream by a good response of one uncompressed message, if it can go as a whole.
+
+        `timing` is the trailer `server-timing`. False if it cannot go at once and as usual: then
+        nothing was done. It is for the caller to `rouse` the sender, or to take its `out`.
+        """
+        sender = self.sender
+        known = sender.blocks.short
+        head, trailers = known.get(self._response_head), known.get(OK_TRAILERS)
+        size = sum(map(len, message))
+        nbytes = size + _PREFIX
+        if (
+            nbytes > sender.frame
+            or nbytes > stream.send_window
+            or nbytes > sender.window
+            or head is None
+            or trailers is None
+        ):
+            return False
+        sender.window -= nbytes
+        number = stream.number
+        begins, name = _ENDS[len(timing)]
+        sender.out += [
+            _pack_start(769, 4, number, head, nbytes << 8, 0, number, 0, size),
+            *message,
+            _pack_end(begins, number, trailers, name),
+            timing,
+        ]
+        if size > JOINED:
+            sender.large = True
+        stream.local_closed = True
+        streams = self.streams
+        if stream.remote_closed and not streams.leaving:
+            streams.open.pop(number, None)
+        else:
+            streams.sent_all(stream)
+        return True
+
+    @property
+    def sent(self) -> int:
+        """Grows with what is sent to the peer; an answer counts from when its call began."""
+        sender = self.sender
+        return self.streams.last + sender.frames + sender.windows
+
+    def drain(self, text: str = "") -> None:
+        """Take no more streams, as soon as the peer knows of it, section 6.8."""
+        if not self._draining and not self._failed:
+            self._draining = True
+            self.sender.send(goaway(MAX_WINDOW, ErrorCode.NO_ERROR, text))
+            self.sender.ping(_DRAIN_PING)
+
+    @property
+    def drained(self) -> bool:
+        """Whether the peer knows that it can open no more streams, or is no more."""
+        return self.streams.drain_to != MAX_WINDOW or self._failed
+
+    def finish_drain(self) -> None:
+        """Ignore streams opened from now on; the answer to `drain`'s PING does this by itself."""
+        streams = self.streams
+        if self._draining and streams.drain_to == MAX_WINDOW and not self._failed:
+            streams.drain_to = streams.last
+            self.sender.send(goaway(streams.last, ErrorCode.NO_ERROR))
+            streams.leave()
+
+    def _on_ping(self, payload: bytes) -> None:
+        streams, strikes = self.streams, self._strikes
+        if strikes is not None and strikes.ping(streams.now, bool(streams.open), self.sent):
+            raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
+        self.sender.send(frame(PING, ACK, 0, payload))
+
+    def _on_pong(self, payload: bytes) -> None:
+        if payload == _DRAIN_PING:
+            self.finish_drain()
+
+    def _opened(self) -> int:
+        return self.streams.last
+
+    def _own_settings(self) -> dict[Setting, int]:
+        return {
+            Setting.MAX_CONCURRENT_STREAMS: self.limits.streams,
+            Setting.NO_RFC7540_PRIORITIES: 1,
+        }
+
+    def _on_block(self, block: bytes, flags: int, number: int) -> None:
+        """Begin a stream with the head that a block of fields says, or take a stream's trailers."""
+        streams = self.streams
+        if number <= streams.last:
+            self._trailers(block, flags, number)
+            return
+        head: Head | None = self._blocks.known.get(block)
+        refusal = ErrorCode.REFUSED_STREAM
+        if head is None:
+            try:
+                head = self._blocks.read(block)
+            except StreamFailure as failure:
+                refusal = failure.code
+        if number > streams.drain_to:
+            return
+        streams.last = number
+        limits = self.limits
+        if head is None or len(streams.open) >= limits.streams:  # section 5.1.2
+            streams.refuse(number, refusal)
+            return
+        stream = head.kind(head, number)
+        streams.open[number] = stream
+        stream.send_window = self.sender.initial_window
+        stream.window = limits.stream_window
+        if flags & END_STREAM:
+            if stream.expected > 0:
+                streams.fail(stream, ErrorCode.PROTOCOL_ERROR)
+            else:
+                streams.received_all(stream)
+        elif stream.local_closed:
+            streams.sent_all(stream)
+
+    def _trailers(self, block: bytes, flags: int, number: int) -> None:
+        """A second block of a stream, which must end it, section 8.1."""
+        streams = self.streams
+        fields = self._blocks.decode(block)
+        stream = streams.open.get(number)
+        if stream is None:
+            if not streams.was_reset(number):
+                raise ConnectionFailure(ErrorCode.STREAM_CLOSED, "HEADERS on a closed stream")
+            return
+        if stream.remote_closed:
+            streams.fail(stream, ErrorCode.STREAM_CLOSED)
+            return
+        try:
+            check_trailers(fields)
+        except StreamFailure as failure:
+            streams.fail(stream, failure.code)
+            return
+        if not flags & END_STREAM or stream.expected > 0:
+            streams.fail(stream, ErrorCode.PROTOCOL_ERROR)
+            return
+        streams.received_all(stream)
+
+
+class ClientStream(Stream):
+    """One stream, opened by us."""
+
+    def renew(self) -> None:
+        """Be as before it was opened; only once the stream is no more."""
+        self.consumed = self.kept = 0
+        self.keeps_window = self.remote_closed = self.local_closed = False
+        self.place = None
+
+    def on_block(self, fields: Any, ends: bool) -> bool:
+        """Take the head of the response, or its trailers; False if it cannot be either.
+
+        `ends` says that the next call is that of `on_end`.
+        """
+        raise NotImplementedError
+
+    def on_refused(self) -> None:
+        """The stream is no more: the peer says that it has not looked at it."""
+
+
+class ClientStreams(Streams):
+    """Streams that we open. `last` is the highest of them.
+
+    `limit` streams may be open at once, as the peer says. `leaving` is set when the peer wants no
+    more, or there are no numbers any more. What was sent for streams up to `written` may have
+    reached the peer.
+    """
+
+    open: dict[int, ClientStream]  # type: ignore[assignment]
+    remembered = 4096
+
+    def __init__(self, sender: Sender, limits: Limits) -> None:
+        super().__init__(sender, limits)
+        self.last = -1
+        self.limit = MAX_WINDOW
+        self.written = -1
+
+    @property
+    def room(self) -> int:
+        """How many more streams may be opened now."""
+        return 0 if self.leaving else self.limit - len(self.open)
+
+    def number(self, stream: ClientStream) -> None:
+        """Open a stream; only if there is room."""
+        self.last += 2
+        stream.number = self.last
+        stream.send_window = self._sender.initial_window
+        stream.window = self._limits.stream_window
+        self.open[stream.number] = stream
+        if self.last >= _LAST - 1:
+            self.leave()
+
+    def refused_from(self, number: int) -> None:
+        """The peer has not looked at any stream after `number`, and will not."""
+        self.leaving = True
+        refused = [stream for stream in self.open.values() if stream.number > number]
+        for stream in refused:
+            self._drop(stream)
+        for stream in refused:
+            stream.on_refused()
+        self.leave()
+
+    def reset_by_peer(self, stream: Stream, code: ErrorCode) -> None:
+        """The peer has reset a stream."""
+        assert isinstance(stream, ClientStream)
+        self._drop(stream)
+        if code is ErrorCode.REFUSED_STREAM:
+            stream.on_refused()
+        else:
+            stream.on_gone(code)
+
+    def received_all(self, stream: Stream) -> None:
+        """The peer's side of a stream is closed, unless that was reset meanwhile."""
+        if stream.remote_closed:
+            return
+        if not stream.local_closed:  # it does not want to know the rest
+            self.reset(stream, ErrorCode.CANCEL)
+        else:
+            stream.remote_closed = True
+            self.forget(stream)
+        stream.on_end()
+
+    def sent_all(self, stream: Stream) -> None:
+        """Our side of a stream is closed."""
+
+    def refuse(self, number: int, code: ErrorCode) -> None:
+        """Drop what comes for a stream that is over: the peer may not know that it is."""
+        self.count_control(1)
+
+    def count_reset(self) -> None:
+        """What the peer resets was ours to open."""
+
+    def closed(self, number: int) -> None:
+        """Something has come for a stream that is not open; raises `ConnectionFailure`."""
+        if self.is_idle(number):
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "a response to no request")
+        if not self.was_reset(number):
+            self.count_control(1)
+
+
+class ClientConnection(Connection):
+    """One connection to a server. Owned by the thread of its event loop.
+
+    Streams may be opened when it is `settled`, while `streams` has room.
+    """
+
+    streams: ClientStreams
+    says_first = PREFACE
+
+    def __init__(
+        self, interpret: Callable[[Headers], object], wake: Callable[[], object], limits: Limits
+    ) -> None:
+        """`interpret` makes something of a block's fields, or raises `StreamFailure`.
+
+        `wake` is the sender's.
+        """
+        sender = Sender(wake)
+        super().__init__(
+            sender, ClientStreams(sender, limits), interpret, limits, passed_over=TIMING_FIELD
+        )
+        self.said = ""  # by the peer, when it did not want to go on
+
+    def fail(self, code: ErrorCode, text: str = "") -> None:
+        """End the connection with an error, section 5.4.1."""
+        if not self._failed:
+            # Calls that were not written are told that they were not sent, and may go elsewhere.
+            self.sender.out.clear()
+        super().fail(code, text)
+
+    def _setting(self, name: int, value: int) -> None:
+        if name == Setting.MAX_CONCURRENT_STREAMS:
+            self.streams.limit = min(value, MAX_WINDOW)
+        else:
+            super()._setting(name, value)
+
+    def _on_goaway(self, view: memoryview, start: int, stop: int) -> None:
+        last, code = unpack_word(view, start)[0] & MAX_WINDOW, unpack_word(view, start + 4)[0]
+        text = bytes(view[start + 8 : min(stop, start + 264)]).decode("utf-8", "replace")
+        known = code <= ErrorCode.HTTP_1_1_REQUIRED
+        self.said = f"{ErrorCode(code).name if known else code}: {text}"
+        self.streams.refused_from(last)
+
+    def _own_settings(self) -> dict[Setting, int]:
+        return {Setting.ENABLE_PUSH: 0}
+
+    def _on_block(self, block: bytes, flags: int, number: int) -> None:
+        streams = self.streams
+        stream = streams.open.get(number)
+        try:
+            fields = self._blocks.read(block)
+        except StreamFailure as failure:
+            if stream is None:
+                streams.closed(number)
+            else:
+                streams.fail(stream, failure.code)
+            return
+        if stream is None:
+            streams.closed(number)
+        elif not stream.on_block(fields, bool(flags & END_STREAM)):
+            streams.fail(stream, ErrorCode.PROTOCOL_ERROR)
+        elif flags & END_STREAM:
+            streams.received_all(stream)

@@ -6,7 +6,6 @@ it costs in the transport. Any other goes to the `InferenceService`, as on the o
 """
 
 from functools import partial
-from struct import Struct
 from typing import Any
 
 from headrace.core.call import Call, Computed, InferResponse
@@ -14,13 +13,10 @@ from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
 from headrace.core.tensors import Buffer
 from headrace.engine.doors import GRPC_NOT_DECOUPLED, Direct
 from headrace.transports.grpc.call import Message
-from headrace.transports.grpc.native.head import CallHead
-from headrace.transports.grpc.native.rpc import Rpc
+from headrace.transports.grpc.native.connection import Rpc, RpcHead
 from headrace.transports.grpc.service import BACKEND_METADATA, InferenceService
+from headrace.wire.grpc import PREFIX, unpack_prefix
 from headrace.wire.timing import EXACT_TIMING, TIMING, exact_timing, time_of
-
-_PREFIX = 5
-_unpack_prefix = Struct(">BI").unpack_from
 
 
 class InferRpc(Rpc, Call):
@@ -35,18 +31,18 @@ class InferRpc(Rpc, Call):
     _direct: Direct
     _service: InferenceService
 
-    def __init__(self, head: CallHead, number: int) -> None:
-        link = head.link
-        host = link.host
-        if host.access_log or head.timeout is not None:
+    def __init__(self, head: RpcHead, number: int) -> None:
+        connection = head.connection
+        context = connection.context
+        if context.access_log or head.timeout is not None:
             Rpc.__init__(self, head, number)
             return
         # As `Rpc.__init__`, which would be a call more for each request.
         self.number = number
         self.head = head
-        self._link = link
-        self._host = host
-        self.account = link.account
+        self._connection = connection
+        self._context = context
+        self.account = connection.account
         self.expected = head.content_length
         # Defaults of the class, which take longer to find than to set.
         self.place = self._gathering = self._unpacking = self._data = None
@@ -55,7 +51,7 @@ class InferRpc(Rpc, Call):
 
     def take_last(self, view: memoryview, start: int, stop: int) -> bool:
         """Queue the one message, if that is what this is."""
-        begin = start + _PREFIX
+        begin = start + PREFIX
         if (
             begin > stop
             or self.finished
@@ -64,8 +60,8 @@ class InferRpc(Rpc, Call):
             or self._data is not None
         ):
             return False
-        compressed, length = _unpack_prefix(view, start)
-        if compressed or begin + length != stop or length > self._host.max_message:
+        compressed, length = unpack_prefix(view, start)
+        if compressed or begin + length != stop or length > self._context.max_message:
             return False
         self.remote_closed = True
         service: Any = self.head.handler
@@ -133,11 +129,11 @@ class InferRpc(Rpc, Call):
         if self.finished:
             return
         self._ticket = None
-        head, link = self.head, self._link
+        head, connection = self.head, self._connection
         if (
             self._trailing is not None
             or head.packing
-            or not link.http2.answer(self, message, timing)
+            or not connection.http2.answer(self, message, timing)
         ):
             self.set_trailing(TIMING, timing.decode())
             self._ticket = self.pack_later(message, partial(self._packed, message))
@@ -145,15 +141,15 @@ class InferRpc(Rpc, Call):
                 self.write(message)
                 self.close()
             return
-        if self._timer is None and not self._host.access_log:  # as `_settle` does it
+        if self._timer is None and not self._context.access_log:  # as `_settle` does it
             self.finished = True
             head.answers[0] += 1
         else:
             self._settle(0)
-        if not link.streams.open:
-            link.flush()
-        elif not link.sender.awake:
-            link.sender.rouse()  # the others' answers may come in the same turn of the loop
+        if not connection.streams.open:
+            connection.flush()
+        elif not connection.sender.awake:
+            connection.sender.rouse()  # the others' answers may come in the same turn of the loop
 
     def _packed(self, message: Message, packed: bytes | None, problem: Exception | None) -> None:
         self._ticket = None

@@ -4,11 +4,9 @@ import asyncio
 from typing import Any
 
 from headrace.engine.admission import Admission
-from headrace.transports.grpc.call import Handlers
-from headrace.transports.grpc.native.host import Host
-from headrace.transports.grpc.native.link import Link
+from headrace.transports.grpc.native.connection import GrpcConnection, ServerContext
 from headrace.transports.grpc.options import GrpcOptions
-from headrace.wire.http2.budget import Limits
+from headrace.wire.http2.protocol import Limits
 
 
 class Transport(asyncio.Transport):
@@ -39,18 +37,17 @@ def test_what_a_lost_connection_would_still_be_sent_goes_nowhere() -> None:
     async def scenario() -> tuple[list[Any], list[Any], list[dict[str, Any]]]:
         problems: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, what: problems.append(what))
-        options = (Handlers({}, {}, {}, {}, {}), Admission(1, 1), 1, False)
-        host = Host(*options, GrpcOptions(), Limits())
+        context = ServerContext({}, {}, Admission(1, 1), 1, False, GrpcOptions(), Limits())
         gone, there = Transport(), Transport()
-        links = []
+        connections = []
         for transport in (gone, there):
-            links.append(Link(host))
-            links[-1].connection_made(transport)
+            connections.append(GrpcConnection(context))
+            connections[-1].connection_made(transport)
         gone.closed = True
-        links[0].connection_lost(None)
+        connections[0].connection_lost(None)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        links[1].connection_lost(None)
+        connections[1].connection_lost(None)
         return gone.written, there.written, problems
 
     gone, there, problems = asyncio.run(scenario())
