@@ -31,13 +31,12 @@ from headrace.engine.admission import Admission
 from headrace.engine.chain import load_stages
 from headrace.engine.control import ControlMode
 from headrace.engine.engine import Engine
-from headrace.engine.following import Follower
+from headrace.engine.following import Follower, Reloader
 from headrace.engine.gpu_watch import GpuWatch
 from headrace.engine.log_control import LogControl
 from headrace.engine.memory import MemoryWatch
 from headrace.engine.opening import LoadOptions
-from headrace.engine.regions import Regions
-from headrace.engine.reloading import Reloader
+from headrace.engine.shared_memory import Regions
 from headrace.engine.tracing import Tracing, make_tracing
 from headrace.execution.local import core_limit
 from headrace.model_sources import control_options, sources_at_start

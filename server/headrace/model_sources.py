@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from headrace.engine.control import ControlMode, ControlOptions
-from headrace.engine.sources import LoadOverrides
+from headrace.engine.control import ControlMode, ControlOptions, LoadOverrides
 from headrace.repository.layout import NO_SUCH, Catalogue, ModelSource, at_start, find_sources
 from headrace.settings import Settings
 

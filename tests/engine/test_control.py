@@ -11,10 +11,9 @@ import pytest
 from headrace.core.errors import ModelLoadFailed, NotFound, Overloaded, Unavailable
 from headrace.core.model_spec import LoadParameters
 from headrace.engine.admission import Admission
-from headrace.engine.control import Control, ControlMode, ControlOptions
+from headrace.engine.control import Control, ControlMode, ControlOptions, LoadOverrides
 from headrace.engine.engine import Engine
 from headrace.engine.opening import LoadOptions
-from headrace.engine.sources import LoadOverrides
 from headrace.repository.layout import Catalogue
 from headrace.wire.documents import to_json
 from tests.engine.test_engine_loading import CONFIG, Constants, ask, until

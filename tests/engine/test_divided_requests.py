@@ -18,7 +18,7 @@ from headrace.core.errors import (
     ServerError,
 )
 from headrace.core.tensors import Tensor
-from headrace.engine.divided_requests import divide, joined
+from headrace.engine.chain import divide, joined
 from headrace.engine.workbench import Workbench
 from headrace.workers.elements import join
 from tests.scheduling.fakes import FakeCall, submitted

@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.core.call import Call, InferResponse, Timing
 from headrace.core.errors import InvalidRequest, NotFound, ServerError
-from headrace.engine.loading_host import LoadingHost
+from headrace.engine.model_services import LoadingHost
 
 
 class Server:

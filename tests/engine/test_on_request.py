@@ -14,11 +14,10 @@ from headrace.core.call import Call, InferResponse
 from headrace.core.errors import NotFound, ServerError, ServerExiting, Unavailable
 from headrace.core.tensors import Tensor
 from headrace.engine.admission import Admission
-from headrace.engine.control import ControlMode, ControlOptions
+from headrace.engine.control import ControlMode, ControlOptions, LoadOverrides
 from headrace.engine.engine import Engine
 from headrace.engine.opening import LoadOptions
 from headrace.engine.residency import ResidencyOptions
-from headrace.engine.sources import LoadOverrides
 from headrace.observability.machine import GrowthMeter
 from headrace.repository.layout import Catalogue, scan
 from tests.engine.test_engine_loading import CONFIG, FP32, Constants, until

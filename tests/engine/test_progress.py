@@ -2,7 +2,7 @@
 
 from headrace.core.limits import PRESSED_SECS, SLOWEST, Patience, Shares
 from headrace.engine.admission import Admission, ConnectionAccount
-from headrace.engine.progress import Progress
+from headrace.engine.doors import Progress
 
 _LIMIT = 1000 << 20
 

@@ -23,7 +23,7 @@ from headrace.core.errors import (
     Unsupported,
 )
 from headrace.engine.admission import Admission
-from headrace.engine.regions import Regions
+from headrace.engine.shared_memory import Regions
 from tests.support.shared_memory import SharedFile
 
 SIZE = 4096

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from headrace.core.call import Call
 from headrace.core.errors import ExecutionFailed, ModelNotReady
-from headrace.engine.response_counting import count_responses
+from headrace.engine.chain import count_responses
 from headrace.observability.statistics import MOST_ORDINALS, Duration, ResponseCounters, Responses
 from headrace.scheduling.batch import Deferral, Part
 from tests.scheduling.fakes import Bench, request, signature, submitted

@@ -30,8 +30,7 @@ from headrace.core.errors import (
 )
 from headrace.core.tensors import Tensor, raw_bytes
 from headrace.engine.admission import Admission
-from headrace.engine.regions import Regions
-from headrace.engine.shared_calls import AT_ONCE, share
+from headrace.engine.shared_memory import AT_ONCE, Regions, share
 from tests.support.shared_memory import SharedFile
 from tests.wire.strategies import object_array
 

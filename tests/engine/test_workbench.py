@@ -9,9 +9,8 @@ import pytest
 
 from headrace.core.call import Call, InferResponse
 from headrace.core.errors import ExecutionFailed, InvalidRequest, Overloaded, ServerError
-from headrace.engine.deferred import Deferred
 from headrace.engine.doors import Target
-from headrace.engine.workbench import Workbench
+from headrace.engine.workbench import Deferred, Workbench
 from headrace.wire.elements import Charge, uncharged
 
 LONG = 64 << 20

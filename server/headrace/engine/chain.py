@@ -1,19 +1,34 @@
 """The stages that a call passes before the queue of its version; see `ModelVersion.compose`.
 
 A stage is a function of a call: it passes it on to the next one, keeps it, or ends it by what it
-raises. Here are those that keep nothing of a call. Owned by the event-loop thread.
-"""
+raises. Plugins add stages of their own (`StagePlugin`). Owned by the event-loop thread."""
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic_ns
 from typing import Any
 
 from headrace.core import plugins
-from headrace.core.call import DEADLINE_PARAMETER, FORWARD_PARAMETER, Call, Submit
-from headrace.core.errors import InvalidRequest
+from headrace.core.call import (
+    DEADLINE_PARAMETER,
+    FORWARD_PARAMETER,
+    Call,
+    Done,
+    InferResponse,
+    Stage,
+    Submit,
+    Timing,
+)
+from headrace.core.errors import ExecutionFailed, InvalidRequest, Overloaded, QueueFull, ServerError
 from headrace.core.signature import Signature
-from headrace.engine.shared_calls import placeholders
+from headrace.core.tensors import Tensor, brackets, concatenated
+from headrace.engine.shared_memory import Queue, placeholders
+from headrace.engine.workbench import Job, Workbench
+from headrace.observability.statistics import FIRST_RESPONSE_BOUNDS, Histogram, Responses
+from headrace.wire.classification import classify_outputs
+from headrace.wire.elements import uncharged
+from headrace.wire.status import INTERNAL_TEXT
 
 Compose = Callable[[Submit], Submit]  # from what takes calls next to the stage before it
 
@@ -98,3 +113,345 @@ def tell_servers(headers: Sequence[str], submit: Submit) -> Submit:
         submit(call)
 
     return stage
+
+
+_AT_ONCE = 16 << 10  # bytes to look for classes in, each of which becomes a text at worst
+
+
+def classify(
+    labels: Mapping[str, Sequence[str]], batches: bool, bench: Workbench, submit: Submit
+) -> Submit:
+    """The stage of calls that may have `classes`, before `submit`."""
+
+    def stage(call: Call) -> None:
+        if call.classes:
+            call.enter(_Classifying(call.classes, labels, batches, bench), submit)
+        else:
+            submit(call)
+
+    return stage
+
+
+class _Classifying(Stage):
+    """Turns outputs into their highest classes, on the workbench where that takes long."""
+
+    __slots__ = ("_batches", "_bench", "_classes", "_labels")
+
+    def __init__(
+        self,
+        classes: Mapping[str, int],
+        labels: Mapping[str, Sequence[str]],
+        batches: bool,
+        bench: Workbench,
+    ) -> None:
+        self._classes = classes
+        self._labels = labels
+        self._batches = batches
+        self._bench = bench
+
+    def transform(
+        self, call: Call, response: InferResponse, final: bool, done: Done
+    ) -> Job[None] | None:
+        size = sum(t.array.nbytes for t in response.outputs if t.name in self._classes)
+        if size > _AT_ONCE:
+            return self._bench.do(
+                size, lambda charge: self._classify(response),
+                lambda _, problem: done(problem), uncharged,
+            )  # fmt: skip
+        self._classify(response)
+        return None
+
+    def _classify(self, response: InferResponse) -> None:
+        classify_outputs(response, self._classes, self._labels, self._batches)
+
+
+def count_responses(
+    responses: Responses,
+    submit: Submit,
+    bounds: Sequence[float] = FIRST_RESPONSE_BOUNDS,
+    now: Callable[[], int] = monotonic_ns,
+) -> Submit:
+    """The stage that counts responses, before the queue.
+
+    `bounds` are those of the time to the first response, in milliseconds. `now` is the clock of
+    the scheduler, in nanoseconds.
+    """
+    bounds_ns = [ms * 1e6 for ms in bounds]
+    if responses.first is None or responses.first.bounds != bounds_ns:
+        responses.first = Histogram(bounds_ns)
+    return lambda call: call.enter(_Counted(responses, now), submit)
+
+
+class _Counted(Stage):
+    """The counters of one call to a version that answers any number of times.
+
+    A response takes from the one before it, or from the begin of its call's execution, to when it
+    has been passed on.
+    """
+
+    __slots__ = ("_came", "_ended", "_now", "_ordinal", "_responses")
+
+    def __init__(self, responses: Responses, now: Callable[[], int]) -> None:
+        self._responses = responses
+        self._now = now
+        self._ordinal = 0  # of the next response
+        self._came = 0  # when the one that is being passed on did
+        self._ended = 0  # when the last one had been passed on
+
+    def transform(self, call: Call, response: InferResponse, final: bool, done: Done) -> None:
+        self._came = self._now()
+
+    def passed(self, call: Call, response: InferResponse, final: bool) -> None:
+        came, ended = self._came, self._now()
+        began = self._ended
+        if not self._ordinal:
+            began = call.arrived + response.timing.queue_ns
+            if self._responses.first is not None:
+                self._responses.first.observe(ended - call.arrived)
+        counters = self._responses.of(self._ordinal)
+        counters.compute_infer.add(max(came - began, 0))
+        counters.compute_output.add(ended - came)
+        counters.success.add(max(ended - began, 0))
+        self._ordinal += 1
+        self._ended = ended
+
+    def ended(self, call: Call, error: ServerError | None) -> None:
+        if error is None:
+            self._responses.of(self._ordinal).empty_response.add(self._elapsed(call))
+        elif call.started and (call.execution is not None or isinstance(error, ExecutionFailed)):
+            # What no instance has begun has no response, and only a run itself fails where there
+            # is no execution that can be told about single requests.
+            self._responses.of(self._ordinal).fail.add(self._elapsed(call))
+
+    def cancelled(self, call: Call) -> None:
+        if call.started:
+            self._responses.of(self._ordinal).cancel.add(self._elapsed(call))
+
+    def _elapsed(self, call: Call) -> int:
+        return self._now() - (self._ended or call.began)
+
+
+log = logging.getLogger(__name__)
+
+_divided_requests_AT_ONCE = 8  # parts that are queued or run
+_JOINED_HERE = 1 << 20  # bytes that are put together on the event loop
+
+
+def divide(most: int, submit: Submit, queue: Queue, bench: Workbench) -> Submit:
+    """The stage that divides calls with more than the `most` rows of a batch."""
+
+    def stage(call: Call) -> None:
+        if call.rows <= most:
+            submit(call)
+        else:
+            DividedCall(call, most, submit, queue, bench).begin()
+
+    return stage
+
+
+class DividedCall:
+    """The parts of a call with more rows than a batch may have, and its owner.
+
+    They are calls to the model like any other, but a few at a time: the next one is queued when one
+    has its answer, so that a large call neither fills the queue nor keeps the event loop busy. A
+    part that the queue refuses waits for those before it; without any before it the call fails. So
+    it does with the first part that fails, and the others are cancelled.
+
+    Invariant: parts that are queued or run are in `_parts`; after `cancel`, or the end, the call is
+    not answered.
+    """
+
+    def __init__(
+        self, call: Call, part_rows: int, submit: Submit, queue: Queue, bench: Workbench
+    ) -> None:
+        """`submit` queues a part of at most `part_rows` of the call's rows."""
+        self.whole = call
+        rows = self._rows = call.rows
+        self._bounds = [
+            (start, min(start + part_rows, rows)) for start in range(0, rows, part_rows)
+        ]
+        self._submit = submit
+        self._queue = queue
+        self._bench = bench
+        self._begun = monotonic_ns()
+        self._next = 0
+        self._parts: dict[int, Call] = {}
+        self._answers: list[InferResponse | None] = [None] * len(self._bounds)
+        self._job: Job[InferResponse] | None = None
+        self._over = False
+
+    def begin(self) -> None:
+        """Queue the first parts; raises `ServerError`."""
+        self._queue.expect(1)
+        try:
+            self._go_on()
+        except BaseException:
+            self._end()
+            raise
+        self.whole.owner = self
+
+    def cancel(self, call: Call) -> None:
+        """`Owner.cancel`."""
+        if not self._over:
+            self._end()
+
+    def hold(self, call: Call, held: bool) -> None:
+        """`Owner.hold`: there is one response only."""
+
+    # --- for parts
+
+    def answered(self, number: int, response: InferResponse) -> None:
+        """Take the answer to a part."""
+        if self._parts.pop(number, None) is None:
+            return
+        self._answers[number] = response
+        try:
+            self._go_on()
+        except ServerError as error:
+            self._fail(error)
+            return
+        if not self._parts:
+            self._join()
+
+    def failed(self, number: int, error: ServerError) -> None:
+        """A part has no answer, so the request has none."""
+        if self._parts.pop(number, None) is not None:
+            self._fail(error)
+
+    # --- from part to part
+
+    def _go_on(self) -> None:
+        """Queue parts, as many as may be; raises `ServerError` if that is none at all."""
+        while self._next < len(self._bounds) and len(self._parts) < _divided_requests_AT_ONCE:
+            number = self._next
+            start, stop = self._bounds[number]
+            part = self._part(number, start, stop)
+            try:
+                self._submit(part)
+            except (QueueFull, Overloaded):
+                if not self._parts:
+                    raise
+                return
+            self._parts[number] = part
+            self._next += 1
+
+    def _part(self, number: int, start: int, stop: int) -> "_Part":
+        whole = self.whole
+        timeout = whole.timeout
+        if timeout:
+            timeout = max(timeout - (monotonic_ns() - self._begun) // 1_000, 1)
+        inputs = {
+            name: Tensor(name, tensor.datatype, tensor.array[start:stop])
+            for name, tensor in whole.inputs.items()
+        }
+        part = _Part(
+            whole.model_name, whole.model_version, whole.id, inputs, whole.outputs,
+            dict(whole.parameters), whole.priority, timeout, whole.sequence_id,
+            whole.sequence_start and not start, whole.sequence_end and stop == self._rows,
+            nbytes=whole.nbytes * (stop - start) // self._rows,
+        )  # fmt: skip
+        part.divided, part.place, part.rows = self, number, stop - start
+        return part
+
+    def _join(self) -> None:
+        answers = [answer for answer in self._answers if answer is not None]
+        self._answers.clear()
+        size = sum(tensor.array.nbytes for answer in answers for tensor in answer.outputs)
+        if size > _JOINED_HERE:
+            self._job = self._bench.do(
+                size, lambda charge: joined(answers), self._joined, uncharged
+            )
+            return
+        try:
+            whole = joined(answers)
+        except ServerError as error:
+            self._fail(error)
+        else:
+            self._joined(whole, None)
+
+    def _joined(self, whole: InferResponse | None, problem: Exception | None) -> None:
+        self._job = None
+        if whole is not None:
+            self._end()
+            self.whole.pass_response(whole, True)
+        elif isinstance(problem, ServerError):
+            self._fail(problem)
+        else:
+            log.error("bug while putting answers together", exc_info=problem)
+            self._fail(ExecutionFailed(INTERNAL_TEXT))
+
+    def _fail(self, error: ServerError) -> None:
+        self._end()
+        self.whole.pass_end(error)
+
+    def _end(self) -> None:
+        self._over = True
+        if self._job is not None:
+            self._job.cancel()
+        parts, self._parts = self._parts, {}
+        for part in parts.values():
+            part.cancel()
+        self._queue.expect(-1)
+
+
+class _Part(Call):
+    """A part, in its `place`. What is known of the client is known of the whole."""
+
+    __slots__ = ("divided", "place")
+
+    divided: DividedCall
+    place: int
+
+    def header(self, name: str) -> str:
+        return self.divided.whole.header(name)
+
+    def remaining(self) -> float:
+        return self.divided.whole.remaining()
+
+    def answered_by(self, backend: str) -> None:
+        self.divided.whole.pass_backend(backend)
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        self.divided.answered(self.place, response)
+
+    def finish(self) -> None:
+        self.fail(ExecutionFailed("the model has ended the request without a response"))
+
+    def fail(self, error: ServerError) -> None:
+        self.divided.failed(self.place, error)
+
+
+def joined(answers: Sequence[InferResponse]) -> InferResponse:
+    """The answers to the parts of a request, in order, as one.
+
+    It waited as long as its first part; its time of execution is that of all together. Raises
+    `ExecutionFailed` if the outputs do not go together.
+    """
+    first = answers[0]
+    names = [tensor.name for tensor in first.outputs]
+    if any([tensor.name for tensor in answer.outputs] != names for answer in answers):
+        raise ExecutionFailed(
+            f"model '{first.model_name}' gave different outputs for the batches of one request"
+        )
+    outputs = [_whole(first.model_name, [a.outputs[i] for a in answers]) for i in range(len(names))]
+    timing = Timing(
+        first.timing.queue_ns,
+        sum(answer.timing.compute_ns for answer in answers),
+        max(answer.timing.batch_rows for answer in answers),
+    )
+    parameters = {name: value for answer in answers for name, value in answer.parameters.items()}
+    return InferResponse(
+        first.model_name, first.model_version, first.id, outputs, timing, parameters
+    )
+
+
+def _whole(model: str, parts: Sequence[Tensor]) -> Tensor:
+    """The rows of tensors of one name behind one another."""
+    first = parts[0]
+    shapes = {part.array.shape[1:] for part in parts}
+    if len(shapes) > 1:
+        raise ExecutionFailed(
+            f"model '{model}' gave output '{first.name}' in rows of different shapes for the"
+            f" batches of one request: {' and '.join(sorted(map(brackets, shapes)))}"
+        )
+    return Tensor(first.name, first.datatype, concatenated([part.array for part in parts]))

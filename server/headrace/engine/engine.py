@@ -15,20 +15,19 @@ from headrace.core.errors import InvalidRequest, NotFound, Unavailable
 from headrace.core.limits import ABANDONED_SECS
 from headrace.engine import documents
 from headrace.engine.admission import Admission
-from headrace.engine.cold_start import ColdStart
 from headrace.engine.control import Control, ControlOptions
 from headrace.engine.forwarded_headers import ForwardedHeaders
 from headrace.engine.lifecycle import Lifecycle
 from headrace.engine.log_control import LogControl
 from headrace.engine.model import Model, parse_version
-from headrace.engine.model_host import ModelHost
-from headrace.engine.on_request import OnRequest
+from headrace.engine.model_services import ModelHost
+from headrace.engine.on_request import ColdStart, OnRequest
 from headrace.engine.opening import LoadOptions, open_model
 from headrace.engine.readiness import ServerReadiness
-from headrace.engine.regions import Regions
 from headrace.engine.residency import ResidencyOptions
 from headrace.engine.router import Router
 from headrace.engine.series import series_of
+from headrace.engine.shared_memory import Regions
 from headrace.engine.tracing import Tracing
 from headrace.engine.traffic import Traffic
 from headrace.engine.version import ModelVersion, State

@@ -25,11 +25,10 @@ from headrace.backends.backend import Backend
 from headrace.core.errors import LoadFailed, RepositoryError
 from headrace.core.limits import ABANDONED_SECS
 from headrace.engine.loading import LoadedVersion
-from headrace.engine.loading_host import LoadingHost
 from headrace.engine.model import Model
-from headrace.engine.model_host import ModelHost
+from headrace.engine.model_services import LoadingHost, ModelHost
 from headrace.engine.opening import LoadOptions, Opened, open_model
-from headrace.engine.regions import Regions
+from headrace.engine.shared_memory import Regions
 from headrace.engine.threads import Stopped, Threads, TookTooLong
 from headrace.engine.updating import Change, update
 from headrace.engine.version import ModelVersion, State

@@ -1,9 +1,9 @@
 """Models that are loaded when somebody asks for them, and unloaded when memory is short.
 
-A request for a model that is not in memory waits until it is, for a bounded time. Which models go
-for it is decided in `headrace.engine.residency`; what is known of each is put together here. A
-model that could not be loaded is not tried again with every request, but after a while, which
-grows. What an operator loads, or unloads, comes before what is asked for.
+A request for a model that is not in memory waits until it is, for a bounded time (`ColdStart`).
+Which models go for it is decided in `headrace.engine.residency`. A model that could not be loaded
+is not tried again with every request, but after a while, which grows. What an operator loads, or
+unloads, comes before what is asked for.
 
 Owned by the event-loop thread. Invariants: a model is `coming` exactly while a task brings it; who
 waits for it is told once, either by that task, by its own timer, or by whoever unloads the model.
@@ -13,19 +13,121 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from math import ceil
 from typing import Any, Protocol, TypeVar
 
-from headrace.core.errors import LoadFailed, ServerError, ServerExiting, Unavailable
+from headrace.core.call import Call, Done, InferResponse, Raw, Stage
+from headrace.core.errors import (
+    ExecutionFailed,
+    InvalidRequest,
+    LoadFailed,
+    ServerError,
+    ServerExiting,
+    Unavailable,
+    Unsupported,
+)
+from headrace.core.signature import Signature
+from headrace.engine.admission import Admission
 from headrace.engine.control import Loads
-from headrace.engine.entries import Done, Entry, Failure, Waiter
+from headrace.engine.doors import Entrance, Target
 from headrace.engine.lifecycle import EXITING
 from headrace.engine.model import Model, parse_version
 from headrace.engine.residency import ResidencyOptions, Resident, idle, make_room, surplus
 from headrace.engine.version import ModelVersion, State
+from headrace.engine.workbench import LARGE, Deferred
 from headrace.observability.series import MemoryCounts
 from headrace.repository.layout import DUPLICATE, ModelSource, largest_version, looked_at_again
 from headrace.repository.model_files import Fingerprint, fingerprint
+from headrace.wire.elements import Charge, charge_objects, uncharged
+from headrace.wire.generate import decode_generate
+from headrace.wire.status import INTERNAL_TEXT
+from headrace.wire.timing import add_timing, wants_timing
+from headrace.wire.v2_json import body_of, decode_raw, takes_long
+
+Told = Callable[[ServerError | None], None]
+
+
+class Waiter:
+    """Somebody who waits for a model and is told once."""
+
+    __slots__ = ("done", "timer")
+
+    def __init__(self, done: Told) -> None:
+        self.done = done
+        self.timer: asyncio.TimerHandle | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a model could not be loaded, and until when that is not tried again."""
+
+    reason: str
+    until: float
+    delay: float
+
+
+@dataclass(slots=True)
+class Entry:
+    """What is known of one model.
+
+    `wanted` is what an operator waits for, in place of the model's source. While it is `coming`,
+    the bytes that it is expected to take are `counted`, from when there is room for it. `expected`
+    is what it took last, or may take as its files are, which have `size` bytes. It was `loaded` and
+    last `asked` for at these times, in seconds. `off` is whether it is to stay unloaded, `problem`
+    why it did not come the last time.
+    """
+
+    waiting: set[Waiter] = field(default_factory=set)
+    wanted: ModelSource | None = None
+    coming: bool = False
+    counted: int = 0
+    size: int = 0
+    expected: int = 0
+    loaded: float = 0.0
+    asked: float = 0.0
+    failure: Failure | None = None
+    off: bool = False
+    problem: str = ""
+
+    def forget(self, waiter: Waiter) -> bool:
+        """Tell this one nothing; whether it was the last."""
+        if waiter.timer is not None:
+            waiter.timer.cancel()
+        if waiter not in self.waiting:
+            return False
+        self.waiting.discard(waiter)
+        return not self.waiting
+
+    def tell(self, error: ServerError | None) -> None:
+        """Tell all who wait."""
+        waiting, self.waiting = self.waiting, set()
+        for waiter in waiting:
+            if waiter.timer is not None:
+                waiter.timer.cancel()
+            waiter.done(error)
+
+    def resident(self, model: Model, pinned: bool) -> Resident | None:
+        """The model as it counts for the budget; None if it is not in memory, nor to be."""
+        versions = model.ready_versions()
+        if not (versions or self.counted):
+            return None
+        nbytes = sum(version.memory_bytes for version in versions)
+        if nbytes and not self.counted:
+            self.expected = nbytes
+        return Resident(
+            model.name,
+            max(nbytes or self.expected, self.counted),
+            max(_last_run(versions), self.asked),
+            self.loaded,
+            pinned,
+            busy=self.coming or model.loading is not None or any(v.busy for v in versions),
+        )
+
+
+def _last_run(versions: Iterable[ModelVersion]) -> float:
+    return max((version.statistics.last_inference_ms for version in versions), default=0) / 1_000
+
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +189,7 @@ class OnRequest:
         failure = self._entry(name).failure
         return "" if failure is None else f"it could not be loaded: {failure.reason}"
 
-    def when_loaded(self, name: str, done: Done, patient: bool = False) -> Callable[[], None]:
+    def when_loaded(self, name: str, done: Told, patient: bool = False) -> Callable[[], None]:
         """Have `done` called when a model that is on offer is in memory, or with an error.
 
         Who is not patient waits for a bounded time. What is returned calls that off.
@@ -364,3 +466,142 @@ def _refused(name: str, reason: str, retry_after: int = 1) -> ServerError:
 
 def _nothing() -> None:
     """There is nothing to call off."""
+
+
+class Bringing(Protocol):
+    """What brings models into memory."""
+
+    def failing(self, name: str) -> str:
+        """Why a model cannot be loaded, as far as that is known; "" if it is not."""
+
+    def when_loaded(
+        self, name: str, done: Callable[[ServerError | None], None]
+    ) -> Callable[[], None]:
+        """Have `done` called when a model is in memory, or with an error; returns what calls that
+        off."""
+
+
+class ColdStart:
+    """What will serve one call, once its model is in memory; the call's owner until then.
+
+    Invariant: `_call` is there until the call is handed to the model, refused or cancelled.
+    """
+
+    direct = None
+    signature = None
+    ready = False
+    name = ""  # of the version, which the model will say
+    decoupled = False  # as far as that is known
+
+    __slots__ = ("_bringing", "_call", "_engine", "_forget", "model", "version")
+
+    def __init__(self, engine: Entrance, bringing: Bringing, model: str, version: str) -> None:
+        self.model = model
+        self.version = version
+        self._engine = engine
+        self._bringing = bringing
+        self._call: Call | None = None
+        self._forget: Callable[[], None] | None = None
+
+    @property
+    def obstacle(self) -> str:
+        """Why the model cannot be loaded, as far as that is known."""
+        return self._bringing.failing(self.model)
+
+    def submit(self, call: Call) -> None:
+        """Have the call run once the model is there."""
+        self._call = call
+        call.owner = self
+        self._forget = self._bringing.when_loaded(self.model, self._on_loaded)
+
+    def waits_for(self, version: object) -> bool:
+        """Whether a call may have to wait until `version` has done what it does: never.
+
+        What is not in memory does nothing.
+        """
+        return False
+
+    def cancel(self, call: Call) -> None:
+        """`Owner.cancel`."""
+        self._call = None
+        if self._forget is not None:
+            self._forget()
+
+    def hold(self, call: Call, held: bool) -> None:
+        """`Owner.hold`."""
+        call.held = held
+
+    def _on_loaded(self, error: ServerError | None) -> None:
+        call, self._call = self._call, None
+        if call is None:
+            return
+        if error is None:
+            try:
+                self._hand_over(call)
+                return
+            except ServerError as found:
+                error = found
+            except Exception as bug:
+                log.error("bug in a request that waited for its model", exc_info=bug)
+                error = ExecutionFailed(INTERNAL_TEXT)
+        call.pass_refusal(error)
+
+    def _hand_over(self, call: Call) -> None:
+        found = self._engine.find(self.model, self.version)
+        if found.decoupled and call.refusal:
+            raise Unsupported(call.refusal)
+        call.pass_routed(found)
+        if call.raw is not None and found.signature is not None:
+            submit_raw(found, call, self._engine.admission)
+        else:
+            found.submit(call)
+
+
+class _Timed(Stage):
+    """Puts timings into responses."""
+
+    __slots__ = ()
+
+    def transform(self, call: Call, response: InferResponse, final: bool, done: Done) -> None:
+        """Change a response."""
+        add_timing(response)
+
+
+def submit_raw(found: Target, call: Call, admission: Admission, charge: Charge = uncharged) -> None:
+    """Decode a raw call, on a thread if that takes long, and queue what it is.
+
+    `charge` is called with the bytes that it takes then. Raises `ServerError`, or has the call
+    refused later.
+    """
+    signature, raw = found.signature, call.raw
+    if "" not in call.inputs or signature is None:
+        raise InvalidRequest("a raw request without a body")
+    body, timeout, parameters = body_of(call), call.timeout, call.parameters
+
+    def submit(decoded: Call) -> None:
+        if timeout and not 0 < decoded.timeout < timeout:  # from headers, too
+            decoded.timeout = timeout
+        decoded.parameters.update(parameters)  # from headers
+        call.take(decoded)
+        if raw is Raw.GENERATE and wants_timing(call):
+            call.enter(_Timed(), found.submit)
+        else:
+            found.submit(call)
+
+    if len(body) <= LARGE or not (raw is Raw.GENERATE or takes_long(body, "0", signature)):
+        submit(_decoded(signature, call, uncharged))
+    else:
+        Deferred(
+            admission.workbench, len(body),
+            lambda charge: _decoded(signature, call, charge), submit, call, charge,
+        )  # fmt: skip
+
+
+def _decoded(signature: Signature, call: Call, charge: Charge) -> Call:
+    names, body = (call.model_name, call.model_version), body_of(call)
+    if call.raw is Raw.GENERATE:
+        found = decode_generate(signature, *names, body, charge)
+    else:
+        found = decode_raw(signature, *names, body)[0]
+    charge_objects(found.inputs.values(), charge)
+    return found

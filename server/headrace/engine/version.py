@@ -11,19 +11,15 @@ from headrace.core.errors import ModelNotReady, ServerError
 from headrace.core.limits import ABANDONED_SECS
 from headrace.core.signature import Signature
 from headrace.engine.admission import ModelAccount
-from headrace.engine.chain import Compose, check, tell_servers
-from headrace.engine.classes import classify
-from headrace.engine.divided_requests import divide
+from headrace.engine.chain import Compose, check, classify, count_responses, divide, tell_servers
 from headrace.engine.doors import Direct
 from headrace.engine.fail_over import FailOver
 from headrace.engine.footprint import GpuMemory
 from headrace.engine.future_call import FutureCall
 from headrace.engine.loading import LoadedInstance, LoadedVersion
-from headrace.engine.model_host import ModelHost
-from headrace.engine.regions import Regions
-from headrace.engine.response_counting import count_responses
+from headrace.engine.model_services import ModelHost
 from headrace.engine.scheduler import make_batcher, remote_model
-from headrace.engine.shared_calls import share
+from headrace.engine.shared_memory import Regions, share
 from headrace.engine.updating import Change, Serving
 from headrace.execution.choice import InstanceKind
 from headrace.execution.local import place

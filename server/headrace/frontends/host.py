@@ -18,7 +18,6 @@ import orjson
 from headrace.core.call import Call, InferResponse, Raw
 from headrace.core.errors import ServerError, Unsupported
 from headrace.engine.admission import Account, Held
-from headrace.engine.cold_start import submit_raw
 from headrace.engine.doors import (
     GIVE_UP_BYTES,
     GRPC_NOT_DECOUPLED,
@@ -27,6 +26,7 @@ from headrace.engine.doors import (
     Target,
     not_read,
 )
+from headrace.engine.on_request import submit_raw
 from headrace.frontends.calls import Calls, CallUnderWay, UnderWay
 from headrace.frontends.channel import Channel
 from headrace.frontends.config import WantedHeaders

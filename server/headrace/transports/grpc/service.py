@@ -7,8 +7,8 @@ from headrace.core.call import Call, InferResponse
 from headrace.core.errors import ServerError, Unsupported
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
-from headrace.engine.deferred import Deferred
 from headrace.engine.doors import GRPC_NOT_DECOUPLED, Entrance, Target
+from headrace.engine.workbench import Deferred
 from headrace.transports.grpc.call import Reply
 from headrace.transports.grpc.procedures import INFERENCE
 from headrace.transports.grpc.unary import check_size

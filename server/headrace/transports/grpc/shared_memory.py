@@ -1,6 +1,6 @@
 """The procedures of system and CUDA shared memory."""
 
-from headrace.engine.regions import Regions
+from headrace.engine.shared_memory import Regions
 from headrace.transports.grpc.call import Unary
 from headrace.transports.grpc.unary import answers, awaits
 from headrace.wire.pb import grpc_service_pb2 as pb

@@ -19,8 +19,8 @@ from headrace.core.call import Call
 from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError, ServerExiting
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
-from headrace.engine.deferred import Deferred
 from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES, Entrance, not_read
+from headrace.engine.workbench import Deferred
 from headrace.observability.statistics import INFER
 from headrace.transports.grpc.access import CANCELLED
 from headrace.transports.grpc.call import Message, Open, Peer, Session

@@ -19,9 +19,8 @@ from headrace.core.errors import (
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Account
-from headrace.engine.deferred import Deferred
 from headrace.engine.doors import HTTP_NOT_DECOUPLED, Target
-from headrace.engine.workbench import LARGE, Job, Workbench
+from headrace.engine.workbench import LARGE, Deferred, Job, Workbench
 from headrace.transports.http.head import Head
 from headrace.wire.compression import (
     choose_encoding,

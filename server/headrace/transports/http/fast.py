@@ -19,9 +19,8 @@ from headrace.core.blocks import BLOCKS
 from headrace.core.call import NOBODY, Computed, InferResponse, Timing
 from headrace.core.errors import ServerError, ServerExiting
 from headrace.core.tensors import Buffer
-from headrace.engine.deferred import Deferred
 from headrace.engine.doors import Entrance
-from headrace.engine.workbench import LARGE
+from headrace.engine.workbench import LARGE, Deferred
 from headrace.observability.statistics import INFER
 from headrace.transports.http.access import GONE, log_access
 from headrace.transports.http.body import BodyReader

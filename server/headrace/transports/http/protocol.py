@@ -12,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from headrace.core.limits import SLOWEST, Patience, undelivered
 from headrace.engine.admission import Admission, ConnectionAccount
-from headrace.engine.progress import Progress
+from headrace.engine.doors import Progress
 from headrace.observability.statistics import OTHER
 from headrace.wire.v2_json import error_body
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Path, Request, Response
 
 from headrace.core.errors import InvalidRequest
-from headrace.engine.regions import Regions
+from headrace.engine.shared_memory import Regions
 from headrace.transports.http.described import (
     CUDA_REGIONS,
     SYSTEM_REGIONS,

@@ -17,7 +17,7 @@ from headrace.core.errors import InvalidRequest, PayloadTooLarge, ServerError
 from headrace.core.limits import Patience, undelivered
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Admission, ConnectionAccount
-from headrace.engine.progress import Progress
+from headrace.engine.doors import Progress
 from headrace.engine.workbench import LARGE, Job
 from headrace.transports.grpc.access import (
     CANCELLED,

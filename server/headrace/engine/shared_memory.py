@@ -1,4 +1,4 @@
-"""Shared memory that clients have registered: which regions there are, and who uses them.
+"""Shared memory of clients: the regions that they register, and the stage of calls with them.
 
 A region of system shared memory is an open file. Its bytes are read and written through the file,
 never through a mapping: a client that makes its file shorter can kill a process that has it mapped
@@ -10,31 +10,117 @@ A region that is unregistered while requests use it stays until they have ended,
 status is told, its name is taken, and requests may still name it.
 
 Owned by the event-loop thread, but for `Region.read` and `Region.write`, which may be called on any
-other. Invariant: a region is closed once, when it was unregistered and is not in use.
-"""
+other. Invariant: a region is closed once, when it was unregistered and is not in use."""
 
 import asyncio
 import logging
 import os
 import resource
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Protocol
+
+import numpy as np
 
 from headrace.backends.gpus import CudaDriver, CudaError
-from headrace.core.call import Stretch
+from headrace.core.call import (
+    Call,
+    Done,
+    InferResponse,
+    Owner,
+    Shared,
+    SharedInput,
+    Stage,
+    Stretch,
+    Submit,
+)
+from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import (
     AlreadyExists,
     ExecutionFailed,
     InvalidRequest,
     NotFound,
     Overloaded,
+    PayloadTooLarge,
     ServerError,
     Unsupported,
 )
+from headrace.core.tensors import Array, Tensor, elsewhere, raw_bytes
 from headrace.engine.admission import Admission
-from headrace.engine.region_memory import CudaMemory, Memory, SharedFile
+from headrace.wire.compression import too_large
 from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.wire.status import INTERNAL_TEXT
+
+
+class Memory(Protocol):
+    """What a region's bytes lie in. Methods block, and may be called on any thread."""
+
+    def read(self, into: memoryview, offset: int) -> int:
+        """Fill `into` from `offset` on; the bytes that were there. Raises `OSError`."""
+
+    def write(self, data: memoryview, offset: int) -> bool:
+        """Write `data` at `offset`, unless the memory is too short. Raises `OSError`."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+class SharedFile:
+    """An open file of system shared memory, from `start` on."""
+
+    def __init__(self, descriptor: int, start: int) -> None:
+        self._descriptor = descriptor
+        self._start = start
+
+    def read(self, into: memoryview, offset: int) -> int:
+        """`Memory.read`."""
+        done = 0
+        while done < len(into):  # one call gives 2 GiB at most
+            count = os.preadv(self._descriptor, [into[done:]], self._start + offset + done)
+            if not count:
+                break
+            done += count
+        return done
+
+    def write(self, data: memoryview, offset: int) -> bool:
+        """`Memory.write`."""
+        # A file that has become shorter would grow again: what it had is the client's to give.
+        if os.fstat(self._descriptor).st_size < self._start + offset + len(data):
+            return False
+        done = 0
+        while done < len(data):
+            done += os.pwrite(self._descriptor, data[done:], self._start + offset + done)
+        return True
+
+    def close(self) -> None:
+        """`Memory.close`."""
+        os.close(self._descriptor)
+
+
+class CudaMemory:
+    """Memory of a GPU that another process has allocated."""
+
+    def __init__(self, cuda: CudaDriver, device: int, address: int) -> None:
+        self._cuda = cuda
+        self._device = device
+        self._address = address
+
+    def read(self, into: memoryview, offset: int) -> int:
+        """`Memory.read`."""
+        self._cuda.to_host(self._device, self._address + offset, into)
+        return len(into)
+
+    def write(self, data: memoryview, offset: int) -> bool:
+        """`Memory.write`."""
+        self._cuda.to_device(self._device, self._address + offset, data)
+        return True
+
+    def close(self) -> None:
+        """`Memory.close`."""
+        self._cuda.close(self._device, self._address)
+
 
 log = logging.getLogger(__name__)
 
@@ -338,3 +424,206 @@ def _unable(key: str) -> ServerError:
 
 def _invalid_args(name: str, why: str) -> ServerError:
     return InvalidRequest(f"failed to register shared memory region '{name}': invalid args: {why}")
+
+
+AT_ONCE = 1 << 20  # bytes that are copied on the event loop, in less than a tenth of a millisecond
+
+_Copy = Callable[[], None]
+
+
+class Queue(Protocol):
+    """Where requests wait that are on their way to a model."""
+
+    def expect(self, count: int) -> None:
+        """So many requests more, or less, are about to come."""
+
+
+def share(regions: Regions, queue: Queue, submit: Submit) -> Submit:
+    """The stage of calls that may have tensors in shared memory, before `submit`."""
+
+    def stage(call: Call) -> None:
+        if call.shared is None:
+            submit(call)
+        else:
+            memory = SharedMemory(call.shared, regions)
+            call.enter(memory, partial(memory.begin, queue, submit))
+
+    return stage
+
+
+def placeholders(shared: Shared) -> dict[str, Tensor]:
+    """The inputs that are in shared memory, as tensors without data."""
+    return {
+        name: Tensor(name, given.datatype, np.empty(given.shape, "V0"))
+        for name, given in shared.inputs.items()
+    }
+
+
+class SharedMemory(Stage):
+    """The shared memory of one call, and its owner while its inputs are being copied.
+
+    Inputs are copied before the call is queued, so that a batch never waits for a region, nor fails
+    for one; outputs are written when they come, and the response goes on without their data. What
+    is short is copied on the event loop; what is long, and what is in memory of a GPU, on other
+    threads, while the rest waits: the queueing of the call, or the responses that come after.
+
+    Invariant: regions are in use from `begin` to the end, and as long as a thread copies.
+    """
+
+    def __init__(self, shared: Shared, regions: Regions) -> None:
+        self._shared = shared
+        self._regions = regions
+        self._used: list[Region] = []
+        self._places: dict[str, tuple[Region, int, int]] = {}  # of outputs: offset, byte_size
+        self._nbytes = 0  # that admission has counted
+        self._copying = False
+        self._over = False
+
+    def begin(self, queue: Queue, submit: Submit, call: Call) -> None:
+        """Copy the inputs and `submit` the call, at once or later; raises `ServerError`."""
+        copies = self._prepare(call)
+        if self._at_once(self._nbytes):
+            for copy in copies:
+                copy()
+            submit(call)
+            return
+        queue.expect(1)
+        call.owner = self
+        self._copy(copies, partial(self._fetched, queue, submit, call))
+
+    def transform(
+        self, call: Call, response: InferResponse, final: bool, done: Done
+    ) -> Owner | None:
+        """Write outputs to their places, and have the response go on without them."""
+        copies, nbytes = self._written(response)
+        if not self._at_once(nbytes):
+            self._copy(copies, done)
+            return self
+        for copy in copies:
+            copy()
+        return None
+
+    def over(self, call: Call) -> None:
+        """Do nothing more, but what a thread copies now."""
+        self._over = True
+        if not self._copying:
+            self._release()
+
+    def cancel(self, call: Call) -> None:
+        """`Owner.cancel`: a thread that copies goes on."""
+
+    def hold(self, call: Call, held: bool) -> None:
+        """`Owner.hold`."""
+        call.held = held
+
+    # --- inputs
+
+    def _prepare(self, call: Call) -> list[_Copy]:
+        """Have the regions, and make room for what is in them; raises `ServerError`."""
+        shared, regions = self._shared, self._regions
+        for name, place in shared.outputs.items():
+            self._places[name] = (self._use(place), place.offset, place.byte_size)
+        sources = [(self._use(given.place), n, given) for n, given in shared.inputs.items()]
+        nbytes = sum(given.place.byte_size for given in shared.inputs.values())
+        if call.nbytes + nbytes > regions.max_bytes:
+            raise PayloadTooLarge(
+                too_large("request and its shared memory", regions.max_bytes, call.nbytes + nbytes)
+            )
+        regions.admission.grow(nbytes)
+        self._nbytes = nbytes
+        return [partial(self._read, call.inputs, *source) for source in sources]
+
+    def _use(self, place: Stretch) -> Region:
+        region = self._regions.take(place)
+        self._used.append(region)
+        return region
+
+    def _read(
+        self, inputs: dict[str, Tensor], region: Region, name: str, given: SharedInput
+    ) -> None:
+        """Copy an input; may be called on another thread."""
+        place = given.place
+        if given.datatype is Datatype.BYTES:
+            raw = np.empty(place.byte_size, np.uint8)
+            region.read(raw.data, place.offset)
+            tensor = Tensor.from_bytes(name, given.datatype, given.shape, raw.data)
+        else:
+            array: Array = np.empty(given.shape, NUMPY[given.datatype])
+            region.read(array.reshape(-1).view(np.uint8).data, place.offset)
+            tensor = Tensor(name, given.datatype, array)
+        inputs[name] = tensor
+
+    def _fetched(self, queue: Queue, submit: Submit, call: Call, error: Exception | None) -> None:
+        """The inputs are there, or not."""
+        try:
+            if self._over:
+                return
+            if error is not None:
+                raise error
+            submit(call)
+        except ServerError as refusal:
+            call.pass_refusal(refusal)
+        finally:
+            queue.expect(-1)
+
+    # --- outputs
+
+    def _written(self, response: InferResponse) -> tuple[list[_Copy], int]:
+        """Take the outputs that have places out of a response: what copies them, and their bytes.
+
+        Raises `ExecutionFailed` for one that is larger than its place.
+        """
+        copies: list[_Copy] = []
+        total = 0
+        outputs: list[Tensor] = []
+        for tensor in response.outputs:
+            place = self._places.get(tensor.name)
+            if place is None:
+                outputs.append(tensor)
+                continue
+            region, offset, room = place
+            raw = raw_bytes(tensor.array)
+            if len(raw) > room:
+                raise ExecutionFailed(
+                    f"shared memory size specified with the request for output '{tensor.name}'"
+                    f" ({room} bytes) should be at least {len(raw)} bytes to hold the results"
+                )
+            total += len(raw)
+            copies.append(partial(region.write, memoryview(raw), offset))
+            outputs.append(elsewhere(tensor.name, tensor.datatype, tensor.array.shape))
+        response.outputs = outputs
+        return copies, total
+
+    # --- both
+
+    def _at_once(self, nbytes: int) -> bool:
+        return nbytes <= AT_ONCE and all(region.device_id is None for region in self._used)
+
+    def _copy(self, copies: Sequence[_Copy], done: Done) -> None:
+        """Copy on another thread, then call `done`, with the error if there was one."""
+        self._copying = True
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(self._regions.threads, _run, copies)
+        future.add_done_callback(partial(self._copied, done))
+
+    def _copied(self, done: Done, future: "asyncio.Future[None]") -> None:
+        self._copying = False
+        if self._over:
+            self._release()
+        error = future.exception()
+        if error is not None and not isinstance(error, ServerError):
+            log.error("bug while copying shared memory", exc_info=error)
+            error = ExecutionFailed(INTERNAL_TEXT)
+        done(error)
+
+    def _release(self) -> None:
+        used, self._used = self._used, []
+        for region in used:
+            self._regions.release(region)
+        nbytes, self._nbytes = self._nbytes, 0
+        self._regions.admission.count(-nbytes)
+
+
+def _run(copies: Sequence[_Copy]) -> None:
+    for copy in copies:
+        copy()

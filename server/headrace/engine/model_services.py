@@ -1,24 +1,23 @@
 """The engine as the models that it runs see it: they may have one another run, and ask for more.
 
 What they ask for is part of a request that was admitted, so it is not admitted again, and goes on
-while the server finishes what it has.
+while the server finishes what it has. What a model asks for while it is started or warmed up, on a
+loading thread, is asked on the server's event loop, and what comes of it is told on the event loop
+of that thread (`LoadingHost`). Meanwhile the load does not count among those that are done at a
+time: what it waits for may have to be loaded, too. Models that are not ready yet cannot be asked.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
-from headrace.core.call import Call
-from headrace.core.errors import (
-    ExecutionFailed,
-    InvalidRequest,
-    NotFound,
-    ServerError,
-    Unsupported,
-)
+from headrace.core.call import Call, InferResponse
+from headrace.core.errors import ExecutionFailed, InvalidRequest, NotFound, ServerError, Unsupported
 from headrace.core.model_spec import LoadParameters
 from headrace.engine.tracing import TracedCall, Tracing
+from headrace.execution.host import Host
 from headrace.observability.model_metrics import ModelMetrics
 from headrace.observability.traces import TRACE_PARAMETER
 from headrace.wire.parameters import load_parameters_of_json
@@ -156,3 +155,131 @@ class ModelHost:
     def close(self) -> None:
         """The version has gone."""
         self._metrics.forget(self)
+
+
+Answer = Callable[[object, ServerError | None], None]
+
+
+class LoadingHost:
+    """Hands on what a model asks `host` for, which belongs to `loop`; to be used on other loops."""
+
+    def __init__(
+        self, host: Host, loop: asyncio.AbstractEventLoop, wait: Callable[[bool], None]
+    ) -> None:
+        """`wait` is told when the load begins to wait for somebody, and when it does not."""
+        self._host = host
+        self._loop = loop
+        self._wait = wait
+        self._asked = 0
+        self._over = False
+
+    def close(self) -> None:
+        """The load is over, whatever it has asked; on the server's event loop."""
+        self.count(-self._asked)
+        self._over = True
+
+    def count(self, more: int) -> None:
+        """So many answers more, or less, are waited for; on the server's event loop."""
+        if self._over:
+            return
+        before, self._asked = self._asked, self._asked + more
+        if bool(before) != bool(self._asked):
+            self._wait(bool(self._asked))
+
+    def submit(self, call: Call, inside: bool) -> None:
+        """Have a model run; errors come to the call."""
+        asked = _Asked(self, asyncio.get_running_loop(), call)
+        call.owner = _There(self._loop, asked)
+        _on(self._loop, asked.go, self._host, inside)
+
+    def control(self, document: Mapping[str, Any], answer: Answer) -> None:
+        """Do something else, and answer once."""
+        here = asyncio.get_running_loop()
+
+        waits = answered = False
+
+        def back(value: object, error: ServerError | None) -> None:
+            nonlocal answered
+            answered = True
+            self.count(-waits)
+            _on(here, answer, value, error)
+
+        def ask() -> None:
+            nonlocal waits
+            try:
+                self._host.control(document, back)
+            except Exception as error:  # what nonsense raises
+                back(None, InvalidRequest(f"{type(error).__name__}: {error}"))
+            waits = not answered
+            self.count(waits)
+
+        _on(self._loop, ask)
+
+    def metric(self, document: Mapping[str, Any]) -> None:
+        """Not here: what a model tells of its metrics is kept until it serves."""
+
+
+class _Asked(Call):
+    """What a call of the loading thread asks for, on the server's event loop."""
+
+    def __init__(self, owner: LoadingHost, here: asyncio.AbstractEventLoop, call: Call) -> None:
+        """`call` belongs to the event loop `here`."""
+        super().__init__("", "", "", {})
+        self.take(call)
+        self.refusal = call.refusal
+        self._loads = owner
+        self._here = here
+        self._call = call
+        self._over = False
+
+    def go(self, host: Host, inside: bool) -> None:
+        """Submit it."""
+        self._loads.count(1)
+        try:
+            host.submit(self, inside)
+        except ServerError as error:
+            self.fail(error)
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        if final:
+            self._end()
+        _on(self._here, self._call.pass_response, response, final)
+
+    def finish(self) -> None:
+        self._end()
+        _on(self._here, self._call.pass_end)
+
+    def fail(self, error: ServerError) -> None:
+        self._end()
+        _on(self._here, self._call.pass_end, error)
+
+    def cancel(self) -> None:
+        self._end()
+        super().cancel()
+
+    def _end(self) -> None:
+        if not self._over:
+            self._over = True
+            self._loads.count(-1)
+
+
+class _There:
+    """The owner of a call of the loading thread: what it asks for, on the server's event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, asked: _Asked) -> None:
+        self._loop = loop
+        self._asked = asked
+
+    def cancel(self, call: Call) -> None:
+        """`Owner.cancel`."""
+        _on(self._loop, self._asked.cancel)
+
+    def hold(self, call: Call, held: bool) -> None:
+        """`Owner.hold`."""
+        _on(self._loop, self._asked.hold, held)
+
+
+def _on(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *given: object) -> None:
+    """Call on another event loop, unless that is closed: then nobody waits any more."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(call, *given)
