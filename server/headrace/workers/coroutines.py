@@ -6,19 +6,16 @@ Apart, since an event loop is a large thing to import for models that have none.
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable
 from time import monotonic_ns
 from typing import Any
 
 from headrace.workers.batches import Batches
-from headrace.workers.execute import Executor, error_texts
+from headrace.workers.execute import READY_SECS, Executor, error_texts
 from headrace.workers.frames import Kind, unpack_batch
 from headrace.workers.link import Link, Received
 from headrace.workers.session import Session
 
 log = logging.getLogger("model")
-
-_READY_SECS = 5.0  # for a coroutine to say whether the model is ready
 
 
 class CoroutineExecutor(Executor):
@@ -90,16 +87,9 @@ class CoroutineExecutor(Executor):
     async def _ready_async(self) -> object:
         try:
             found = self._model.is_ready()
-            return await _in_time(found) if inspect.isawaitable(found) else found
+            if inspect.isawaitable(found):
+                found = await asyncio.wait_for(found, READY_SECS)
+            return found
         except Exception:
             log.exception("is_ready")
             return False
-
-
-def await_briefly(awaitable: Awaitable[object]) -> object:
-    """What comes of it, on an event loop of its own; raises `TimeoutError`, and what it raises."""
-    return asyncio.run(_in_time(awaitable))
-
-
-async def _in_time(awaitable: Any) -> Any:
-    return await asyncio.wait_for(awaitable, _READY_SECS)

@@ -26,6 +26,7 @@ from headrace.workers.triton_requests import (
 
 log = logging.getLogger("model")
 
+READY_SECS = 5.0  # for a coroutine to say whether the model is ready
 _TEXT, _TRACEBACK = 4096, 65_536  # characters of what is told of an error
 LATER, AGAIN = "later", "again"  # what becomes of a request without a response
 
@@ -189,9 +190,9 @@ class Executor:
             found = self._model.is_ready()
             if not inspect.isawaitable(found):
                 return found
-            from headrace.workers.coroutines import await_briefly
+            import asyncio  # a large thing to import for models without coroutines
 
-            return await_briefly(found)
+            return asyncio.run(asyncio.wait_for(found, READY_SECS))
         except Exception:
             log.exception("is_ready")
             return False
