@@ -13,9 +13,9 @@ import pytest
 
 from headrace import __version__
 from headrace.cli import main
+from headrace.commands.serve import BY_VALUE, WITHOUT_EFFECT, translate
 from headrace.options import ENV_PREFIX
 from headrace.settings import OPTIONS, SECTIONS, from_environment
-from headrace.triton_options import BY_VALUE, WITHOUT_EFFECT, translate
 from tests.support.command import run, write_bad_repository, write_model
 from tests.support.http_client import HttpClient
 from tests.support.http_socket import ask

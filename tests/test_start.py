@@ -55,7 +55,7 @@ def test_the_command_line_needs_little() -> None:
 
 
 def test_commands_that_ask_for_json_need_little() -> None:
-    modules = imported_by("import headrace.commands.remote_models, headrace.client.server")
+    modules = imported_by("import headrace.commands.models")
     assert among(modules, LIBRARIES) == []
 
 

@@ -647,6 +647,12 @@ for _option in OPTIONS:
     if _option.section:
         SECTIONS[_option.section] = []
     SECTIONS[next(reversed(SECTIONS))].append(_option)
+# Of these, those by which other commands find and build environments.
+ENVIRONMENT_OPTIONS = tuple(
+    option
+    for option in OPTIONS
+    if option.field in ("environment_cache", "wheelhouse", "environment_build_timeout_secs")
+)
 # Kubernetes puts such variables into every pod for a Service that is called "headrace" or alike.
 _LINK_NAME = re.compile(r"HEADRACE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_\w+)")
 _LINK_VALUES = ("tcp://", "udp://", "sctp://")

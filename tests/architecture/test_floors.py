@@ -18,7 +18,7 @@ ROOT = "headrace"
 COMPOSITION = {
     "cli", "app", "commands", "doors", "extending", "front_doors",
     "model_sources", "options", "server_doors", "settings", "start_table", "triton",
-    "triton_options", "__main__",
+    "__main__",
 }  # fmt: skip
 FLOORS = {
     "workers": 0,

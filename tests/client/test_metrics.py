@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 
-from headrace.client.metrics import Sample, parse
+from headrace.commands.top_table import Sample, parse
 from tests.wire.strategies import PROPERTY
 
 _VALUES = st.text(st.characters(exclude_categories=["Cs"]))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from headrace.client.address import BadAnswer
-from headrace.client.signature import Declared, fit, random, taken
+from headrace.commands.infer_inputs import Declared, fit, random, taken
 from headrace.core.datatypes import NUMPY, Datatype
 
 _METADATA = {

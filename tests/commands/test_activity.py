@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.client.metrics import parse
-from headrace.commands.activity import Scrape, activity, grown_counts, quantile
+from headrace.commands.top_table import Scrape, activity, grown_counts, parse, quantile
 from tests.wire.strategies import PROPERTY
 
 _BEFORE = """

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from headrace.client.signature import Declared
-from headrace.commands.images import ImageOptions, read_image
+from headrace.commands.infer_inputs import Declared, ImageOptions, read_image
 from headrace.commands.remote import CommandFailed
 from headrace.core.datatypes import Datatype
 

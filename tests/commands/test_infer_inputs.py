@@ -7,8 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.client.signature import Declared
-from headrace.commands.infer_inputs import Random, Reader
+from headrace.commands.infer_inputs import Declared, Random, Reader
 from headrace.commands.remote import CommandFailed
 from headrace.core.datatypes import NUMPY, Datatype
 from tests.wire.strategies import PROPERTY

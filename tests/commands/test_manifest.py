@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli import main
-from headrace.repository.model_files import NAME
+from headrace.repository.model_files import MANIFEST
 
 
 def run(*arguments: str) -> int:
@@ -20,9 +20,9 @@ def test_it_is_written_and_checked(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "1").mkdir()
     (tmp_path / "1/model.py").write_text("one")
     assert run(str(tmp_path), "--check") == 1
-    assert f"there is no {NAME}" in capsys.readouterr().err
+    assert f"there is no {MANIFEST}" in capsys.readouterr().err
     assert run(str(tmp_path)) == 0
-    assert capsys.readouterr().out == f"{tmp_path}: {NAME} written, files: 1\n"
+    assert capsys.readouterr().out == f"{tmp_path}: {MANIFEST} written, files: 1\n"
     assert run(str(tmp_path), "--check") == 0
     (tmp_path / "1/model.py").write_text("two")
     capsys.readouterr()

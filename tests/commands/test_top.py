@@ -21,9 +21,16 @@ from typing import IO
 import pytest
 from rich.console import Console
 
-from headrace.commands import top_table
-from headrace.commands.activity import AnswerRate, ServerActivity, VersionActivity
-from headrace.commands.top_table import View, ordered, plain_lines, rich_lines
+from headrace.commands.top_table import (
+    AnswerRate,
+    ServerActivity,
+    VersionActivity,
+    View,
+    document,
+    ordered,
+    plain_lines,
+    rich_lines,
+)
 from headrace.core.datatypes import Datatype
 from tests.commands.conftest import Headrace
 from tests.models.onnx_graphs import identity, write_model
@@ -94,11 +101,11 @@ def test_what_was_answered_with_errors() -> None:
     assert lines[2] == "answered with errors: 3/s http infer 400, 3/s grpc infer NOT_FOUND"
     assert lines[4].split()[:5] == ["MODEL", "VER", "REQ/S", "ERR/S", "REASON"]
     assert lines[5].split()[:5] == ["idle", "1", "0", "2", "BACKEND"]
-    document = top_table.document(view, 1.0)
-    assert document["server"]["answers"][0] == {
+    shown = document(view, 1.0)
+    assert shown["server"]["answers"][0] == {
         "door": "http", "operation": "infer", "status": "400", "per_second": 3.0,
     }  # fmt: skip
-    assert document["models"][0]["failures_per_second_by_reason"] == failing.reasons
+    assert shown["models"][0]["failures_per_second_by_reason"] == failing.reasons
 
 
 def test_by_rich() -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from headrace.cli import main
+from headrace.commands.serve import BY_VALUE, WITHOUT_EFFECT
 from headrace.settings import OPTIONS
-from headrace.triton_options import BY_VALUE, WITHOUT_EFFECT
 from tests.support.server_process import ServerProcess, examples
 
 ROOT = Path(__file__).parents[2]

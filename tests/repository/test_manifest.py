@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import LoadFailed
-from headrace.repository.model_files import NAME, Digests, read_manifest, write_manifest
+from headrace.repository.model_files import MANIFEST, Digests, read_manifest, write_manifest
 
 
 def write(path: Path, text: str = "one") -> None:
@@ -33,7 +33,7 @@ def model(tmp_path: Path) -> Path:
 
 def test_what_is_written(model: Path) -> None:
     names = ["1/model.py", "2/model.py", "config.pbtxt"]
-    document = json.loads((model / NAME).read_text())
+    document = json.loads((model / MANIFEST).read_text())
     assert document == {"files": dict.fromkeys(names, digest("one"))}
     assert write_manifest(model) == read_manifest(model) == document["files"]
     assert Digests().verified(model, [1, 2]) == document["files"]
@@ -51,7 +51,7 @@ def test_what_is_not_complete_is_refused(model: Path) -> None:
     with pytest.raises(LoadFailed) as refused:
         Digests().verified(model, [1])
     assert str(refused.value) == (
-        f"{NAME}: 1/model.py does not hold what it is to hold;"
+        f"{MANIFEST}: 1/model.py does not hold what it is to hold;"
         " config.pbtxt is not there, or is being written"
     )
 
@@ -64,7 +64,7 @@ def test_versions_that_are_not_served_do_not_matter(model: Path) -> None:
 
 
 def test_a_version_may_have_one_of_its_own(model: Path) -> None:
-    (model / NAME).unlink()
+    (model / MANIFEST).unlink()
     write_manifest(model / "2")
     assert Digests().verified(model, [1, 2]) == {"2/model.py": digest("one")}
     write(model / "2/model.py", "half")
@@ -75,7 +75,7 @@ def test_a_version_may_have_one_of_its_own(model: Path) -> None:
 
 def test_of_many_problems_some_are_told(tmp_path: Path) -> None:
     names = [f"1/{number}" for number in range(9)]
-    write(tmp_path / NAME, json.dumps({"files": dict.fromkeys(names, digest(""))}))
+    write(tmp_path / MANIFEST, json.dumps({"files": dict.fromkeys(names, digest(""))}))
     with pytest.raises(LoadFailed, match=r"and 6 more$"):
         Digests().verified(tmp_path, [1])
 
@@ -109,6 +109,6 @@ def test_a_file_is_read_again_only_if_it_has_changed(model: Path) -> None:
     ],
 )
 def test_a_manifest_that_makes_no_sense(tmp_path: Path, text: str, told: str) -> None:
-    write(tmp_path / NAME, text)
+    write(tmp_path / MANIFEST, text)
     with pytest.raises(LoadFailed, match=told):
         Digests().verified(tmp_path, [1])

@@ -1,32 +1,41 @@
 """`headrace infer MODEL`: ask a model of a running server."""
 
 import argparse
+import base64
 import json
+import math
+import re
 import shutil
+import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from headrace.client.address import Refused
 from headrace.client.inference import Question, divided, joined
 from headrace.client.server import Document, Server
-from headrace.client.signature import Taken, taken
-from headrace.commands.images import ImageOptions
-from headrace.commands.infer_inputs import Given, Random, Reader
-from headrace.commands.remote import CommandFailed, print_json
-from headrace.commands.replies import reply_document, reply_lines, save, timing_line
-from headrace.commands.text import printable
+from headrace.commands.command import Group, option
+from headrace.commands.infer_inputs import Given, ImageOptions, Random, Reader, Taken, taken
+from headrace.commands.remote import (
+    CommandFailed,
+    parse_version,
+    print_json,
+    remote_command,
+)
+from headrace.commands.text import duration, printable, table
 from headrace.core.call import InferResponse
 from headrace.core.datatypes import Datatype
-from headrace.core.tensors import Tensor
+from headrace.core.tensors import Array, Tensor, brackets
 
 _FLOATS = (Datatype.FP32, Datatype.FP64)
 
 
-def infer(options: argparse.Namespace, server: Server) -> int:
+def _infer(options: argparse.Namespace, server: Server) -> int:
     """Ask as the command line says, and print what comes."""
     model, version = options.model, options.version or ""
     config: Document = {}
@@ -151,3 +160,283 @@ def _plain(tensor: Tensor) -> Iterator[Any]:
                 f"input {tensor.name!r}: a stream is asked for in JSON, which takes texts in UTF-8"
                 " and no other bytes"
             ) from None
+
+
+# --- replies
+
+_SHOWN = 128  # elements that are printed, of more the first and last
+_QUANTILES = (("p50", 50), ("p90", 90), ("p99", 99))
+
+
+def reply_lines(reply: InferResponse, classified: Container[str], width: int) -> list[str]:
+    """The reply for a terminal with `width` columns; `classified` outputs hold classes."""
+    heads = [(t.name, f"{t.datatype} {brackets(t.array.shape)}") for t in reply.outputs]
+    lines = table(("", ""), heads)[1:]
+    shown: list[str] = []
+    for line, tensor in zip(lines, reply.outputs, strict=True):
+        if tensor.name in classified and tensor.array.ndim:
+            shown += [line, *_class_lines(tensor)]
+            continue
+        texts = _array_lines(tensor, width - 2)
+        if len(texts) == 1 and len(line) + 2 + len(texts[0]) <= width:
+            shown.append(f"{line}  {texts[0]}")
+        else:
+            shown += [line, *(f"  {text}" for text in texts)]
+    shown += [f"parameter {name} = {json.dumps(v)}" for name, v in reply.parameters.items()]
+    return shown
+
+
+def timing_line(seconds: Sequence[float]) -> str:
+    """How long requests took."""
+    if len(seconds) == 1:
+        return duration(seconds[0])
+    found = _timing(seconds)
+    names = ("mean", "p50", "p90", "p99", "max")
+    parts = [f"{name} {duration(found[f'{name}_seconds'])}" for name in names]
+    return f"{len(seconds)} requests: {', '.join(parts)}"
+
+
+def reply_document(reply: InferResponse, seconds: Sequence[float]) -> Document:
+    """The protocol's response, and how long requests took."""
+    return {
+        "model_name": reply.model_name,
+        "model_version": reply.model_version,
+        "id": reply.id,
+        "parameters": dict(reply.parameters),
+        "outputs": [
+            {
+                "name": tensor.name,
+                "datatype": tensor.datatype.value,
+                "shape": list(tensor.array.shape),
+                "data": [_json_value(item) for item in tensor.array.ravel().tolist()],
+            }
+            for tensor in reply.outputs
+        ],
+        "timing": _timing(seconds),
+    }
+
+
+def save(reply: InferResponse, folder: Path) -> list[Path]:
+    """Write each output as an .npy file; raises `CommandFailed`."""
+    written = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for tensor in reply.outputs:
+            path = folder / f"{_file_name(tensor.name)}.npy"
+            if path in written:
+                raise CommandFailed(f"two outputs would be written to {path}")
+            np.save(path, _saved(tensor), allow_pickle=False)
+            written.append(path)
+    except OSError as error:
+        raise CommandFailed(f"{error.filename or folder}: {error.strerror}") from None
+    return written
+
+
+def _file_name(output: str) -> str:
+    """The name is the model's: nothing in it may lead out of the folder."""
+    return re.sub(r"[^\w.-]", "_", output).lstrip(".") or "_"
+
+
+def _saved(tensor: Tensor) -> Array:
+    """An array that .npy can hold."""
+    if tensor.datatype is Datatype.BF16:
+        return np.asarray(tensor.array).astype(np.float32)  # the same values
+    if tensor.datatype is not Datatype.BYTES:
+        return np.asarray(tensor.array)
+    items: list[bytes] = tensor.array.ravel().tolist()
+    if any(item.endswith(b"\0") for item in items):
+        raise CommandFailed(
+            f"output {tensor.name!r} cannot be saved: in .npy, texts cannot end with zero bytes"
+        )
+    return np.array(items, f"S{max(map(len, items), default=1) or 1}").reshape(tensor.array.shape)
+
+
+def _timing(seconds: Sequence[float]) -> Document:
+    ranked = sorted(seconds)
+    found: Document = {"requests": len(seconds), "mean_seconds": statistics.fmean(seconds)}
+    for name, percent in _QUANTILES:
+        found[f"{name}_seconds"] = ranked[math.ceil(len(ranked) * percent / 100) - 1]
+    return found | {"max_seconds": ranked[-1]}
+
+
+def _json_value(item: Any) -> Any:
+    """Texts as texts, other bytes as base64; what JSON has no number for as a text."""
+    if isinstance(item, bytes):
+        try:
+            return item.decode()
+        except UnicodeDecodeError:
+            return {"base64": base64.b64encode(item).decode()}
+    if isinstance(item, float) and not math.isfinite(item):
+        return "NaN" if item != item else "Infinity" if item > 0 else "-Infinity"
+    return item
+
+
+def _array_lines(tensor: Tensor, width: int) -> list[str]:
+    array = np.asarray(tensor.array)
+    form: Any = None
+    if tensor.datatype is Datatype.BYTES:
+        texts: list[str] = [
+            item.decode("utf-8", "backslashreplace") for item in array.ravel().tolist()
+        ]
+        if len(texts) == 1:
+            return printable(texts[0]).split("\n")
+        array = np.array([json.dumps(text, ensure_ascii=False) for text in texts], object)
+        array = array.reshape(tensor.array.shape)
+        form = {"object": str}
+    elif tensor.datatype is Datatype.BF16:
+        array = array.astype(np.float32)
+    if array.size == 1 and array.ndim:
+        return [str(array.ravel()[0])]
+    text: str = np.array2string(
+        array, width, precision=6, suppress_small=True, threshold=_SHOWN, formatter=form
+    )
+    return text.splitlines()
+
+
+def _class_lines(tensor: Tensor) -> list[str]:
+    """Rows of `score:index` or `score:index:label`, the best first."""
+    rows: list[list[bytes]] = np.asarray(tensor.array).reshape(-1, tensor.array.shape[-1]).tolist()
+    lines: list[str] = []
+    for number, row in enumerate(rows):
+        if len(rows) > 1:
+            lines.append(f"  row {number}")
+        parts = [printable(item.decode("utf-8", "backslashreplace")).split(":", 2) for item in row]
+        cells = [("  " + p[0], *p[1:], *[""] * (3 - len(p))) for p in parts]
+        lines += table(("  SCORE", "CLASS", "LABEL"), cells, right="  SCORE CLASS")
+    return lines
+
+
+# --- the command line
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    return name, value
+
+
+def _parameter(text: str) -> tuple[str, str | int | float | bool]:
+    name, value = _named(text)
+    try:
+        parsed = json.loads(value)
+    except ValueError:
+        return name, value
+    return name, parsed if isinstance(parsed, str | int | float | bool) else value
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, value = _named(text)
+    try:
+        shape = tuple(int(size) for size in value.split(","))
+    except ValueError:
+        shape = (-1,)
+    if min(shape) < 0:
+        raise argparse.ArgumentTypeError(f"expected NAME=N,N,..., got {text!r}")
+    return name, shape
+
+
+def _count(text: str) -> int:
+    if text.isascii() and text.isdigit() and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text!r}")
+
+
+def _number(text: str) -> float:
+    over, _, under = text.partition("/")
+    try:
+        return float(over) / float(under or 1)
+    except (ValueError, ZeroDivisionError):
+        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}") from None
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(map(_number, text.split(",")))
+
+
+def _divisors(text: str) -> tuple[float, ...]:
+    found = _numbers(text)
+    if 0 in found:
+        raise argparse.ArgumentTypeError(f"expected numbers other than 0, got {text!r}")
+    return found
+
+
+INFER = remote_command(
+    "infer", _infer,
+    option("model", metavar="MODEL"),
+    option(
+        "data", nargs="?", metavar="VALUE",
+        help="the value of the model's only input; or a .npz file, a table with a column for each,"
+        " or JSON such as {\"NAME\": VALUE}, for all; or an inference request in JSON",
+    ),
+    option("--version", type=parse_version, metavar="N", help="this version of the model"),
+    option(
+        "--input", action="append", default=[], type=_named, metavar="NAME=VALUE",
+        help="the value of one input; may be repeated",
+    ),
+    option("--output", action="append", metavar="NAME", help="only this output; may be repeated"),
+    option(
+        "--classes", type=_count, metavar="K",
+        help="the K best classes with their labels in place of an output's numbers: of those named"
+        " by --output, or all of floats",
+    ),
+    option(
+        "--parameter", action="append", default=[], type=_parameter, metavar="NAME=VALUE",
+        help="a parameter of the request: a number, true, false, or a text; may be repeated",
+    ),
+    option("--id", metavar="TEXT", help="the request's id"),
+    option(
+        "--repeat", type=_count, default=1, metavar="N",
+        help="ask N times, one after the other, and say how long that took",
+    ),
+    option(
+        "--stream", action="store_true",
+        help="print responses as they come; models that answer many times are always asked so",
+    ),
+    option("--save", metavar="DIR", help="write each output to DIR/NAME.npy"),
+    as_json="print one JSON document; with a stream, one for each response",
+    groups=(
+        Group("made-up inputs", (
+            option("--random", action="store_true", help="make up the inputs that are not given"),
+            option(
+                "--rows", type=_count, default=1, metavar="N", help="that many rows (default: 1)"
+            ),
+            option(
+                "--shape", action="append", default=[], type=_shape, metavar="NAME=N,N,...",
+                help="an input's shape, where the model's leaves it open; may be repeated",
+            ),
+            option("--seed", type=int, metavar="N", help="the same values every time"),
+        )),
+        Group("images", (
+            option(
+                "--layout", choices=("HWC", "CHW", "HW"), default="",
+                help="order of an input's axes, if its number of channels does not tell",
+            ),
+            option(
+                "--scale", type=_number, metavar="X",
+                help="such as 1/255, the default for floats; else 1",
+            ),
+            option(
+                "--mean", type=_numbers, default=(0.0,), metavar="X[,X,X]",
+                help="one number, or by channel",
+            ),
+            option(
+                "--std", type=_divisors, default=(1.0,), metavar="X[,X,X]",
+                help="one number, or by channel",
+            ),
+        ), "Resized to the input's shape; a value is (pixel * scale - mean) / std."),
+    ),
+    help="ask a model of a running server",
+    description="Ask a model of a running server, and print what it answers.",
+    epilog="""\
+A VALUE is a file that its suffix tells (.json .npy .npz .csv, or an image),
+another file after an @, JSON, - for standard input, or the text itself where
+the model takes text.
+
+  headrace infer text_language "Wann fährt der nächste Zug nach Hamburg?"
+  headrace infer digits three.png --scale=-16/255 --mean=-16 --classes 3
+  headrace infer simple --input INPUT0=left.npy --random --json
+  headrace infer storyteller --input text_input="The miller" \\
+      --input max_tokens=5
+""",
+)  # fmt: skip

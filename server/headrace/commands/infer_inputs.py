@@ -1,37 +1,405 @@
-"""What stands on the command line of `headrace infer`, as the inputs of a model.
+"""Inputs of a model, from what stands on the command line of `headrace infer`.
 
-A value is a file, told by its suffix, or JSON, or for a BYTES input the text itself.
+A value is a file, told by its suffix, or JSON, or for a BYTES input the text itself. Files are
+arrays, tables and images; each is brought into the form that the model declares (`Declared`).
+Functions raise `CommandFailed` that says what is wrong with which file.
 """
 
+import csv
 import difflib
 import json
+import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headrace.client.inference import cast
-from headrace.client.signature import Declared, fit, random
-from headrace.commands.images import ImageOptions
-from headrace.commands.input_files import (
-    file_of,
-    open_archive,
-    parse_json,
-    read_cells,
-    read_file,
-    read_member,
-    read_rows,
-    read_standard_input,
-    read_text,
-    to_array,
-)
+from headrace.client.address import BadAnswer
+from headrace.client.inference import cast, elements
 from headrace.commands.remote import CommandFailed
 from headrace.core.call import Parameter
-from headrace.core.datatypes import BY_NAME, Datatype
+from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
 from headrace.core.errors import ServerError
-from headrace.core.tensors import Array, Tensor, element_count
+from headrace.core.tensors import Array, Tensor, brackets, element_count
+from headrace.workers.elements import object_array
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_RANDOM_INTEGERS = 10  # exclusive
+_RANDOM_LETTERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A tensor as the model declares it; with `rows`, axis 0 of `shape` counts them. -1 in
+    `shape` is any number."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    rows: bool = False
+    optional: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.datatype} {brackets(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A model's inputs and outputs by name, and whether it may answer more than once.
+
+    A request may have `most_rows`; 0 if that is not known, or if it has no rows.
+    """
+
+    inputs: Mapping[str, Declared]
+    outputs: Mapping[str, Declared]
+    decoupled: bool = False
+    most_rows: int = 0
+
+
+def taken(metadata: Mapping[str, Any], config: Mapping[str, Any]) -> Taken:
+    """From the documents of both names; raises `BadAnswer`.
+
+    Without a configuration a model has rows if every input may begin with any number.
+    """
+    shapes = [item.get("shape", ()) for item in metadata.get("inputs", ())]
+    rows = config.get("max_batch_size", 0) > 0
+    if not config:
+        rows = bool(shapes) and all(int(shape[0]) == -1 for shape in shapes if shape)
+    optional = {item["name"] for item in config.get("input", ()) if item.get("optional")}
+
+    def declared(items: Sequence[Mapping[str, Any]]) -> dict[str, Declared]:
+        return {
+            item["name"]: Declared(
+                item["name"],
+                BY_NAME[item["datatype"]],
+                tuple(map(int, item["shape"])),
+                rows,
+                item["name"] in optional,
+            )
+            for item in items
+        }
+
+    try:
+        policy = config.get("model_transaction_policy", {})
+        return Taken(
+            declared(metadata["inputs"]),
+            declared(metadata["outputs"]),
+            bool(policy.get("decoupled", False)),
+            int(config.get("max_batch_size", 0)),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadAnswer(f"the model's metadata make no sense: {error!r}") from error
+
+
+def fit(array: Array, declared: Declared) -> Array:
+    """`array` in a shape that the model takes: as it is, as one row, or from flat values.
+
+    Raises `ValueError` that says what is expected.
+    """
+    shape = declared.shape
+    if _matches(array.shape, shape):
+        return array
+    if declared.rows and _matches(array.shape, shape[1:]):
+        return array[np.newaxis]
+    if array.ndim <= 1 and (full := _filled(array.size, shape)) is not None:
+        return array.reshape(full)
+    if array.ndim == 2 and declared.rows:  # of a table, each row in its shape
+        full = _filled(array.shape[1], shape[1:])
+        if full is not None:
+            return array.reshape(array.shape[0], *full)
+    hint = " (-1 is any number)" if -1 in shape else ""
+    raise ValueError(f"expected shape {brackets(shape)}{hint}, got {brackets(array.shape)}")
+
+
+def random(
+    declared: Declared, generator: np.random.Generator, rows: int, shape: Sequence[int] | None
+) -> Array:
+    """Values that mean nothing, of a shape that the model takes; what may be any number is 1.
+
+    Floats are from 0 to 1, integers from 0 to 9, texts have eight letters. `shape` is in place of
+    the declared one, rows and all.
+    """
+    full = tuple(1 if size < 0 else size for size in declared.shape)
+    if declared.rows:
+        full = (rows, *full[1:])
+    if shape is not None:
+        full = tuple(shape)
+    dtype = NUMPY[declared.datatype]
+    if declared.datatype is Datatype.BYTES:
+        letters = generator.integers(97, 123, (math.prod(full), _RANDOM_LETTERS), np.uint8)
+        return object_array([[row.tobytes() for row in letters]], full)
+    if declared.datatype is Datatype.BOOL:
+        return generator.integers(0, 2, full).astype(dtype)
+    if dtype.kind in "iu":
+        return generator.integers(0, _RANDOM_INTEGERS, full).astype(dtype)
+    return generator.random(full).astype(dtype)
+
+
+def _matches(given: Sequence[int], declared: Sequence[int]) -> bool:
+    return len(given) == len(declared) and all(
+        want in (-1, size) for size, want in zip(given, declared, strict=True)
+    )
+
+
+def _filled(count: int, shape: Sequence[int]) -> tuple[int, ...] | None:
+    """`shape` for so many elements: the last -1 is what is needed, the others are 1."""
+    full = [1 if size < 0 else size for size in shape]
+    fixed = math.prod(full)
+    open_axes = [axis for axis, size in enumerate(shape) if size < 0]
+    if open_axes and fixed and count % fixed == 0:
+        full[open_axes[-1]] = count // fixed
+    return tuple(full) if math.prod(full) == count else None
+
+
+# --- images
+
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+LAYOUTS = ("HWC", "CHW", "HW")
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+
+
+@dataclass(frozen=True, slots=True)
+class ImageOptions:
+    """How pixels become values: (pixel * scale - mean) / std, a number each or one a channel.
+
+    Empty `layout` is what the model's shape says, no `scale` is 1/255 for floats, else 1.
+    """
+
+    layout: str = ""
+    scale: float | None = None
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+
+def read_image(path: Path, declared: Declared, options: ImageOptions) -> Array:
+    """The image in `path` as one row of `declared`; raises `CommandFailed`."""
+    dims = declared.shape[1:] if declared.rows else declared.shape
+    if not declared.rows and len(dims) == 4:
+        dims = dims[1:]  # a model that counts rows without saying so
+    layout = options.layout or _layout(dims)
+    if len(layout) != len(dims) or not layout:
+        raise CommandFailed(
+            f"input '{declared.name}' of shape {brackets(declared.shape)} is not plainly an image;"
+            " --layout says which axis is what: HWC, CHW or HW"
+        )
+    axes = dict(zip(layout, dims, strict=True))
+    channels = axes.get("C", 1)
+    if channels not in (-1, *_MODES):
+        raise CommandFailed(
+            f"input '{declared.name}' of shape {brackets(declared.shape)} has {channels} channels"
+            f" by layout {layout}; images have 1, 3 or 4"
+        )
+    with _opened(path) as image:
+        image = image.convert(_MODES[3 if channels == -1 else channels])
+        high, wide = axes["H"], axes["W"]
+        wanted = (image.width if wide < 0 else wide, image.height if high < 0 else high)
+        pixels = np.asarray(image if wanted == image.size else _resized(image, wanted))
+    values = _normalised(pixels, declared, options)
+    if layout == "CHW":
+        values = values.transpose(2, 0, 1) if values.ndim == 3 else values[np.newaxis]
+    elif layout == "HWC" and values.ndim == 2:
+        values = values[:, :, np.newaxis]
+    return values if len(dims) == len(declared.shape) else values[np.newaxis]
+
+
+def _layout(dims: tuple[int, ...]) -> str:
+    """Which axis is what, if the number of channels says so."""
+    if len(dims) == 2:
+        return "HW"
+    if len(dims) != 3:
+        return ""
+    for channels in ((1, 3), (4,)):  # an image may be four pixels wide, but hardly three
+        first, last = dims[0] in channels, dims[2] in channels
+        if first != last:
+            return "CHW" if first else "HWC"
+    return ""
+
+
+def _normalised(pixels: Array, declared: Declared, options: ImageOptions) -> Array:
+    wanted = NUMPY[declared.datatype]
+    floats = wanted.kind not in "iub"
+    scale = options.scale if options.scale is not None else 1 / 255 if floats else 1.0
+    channels = pixels.shape[2] if pixels.ndim == 3 else 1
+    for name, given in (("--mean", options.mean), ("--std", options.std)):
+        if len(given) not in (1, channels):
+            raise CommandFailed(f"{name} has {len(given)} numbers for {channels} channels")
+    values = (pixels * scale - np.array(options.mean)) / np.array(options.std)
+    if wanted.kind in "iu":
+        limits = np.iinfo(wanted)
+        values = np.rint(values).clip(limits.min, limits.max)
+    result: Array = values.astype(wanted)
+    return result
+
+
+def _opened(path: Path) -> "Image":
+    try:
+        from PIL import Image, ImageOps, UnidentifiedImageError
+    except ImportError:
+        raise CommandFailed(
+            f"reading {path.name} needs Pillow: pip install 'headrace[cli]'"
+        ) from None
+    try:
+        image = Image.open(path)
+        # Cameras store pictures as they were held, and say so beside.
+        return ImageOps.exif_transpose(image)
+    except UnidentifiedImageError:
+        raise CommandFailed(f"{path}: not an image that Pillow can read") from None
+    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        raise CommandFailed(f"{path}: {error}") from None
+
+
+def _resized(image: "Image", size: tuple[int, int]) -> "Image":
+    from PIL import Image
+
+    return image.resize(size, Image.Resampling.BILINEAR)
+
+
+# --- files
+
+KNOWN_SUFFIXES = (".csv", ".json", ".npy", ".npz", *SUFFIXES)
+
+
+def file_of(text: str) -> Path | None:
+    """The file that `text` means: after an @, or by its suffix."""
+    if text.startswith("@"):
+        return Path(text[1:])
+    if "\n" in text or len(text) > 4096 or text.lstrip()[:1] in ("{", "[", '"'):
+        return None
+    path = Path(text)
+    return path if path.suffix.lower() in KNOWN_SUFFIXES else None
+
+
+def read_file(path: Path, declared: Declared, images: ImageOptions) -> Array:
+    """What a file holds for one input, by its suffix."""
+    suffix = path.suffix.lower()
+    if suffix == ".npy":
+        return _array(path)
+    if suffix == ".npz":
+        with open_archive(path) as arrays:
+            return read_member(path, arrays, declared.name)
+    if suffix == ".json":
+        return to_array(parse_json(read_text(path), str(path)), declared)
+    if suffix == ".csv":
+        rows = read_rows(path)
+        named = {cell.strip() for cell in rows[0]} == {declared.name}
+        return read_cells(path, rows[1:] if named and len(rows) > 1 else rows, declared)
+    if declared.datatype is Datatype.BYTES:
+        return np.array(_bytes(path), object)
+    if suffix in SUFFIXES:
+        _bytes(path)  # says why if it cannot be read
+        return read_image(path, declared, images)
+    raise CommandFailed(
+        f"{path}: what it holds is told by its suffix; known are {' '.join(KNOWN_SUFFIXES)}"
+    )
+
+
+def read_standard_input() -> str:
+    """All of it, without the line feed at its end."""
+    return sys.stdin.read().removesuffix("\n")
+
+
+def parse_json(text: str, where: str) -> Any:
+    """A JSON text; `where` is what messages call it."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CommandFailed(f"{where}: not JSON: {error}") from None
+
+
+def to_array(value: Any, declared: Declared) -> Array:
+    """JSON values as an array of the datatype that is declared."""
+    try:
+        return elements(value, declared.datatype)
+    except ValueError as error:
+        raise CommandFailed(f"input {declared.name!r}: {error}") from None
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CommandFailed(f"{path}: {error.strerror}") from None
+
+
+def read_text(path: Path) -> str:
+    """A text file."""
+    return _bytes(path).decode("utf-8-sig", "replace")
+
+
+def _array(path: Path) -> Array:
+    _bytes(path)
+    try:
+        found: Array = np.load(path, allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise CommandFailed(f"{path}: not an array that can be read: {error}") from None
+    return _texts(found)
+
+
+def open_archive(path: Path) -> Any:
+    """The arrays in an .npz, a context manager."""
+    _bytes(path)
+    try:
+        return np.load(path, allow_pickle=False)
+    except Exception as error:  # of zipfile's and zlib's, too
+        raise CommandFailed(f"{path}: not an archive that can be read: {error}") from None
+
+
+def read_member(path: Path, arrays: Any, name: str) -> Array:
+    """The array called `name`."""
+    try:
+        return _texts(arrays[name])
+    except KeyError:
+        raise CommandFailed(f"{path}: has no array {name!r}, only {arrays.files}") from None
+    except ValueError as error:
+        raise CommandFailed(f"{path}: array {name!r} cannot be read: {error}") from None
+
+
+def _texts(array: Array) -> Array:
+    return array.astype(object) if array.dtype.kind in "SU" else array
+
+
+def read_rows(path: Path) -> list[list[str]]:
+    """The cells of a CSV file, as many in each row."""
+    rows = [row for row in csv.reader(read_text(path).splitlines()) if row]
+    if not rows:
+        raise CommandFailed(f"{path}: it is empty")
+    for number, row in enumerate(rows, 1):
+        if len(row) != len(rows[0]):
+            raise CommandFailed(f"{path}: row {number} has {len(row)} cells, not {len(rows[0])}")
+    return rows
+
+
+def read_cells(path: Path, rows: list[list[str]], declared: Declared) -> Array:
+    """A table as an array; a first row without numbers names the columns of others."""
+    if declared.datatype is Datatype.BYTES:
+        return np.array(rows, object)
+    if len(rows) > 1 and not any(map(_is_number, rows[0])):
+        rows = rows[1:]
+    try:
+        values = [[_number(cell) for cell in row] for row in rows]
+    except ValueError as error:
+        raise CommandFailed(f"{path}: input {declared.name!r}: {error}") from None
+    return np.array(values)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _number(cell: str) -> int | float:
+    try:
+        return int(cell)  # a float has not all digits of a large one
+    except ValueError:
+        return float(cell)
 
 
 @dataclass(frozen=True, slots=True)

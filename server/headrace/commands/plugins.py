@@ -7,26 +7,24 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from headrace.commands.parser import EXIT_FAILURE, Commands
+from headrace.commands.command import EXIT_FAILURE, Command, Commands
 from headrace.commands.text import table
 from headrace.core import plugins
 
 _ALL_COMMANDS = ("completion",)  # which is about every command
 
 
-def add_plugins(commands: Commands, words: Sequence[str]) -> None:
-    """Declare the commands of plugins, as far as they matter for this command line.
+def add_commands(commands: Commands, words: Sequence[str]) -> None:
+    """Declare the commands that matter for this command line, so that no other is imported.
 
     Installed packages are looked through only for a command that is not known without, or for all.
     """
     name = next((word for word in words if not word.startswith("-")), "")
     found = plugins.own(plugins.COMMANDS)
-    if name in found:
+    if name in found and name not in _ALL_COMMANDS:
         found = {name: found[name]}
-    elif name not in commands.choices or name in _ALL_COMMANDS:
-        found = plugins.installed(plugins.COMMANDS)
     else:
-        return
+        found = plugins.installed(plugins.COMMANDS)
     for plugin in found.values():
         plugin.try_to(lambda add: add(commands))
 
@@ -65,6 +63,8 @@ def _offered(group: str, target: Any) -> str:
         from headrace.engine.chain import make_stage
 
         target = type(make_stage(target))
+    if isinstance(target, Command):
+        return target.help
     if not callable(target):
         raise TypeError(f"expected something to call, got {target!r}")
     return (inspect.getdoc(target) or "").partition("\n")[0]

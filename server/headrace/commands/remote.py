@@ -1,4 +1,4 @@
-"""What commands have in common that ask a running server: its address, and what becomes of errors.
+"""Commands that ask a running server: their common options, and how they tell of errors.
 
 Results go to standard output, everything else to standard error.
 """
@@ -9,52 +9,64 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from headrace.client.address import Address, ClientError, NotReached, Refused
-from headrace.commands.parser import EXIT_FAILURE, CommandParser
+from headrace.client.connection import Connection
+from headrace.client.server import Server
+from headrace.commands.command import EXIT_FAILURE, Argument, Command, CommandParser, Group, option
 from headrace.settings import URL_ENV
-
-if TYPE_CHECKING:
-    from headrace.client.server import Server
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 TIMEOUT_SECS = 30.0
 _EXIT_PIPE = 141  # as of a process that SIGPIPE has ended
 _NAMED = 12  # models that a message names
 
-Action = Callable[[argparse.Namespace, "Server"], int]
+Action = Callable[[argparse.Namespace, Server], int]
 
 
 class CommandFailed(Exception):
     """Why a command cannot do what it should, for people."""
 
 
-def add_remote(parser: CommandParser, action: Action, timeout: float = TIMEOUT_SECS) -> None:
-    """Have a command take where its server is, and run `action` with a client of it."""
-    group = parser.add_argument_group("server")
-    group.add_argument(
-        "--url", type=parse_address, metavar="URL",
-        help=f"where it answers over HTTP (default: ${URL_ENV}, or {DEFAULT_URL})",
-    )  # fmt: skip
-    group.add_argument(
-        "--header", action="append", default=[], type=_header, metavar="'NAME: VALUE'",
-        help="send this header along, as restricted APIs ask for; may be repeated",
-    )  # fmt: skip
-    group.add_argument(
-        "--timeout", type=parse_positive, default=timeout, metavar="SECS",
-        help=f"how long to wait for an answer (default: {timeout:g})",
-    )  # fmt: skip
-    parser.set_defaults(run=partial(_run, action))
+def remote_command(
+    name: str,
+    action: Action,
+    *options: Argument,
+    timeout: float = TIMEOUT_SECS,
+    as_json: str = "print one JSON document",
+    groups: Sequence[Group] = (),
+    **texts: Any,
+) -> Command:
+    """A command that runs `action` with a client of the server that its options name.
 
-
-def add_json(parser: CommandParser, what: str = "print one JSON document") -> None:
-    """Have a command print for programs."""
-    parser.add_argument("--json", action="store_true", help=what)
+    `as_json` is the help of `--json`; the `texts` are those of `Command`.
+    """
+    server = (
+        option(
+            "--url", type=parse_address, metavar="URL",
+            help=f"where it answers over HTTP (default: ${URL_ENV}, or {DEFAULT_URL})",
+        ),
+        option(
+            "--header", action="append", default=[], type=_header, metavar="'NAME: VALUE'",
+            help="send this header along, as restricted APIs ask for; may be repeated",
+        ),
+        option(
+            "--timeout", type=parse_positive, default=timeout, metavar="SECS",
+            help=f"how long to wait for an answer (default: {timeout:g})",
+        ),
+    )  # fmt: skip
+    return Command(
+        name=name,
+        run=partial(_run, action),
+        options=(*options, option("--json", action="store_true", help=as_json)),
+        groups=(*groups, Group("server", server)),
+        **texts,
+    )
 
 
 def address(options: argparse.Namespace) -> Address:
@@ -73,7 +85,7 @@ def print_json(document: object) -> None:
     print(json.dumps(document, indent=indent, ensure_ascii=False))
 
 
-def explain(error: ClientError, server: "Server", model: str = "") -> str:
+def explain(error: ClientError, server: Server, model: str = "") -> str:
     """The error, and what may help: the nearest model where `model` is unknown, an option."""
     text = str(error)
     if isinstance(error, NotReached) and isinstance(error.__cause__, ConnectionRefusedError):
@@ -109,10 +121,6 @@ def complain(options: argparse.Namespace, text: str) -> None:
 
 
 def _run(action: Action, options: argparse.Namespace) -> int:
-    # Imported late: `--help` and usage errors should not wait for it.
-    from headrace.client.connection import Connection
-    from headrace.client.server import Server
-
     headers = dict(options.header)
     if isinstance(sys.stdout, io.TextIOWrapper):  # texts of others may have no form in it
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -156,3 +164,10 @@ def parse_positive(text: str) -> float:
         if 0 < value < float("inf"):
             return value
     raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+
+
+def parse_version(text: str) -> str:
+    """A version's number on a command line; raises `argparse.ArgumentTypeError`."""
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}")
+    return text

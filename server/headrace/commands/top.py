@@ -3,26 +3,45 @@
 import argparse
 import ipaddress
 import json
+import select
+import shutil
 import sys
+import termios
 import time
+import tty
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any, Self
 
 from headrace.client.address import Address, BadAnswer, ClientError, NotReached
 from headrace.client.connection import Connection
-from headrace.client.metrics import parse
 from headrace.client.server import Server
-from headrace.commands.activity import Scrape, activity
-from headrace.commands.remote import CommandFailed, address
-from headrace.commands.screen import choose_screen
-from headrace.commands.top_table import KEYS, View, document
+from headrace.commands.command import option
+from headrace.commands.remote import (
+    CommandFailed,
+    address,
+    parse_address,
+    parse_positive,
+    remote_command,
+)
+from headrace.commands.top_table import (
+    KEYS,
+    ORDERS,
+    Scrape,
+    View,
+    activity,
+    document,
+    parse,
+    plain_lines,
+    rich_lines,
+)
 
 METRICS_PORT = 8002
 _SAY_WHERE = "--metrics-url says where metrics are"
 _QUIT = ("q", "\x1b")
 
 
-def top(options: argparse.Namespace, server: Server) -> int:
+def _top(options: argparse.Namespace, server: Server) -> int:
     """Show a table for every interval, until it is enough."""
     live = sys.stdout.isatty() and not (options.once or options.json)
     metrics = _Metrics(options, server)
@@ -125,7 +144,7 @@ class _Watch:
         """In a terminal a table for every interval, in place of the last one; elsewhere one."""
         before: Scrape | None = self._metrics.scrape()
         view = View(self._title, None, self._order, "looking ...")
-        with choose_screen(self._live) as screen:
+        with _screen(self._live) as screen:
             if self._live:
                 screen.show(view)
             until = time.monotonic() + self._interval
@@ -184,3 +203,142 @@ def _where(options: argparse.Namespace, server: Server) -> tuple[Address, str]:
     if listens.is_unspecified or listens.is_loopback:
         host = own.host
     return Address("http", host, port), str(identity)
+
+
+# --- where it is shown
+
+_ABOVE = 6  # lines that are not versions
+_CLEAR = "\x1b[H\x1b[J"
+_HIDE, _UNHIDE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # the cursor, on another page
+
+
+class TextScreen:
+    """Table after table, for a file or a pipe; a context manager, as other screens are."""
+
+    def __init__(self) -> None:
+        self._shown = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        return None
+
+    def show(self, view: View) -> None:
+        """Print all of it."""
+        width = shutil.get_terminal_size((100, 0)).columns
+        print("\n" * self._shown + "\n".join(plain_lines(view, width)), flush=True)
+        self._shown = True
+
+    def key(self, seconds: float) -> str:
+        """The key that is pressed within that time; empty for none, as always here."""
+        time.sleep(seconds)
+        return ""
+
+
+class PlainScreen(TextScreen):
+    """A terminal that is written anew each time; keys are read if standard input is one, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._state: list[Any] | None = None
+
+    def __enter__(self) -> Self:
+        if sys.stdin.isatty():
+            self._state = termios.tcgetattr(sys.stdin)
+            tty.setcbreak(sys.stdin)  # keys without Return, and not on the screen
+        self.begin()
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        self.end()
+        if self._state is not None:
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._state)
+
+    def begin(self) -> None:
+        """Take the terminal."""
+        print(_HIDE, end="", flush=True)
+
+    def end(self) -> None:
+        """Give it back as it was."""
+        print(_UNHIDE, end="", flush=True)
+
+    def show(self, view: View) -> None:
+        """Write it over what was there."""
+        size = shutil.get_terminal_size()
+        lines = plain_lines(view, size.columns, max(size.lines - _ABOVE, 1))
+        print(_CLEAR + "\n".join(line[: size.columns] for line in lines), end="", flush=True)
+
+    def key(self, seconds: float) -> str:
+        if self._state is None:
+            time.sleep(seconds)
+            return ""
+        pressed, _, _ = select.select([sys.stdin], [], [], seconds)
+        return sys.stdin.read(1) if pressed else ""
+
+
+class RichScreen(PlainScreen):
+    """A terminal by rich, with colours; raises `ImportError` if that is not installed."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        super().__init__()
+        self._console = Console()
+        self._live = Live(console=self._console, screen=True, auto_refresh=False)
+
+    def begin(self) -> None:
+        """Take the terminal."""
+        self._live.start()
+
+    def end(self) -> None:
+        """Give it back as it was."""
+        self._live.stop()
+
+    def show(self, view: View) -> None:
+        """Show it in place of what was there."""
+        size = self._console.size
+        self._live.update(rich_lines(view, size.width, max(size.height - _ABOVE, 1)), refresh=True)
+
+
+def _screen(live: bool) -> TextScreen:
+    """A terminal if `live`, which standard output must be; by rich if it is there."""
+    if not live:
+        return TextScreen()
+    try:
+        return RichScreen()
+    except ImportError:
+        return PlainScreen()
+
+
+TOP = remote_command(
+    "top", _top,
+    option(
+        "--interval", type=parse_positive, default=2.0, metavar="SECS",
+        help="how long each table looks back (default: 2)",
+    ),
+    option(
+        "--sort", choices=tuple(ORDERS), default="requests", metavar="BY",
+        help=f"largest first: {', '.join(ORDERS)} (default: requests)",
+    ),
+    option("--once", action="store_true", help="one table of one interval"),
+    option(
+        "--metrics-url", type=parse_address, metavar="URL",
+        help="where metrics are (default: where the server says)",
+    ),
+    as_json="print a JSON document on a line for each interval",
+    help="what a running server is doing",
+    description="Show rates, queues, latencies, batch sizes, instances and memory of the models"
+    " of a running server, and go on until q or Ctrl-C; one table if this is no terminal.",
+    epilog="""\
+Keys in a terminal: r requests, o rows, e errors, w waiting, 5 p50, 9 p99,
+b batch, m memory, n name: order by it; q: quit.
+
+REQ/S     requests answered a second       WAIT    requests that wait now
+ERR/S     requests failed a second         BATCH   rows of a batch, on average
+P50, P99  half of the requests, and all    INST    instances that run the model
+          but one in a hundred, were       MEMORY  that the model takes
+          answered in less
+""",
+)  # fmt: skip

@@ -6,17 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from headrace.client.server import Document, Server
-from headrace.commands.remote import CommandFailed, print_json
+from headrace.commands.command import Argument, Command, option
+from headrace.commands.remote import CommandFailed, print_json, remote_command
 from headrace.commands.text import number, table
 
 _HEADS = ("VERSION", "STATE", "ROLE", "WEIGHT", "SHARE", "ROUTED", "FAILED", "LATENCY", "REASON")
 _RIGHT = "WEIGHT SHARE ROUTED FAILED LATENCY"
 
 
-def traffic(options: argparse.Namespace, server: Server) -> int:
+def _traffic(options: argparse.Namespace, server: Server) -> int:
     """Show it, or change it and show what has become of it."""
     model: str = options.model
-    match options.traffic:
+    match options.action:
         case "set":
             found = server.change_traffic(model, "", _rules(options.rules))
         case "reset":
@@ -24,7 +25,7 @@ def traffic(options: argparse.Namespace, server: Server) -> int:
         case "promote" | "rollback":
             given = {"version": options.version, "reason": options.reason}
             document: Document = {name: value for name, value in given.items() if value}
-            found = server.change_traffic(model, options.traffic, document)
+            found = server.change_traffic(model, options.action, document)
         case _:
             found = server.traffic(model)
     if options.json:
@@ -113,3 +114,55 @@ def _flat(value: Any) -> str:
     if not isinstance(value, dict):
         return str(value)
     return ", ".join(f"{name} {_flat(part)}" for name, part in value.items())
+
+
+def _action(
+    name: str, text: str, description: str, *options: Argument, epilog: str | None = None
+) -> Command:
+    return remote_command(
+        name, _traffic, option("model", metavar="MODEL"), *options, help=text,
+        description=description, epilog=epilog,
+    )  # fmt: skip
+
+
+_DECISION = (
+    option(
+        "version", nargs="?", metavar="VERSION",
+        help="its number; without it the only one that it can be",
+    ),
+    option("--reason", metavar="TEXT", help="why, for the log"),
+)  # fmt: skip
+
+TRAFFIC = Command(
+    name="traffic",
+    help="how requests are divided between versions",
+    description="Show and change which versions answer requests that name none.",
+    actions=(
+        _action(
+            "show", "the rules, and what they do", "Print the rules, and what each version gets."
+        ),
+        _action(
+            "set", "replace the rules", "Replace all rules until the server ends.",
+            option(
+                "rules", nargs="+", metavar="RULES",
+                help="JSON, a file with it, or weights by version as VERSION=WEIGHT",
+            ),
+            epilog="""\
+  headrace models traffic set m 1=90 2=10
+  headrace models traffic set m '{"split": {"1": 1, "2": 1}, "sticky": {"header": "x-user"}}'
+  headrace models traffic set m rules.json
+""",
+        ),
+        _action(
+            "promote", "give a version all requests", "Give a version all requests; others stay.",
+            *_DECISION,
+        ),
+        _action(
+            "rollback", "give its requests to the baseline again",
+            "Give the requests of a version to the baseline, or undo a promotion.", *_DECISION,
+        ),
+        _action(
+            "reset", "go back to the configuration's rules", "Drop rules that were set by a call."
+        ),
+    ),
+)  # fmt: skip

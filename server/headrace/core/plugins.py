@@ -36,8 +36,13 @@ OWN: Mapping[str, Mapping[str, str]] = {
     },
     STAGES: {},
     COMMANDS: {
-        "environments": "headrace.commands.environment_options:add_environments",
-        "triton": "headrace.commands.triton_pools_options:add_triton_pools",
+        "serve": "headrace.commands.serve:SERVE",
+        "infer": "headrace.commands.infer:INFER",
+        "top": "headrace.commands.top:TOP",
+        "models": "headrace.commands.models:MODELS",
+        "environments": "headrace.commands.environments:ENVIRONMENTS",
+        "triton": "headrace.commands.triton:TRITON",
+        "completion": "headrace.commands.completion:COMPLETION",
     },
 }
 _US = "headrace"

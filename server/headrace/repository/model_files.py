@@ -256,7 +256,7 @@ def _entries(directory: Path) -> list[str]:
         raise
 
 
-NAME = "headrace-manifest.json"
+MANIFEST = "headrace-manifest.json"
 _LARGEST = 16 << 20  # bytes of a manifest
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _TOLD = 3  # of the files that are wrong, so that a message stays short
@@ -308,7 +308,7 @@ class Digests:
                 found[path] = digest
         if wrong:
             more = f"; and {len(wrong) - _TOLD} more" if len(wrong) > _TOLD else ""
-            raise LoadFailed(f"{NAME}: {'; '.join(wrong[:_TOLD])}{more}")
+            raise LoadFailed(f"{MANIFEST}: {'; '.join(wrong[:_TOLD])}{more}")
         return found
 
     def problems(self, directory: Path) -> list[str]:
@@ -334,27 +334,27 @@ def read_manifest(directory: Path) -> Mapping[str, str]:
     Raises `LoadFailed`.
     """
     try:
-        with (directory / NAME).open("rb") as file:
+        with (directory / MANIFEST).open("rb") as file:
             text = file.read(_LARGEST + 1)
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
-        raise LoadFailed(f"{NAME} cannot be read: {error.strerror}") from error
+        raise LoadFailed(f"{MANIFEST} cannot be read: {error.strerror}") from error
     if len(text) > _LARGEST:
-        raise LoadFailed(f"{NAME} is larger than {_LARGEST} bytes")
+        raise LoadFailed(f"{MANIFEST} is larger than {_LARGEST} bytes")
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
-        raise LoadFailed(f"{NAME} is no JSON, or not all of it is there") from None
+        raise LoadFailed(f"{MANIFEST} is no JSON, or not all of it is there") from None
     files = document.get("files") if isinstance(document, dict) else None
     if not isinstance(files, dict):
-        raise LoadFailed(f'{NAME}: expected an object with the member "files", an object')
+        raise LoadFailed(f'{MANIFEST}: expected an object with the member "files", an object')
     for name, digest in files.items():
         if not (isinstance(digest, str) and _DIGEST.fullmatch(digest)):
-            raise LoadFailed(f"{NAME}: {name!r}: expected sha256: and 64 hexadecimal digits")
+            raise LoadFailed(f"{MANIFEST}: {name!r}: expected sha256: and 64 hexadecimal digits")
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or not path.parts or not _is_name(name):
-            raise LoadFailed(f"{NAME}: {name!r} is no path within its directory")
+            raise LoadFailed(f"{MANIFEST}: {name!r} is no path within its directory")
     return files
 
 
@@ -371,15 +371,15 @@ def write_manifest(directory: Path) -> Mapping[str, str]:
     digests = Digests()
     files: dict[str, str] = {}
     for name in files_below(directory):
-        if name != NAME:
+        if name != MANIFEST:
             digest = digests.of(directory / name)
             if digest is None:
                 raise LoadFailed(f"{directory / name} cannot be read, or is being written")
             files[name] = digest
-    written = directory / f".{NAME}.{os.getpid()}"
+    written = directory / f".{MANIFEST}.{os.getpid()}"
     try:
         written.write_text(json.dumps({"files": files}, indent=2) + "\n", encoding="utf-8")
-        written.replace(directory / NAME)
+        written.replace(directory / MANIFEST)
     finally:
         written.unlink(missing_ok=True)
     return files
@@ -451,4 +451,4 @@ def content_of(config: ModelConfig) -> bytes:
 
 
 def _is_manifest(name: str) -> bool:
-    return name.rpartition("/")[2] == NAME
+    return name.rpartition("/")[2] == MANIFEST

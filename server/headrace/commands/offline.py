@@ -1,11 +1,13 @@
-"""`headrace models check`: load models without serving them, and show what they mean here."""
+"""Models that are loaded without serving them: `headrace models check`, `environments build`."""
 
+import argparse
 import asyncio
 import logging
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -15,16 +17,18 @@ from google.protobuf import text_format
 
 from headrace.backends.backend import Backend, BackendContext, load_backends
 from headrace.core.errors import RepositoryError
-from headrace.core.model_spec import EnvironmentOptions
+from headrace.core.model_spec import EnvironmentOptions, LoadSpec
 from headrace.engine.fail_over_loading import load
 from headrace.engine.loading import LoadedInstance
 from headrace.engine.opening import LoadOptions, open_model
 from headrace.execution.choice import AutoChoice
+from headrace.execution.environments.resolve import environment_of
 from headrace.execution.local import core_limit
 from headrace.execution.model_kinds import is_elsewhere
-from headrace.execution.triton.options import TritonOptions
 from headrace.observability.logs import LogSettings, configure_logging
+from headrace.repository import completion, reading
 from headrace.repository.layout import ModelSource, find_sources
+from headrace.settings import Settings
 from headrace.wire.documents import to_json
 
 if TYPE_CHECKING:
@@ -33,45 +37,61 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def check_models(
-    paths: Sequence[Path],
-    default_max_batch_size: int,
-    as_json: bool,
-    quiet: bool,
-    environments: EnvironmentOptions,
-    tritons: TritonOptions,
-    trust_model_code: bool = False,
-    in_process_python: bool = False,
-) -> int:
+def check_models(given: argparse.Namespace, settings: Settings) -> int:
     """Print a report on repositories and model files; 0 if all of them can be served, and some."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` is no error
     configure_logging(LogSettings(info=False))
-    files = [path for path in paths if path.is_file()]
-    repositories = [path for path in paths if not path.is_file()]
     try:
-        sources, warnings = find_sources(repositories, files)
+        sources, warnings = _sources(given.paths)
     except RepositoryError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     options = LoadOptions(
         core_limit(),
-        default_max_batch_size=default_max_batch_size,
-        environments=environments,
-        in_process_python=in_process_python,
+        default_max_batch_size=settings.default_max_batch_size,
+        environments=settings.environments,
+        in_process_python=settings.allow_in_process_python,
     )
-    context = BackendContext(trust_model_code=trust_model_code, tritons=tritons)
+    context = BackendContext(trust_model_code=settings.trust_model_code, tritons=settings.tritons)
     with _running(load_backends(context)) as known:
         reports = [_check(source, known, options) for source in sources]
-    for warning in warnings:
-        print(f"warning: {warning}", file=sys.stderr)
-    if as_json:
+    _print_warnings(warnings)
+    if given.json:
         print(orjson.dumps(reports, option=orjson.OPT_INDENT_2).decode())
     else:
         for report in reports:
-            _print(report, quiet)
+            _print(report, given.quiet)
         failed = sum(not report["ok"] for report in reports)
         print(f"{len(reports)} models, {failed} with errors")
     return 0 if reports and all(report["ok"] for report in reports) else 1
+
+
+def build_environments(paths: Sequence[str], options: EnvironmentOptions) -> int:
+    """Build what the models of repositories and files need; raises `RepositoryError`."""
+    sources, warnings = _sources(paths)
+    _print_warnings(warnings)
+    failed = 0
+    for source in sources:
+        try:
+            for spec in _specs(source, options):
+                own = environment_of(spec).prefix
+                print(f"{spec.model} version {spec.version}: {own or 'needs none'}", flush=True)
+        except RepositoryError as error:
+            failed += 1
+            print(f"error: {source.name}: {error}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _sources(given: Sequence[str]) -> tuple[list[ModelSource], list[str]]:
+    paths = [Path(path) for path in given]
+    return find_sources(
+        [path for path in paths if not path.is_file()], [path for path in paths if path.is_file()]
+    )
+
+
+def _print_warnings(warnings: Sequence[str]) -> None:
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
 
 
 @contextmanager
@@ -141,3 +161,17 @@ def _print(report: dict[str, Any], quiet: bool) -> None:
     text = report["error"] if not report["ok"] else "" if quiet else report["config_pbtxt"]
     for line in text.splitlines():
         print(f"      {line}")
+
+
+def _specs(source: ModelSource, options: EnvironmentOptions) -> Iterator[LoadSpec]:
+    """One instance of each version that is served, if the model runs in processes of its own."""
+    opened = open_model(
+        source, load_backends(), LoadOptions(core_limit(), environments=options, elsewhere=True)
+    )
+    if not opened.backend.isolated:
+        return
+    config = completion.normalise(opened.config)
+    placement = reading.placements(config)[0]
+    for version in opened.versions:
+        spec = reading.load_spec(config, source.path, version, placement, 1)
+        yield replace(spec, path=source.file or spec.path, environments=options)

@@ -1,0 +1,159 @@
+"""Declaration of commands: name, texts, options and what runs them, once each, and their parser.
+
+A `Command` is what an entry point of the group `headrace.commands` names. Its options are given as
+argparse has them; settings of the server that other commands have as well are declared there and
+nowhere else. The namespace that `run` gets has the command's parser as `parser`, the whole command
+line's as `root`.
+"""
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn, TypeAlias
+
+from headrace.options import Option, SettingsError
+from headrace.settings import Settings, from_command_line, from_environment, unknown
+
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130  # as of a process that SIGINT has ended
+_NOTHING = "the following arguments are required"
+
+Run = Callable[[argparse.Namespace], int]
+Commands: TypeAlias = "argparse._SubParsersAction[CommandParser]"
+
+
+class Argument(NamedTuple):
+    """An option or a positional argument, as argparse's `add_argument` takes it."""
+
+    names: Sequence[str]
+    keywords: dict[str, Any]
+
+
+class Group(NamedTuple):
+    """Options that help shows under a title of their own."""
+
+    title: str
+    options: Sequence[Argument]
+    description: str | None = None
+
+
+def option(*names: str, **keywords: Any) -> Argument:
+    """An option, or a positional argument if its name has no dash."""
+    return Argument(names, keywords)
+
+
+def settings_as_options(settings: Collection[Option]) -> list[Argument]:
+    """Settings of the server as options of another command; see `shared_settings`."""
+    return [Argument(*one.argument(switch=True)) for one in settings]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Command:
+    """A command that `run` runs, or a group of `actions`, each a command."""
+
+    name: str
+    help: str
+    run: Run | None = None
+    options: Sequence[Argument] = ()
+    groups: Sequence[Group] = ()
+    actions: Sequence["Command"] = ()
+    description: str | None = None
+    epilog: str | None = None
+    usage: str | None = None
+
+    def __call__(self, commands: Commands) -> None:
+        """Add a parser for the command to those of a command line."""
+        parser = commands.add_parser(
+            self.name, help=self.help, description=self.description, epilog=self.epilog,
+            usage=self.usage,
+        )  # fmt: skip
+        for names, keywords in self.options:
+            parser.add_argument(*names, **keywords)
+        for title, options, description in self.groups:
+            group = parser.add_argument_group(title, description)
+            for names, keywords in options:
+                group.add_argument(*names, **keywords)
+        if self.actions:
+            below = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+            for action in self.actions:
+                action(below)
+        else:
+            parser.set_defaults(run=self.run)
+
+
+def shared_settings(given: argparse.Namespace, options: Collection[Option]) -> Settings:
+    """Settings from the command line, then the environment; ends with 2 if they are wrong."""
+    names = {one.env for one in options}
+    try:
+        found = from_environment({n: value for n, value in os.environ.items() if n in names})
+        found |= from_command_line(given, tuple(options))
+    except SettingsError as error:
+        given.parser.exit(EXIT_USAGE, f"{given.parser.prog}: {error}\n")
+    return Settings(**found)  # type: ignore[arg-type]  # parsed to their types
+
+
+class _Help(argparse.HelpFormatter):
+    """Leaves texts of several lines as they are written."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else super()._fill_text(text, width, indent)
+
+    def add_argument(self, action: argparse.Action) -> None:
+        """As argparse, which forgets that subcommands are indented once more."""
+        super().add_argument(action)
+        if isinstance(action, argparse._SubParsersAction):
+            self._action_max_length += self._indent_increment
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Ends with 2 for wrong usage, saying in one line what was wrong, and where help is."""
+
+    def __init__(self, prog: str, **options: Any) -> None:
+        super().__init__(prog, allow_abbrev=False, formatter_class=_Help, **options)
+        self.set_defaults(parser=self)
+
+    def parse_known_args(  # type: ignore[override]  # the namespace is always argparse's own
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """As argparse, but arguments that need not be there may also follow options.
+
+        argparse takes it that they are not there as soon as an option comes.
+        """
+        found, rest = super().parse_known_args(args, namespace)
+        arguments = [action for action in self._actions if not action.option_strings]
+        while arguments and rest and not (rest[0].startswith("-") and len(rest[0]) > 1):
+            last = arguments[-1]
+            if last.nargs == argparse.OPTIONAL and getattr(found, last.dest) is None:
+                setattr(found, last.dest, rest.pop(0))
+            elif last.nargs in (argparse.ZERO_OR_MORE, argparse.ONE_OR_MORE):
+                setattr(found, last.dest, [*getattr(found, last.dest), rest.pop(0)])
+            else:
+                break
+        return found, rest
+
+    def error(self, message: str) -> NoReturn:
+        """End because of the command line; where it names no command, with the help."""
+        if self._subparsers is not None and message.startswith(_NOTHING):
+            self.print_help(sys.stderr)
+            self.exit(EXIT_USAGE)
+        if found := re.match(r"argument (--[\w-]+).*: expected one argument$", message):
+            message += f"; write {found[1]}=VALUE if it begins with -"
+        self.exit(EXIT_USAGE, f"{self.prog}: {message}\nSee '{self.prog} --help'.\n")
+
+    def refuse_rest(self, rest: Sequence[str]) -> NoReturn:
+        """End because of what no option and no argument has taken."""
+        name = rest[0].partition("=")[0]
+        if not name.startswith("-"):
+            self.error(f"unexpected argument {rest[0]!r}")
+        arguments = {
+            a.dest: str(a.metavar or a.dest) for a in self._actions if not a.option_strings
+        }
+        if told := arguments.get(name.lstrip("-")):
+            line = " ".join([self.prog, *arguments.values()])
+            self.error(f"unknown option {name!r}; {told} is given without it: {line}")
+        known = [text for action in self._actions for text in action.option_strings]
+        self.error(unknown("option", name, known))
