@@ -17,6 +17,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import NoReturn
 
@@ -42,6 +43,7 @@ from headrace.execution.local import core_limit
 from headrace.model_sources import control_options, sources_at_start
 from headrace.observability.logs import configure_logging
 from headrace.observability.statistics import SummarisedStatistics, VersionStatistics
+from headrace.plugins.traffic.control import TrafficControl
 from headrace.repository.layout import ModelSource
 from headrace.server_doors import ServerDoors
 from headrace.settings import Settings
@@ -135,7 +137,11 @@ class Application:
                 settings.client_shm_prefix, gpus.cuda,
             ),
             settings.residency,
-            settings.allow_traffic_control or self._control.mode is ControlMode.EXPLICIT,
+            partial(
+                TrafficControl,
+                allowed=settings.allow_traffic_control
+                or self._control.mode is ControlMode.EXPLICIT,
+            ),
         )  # fmt: skip
         self._gpus = GpuWatch(gpus, settings.metrics_interval_ms / 1000)
         self._doors = ServerDoors(settings, self._engine, lambda: self._gpus.series)

@@ -31,6 +31,7 @@ FLOORS = {
     "client": 4,
     "repository": 5,
     "engine": 6,
+    "plugins": 7,
     "transports.acceptor": 6,
     "transports.http": 7,
     "transports.grpc": 7,

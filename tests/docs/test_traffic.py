@@ -4,8 +4,8 @@ import json
 import re
 from pathlib import Path
 
+from headrace.plugins.traffic.rules import parse_rules, read_rules
 from headrace.repository.config import read_config
-from headrace.repository.traffic import parse_rules, read_rules
 from headrace.repository.validation import problems
 
 TEXT = (Path(__file__).parents[2] / "docs" / "traffic.md").read_text()

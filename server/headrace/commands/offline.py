@@ -18,6 +18,7 @@ from google.protobuf import text_format
 from headrace.backends.backend import Backend, BackendContext, load_backends
 from headrace.core.errors import RepositoryError
 from headrace.core.model_spec import EnvironmentOptions, LoadSpec
+from headrace.engine.chain import load_stages
 from headrace.engine.fail_over_loading import load
 from headrace.engine.loading import LoadedInstance
 from headrace.engine.opening import LoadOptions, open_model
@@ -51,6 +52,7 @@ def check_models(given: argparse.Namespace, settings: Settings) -> int:
         default_max_batch_size=settings.default_max_batch_size,
         environments=settings.environments,
         in_process_python=settings.allow_in_process_python,
+        stages=load_stages(),
     )
     context = BackendContext(trust_model_code=settings.trust_model_code, tritons=settings.tritons)
     with _running(load_backends(context)) as known:

@@ -198,3 +198,12 @@ class Contradiction(LoadFailed):
     def __init__(self, problems: Sequence[tuple[str, str]]) -> None:
         super().__init__("; ".join(f"{path}: {text}" for path, text in problems))
         self.problems = tuple(problems)
+
+
+def is_fault(error: ServerError) -> bool:
+    """Whether an error is the version's own: its execution failed, or nothing can execute it.
+
+    Clients cause all others as they like, by what they send or by how much of it: requests that are
+    wrong, expire in the queue, find it full, or are given up.
+    """
+    return isinstance(error, ExecutionFailed | Unknown | ModelNotReady)

@@ -34,7 +34,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "pytorch": f"{_ARTEFACTS}:pytorch",
         "triton": "headrace.execution.remote.backend:RemoteBackend.of",
     },
-    STAGES: {},
+    STAGES: {"traffic": "headrace.plugins.traffic.rules:TrafficStage"},
     COMMANDS: {
         "serve": "headrace.commands.serve:SERVE",
         "infer": "headrace.commands.infer:INFER",

@@ -262,3 +262,32 @@ def reshaped(array: TensorArray, spec: TensorSpec, batches: bool, to_model: bool
 def quoted(names: Iterable[str]) -> str:
     """Names as messages list them: `['A','B']`."""
     return "[" + ",".join(f"'{name}'" for name in names) + "]"
+
+
+def difference(reference: Signature, other: Signature) -> str:
+    """Why requests for `reference` are none for `other`; "" if they are.
+
+    It may have further outputs, and further inputs that are optional.
+    """
+    lead = "differs from the baseline: "
+    if reference.decoupled != other.decoupled:
+        return f"{lead}it is {'' if other.decoupled else 'not '}decoupled"
+    if reference.batches != other.batches:
+        return f"{lead}it does {'' if other.batches else 'not '}batch"
+    inputs = {spec.name: spec for spec in other.inputs}
+    outputs = {spec.name: spec for spec in other.outputs}
+    for spec in reference.inputs:
+        if not _alike(spec, inputs.get(spec.name)):
+            return f"{lead}its input '{spec.name}' is missing, or of another datatype or shape"
+    known = {spec.name: spec.optional for spec in reference.inputs}
+    for spec in other.inputs:
+        if not spec.optional and known.get(spec.name, True):
+            return f"{lead}it needs the input '{spec.name}'"
+    for spec in reference.outputs:
+        if not _alike(spec, outputs.get(spec.name)):
+            return f"{lead}its output '{spec.name}' is missing, or of another datatype or shape"
+    return ""
+
+
+def _alike(spec: TensorSpec, other: TensorSpec | None) -> bool:
+    return other is not None and spec.datatype is other.datatype and spec.dims == other.dims

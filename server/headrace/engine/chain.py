@@ -52,6 +52,9 @@ class StagePlugin:
 
     parameters: Collection[str] = ()
 
+    def check(self, parameters: Mapping[str, str]) -> None:
+        """Check a model's parameters when it is opened; raises `InvalidOption` for one of them."""
+
     def compose(self, model: StageModel) -> Compose | None:
         """The stage of one version, which gets checked calls; None for a model that has none.
 

@@ -19,17 +19,15 @@ from headrace.engine.control import Control, ControlOptions
 from headrace.engine.forwarded_headers import ForwardedHeaders
 from headrace.engine.lifecycle import Lifecycle
 from headrace.engine.log_control import LogControl
-from headrace.engine.model import Model, parse_version
+from headrace.engine.model import Model, Router, Traffic, parse_version
 from headrace.engine.model_services import ModelHost
 from headrace.engine.on_request import ColdStart, OnRequest
 from headrace.engine.opening import LoadOptions, open_model
 from headrace.engine.readiness import ServerReadiness
 from headrace.engine.residency import ResidencyOptions
-from headrace.engine.router import Router
 from headrace.engine.series import series_of
 from headrace.engine.shared_memory import Regions
 from headrace.engine.tracing import Tracing
-from headrace.engine.traffic import Traffic
 from headrace.engine.version import ModelVersion, State
 from headrace.observability.logs import LogSettings
 from headrace.observability.model_metrics import ModelMetrics
@@ -43,6 +41,9 @@ from headrace.wire.pb.model_config_pb2 import ModelConfig
 log = logging.getLogger(__name__)
 
 _MAX_FOUND = 1024  # one version has many spellings: 1, 01, 001
+
+
+MakeTraffic = Callable[[Mapping[str, Model], Admission, Callable[[], None]], Traffic]
 
 
 class Engine:
@@ -62,12 +63,12 @@ class Engine:
         tracing: Tracing | None = None,
         regions: Regions | None = None,
         residency: ResidencyOptions | None = None,
-        traffic_control: bool = False,
+        traffic: MakeTraffic = Traffic,
     ) -> None:
         """`statistics` makes the counters of a version; without `regions` no memory is shared.
 
-        With `residency`, models are loaded when they are asked for. `traffic_control` is whether
-        clients may change the traffic between versions.
+        With `residency`, models are loaded when they are asked for. `traffic` makes what decides
+        on requests that name no version.
         """
         self.name = name
         self.version = version
@@ -85,7 +86,7 @@ class Engine:
         self.readiness = ServerReadiness(self._models, admission, strict)
         # `Entrance.known`: answers of `find` that may stand.
         self.known: dict[tuple[str, str], ModelVersion | Router] = {}
-        self.traffic = Traffic(self._models, admission, traffic_control, self.known.clear)
+        self.traffic = traffic(self._models, admission, self.known.clear)
         self.forwarded_headers = ForwardedHeaders()
         self.model_metrics = ModelMetrics()
         # A version that is loaded may be newer than what was found before.
@@ -153,8 +154,8 @@ class Engine:
 
     def _find(self, name: str, version: str) -> ModelVersion | Router:
         if not version and (model := self._models.get(name)) is not None:
-            router = model.router
-            if router is not None and router.refresh():
+            router = self.traffic.router(model)
+            if router is not None:
                 return router
         return self.find_version(name, version)
 

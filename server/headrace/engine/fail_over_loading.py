@@ -10,7 +10,7 @@ from dataclasses import replace
 from time import monotonic
 
 from headrace.core.errors import InvalidConfig, LoadFailed, RepositoryError
-from headrace.core.signature import Signature
+from headrace.core.signature import Signature, difference
 from headrace.engine.loading import (
     Backends,
     LoadedInstance,
@@ -22,7 +22,6 @@ from headrace.execution.remote.backend import RemoteBackend
 from headrace.repository import fail_over, reading
 from headrace.repository.completion import normalise
 from headrace.repository.config import ConfigFile, refuse
-from headrace.scheduling.arrangement import difference
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 _COMPLETED = ("max_batch_size", "input", "output")

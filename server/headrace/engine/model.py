@@ -1,14 +1,19 @@
 """A model under one name, with its versions. Owned by the event-loop thread."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
-from headrace.core.errors import InvalidRequest, ModelNotReady, NotFound
-from headrace.engine.router import Router
+from headrace.core.errors import InvalidRequest, ModelNotReady, NotFound, Unavailable
+from headrace.engine.admission import Admission
+from headrace.engine.doors import Target
 from headrace.engine.version import ModelVersion
+from headrace.observability.series import TrafficSeries
 from headrace.observability.statistics import VersionStatistics
 from headrace.repository.layout import ModelSource
+from headrace.wire.pb.traffic_pb2 import ModelTrafficResponse
 
+NO_TRAFFIC = "this server has no rules for the traffic between versions"
 _LONGEST_VERSION = len(str(2**63))
 
 
@@ -18,8 +23,8 @@ class Model:
     `source` is what its versions were loaded from. `loading` is there while something is being
     loaded, and `wanted` is what is to be loaded after that. `unloaded` is whether that was the last
     that was asked of it, `unreadable` whether its last load has failed before any version was
-    looked at. `added` is whether it came to a server that was well without it. `router` is
-    there if it has rules for requests that name no version. `loads` and `failed_loads` count.
+    looked at. `added` is whether it came to a server that was well without it. `loads` and
+    `failed_loads` count.
     """
 
     def __init__(
@@ -41,7 +46,6 @@ class Model:
         self.unloaded = False
         self.unreadable = False
         self.added = False
-        self.router: Router | None = None
         self.loads = 0
         self.failed_loads = 0
         self._descending: list[ModelVersion] = []
@@ -170,3 +174,81 @@ def parse_version(text: str) -> int:
             " version should be an integral value > 0"
         )
     return int(text)
+
+
+class Router(Target, Protocol):
+    """What stands for the versions of a model that has rules for requests without a version."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it stands as it was found."""
+
+    @property
+    def obstacle(self) -> str:
+        """Why requests are not executed; "" if they are."""
+
+    def waits_for(self, version: object) -> bool:
+        """Whether a request may have to wait until this version has done what it does."""
+
+
+class Traffic:
+    """Which versions serve requests that name none: without a plugin, the highest that is ready.
+
+    One for all models; see `headrace.plugins.traffic` for what a plugin makes of it.
+    """
+
+    headers: Mapping[str, str] = {}  # by model, the header whose value decides
+
+    def __init__(
+        self,
+        models: Mapping[str, Model],
+        admission: Admission,
+        changed: Callable[[], None],
+    ) -> None:
+        """`changed` is called when requests for a model may go elsewhere than before."""
+        self.models = models
+        self.admission = admission
+        self.changed = changed
+
+    def follow(self, model: Model) -> None:
+        """Take other versions of a model than before, and another configuration."""
+
+    def router(self, model: Model) -> Router | None:
+        """What serves requests without a version, if that is not the highest version."""
+        return None
+
+    def reason(self, name: str, version: int) -> str:
+        """Why a version has lost its requests, "" if it has not."""
+        return ""
+
+    def series(self) -> Sequence[TrafficSeries]:
+        """The traffic as a scrape sees it."""
+        return ()
+
+    def watch_headers(self, callback: Callable[[Mapping[str, str]], None]) -> None:
+        """Call `callback` with `headers` whenever they change."""
+
+    def close(self) -> None:
+        """Decide nothing any more."""
+
+    # What clients may ask for; raises `Unavailable` without a plugin.
+
+    def document(self, name: str) -> ModelTrafficResponse:
+        """The rules of a model, and what they do; raises `NotFound`."""
+        raise Unavailable(NO_TRAFFIC)
+
+    def set(self, name: str, document: object) -> None:
+        """Replace a model's rules by those in a JSON document; raises `ServerError`."""
+        raise Unavailable(NO_TRAFFIC)
+
+    def reset(self, name: str) -> None:
+        """Go back to the rules of a model's configuration; raises `ServerError`."""
+        raise Unavailable(NO_TRAFFIC)
+
+    def promote(self, name: str, version: str, reason: str = "") -> None:
+        """Give a version all requests; raises `ServerError`."""
+        raise Unavailable(NO_TRAFFIC)
+
+    def roll_back(self, name: str, version: str, reason: str = "") -> None:
+        """Give a version's requests to the baseline; raises `ServerError`."""
+        raise Unavailable(NO_TRAFFIC)

@@ -108,6 +108,7 @@ def open_model(
     state = fingerprint(source)  # first, so that what changes from here on is told
     file = source.override or read_config(source.config_path, source.name)
     refuse(file, validation.problems(file.config, source.written_name))
+    refuse(file, _stage_problems(file.config, options))
     if not source.versions:
         elsewhere = isinstance(backends.get(file.config.backend), RemoteBackend)
         if not elsewhere or fail_over.needs_files(file.config):
@@ -221,6 +222,15 @@ def _no_versions(source: ModelSource) -> str:
         f"model '{source.name}' has no version directory; its files belong into one whose name is a"
         f" number, such as {source.name}/1/{ignored}"
     )
+
+
+def _stage_problems(config: ModelConfig, options: LoadOptions) -> Iterator[Problem]:
+    """What stages of plugins find wrong with their parameters."""
+    for stage in options.stages.values():
+        try:
+            stage.check(reading.parameters(config))
+        except InvalidOption as error:
+            yield Problem(error.path, error.text)
 
 
 def _execution_problems(

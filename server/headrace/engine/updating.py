@@ -16,7 +16,7 @@ from headrace.repository import reading
 from headrace.repository.completion import normalise
 from headrace.repository.model_files import Origin, content_of
 from headrace.repository.reading import Placement
-from headrace.repository.traffic import PARAMETER as TRAFFIC
+from headrace.repository.validation import TRAFFIC
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 

@@ -43,7 +43,7 @@ from headrace.core.errors import LoadFailed
 from headrace.repository.completion import normalise
 from headrace.repository.config import ConfigFile
 from headrace.repository.layout import ModelSource
-from headrace.repository.traffic import PARAMETER as TRAFFIC
+from headrace.repository.validation import TRAFFIC
 from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 # What says that nothing is there, or nothing for this process; any other error says nothing of it.

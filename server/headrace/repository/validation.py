@@ -21,8 +21,6 @@ from headrace.repository import fail_over
 from headrace.repository.completion import ModelTensor, can_divide, divides, model_dims
 from headrace.repository.config import Problem
 from headrace.repository.fail_over import PARAMETERS as FAIL_OVER
-from headrace.repository.traffic import PARAMETER as TRAFFIC
-from headrace.repository.traffic import InvalidRules, parse_rules
 from headrace.wire.pb import model_config_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 
@@ -54,7 +52,8 @@ EFFECTIVE = frozenset(
 )  # fmt: skip
 
 # Own settings in the `parameters` map; a backend reads further ones.
-OWN_PARAMETERS = frozenset({"execution", "batching", "split_requests", "traffic"}) | FAIL_OVER
+TRAFFIC = "traffic"  # the parameter with rules for the traffic between versions, changed in place
+OWN_PARAMETERS = frozenset({"execution", "batching", "split_requests", TRAFFIC}) | FAIL_OVER
 _ALIKE = 0.85  # from which on a name is taken for another one that was spelt wrongly
 
 
@@ -252,11 +251,6 @@ def _parameters(config: ModelConfig) -> Iterator[Problem]:
                 yield Problem(
                     f"parameters['{name}']", f"must be one of {quoted(allowed)}, got '{value}'"
                 )
-    if TRAFFIC in config.parameters:
-        try:
-            parse_rules(config.parameters[TRAFFIC].string_value)
-        except InvalidRules as error:
-            yield Problem(f"parameters['{TRAFFIC}']", str(error))
 
 
 def _tensors(tensors: Sequence[ModelTensor], path: str) -> Iterator[Problem]:

@@ -33,6 +33,7 @@ from headrace.core.errors import (
     QueueTimeout,
     ServerError,
     WorkerDied,
+    is_fault,
 )
 from headrace.core.limits import ModelLoad
 from headrace.core.signature import Signature
@@ -53,7 +54,6 @@ from headrace.scheduling.instances import Instances
 from headrace.scheduling.policy import SchedulingPolicy
 from headrace.scheduling.quarantine import Quarantine
 from headrace.scheduling.queue import RequestQueue
-from headrace.scheduling.rollback import is_fault
 
 log = logging.getLogger(__name__)
 

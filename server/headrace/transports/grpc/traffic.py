@@ -1,7 +1,6 @@
 """The procedures of `headrace.v1.TrafficService`, which Triton does not have."""
 
 from headrace.engine.engine import Engine
-from headrace.engine.traffic_documents import model_traffic
 from headrace.transports.grpc.call import Unary
 from headrace.transports.grpc.procedures import TRAFFIC
 from headrace.transports.grpc.unary import answers
@@ -15,22 +14,22 @@ def traffic_handlers(engine: Engine) -> dict[str, Unary]:
 
     def replace(message: pb.SetModelTrafficRequest) -> pb.ModelTrafficResponse:
         traffic.set(message.name, to_json(message.rules))
-        return model_traffic(traffic, message.name)
+        return traffic.document(message.name)
 
     def reset(message: pb.ModelTrafficRequest) -> pb.ModelTrafficResponse:
         traffic.reset(message.name)
-        return model_traffic(traffic, message.name)
+        return traffic.document(message.name)
 
     def promote(message: pb.ModelVersionRequest) -> pb.ModelTrafficResponse:
         traffic.promote(message.name, message.version, message.reason)
-        return model_traffic(traffic, message.name)
+        return traffic.document(message.name)
 
     def roll_back(message: pb.ModelVersionRequest) -> pb.ModelTrafficResponse:
         traffic.roll_back(message.name, message.version, message.reason)
-        return model_traffic(traffic, message.name)
+        return traffic.document(message.name)
 
     table: dict[str, Unary] = {
-        "ModelTraffic": answers(pb.ModelTrafficRequest, lambda m: model_traffic(traffic, m.name)),
+        "ModelTraffic": answers(pb.ModelTrafficRequest, lambda m: traffic.document(m.name)),
         "SetModelTraffic": answers(pb.SetModelTrafficRequest, replace),
         "ResetModelTraffic": answers(pb.ModelTrafficRequest, reset),
         "PromoteModelVersion": answers(pb.ModelVersionRequest, promote),

@@ -8,7 +8,6 @@ from fastapi import FastAPI, Path, Request, Response
 from headrace.core.errors import InvalidRequest
 from headrace.core.texts import shown
 from headrace.engine.engine import Engine
-from headrace.engine.traffic_documents import model_traffic as document_of
 from headrace.transports.http.described import TRAFFIC, answers, body, record
 from headrace.transports.http.json_bodies import json_answer, json_body
 from headrace.wire.documents import to_json
@@ -53,7 +52,7 @@ def add_traffic_routes(app: FastAPI, engine: Engine) -> None:
     traffic = engine.traffic
 
     def document(name: str) -> Response:
-        return json_answer(to_json(document_of(traffic, name)))
+        return json_answer(to_json(traffic.document(name)))
 
     @app.get(
         _PATH, tags=["traffic"], summary="How requests are divided between versions",

@@ -7,10 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.repository.traffic import InvalidRules, parse_rules, read_rules
-from headrace.repository.validation import problems
-from headrace.scheduling.traffic_rules import RollbackRule, Shadow, Sticky, TrafficRules
-from headrace.wire.pb.model_config_pb2 import ModelConfig
+from headrace.core.errors import InvalidOption
+from headrace.plugins.traffic.rules import (
+    InvalidRules,
+    RollbackRule,
+    Shadow,
+    Sticky,
+    TrafficRules,
+    TrafficStage,
+    parse_rules,
+    read_rules,
+)
 
 SPLIT: dict[str, Any] = {"split": {"1": 90, "2": 10}}
 
@@ -114,11 +121,12 @@ def test_too_many_versions() -> None:
 
 
 def test_a_configuration_names_the_parameter() -> None:
-    config = ModelConfig(name="m")
-    config.parameters["traffic"].string_value = '{"split": {"1": -1}}'
-    [problem] = problems(config, "m")
-    assert problem.path == "parameters['traffic']"
-    assert "split['1']: must be a number" in problem.text
+    stage = TrafficStage()
+    stage.check({})
+    stage.check({"traffic": '{"split": {"1": 1}}'})
+    with pytest.raises(InvalidOption, match="at least one weight") as error:
+        stage.check({"traffic": '{"split": {"1": 0}}'})
+    assert error.value.path == "parameters['traffic']"
 
 
 JSON = st.recursive(

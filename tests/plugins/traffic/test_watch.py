@@ -2,11 +2,11 @@
 
 import asyncio
 
-from headrace.engine.traffic_watch import NOTHING, Samples, TrafficWatch, counts_of
 from headrace.engine.version import ModelVersion
 from headrace.observability.statistics import VersionLedger
-from headrace.scheduling.rollback import Counts
-from headrace.scheduling.traffic_rules import RollbackRule
+from headrace.plugins.traffic.decisions import Counts
+from headrace.plugins.traffic.model import NOTHING, Samples, TrafficWatch, counts_of
+from headrace.plugins.traffic.rules import RollbackRule
 
 
 def counts(requests: int, failures: int = 0) -> Counts:

@@ -4,6 +4,8 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +20,13 @@ from headrace.engine.doors import Target
 from headrace.engine.engine import Engine
 from headrace.engine.future_call import FutureCall
 from headrace.engine.model import Model
-from headrace.engine.router import Router
-from headrace.engine.shadow import ShadowCopies
-from headrace.engine.traffic import Traffic
-from headrace.engine.traffic_documents import model_traffic
 from headrace.engine.version import ModelVersion
 from headrace.observability.series import TrafficSeries
 from headrace.observability.statistics import ShadowLedger
+from headrace.plugins.traffic.control import TrafficControl
+from headrace.plugins.traffic.router import ShadowCopies, VersionRouter
+from headrace.plugins.traffic.rules import Shadow, TrafficStage
 from headrace.repository.layout import read_model_directory
-from headrace.scheduling.traffic_rules import Shadow
 from tests.engine.test_engine_loading import FP32, LOAD_OPTIONS, Constants, ask, until
 
 SPLIT = {"split": {"1": 90, "2": 10}}
@@ -54,9 +54,10 @@ class World:
         self.backend = Constants()
         self.root = root / "m"
         self.admission = admission
+        options = replace(LOAD_OPTIONS, stages={"traffic": TrafficStage()})
         self.engine = Engine(
-            "server", "0", {"constant": self.backend}, LOAD_OPTIONS, admission,
-            traffic_control=allowed,
+            "server", "0", {"constant": self.backend}, options, admission,
+            traffic=partial(TrafficControl, allowed=allowed),
         )  # fmt: skip
         self.root.mkdir()
 
@@ -157,7 +158,7 @@ def test_a_named_version_is_never_another(tmp_path: Path) -> None:
 def test_without_rules_it_is_the_highest_version_itself(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         assert world.engine.find("m") is world.engine.find_version("m", "3")
-        assert model_traffic(world.engine.traffic, "m").source == "none"
+        assert world.engine.traffic.document("m").source == "none"
         assert not world.engine.traffic.series()
 
     run(tmp_path, test)
@@ -184,12 +185,23 @@ def test_versions_come_and_go(tmp_path: Path) -> None:
         world.write(SPLIT, "34")
         assert await world.load() == ""
         assert await world.count(10) == {4: 10}  # as for a model without rules
-        document = model_traffic(world.engine.traffic, "m")
+        document = world.engine.traffic.document("m")
         assert {v.version: (v.share, v.reason) for v in document.versions} == {
             "1": (0, "is not ready"), "2": (0, "is not ready"), "3": (0, ""), "4": (1, ""),
         }  # fmt: skip
 
     run(tmp_path, test, SPLIT, versions="1")
+
+
+def test_rules_of_a_configuration_are_checked_before_it_is_loaded(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        loaded = len(world.backend.loaded)
+        world.write({"split": {"1": 0}})
+        assert "parameters['traffic']: split: at least one weight" in await world.load()
+        assert len(world.backend.loaded) == loaded
+        assert set(await world.count()) == {1, 2}
+
+    run(tmp_path, test, SPLIT)
 
 
 def test_a_model_that_is_away_keeps_its_rules(tmp_path: Path) -> None:
@@ -231,16 +243,16 @@ def test_promotion_and_its_undoing(tmp_path: Path) -> None:
         traffic = world.engine.traffic
         traffic.promote("m", "")
         assert await world.count(10) == {2: 10}
-        assert model_traffic(world.engine.traffic, "m").source == "promotion"
+        assert world.engine.traffic.document("m").source == "promotion"
         assert world.engine.find_version("m", "1").ready
         traffic.roll_back("m", "", "it  was\nworse")
         assert await world.count(10) == {1: 10}
-        document = model_traffic(world.engine.traffic, "m")
+        document = world.engine.traffic.document("m")
         assert (document.source, document.reason) == ("rollback", "it was worse")
         assert {m.version: m.reason for m in world.engine.index().models}["2"] == "it was worse"
         traffic.promote("m", "3")
         assert await world.count(10) == {3: 10}
-        assert {v.version: v.role for v in model_traffic(world.engine.traffic, "m").versions} == {
+        assert {v.version: v.role for v in world.engine.traffic.document("m").versions} == {
             "1": "candidate", "2": "candidate", "3": "baseline",
         }  # fmt: skip
 
@@ -315,9 +327,9 @@ def test_calls_for_what_is_not_there_or_not_allowed(tmp_path: Path) -> None:
         for act in acts:
             with pytest.raises(Unavailable, match="--allow-traffic-control allows it"):
                 act()
-        assert model_traffic(world.engine.traffic, "m").source == "config"
+        assert world.engine.traffic.document("m").source == "config"
         with pytest.raises(NotFound, match="'nope' is not found"):
-            model_traffic(world.engine.traffic, "nope")
+            world.engine.traffic.document("nope")
 
     run(tmp_path, test, SPLIT, allowed=False)
 
@@ -377,8 +389,6 @@ def test_what_wants_a_header_is_told_of_it(tmp_path: Path) -> None:
         traffic.set("m", SPLIT | {"sticky": {"header": "a"}})
         traffic.set("m", SPLIT | {"sticky": {"header": "a"}})
         traffic.set("m", {})
-        traffic.unwatch_headers(listen)
-        traffic.set("m", SPLIT | {"sticky": {"header": "b"}})
         assert told == [{"m": "a"}, {}]
 
     run(tmp_path, test, SPLIT)
@@ -397,7 +407,7 @@ def test_what_is_refused_for_what_it_says_counts_for_nobody(tmp_path: Path) -> N
 def test_a_model_that_would_wait_for_itself_is_known(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         found = world.engine.find("m")
-        assert isinstance(found, Router)
+        assert isinstance(found, VersionRouter)
         assert found.waits_for(world.engine.find_version("m", "2"))
         assert not found.waits_for(world.engine.find_version("m", "3"))
         assert not found.obstacle
@@ -501,7 +511,7 @@ def test_what_a_shadow_sees_cannot_be_written_to(tmp_path: Path) -> None:
 def test_what_is_still_to_be_fetched_is_not_copied(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         found = world.engine.find("m")
-        assert isinstance(found, Router)
+        assert isinstance(found, VersionRouter)
         copies = ShadowCopies(
             world.engine.find_version("m", "3"), Shadow(3), world.shadow, world.admission
         )
@@ -516,7 +526,7 @@ def test_nothing_is_kept_of_a_model_that_is_gone(tmp_path: Path) -> None:
         models = {name: Model(read_model_directory(world.root)) for name in ("a", "b")}
         for name, model in models.items():
             model.name = name
-        traffic = Traffic(models, world.admission, True, lambda: None)
+        traffic = TrafficControl(models, world.admission, lambda: None, True)
         traffic.set("a", {"split": {"1": 1}, "sticky": {"header": "x"}})
         model = models.pop("a")
         assert not traffic.series()

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core import errors
-from headrace.core.errors import ServerError
+from headrace.core.errors import ServerError, is_fault
 from headrace.observability.statistics import LATENCY_BOUNDS, Histogram
-from headrace.scheduling.rollback import Counts, is_fault, verdict
-from headrace.scheduling.traffic_rules import RollbackRule
+from headrace.plugins.traffic.decisions import Counts, verdict
+from headrace.plugins.traffic.rules import RollbackRule
 
 
 def counts(requests: int, failures: int = 0, ms: float = 1.0) -> Counts:

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from headrace.core.datatypes import Datatype
-from headrace.core.signature import Signature, TensorSpec
-from headrace.scheduling.arrangement import arrange, difference
-from headrace.scheduling.traffic_rules import Shadow, TrafficRules
+from headrace.core.signature import Signature, TensorSpec, difference
+from headrace.plugins.traffic.decisions import arrange
+from headrace.plugins.traffic.rules import Shadow, TrafficRules
 
 X = TensorSpec("X", Datatype.FP32, (4,))
 Y = TensorSpec("Y", Datatype.FP32, (2,))

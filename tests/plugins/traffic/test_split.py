@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.scheduling.split import GOLDEN, SILVER, Sequence64, Split, bound
+from headrace.plugins.traffic.decisions import GOLDEN, SILVER, Sequence64, Split, bound
 
 WHOLE = 2**64
 WEIGHTS = st.dictionaries(st.integers(0, 2**63 - 1), st.floats(1e-3, 1e6), min_size=1, max_size=5)

@@ -1,0 +1,226 @@
+"""What follows from rules: who takes part, which version gets a request, and who does badly.
+
+All are plain functions over values. Rules are held against the versions that are ready
+(`arrange`); a version is judged by what it made of its requests (`verdict`); and each request gets
+one of the versions by weight (`Split`), a new one for each, or the same for each key.
+
+Requests without a key take the points of an additive recurrence (multiples of the golden ratio,
+modulo one), which lie as evenly as points can: after any number of requests, each version has had
+its share but for a few. No random numbers are drawn, and unlike with taking turns, requests that
+come in a rhythm do not all meet the same version.
+
+Keys choose by weighted rendezvous hashing: each version draws a number from the key, which grows
+with the version's weight, and the highest one wins. If a weight changes, or a version comes or
+goes, only those keys move that have to. The numbers depend on nothing but model, version and key:
+they are the same on every server, and after a restart.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from math import log
+
+from headrace.core.signature import Signature, difference
+from headrace.observability.statistics import LATENCY_BOUNDS
+from headrace.plugins.traffic.rules import RollbackRule, TrafficRules
+
+_WHOLE = 2**64
+_MASK = _WHOLE - 1
+GOLDEN = 0x9E3779B97F4A7C15  # the golden ratio, as a share of 2**64
+SILVER = 0x6A09E667F3BCC909  # the square root of two, likewise: independent of the golden ratio
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """Who gets what.
+
+    `weights` are those of the versions that get requests, `shadow` is 0 if nothing is copied.
+    Requests are read by the signature of `reference`. `reasons` say why a version that the rules
+    name gets nothing. `fallback` is whether none of those that should get requests can.
+    """
+
+    weights: Mapping[int, float]
+    reference: int
+    shadow: int
+    reasons: Mapping[int, str]
+    fallback: bool
+
+
+def arrange(rules: TrafficRules, ready: Mapping[int, Signature]) -> Arrangement | None:
+    """Hold rules against the versions that are ready, of which there must be one, else None."""
+    if not ready:
+        return None
+    reasons: dict[int, str] = {}
+    wanted = {number: weight for number, weight in rules.split.items() if weight}
+    reasons |= dict.fromkeys((number for number in wanted if number not in ready), "is not ready")
+    weights = {number: weight for number, weight in wanted.items() if number in ready}
+    fallback = not weights
+    shadow = rules.shadow.version if rules.shadow is not None else 0
+    if fallback:
+        weights = {max((n for n in ready if n != shadow), default=max(ready)): 1.0}
+    reference = rules.baseline if rules.baseline in weights else min(weights)
+    for number in [*weights, *([shadow] if shadow else [])]:
+        why = difference(ready[reference], ready[number]) if number in ready else "is not ready"
+        if why or (number == shadow and number in weights):
+            reasons[number] = why or "gets requests itself, since no other version is ready"
+    return Arrangement(
+        {n: weight for n, weight in weights.items() if n == reference or n not in reasons},
+        reference,
+        0 if shadow in reasons else shadow,
+        reasons,
+        fallback and bool(wanted),
+    )
+
+
+class Sequence64:
+    """Evenly distributed points from 0 to 2**64, one after the other."""
+
+    __slots__ = ("_step", "point")
+
+    def __init__(self, step: int, point: int = 0) -> None:
+        self._step = step
+        self.point = point
+
+    def next(self) -> int:
+        """The next point."""
+        self.point = point = (self.point + self._step) & _MASK
+        return point
+
+
+def bound(share: float) -> int:
+    """The point below which a `share` (0 to 1) of all points lie."""
+    return min(round(share * _WHOLE), _WHOLE)
+
+
+class Split:
+    """Versions by weight. The weights are positive, and there is at least one."""
+
+    def __init__(self, model: str, weights: Mapping[int, float]) -> None:
+        total = sum(weights.values())
+        versions = sorted(weights)
+        self.shares = {number: weights[number] / total for number in versions}
+        self._bounds: list[tuple[int, int]] = []
+        reached = 0.0
+        for number in versions:
+            reached += weights[number]
+            self._bounds.append((bound(reached / total), number))
+        self._bounds[-1] = (_WHOLE, versions[-1])
+        self._salted = [
+            (number, weights[number], f"{model}\0{number}\0".encode(errors="replace"))
+            for number in versions
+        ]
+
+    def at(self, point: int) -> int:
+        """The version at a point from 0 to 2**64."""
+        for limit, number in self._bounds:
+            if point < limit:
+                return number
+        raise ValueError(f"{point} is beyond 2**64")
+
+    def of(self, key: str) -> int:
+        """The version of a key."""
+        text = key.encode(errors="replace")
+        chosen, least = 0, float("inf")
+        for number, weight, salt in self._salted:
+            digest = blake2b(salt + text, digest_size=8).digest()
+            # The time to a first event of this rate: of all, the one that comes first wins.
+            wait = -log((int.from_bytes(digest, "little") + 1) / (_WHOLE + 1)) / weight
+            if wait < least or not chosen:
+                chosen, least = number, wait
+        return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What a version has made of requests: how many, how many failed, latencies of the others.
+
+    `latencies` counts by `LATENCY_BOUNDS`, and at last those above all bounds.
+    """
+
+    requests: int
+    failures: int
+    latencies: tuple[int, ...]
+
+    def since(self, earlier: "Counts") -> "Counts":
+        """What has been added to `earlier`."""
+        latencies = zip(self.latencies, earlier.latencies, strict=True)
+        return Counts(
+            self.requests - earlier.requests,
+            self.failures - earlier.failures,
+            tuple([now - before for now, before in latencies]),
+        )
+
+    @property
+    def error_rate(self) -> float:
+        """The share that failed."""
+        return self.failures / self.requests if self.requests else 0.0
+
+    def latency_ms(self, quantile: float) -> float:
+        """The latency that this share stayed below, in milliseconds; 0 if nothing was answered.
+
+        Between bounds as if latencies were spread evenly; infinite above all of them.
+        """
+        return quantile_ms(self.latencies, quantile)
+
+
+def quantile_ms(latencies: Sequence[int], quantile: float) -> float:
+    """`Counts.latency_ms` of counts by `LATENCY_BOUNDS`."""
+    wanted = quantile * sum(latencies)
+    if not wanted:
+        return 0.0
+    reached = 0
+    for index, count in enumerate(latencies):
+        if count and reached + count >= wanted:
+            if index == len(LATENCY_BOUNDS):
+                return float("inf")
+            low = LATENCY_BOUNDS[index - 1] if index else 0
+            part = (wanted - reached) / count
+            return (low + (LATENCY_BOUNDS[index] - low) * part) / 1e6
+        reached += count
+    return float("inf")
+
+
+def verdict(rule: RollbackRule, candidate: Counts, baseline: Counts) -> str:
+    """Why `candidate` is to lose its traffic; "" if it is not."""
+    if candidate.requests < rule.min_requests:
+        return ""
+    comparable = baseline.requests >= rule.min_requests
+    errors = candidate.error_rate
+    counted = f"{candidate.failures} of {candidate.requests} requests failed"
+    if rule.max_error_rate is not None and errors > rule.max_error_rate:
+        return f"{counted}, more than max_error_rate {rule.max_error_rate:g} allows"
+    increase = rule.max_error_rate_increase
+    if increase is not None and comparable and errors > baseline.error_rate + increase:
+        return (
+            f"{counted}, and {baseline.failures} of {baseline.requests} of the baseline: more than"
+            f" max_error_rate_increase {increase:g} allows"
+        )
+    answered = sum(candidate.latencies)
+    if answered < rule.min_requests:
+        return ""
+    latency = candidate.latency_ms(rule.latency_quantile)
+    measured = f"the {rule.latency_quantile:g} quantile of its latency is {_ms(latency)}"
+    if rule.max_latency_ms is not None and latency > rule.max_latency_ms:
+        return f"{measured}, more than max_latency_ms {rule.max_latency_ms:g}"
+    ratio = rule.max_latency_ratio
+    if ratio is not None and sum(baseline.latencies) >= rule.min_requests:
+        usual = baseline.latency_ms(rule.latency_quantile)
+        if latency > usual * ratio and not _alike(latency, usual):
+            return (
+                f"{measured}, and {_ms(usual)} for the baseline: more than max_latency_ratio"
+                f" {ratio:g} allows"
+            )
+    return ""
+
+
+def _alike(latency: float, usual: float) -> bool:
+    """Whether two latencies lie between the same bounds, where a ratio would be made up."""
+    first, second = (bisect_left(LATENCY_BOUNDS, ms * 1e6) for ms in (latency, usual))
+    return first == second
+
+
+def _ms(latency: float) -> str:
+    if latency == float("inf"):
+        return f"above {LATENCY_BOUNDS[-1] / 1e6:g} ms"
+    return f"{latency:.3g} ms"
