@@ -2,7 +2,7 @@
 
 import re
 
-from headrace.execution.remote.options import REMOTE_PARAMETERS
+from headrace.execution.remote.options import remote_parameters
 from headrace.execution.triton.options import TRITON_PARAMETERS
 from headrace.repository.fail_over import PARAMETERS as FAIL_OVER
 from tests.docs.test_readme import ROOT
@@ -15,4 +15,4 @@ def test_the_table_of_parameters() -> None:
     rows = re.findall(r"^\| (`.*?`) \|", section, re.MULTILINE)
     named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert len(named) == len(set(named))
-    assert set(named) == REMOTE_PARAMETERS | TRITON_PARAMETERS | FAIL_OVER
+    assert set(named) == remote_parameters() | TRITON_PARAMETERS | FAIL_OVER

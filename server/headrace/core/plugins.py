@@ -18,7 +18,8 @@ log = logging.getLogger(__name__)
 BACKENDS = "headrace.backends"  # made with a `headrace.backends.backend.BackendContext`
 STAGES = "headrace.stages"  # a `headrace.engine.chain.StagePlugin`
 COMMANDS = "headrace.commands"  # called with the subparsers; named like their command
-GROUPS = (BACKENDS, STAGES, COMMANDS)
+PROTOCOLS = "headrace.protocols"  # gives a `headrace.execution.remote.options.UpstreamProtocol`
+GROUPS = (BACKENDS, STAGES, COMMANDS, PROTOCOLS)
 
 _ARTEFACTS = "headrace.execution.python_backend"
 OWN: Mapping[str, Mapping[str, str]] = {
@@ -44,6 +45,11 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "triton": "headrace.commands.triton:TRITON",
         "completion": "headrace.commands.completion:COMPLETION",
     },
+    PROTOCOLS: {
+        "v2": "headrace.execution.remote.options:v2_protocol",
+        "tfserving": "headrace.plugins.dialects:tfserving_protocol",
+        "torchserve": "headrace.plugins.dialects:torchserve_protocol",
+    },
 }
 _US = "headrace"
 
@@ -66,9 +72,7 @@ class Plugin:
 
     def load(self) -> Any:
         """Import the target; raises what its import raises."""
-        module, _, attribute = self.target.partition(":")
-        found = import_module(module)
-        return attrgetter(attribute)(found) if attribute else found
+        return resolve(self.target)
 
     def try_to(self, make: Callable[[Any], T]) -> T | Exception:
         """`make` of the loaded target, or the error, which has been logged with its traceback."""
@@ -80,6 +84,13 @@ class Plugin:
                 self.package, error, exc_info=error,
             )  # fmt: skip
             return error if isinstance(error, Exception) else RuntimeError("it has called sys.exit")
+
+
+def resolve(target: str) -> Any:
+    """The object that `module:attribute` names; raises what its import raises."""
+    module, _, attribute = target.partition(":")
+    found = import_module(module)
+    return attrgetter(attribute)(found) if attribute else found
 
 
 def own(group: str) -> dict[str, Plugin]:

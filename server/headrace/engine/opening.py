@@ -282,9 +282,9 @@ def _config_warnings(
     parameters, meant = reading.parameters(file.config), {}
     if any(isinstance(reader, RemoteBackend) for reader in readers):
         # Imported late: few servers have such models.
-        from headrace.execution.remote.options import REMOTE_PARAMETERS, idle_parameters
+        from headrace.execution.remote.options import idle_parameters, remote_parameters
 
-        ours = REMOTE_PARAMETERS | TRITON_PARAMETERS | OWN_PARAMETERS
+        ours = remote_parameters() | TRITON_PARAMETERS | OWN_PARAMETERS
         near = misspelt(file.config, ours)
         meant = {f"parameters['{name}']": f"; did you mean '{one}'?" for name, one in near}
         for name, text in idle_parameters(parameters):

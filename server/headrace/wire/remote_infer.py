@@ -17,7 +17,15 @@ from headrace.core.bytes_array import BytesArray
 from headrace.core.call import Parameter
 from headrace.core.datatypes import BY_NAME, ITEM_SIZES, NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
-from headrace.core.tensors import Buffer, Tensor, TensorArray, element_count, raw_bytes
+from headrace.core.tensors import (
+    Array,
+    Buffer,
+    Tensor,
+    TensorArray,
+    concatenated,
+    element_count,
+    raw_bytes,
+)
 from headrace.wire.elements import tensor_from_values
 from headrace.wire.grpc_contents import CONTENTS, read_varint, varint
 from headrace.wire.grpc_infer import parameter_values, set_parameter
@@ -38,6 +46,12 @@ class RemoteInput(NamedTuple):
     datatype: Datatype
     shape: tuple[int, ...]
     parts: Sequence[TensorArray]
+
+    def array(self) -> Array:
+        """The rows as one array."""
+        parts = self.parts
+        whole = parts[0] if len(parts) == 1 else concatenated([part.ravel() for part in parts])
+        return np.asarray(whole).reshape(self.shape)
 
 
 class RemoteAnswer(NamedTuple):

@@ -17,7 +17,7 @@ from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest, ServerError
 from headrace.core.tensors import Buffer
 from headrace.execution.remote.connection import CallFailed, RemoteRequest
-from headrace.execution.remote.grpc_client import GrpcDialect
+from headrace.execution.remote.grpc_client import GrpcClient
 from headrace.execution.remote.options import Endpoint, RemoteOptions
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.remote_infer import RemoteAnswer, RemoteInput
@@ -100,14 +100,14 @@ def options(port: int, tmp_path: Path) -> RemoteOptions:
     return RemoteOptions.of(parameters, "m", 0, tmp_path)
 
 
-def dialect_of(options: RemoteOptions) -> tuple[GrpcDialect, Endpoint]:
+def client_of(options: RemoteOptions) -> tuple[GrpcClient, Endpoint]:
     endpoint = next(e for e in options.resolve() if e.address == "127.0.0.1")
-    return GrpcDialect(options, "m"), endpoint
+    return GrpcClient(options, "m"), endpoint
 
 
 def test_on_a_thread(options: RemoteOptions) -> None:
-    dialect, endpoint = dialect_of(options)
-    with dialect.visit(endpoint) as connection:
+    client, endpoint = client_of(options)
+    with client.visit(endpoint) as connection:
         with pytest.raises(CallFailed, match="there is nothing") as failed:
             connection.describe(10)
         with pytest.raises(CallFailed, match="there is nothing"):
@@ -117,10 +117,10 @@ def test_on_a_thread(options: RemoteOptions) -> None:
 
 
 def test_on_a_loop(options: RemoteOptions) -> None:
-    dialect, endpoint = dialect_of(options)
+    client, endpoint = client_of(options)
 
     async def scenario() -> None:
-        connection = dialect.connect(endpoint)
+        connection = client.connect(endpoint)
         assert await connection.ready(10)
         with pytest.raises(CallFailed, match="there is nothing"):
             await infer(connection, RemoteRequest([], [], {}), 10)
@@ -133,12 +133,12 @@ def test_on_a_loop(options: RemoteOptions) -> None:
 @pytest.mark.parametrize("seconds", [0, 50])
 def test_what_goes_with_a_call(options: RemoteOptions, compression: str, seconds: float) -> None:
     packed = replace(options, compression="" if compression == "none" else compression)
-    dialect, endpoint = dialect_of(packed)
+    client, endpoint = client_of(packed)
     array = np.zeros((3, 50_000), np.float32)
     inputs = [RemoteInput("IN", Datatype.FP32, (6, 50_000), [array, array])]
 
     async def scenario() -> None:
-        connection = dialect.connect(endpoint)
+        connection = client.connect(endpoint)
         for headers in ([("x-tenant", "t")], []):
             request = RemoteRequest(inputs, ["OUT"], {}, headers=headers)
             answer = await infer(connection, request, seconds)
@@ -170,14 +170,14 @@ class Busy(ThreadPoolExecutor):
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_a_large_answer_that_is_compressed(options: RemoteOptions, cancelled: bool) -> None:
     """It is unpacked on a thread, while other calls go on."""
-    dialect, endpoint = dialect_of(options)
+    client, endpoint = client_of(options)
     array = np.random.default_rng(0).random((1, 100_000), np.float32)
     large = RemoteRequest([RemoteInput("IN", Datatype.FP32, array.shape, [array])], ["OUT"], {})
     small = RemoteRequest([RemoteInput("IN", Datatype.FP32, (1, 1), [array[:, :1]])], ["OUT"], {})
 
     async def scenario() -> None:
         threads = Busy()
-        connection = dialect.connect(endpoint)
+        connection = client.connect(endpoint)
         assert await connection.ready(10)
         asyncio.get_running_loop().set_default_executor(threads)
         call = asyncio.ensure_future(infer(connection, large, 50))
@@ -215,10 +215,10 @@ class Heard:
 
 @pytest.mark.parametrize("id", ["a", "bad", "last"])
 def test_a_stream(options: RemoteOptions, id: str) -> None:
-    dialect, endpoint = dialect_of(options)
+    client, endpoint = client_of(options)
 
     async def scenario() -> None:
-        connection = dialect.connect(endpoint)
+        connection = client.connect(endpoint)
         heard = Heard()
         connection.stream(RemoteRequest([], [], {}, id), 10, heard)
         failed = await heard.end
@@ -239,7 +239,7 @@ def test_a_stream(options: RemoteOptions, id: str) -> None:
     asyncio.run(scenario())
 
 
-class Buggy(GrpcDialect):
+class Buggy(GrpcClient):
     """Has not thought of an answer like this."""
 
     def answer(self, data: Buffer) -> RemoteAnswer:
@@ -250,12 +250,12 @@ class Buggy(GrpcDialect):
 
 
 def test_a_bug_in_reading_an_answer_is_the_calls_alone(options: RemoteOptions) -> None:
-    dialect, endpoint = Buggy(options, "m"), dialect_of(options)[1]
+    client, endpoint = Buggy(options, "m"), client_of(options)[1]
     array = np.zeros((1, 1), np.float32)
     request = RemoteRequest([RemoteInput("IN", Datatype.FP32, (1, 1), [array])], ["OUT"], {})
 
     async def scenario() -> None:
-        connection = dialect.connect(endpoint)
+        connection = client.connect(endpoint)
         assert await connection.ready(10)
         other = Heard()
         connection.stream(RemoteRequest([], [], {}, "silent"), 20, other)
@@ -289,8 +289,8 @@ def test_a_server_that_wants_a_certificate(own: bool, tmp_path: Path) -> None:
         if own:
             parameters["tls_cert"] = str(TLS / "client.pem")
             parameters["tls_key"] = str(TLS / "client.key")
-        dialect, endpoint = dialect_of(RemoteOptions.of(parameters, "m", 0, tmp_path))
-        with dialect.visit(endpoint) as connection, pytest.raises(CallFailed) as failed:
+        client, endpoint = client_of(RemoteOptions.of(parameters, "m", 0, tmp_path))
+        with client.visit(endpoint) as connection, pytest.raises(CallFailed) as failed:
             connection.describe(10)
         server.stop(None).wait()
     assert failed.value.failure.fate is (Fate.ANSWERED if own else Fate.UNSENT)
@@ -298,7 +298,7 @@ def test_a_server_that_wants_a_certificate(own: bool, tmp_path: Path) -> None:
 
 def test_a_server_that_is_not_trusted(port: int, tmp_path: Path) -> None:
     parameters = {"endpoints": f"grpcs://localhost:{port}"}
-    dialect, endpoint = dialect_of(RemoteOptions.of(parameters, "m", 0, tmp_path))
-    with dialect.visit(endpoint) as connection, pytest.raises(CallFailed) as failed:
+    client, endpoint = client_of(RemoteOptions.of(parameters, "m", 0, tmp_path))
+    with client.visit(endpoint) as connection, pytest.raises(CallFailed) as failed:
         connection.describe(10)
     assert failed.value.failure.fate is Fate.UNSENT

@@ -15,10 +15,10 @@ import uvloop
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidOption, InvalidRequest
 from headrace.execution.remote.connection import CallFailed, RemoteRequest
-from headrace.execution.remote.dialects import Dialects
 from headrace.execution.remote.http_client import HttpConnection
 from headrace.execution.remote.http_lines import Done, Line, Lines, NotConnected
 from headrace.execution.remote.options import Endpoint, RemoteOptions
+from headrace.execution.remote.protocols import ProtocolClients
 from headrace.wire.http_exchange import HttpResponse
 from headrace.wire.remote_infer import RemoteInput
 from headrace.wire.remote_status import Fate
@@ -87,18 +87,18 @@ def options_of(url: str, root: Path, **parameters: str) -> RemoteOptions:
 @asynccontextmanager
 async def connected(
     server: Server, tls: ssl.SSLContext | None = None, root: Path = TLS, **parameters: str
-) -> AsyncIterator[tuple[HttpConnection, Dialects, Endpoint]]:
+) -> AsyncIterator[tuple[HttpConnection, ProtocolClients, Endpoint]]:
     """A connection to a server that listens."""
     async with await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls) as listening:
         port = listening.sockets[0].getsockname()[1]
         url = f"https://localhost:{port}" if tls else f"http://127.0.0.1:{port}"
         options = options_of(url, root, **parameters)
         endpoint = next(e for e in options.resolve() if e.address == "127.0.0.1")
-        dialects = Dialects(options, "m")
-        connection = dialects.of(endpoint).connect(endpoint)
+        clients = ProtocolClients(options, "m")
+        connection = clients.of(endpoint).connect(endpoint)
         assert isinstance(connection, HttpConnection)
         try:
-            yield connection, dialects, endpoint
+            yield connection, clients, endpoint
         finally:
             await connection.close()
             for writer in server.writers:
@@ -196,14 +196,14 @@ def test_failures(answer: bytes | tuple[int, bytes], fate: Fate) -> None:
     async def scenario() -> None:
         server = Server()
         server.answers["/v2/models/m/infer"] = answer
-        async with connected(server, http_tensors="binary") as (connection, dialects, endpoint):
+        async with connected(server, http_tensors="binary") as (connection, clients, endpoint):
             with pytest.raises(CallFailed) as failed:
                 await infer(connection, ASKED, 10)
             assert failed.value.failure.fate is fate
 
             def wait() -> None:
                 with (
-                    dialects.of(endpoint).visit(endpoint) as waiting,
+                    clients.of(endpoint).visit(endpoint) as waiting,
                     pytest.raises(CallFailed) as same,
                 ):
                     waiting.infer(ASKED, 10)
@@ -226,13 +226,13 @@ def test_answers_of_unknown_length(answer: bytes) -> None:
     async def scenario() -> None:
         server = Server()
         server.answers["/v2/models/m/infer"] = answer
-        async with connected(server) as (connection, dialects, endpoint):
+        async with connected(server) as (connection, clients, endpoint):
             for _ in range(2):
                 found = await infer(connection, ASKED, 10)
                 assert found.outputs["Y"].tolist() == [1, 2]
 
             def wait() -> list[int]:
-                with dialects.of(endpoint).visit(endpoint) as waiting:
+                with clients.of(endpoint).visit(endpoint) as waiting:
                     given: list[int] = waiting.infer(ASKED, 10).outputs["Y"].tolist()
                     return given
 
@@ -245,7 +245,7 @@ def test_a_server_that_does_not_answer() -> None:
     async def scenario() -> None:
         server = Server()
         server.answers["/v2/models/m/infer"] = b""
-        async with connected(server, http_tensors="binary") as (connection, dialects, endpoint):
+        async with connected(server, http_tensors="binary") as (connection, clients, endpoint):
             assert await connection.ready(10)  # it has a connection
             with pytest.raises(CallFailed) as failed:
                 await infer(connection, ASKED, 0.1)
@@ -253,7 +253,7 @@ def test_a_server_that_does_not_answer() -> None:
             await server.ended.wait()  # the call is cancelled there
 
             def wait() -> None:
-                with dialects.of(endpoint).visit(endpoint) as waiting:
+                with clients.of(endpoint).visit(endpoint) as waiting:
                     waiting.infer(ASKED, 0.1)
 
             with pytest.raises(CallFailed) as failed:
@@ -328,16 +328,16 @@ def test_calls_that_are_cancelled_while_they_connect() -> None:
 
 def test_nobody_listens(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with connected(Server()) as (_, dialects, endpoint):
+        async with connected(Server()) as (_, clients, endpoint):
             pass
-        connection = dialects.of(endpoint).connect(endpoint)
+        connection = clients.of(endpoint).connect(endpoint)
         with pytest.raises(CallFailed) as failed:
             await infer(connection, ASKED, 10)
         assert failed.value.failure.fate is Fate.UNSENT
         await connection.close()
 
         def wait() -> None:
-            with dialects.of(endpoint).visit(endpoint) as waiting:
+            with clients.of(endpoint).visit(endpoint) as waiting:
                 waiting.describe(10)
 
         with pytest.raises(CallFailed, match="Connection refused") as failed:
@@ -354,10 +354,10 @@ def test_a_port_of_another_protocol() -> None:
             writer.close()
 
     async def scenario() -> None:
-        async with connected(HangsUp()) as (_, dialects, endpoint):
+        async with connected(HangsUp()) as (_, clients, endpoint):
 
             def wait() -> None:
-                with dialects.of(endpoint).visit(endpoint) as waiting:
+                with clients.of(endpoint).visit(endpoint) as waiting:
                     waiting.describe(10)
 
             with pytest.raises(CallFailed, match="is this its port for HTTP") as failed:
@@ -395,10 +395,10 @@ def test_what_a_server_does_not_offer_is_not_asked_for() -> None:
         tensor = b'[{"name": "Y", "datatype": "FP16", "shape": [2]}]'
         metadata = b'{"name": "m", "inputs": %s, "outputs": %s}' % (tensor, tensor)
         server.answers["/v2/models/m"] = (200, metadata)
-        async with connected(server) as (connection, dialects, endpoint):
+        async with connected(server) as (connection, clients, endpoint):
 
             def wait() -> None:
-                with dialects.of(endpoint).visit(endpoint) as waiting:
+                with clients.of(endpoint).visit(endpoint) as waiting:
                     said = waiting.describe(10)
                 assert said.config is None
                 assert said.metadata.inputs[0].datatype == "FP16"
@@ -415,10 +415,10 @@ def test_a_configuration_that_is_none() -> None:
         server = Server()
         server.answers["/v2/models/m"] = (200, b'{"name": "m"}')
         server.answers["/v2/models/m/config"] = (200, b"7")
-        async with connected(server) as (_, dialects, endpoint):
+        async with connected(server) as (_, clients, endpoint):
 
             def wait() -> None:
-                with dialects.of(endpoint).visit(endpoint) as waiting:
+                with clients.of(endpoint).visit(endpoint) as waiting:
                     waiting.describe(10)
 
             with pytest.raises(CallFailed, match="makes no sense"):
@@ -500,13 +500,13 @@ def test_tls_and_credentials(tmp_path: Path) -> None:
         server = Server()
         async with connected(server, secure(), tmp_path, **parameters) as (
             connection,
-            dialects,
+            clients,
             endpoint,
         ):
             assert await connection.ready(10)
 
             def wait() -> None:
-                with dialects.of(endpoint).visit(endpoint) as waiting:
+                with clients.of(endpoint).visit(endpoint) as waiting:
                     assert waiting.infer(ASKED, 10).outputs["Y"].tolist() == [1, 2]
 
             await asyncio.to_thread(wait)
@@ -522,7 +522,7 @@ def test_a_server_that_is_not_trusted(parameters: dict[str, str]) -> None:
     async def scenario() -> None:
         async with connected(Server(), secure(), TLS, **parameters) as (
             connection,
-            dialects,
+            clients,
             endpoint,
         ):
             with pytest.raises(CallFailed, match="its certificate is not accepted") as failed:
@@ -530,7 +530,7 @@ def test_a_server_that_is_not_trusted(parameters: dict[str, str]) -> None:
             assert failed.value.failure.fate is Fate.UNSENT
 
             def wait() -> None:
-                with dialects.of(endpoint).visit(endpoint) as waiting:
+                with clients.of(endpoint).visit(endpoint) as waiting:
                     waiting.describe(10)
 
             with pytest.raises(CallFailed, match="its certificate is not accepted"):
@@ -544,7 +544,7 @@ def test_files_that_hold_no_certificates(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("nothing")
     given = {name: "file"} if name == "tls_root_cert" else {name: "file", "tls_key": "file"}
     with pytest.raises(InvalidOption, match=f"{name}.*in the form of PEM"):
-        Dialects(options_of("https://127.0.0.1", tmp_path, **given), "m")
+        ProtocolClients(options_of("https://127.0.0.1", tmp_path, **given), "m")
 
 
 def test_a_tensor_that_cannot_be_sent() -> None:

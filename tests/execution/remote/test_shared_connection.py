@@ -17,7 +17,7 @@ import pytest
 from headrace.core.datatypes import Datatype
 from headrace.core.tensors import Array
 from headrace.execution.remote.connection import CallFailed, RemoteRequest
-from headrace.execution.remote.grpc_client import GrpcDialect
+from headrace.execution.remote.grpc_client import GrpcClient
 from headrace.execution.remote.options import RemoteOptions
 from headrace.execution.remote.shared_memory import FixedSizes, SharedConnection
 from headrace.execution.remote.shared_regions import THRESHOLD, exists
@@ -134,8 +134,8 @@ async def connected(endpoint: str) -> AsyncIterator[SharedConnection]:
     """A connection for a model with one output, of as many bytes as go through shared memory."""
     parameters = {"endpoints": endpoint, "shared_memory": "true"}
     options = RemoteOptions.of(parameters, "m", 0, Path())
-    found, dialect = options.resolve()[0], GrpcDialect(options, "m")
-    connection = SharedConnection(found, dialect, FixedSizes({"Y": THRESHOLD}, True))
+    found, client = options.resolve()[0], GrpcClient(options, "m")
+    connection = SharedConnection(found, client, FixedSizes({"Y": THRESHOLD}, True))
     try:
         yield connection
     finally:

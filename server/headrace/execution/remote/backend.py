@@ -57,9 +57,9 @@ class RemoteBackend(Backend):
 
     def reads_parameter(self, name: str) -> bool:
         """Whether it is one of those that the documentation names."""
-        from headrace.execution.remote.options import REMOTE_PARAMETERS
+        from headrace.execution.remote.options import remote_parameters
 
-        return name in REMOTE_PARAMETERS or name in TRITON_PARAMETERS
+        return name in remote_parameters() or name in TRITON_PARAMETERS
 
     def prepare(self) -> None:
         """Import what `load` needs."""

@@ -1,6 +1,6 @@
 """What a pool needs of the way to one server, whichever protocol is spoken there.
 
-A dialect is one protocol over one transport. Its connections take requests as values and give
+A client is one protocol over one transport. Its connections take requests as values and give
 answers as values; how those are written is up to `headrace.wire`. Each model has connections of its
 own, so that what happens to one of them is not another model's. A thread that loads a model has one
 on an event loop of its own, behind a `Visit`.
@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 
 from headrace.core.call import Parameter
 from headrace.core.errors import RemoteBroken, ServerError
+from headrace.core.signature import Signature, TensorSpec
 from headrace.execution.remote.options import Endpoint
 from headrace.observability.traces import TraceContext
 from headrace.wire.pb import grpc_service_pb2 as pb
@@ -68,6 +69,26 @@ class RemoteDescription:
 
     metadata: pb.ModelMetadataResponse
     config: ModelConfig | None
+
+
+@dataclass(slots=True)
+class Declared:
+    """What is known of the model here, from when its configuration is complete on.
+
+    For protocols whose answers do not tell, and before inference is asked for.
+    """
+
+    signature: Signature | None = None
+
+    @property
+    def outputs(self) -> Sequence[TensorSpec]:
+        """The outputs as declared."""
+        return () if self.signature is None else self.signature.outputs
+
+    @property
+    def batches(self) -> bool:
+        """Whether axis 0 of every tensor counts rows."""
+        return self.signature is not None and self.signature.batches
 
 
 class CallFailed(Exception):
@@ -212,7 +233,7 @@ def visiting(connect: Callable[[], Connection]) -> Iterator[Visit]:
             runner.run(connection.close())
 
 
-class Dialect(Protocol):
+class ProtocolClient(Protocol):
     """Makes connections for one model, called `model` here, to servers that speak alike."""
 
     def visit(self, endpoint: Endpoint) -> AbstractContextManager[Visit]:

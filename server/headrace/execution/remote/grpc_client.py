@@ -1,6 +1,6 @@
 """The V2 protocol over gRPC, as a client of upstreams: messages, calls, streams, connections.
 
-Another protocol over gRPC derives from `GrpcDialect`. Owned by the event-loop thread, but for the
+Another protocol over gRPC derives from `GrpcClient`. Owned by the event-loop thread, but for the
 visits of threads that load models.
 """
 
@@ -118,8 +118,8 @@ Question: TypeAlias = tuple[bytes, bytes]
 Description: TypeAlias = Generator[Question, tuple[Buffer | None, End | None], RemoteDescription]
 
 
-class GrpcDialect:
-    """`headrace.execution.remote.connection.Dialect`. Made on any thread but the event loop's.
+class GrpcClient:
+    """`headrace.execution.remote.connection.ProtocolClient`, made on any thread but the loop's.
 
     Another protocol over gRPC has this with other procedures and messages.
     """
@@ -260,11 +260,11 @@ class GrpcDialect:
 class GrpcStream(ChannelCall):
     """A stream with one request; `headrace.execution.remote.connection.RemoteStream`."""
 
-    __slots__ = ("_dialect", "_message", "_receiver")
+    __slots__ = ("_client", "_message", "_receiver")
 
     def __init__(
         self,
-        dialect: "GrpcDialect",
+        client: "GrpcClient",
         message: list[Buffer],
         receiver: StreamReceiver,
         head: RepeatedFields,
@@ -273,8 +273,8 @@ class GrpcStream(ChannelCall):
         seconds: float,
     ) -> None:
         """See `ChannelCall`."""
-        super().__init__(head, own, begun, seconds, dialect.options.largest_response)
-        self._dialect = dialect
+        super().__init__(head, own, begun, seconds, client.options.largest_response)
+        self._client = client
         self._message = message
         self._receiver = receiver
 
@@ -289,16 +289,16 @@ class GrpcStream(ChannelCall):
         self.begin(connection.http2)
         size = sum(map(len, self._message))
         connection.http2.sender.request(
-            self, self.head, self.own, self._message, size, self._dialect.packed
+            self, self.head, self.own, self._message, size, self._client.packed
         )
 
     def message(self, data: Buffer) -> None:
         """A response has come."""
         try:
-            answer = self._dialect.stream_answer(data)
+            answer = self._client.stream_answer(data)
         except Exception as error:  # whatever it is, it belongs to this stream alone
             self.cancel()
-            self._end(error if isinstance(error, CallFailed) else self._dialect.nonsense(error))
+            self._end(error if isinstance(error, CallFailed) else self._client.nonsense(error))
             return
         try:
             self._receiver.received(answer)
@@ -307,7 +307,7 @@ class GrpcStream(ChannelCall):
 
     def closed(self, end: End | None) -> None:
         """There is no more."""
-        self._end(None if end is None else self._dialect.failed(end))
+        self._end(None if end is None else self._client.failed(end))
 
     def _end(self, failed: CallFailed | None) -> None:
         try:
@@ -322,9 +322,9 @@ class GrpcStream(ChannelCall):
 class InferCall(UnaryCall):
     """A run, for whoever is told by being called; `headrace.execution.remote.connection.Call`."""
 
-    __slots__ = ("dialect", "receiver")
+    __slots__ = ("client", "receiver")
 
-    dialect: "GrpcDialect"
+    client: "GrpcClient"
     receiver: Receiver
 
     def done(self, data: Buffer | None, end: End | None) -> None:
@@ -332,10 +332,10 @@ class InferCall(UnaryCall):
         try:
             if data is None:
                 assert end is not None
-                self.receiver.failed(self.dialect.failed(end))
+                self.receiver.failed(self.client.failed(end))
                 return
             try:
-                answer = self.dialect.answer(data)
+                answer = self.client.answer(data)
             except Exception as error:  # whatever it is, it belongs to this call alone
                 self.receiver.failed(error)
                 return
@@ -361,31 +361,31 @@ class GrpcConnection:
     """`headrace.execution.remote.connection.Connection`."""
 
     def __init__(
-        self, endpoint: Endpoint, dialect: "GrpcDialect", buffer: memoryview | None = None
+        self, endpoint: Endpoint, client: "GrpcClient", buffer: memoryview | None = None
     ) -> None:
         """Bytes are received in `buffer`, which is the loop's, or in one of its own."""
-        options = dialect.options
-        self._dialect = dialect
+        options = client.options
+        self._client = client
         self._loop = asyncio.get_running_loop()
         self._now = self._loop.time
         self.procedures = Procedures(
-            endpoint, options.credentials, dialect.packing, dialect.infer_path
+            endpoint, options.credentials, client.packing, client.infer_path
         )
-        context = dialect.context if endpoint.secure else None
+        context = client.context if endpoint.secure else None
         self._channel = Channel(
             endpoint, context, buffer or receive_buffer(), options.largest_response
         )
-        path, self._question = dialect.readiness()
+        path, self._question = client.readiness()
         self._readiness = self.procedures.head(path)
 
     def begin(self, request: RemoteRequest, seconds: float, receiver: Receiver) -> Call:
         """One run."""
-        dialect, procedures = self._dialect, self.procedures
+        client, procedures = self._client, self.procedures
         call = InferCall(
-            self._channel, procedures.infer(request.headers), dialect.request(request),
-            self._now(), seconds, procedures.own(request.headers, seconds), dialect.packed,
+            self._channel, procedures.infer(request.headers), client.request(request),
+            self._now(), seconds, procedures.own(request.headers, seconds), client.packed,
         )  # fmt: skip
-        call.dialect = dialect
+        call.client = client
         call.receiver = receiver
         self._channel.start(call)
         return call
@@ -396,9 +396,9 @@ class GrpcConnection:
         """One run with any number of responses."""
         # Not with `triton_grpc_error`, which would bring the statuses of errors: a Triton dies of a
         # model that goes on after one.
-        procedures, dialect = self.procedures, self._dialect
+        procedures, client = self.procedures, self._client
         stream = GrpcStream(
-            dialect, dialect.request(request), receiver, procedures.stream(request.headers),
+            client, client.request(request), receiver, procedures.stream(request.headers),
             procedures.own(request.headers, seconds), self._now(), seconds,
         )  # fmt: skip
         self._channel.start(stream)
@@ -411,12 +411,12 @@ class GrpcConnection:
             assert end is not None
             if end.status == UNIMPLEMENTED:
                 return True  # a server without the procedure cannot say more
-            raise self._dialect.failed(end)
-        return self._dialect.is_ready(data)
+            raise self._client.failed(end)
+        return self._client.is_ready(data)
 
     async def describe(self, seconds: float) -> RemoteDescription:
         """What the server says of the model."""
-        conversation = self._dialect.describe()
+        conversation = self._client.describe()
         try:
             path, message = next(conversation)
             while True:
@@ -428,25 +428,23 @@ class GrpcConnection:
 
     async def infer(self, request: RemoteRequest, seconds: float) -> RemoteAnswer:
         """One run; raises `CallFailed`."""
-        dialect, head = self._dialect, self.procedures.infer(request.headers)
-        message = b"".join(dialect.request(request))
-        return dialect.answer(
-            dialect.given(*await self.ask(head, message, seconds, dialect.packed))
-        )
+        client, head = self._client, self.procedures.infer(request.headers)
+        message = b"".join(client.request(request))
+        return client.answer(client.given(*await self.ask(head, message, seconds, client.packed)))
 
     async def load(self, config: str, seconds: float) -> None:
         """Have the model loaded; raises `CallFailed`."""
-        wanted = pb.RepositoryModelLoadRequest(model_name=self._dialect.options.model)
+        wanted = pb.RepositoryModelLoadRequest(model_name=self._client.options.model)
         if config:
             wanted.parameters["config"].string_param = config
         message = wanted.SerializeToString()
-        self._dialect.given(*await self.ask(self.procedures.load, message, seconds))
+        self._client.given(*await self.ask(self.procedures.load, message, seconds))
 
     async def unload(self, seconds: float) -> None:
         """Have the model unloaded; raises `CallFailed`."""
-        wanted = pb.RepositoryModelUnloadRequest(model_name=self._dialect.options.model)
+        wanted = pb.RepositoryModelUnloadRequest(model_name=self._client.options.model)
         message = wanted.SerializeToString()
-        self._dialect.given(*await self.ask(self.procedures.unload, message, seconds))
+        self._client.given(*await self.ask(self.procedures.unload, message, seconds))
 
     async def ask(
         self, head: RepeatedFields, message: bytes, seconds: float, packed: bool = False

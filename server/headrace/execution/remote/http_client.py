@@ -6,20 +6,20 @@ generators, which yield requests, are sent the answer to each, and return what h
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, TypeAlias, TypeVar
 
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from headrace.core.errors import InvalidRequest, PayloadTooLarge, ServerError, Unsupported
-from headrace.core.signature import Signature, TensorSpec
 from headrace.execution.remote.connect_errors import tls_context
 from headrace.execution.remote.connection import (
     Call,
     CallFailed,
+    Declared,
     Receiver,
     RemoteDescription,
     RemoteRequest,
@@ -42,6 +42,7 @@ from headrace.execution.remote.http_lines import (
 from headrace.execution.remote.options import Endpoint, RemoteOptions
 from headrace.wire.compression import ANSWER_RATIO, LARGE, compress, decompress
 from headrace.wire.http_exchange import HttpRequest, HttpResponse, header_lines, request_pieces
+from headrace.wire.json_text import parse_json
 from headrace.wire.remote_infer import RemoteAnswer
 from headrace.wire.remote_status import (
     Failure,
@@ -88,58 +89,57 @@ M = TypeVar("M", bound=Message)
 Conversation: TypeAlias = Generator[HttpRequest, HttpResponse, T]
 
 
-@dataclass(slots=True)
-class Declared:
-    """What is known of the model here, from when its configuration is complete on.
+class Rest(ABC):
+    """A protocol over HTTP, for one model on one server. What is asked raises `CallFailed`."""
 
-    For protocols whose answers do not tell, and before inference is asked for.
-    """
+    def __init__(self, options: RemoteOptions, model: str, declared: Declared) -> None:
+        """`model` is what the model is called here, which errors name."""
+        self.options = options
+        self.model = model
+        self.declared = declared
 
-    signature: Signature | None = None
-
-    @property
-    def outputs(self) -> Sequence[TensorSpec]:
-        """The outputs as declared."""
-        return () if self.signature is None else self.signature.outputs
-
-    @property
-    def batches(self) -> bool:
-        """Whether axis 0 of every tensor counts rows."""
-        return self.signature is not None and self.signature.batches
-
-
-class Inference(Protocol):
-    """How one server is asked for inference; both methods raise `CallFailed`."""
-
-    def request(self, request: RemoteRequest) -> HttpRequest:
-        """What is sent."""
-
-    def answer(self, response: HttpResponse) -> RemoteAnswer:
-        """What has come."""
-
-
-class Rest(Protocol):
-    """A protocol, for one model. Conversations raise `CallFailed`."""
-
+    @abstractmethod
     def describe(self) -> Conversation[RemoteDescription]:
         """Ask what the model is."""
 
-    def learn(self) -> Conversation[Inference]:
-        """Ask what has to be known of a server before it can be asked for inference."""
-
+    @abstractmethod
     def ready(self) -> Conversation[bool]:
         """Ask whether the model is ready."""
 
+    def learn(self) -> Conversation[None]:
+        """Ask what has to be known of the server before `request`; nothing where all are alike."""
+        yield from ()
 
-@runtime_checkable
-class RestControl(Protocol):
-    """Protocols have this, too, by which a server has models loaded; both raise `CallFailed`."""
+    @abstractmethod
+    def request(self, request: RemoteRequest) -> HttpRequest:
+        """One run, as it is sent."""
+
+    @abstractmethod
+    def answer(self, response: HttpResponse) -> RemoteAnswer:
+        """The outputs of a run."""
 
     def load(self, config: str) -> Conversation[None]:
         """Have the model loaded; see `headrace.execution.remote.connection.Connection`."""
+        raise failed_by(Unsupported("this protocol has no way to have models loaded"))
 
     def unload(self) -> Conversation[None]:
         """Have the model unloaded."""
+        return self.load("")
+
+
+def failed_by(error: ServerError) -> CallFailed:
+    """A run that fails by itself, wherever it is sent."""
+    return CallFailed(Failure(Fate.ANSWERED, error), str(error))
+
+
+def json_of(model: str, response: HttpResponse) -> Any:
+    """The JSON of a good answer; raises `CallFailed`."""
+    if response.status != 200:
+        raise refusal(model, response)
+    try:
+        return parse_json(response.body)
+    except InvalidRequest as error:
+        raise nonsense(model, error) from None
 
 
 def refusal(model: str, response: HttpResponse) -> CallFailed:
@@ -164,11 +164,13 @@ log = logging.getLogger(__name__)
 _ENCODING = b"content-encoding"
 
 
-class HttpDialect:
-    """`headrace.execution.remote.connection.Dialect`, of the protocol `rest`."""
+class HttpClient:
+    """`headrace.execution.remote.connection.ProtocolClient`, over HTTP."""
 
-    def __init__(self, options: RemoteOptions, model: str, rest: Rest, secure: bool) -> None:
-        """Raises `InvalidOption`."""
+    def __init__(
+        self, options: RemoteOptions, model: str, rest: Callable[[], Rest], secure: bool
+    ) -> None:
+        """`rest` makes what is spoken, for one server each. Raises `InvalidOption`."""
         self.options = options
         self.model = model
         self.rest = rest
@@ -231,31 +233,31 @@ class HttpDialect:
 class HttpConnection:
     """`headrace.execution.remote.connection.Connection`."""
 
-    def __init__(self, endpoint: Endpoint, dialect: HttpDialect) -> None:
+    def __init__(self, endpoint: Endpoint, client: HttpClient) -> None:
         self._endpoint = endpoint
-        self._dialect = dialect
-        self._headers = dialect.headers(endpoint)
+        self._client = client
+        self._headers = client.headers(endpoint)
         self._common = header_lines(self._headers)
-        self._lines = Lines(endpoint, dialect.tls, dialect.options.largest_response)
-        self._inference: Inference | None = None
+        self._lines = Lines(endpoint, client.tls, client.options.largest_response)
+        self._rest = client.rest()
+        self._learned = False
 
     def begin(self, request: RemoteRequest, seconds: float, receiver: Receiver) -> Call:
         """One run."""
-        inference = self._inference
-        if inference is None or self._dialect.options.compression:
-            return TaskCall(self.infer(request, seconds), receiver)
-        try:
-            common = self._lines_for(request)
-            placed = self._dialect.placed(inference.request(request), self._endpoint)
-        except CallFailed:  # which the task tells, once this has ended
-            return TaskCall(self.infer(request, seconds), receiver)
-        line = self._lines.take()
+        client, endpoint = self._client, self._endpoint
+        line = None
+        if self._learned and not client.options.compression:
+            try:
+                common = self._lines_for(request)
+                placed = client.placed(self._rest.request(request), endpoint)
+                line = self._lines.take()
+            except CallFailed:  # which the task tells, once this has ended
+                pass
         if line is None:
             return TaskCall(self.infer(request, seconds), receiver)
-        dialect, endpoint = self._dialect, self._endpoint
         call = HttpCall(
-            line, dialect, endpoint,
-            lambda found: inference.answer(dialect.unpacked(found, endpoint)), receiver,
+            line, client, endpoint,
+            lambda found: self._rest.answer(client.unpacked(found, endpoint)), receiver,
         )  # fmt: skip
         line.send(request_pieces(placed, common), seconds, call.done)
         return call
@@ -269,41 +271,34 @@ class HttpConnection:
     async def ready(self, seconds: float) -> bool:
         """Whether the model is ready there; raises `CallFailed`."""
         until = deadline_in(seconds)
-        if not await self._talk(self._dialect.rest.ready(), until):
-            return False
-        if self._inference is None:
+        ready = await self._talk(self._rest.ready(), until)
+        if ready and not self._learned:
             await self._learn(until)
-        return True
+        return ready
 
     async def describe(self, seconds: float) -> RemoteDescription:
         """What the server says of the model."""
-        return await self._talk(self._dialect.rest.describe(), deadline_in(seconds))
+        return await self._talk(self._rest.describe(), deadline_in(seconds))
 
     async def infer(self, request: RemoteRequest, seconds: float) -> RemoteAnswer:
         """One run; raises `CallFailed`."""
         until = deadline_in(seconds)
         common = self._lines_for(request)
-        inference = self._inference or await self._learn(until)
-        return inference.answer(await self._ask(inference.request(request), until, common))
+        if not self._learned:
+            await self._learn(until)
+        return self._rest.answer(await self._ask(self._rest.request(request), until, common))
 
     async def load(self, config: str, seconds: float) -> None:
         """Have the model loaded; raises `CallFailed`."""
-        await self._talk(self._control().load(config), deadline_in(seconds))
+        await self._talk(self._rest.load(config), deadline_in(seconds))
 
     async def unload(self, seconds: float) -> None:
         """Have the model unloaded; raises `CallFailed`."""
-        await self._talk(self._control().unload(), deadline_in(seconds))
+        await self._talk(self._rest.unload(), deadline_in(seconds))
 
     async def close(self) -> None:
         """End the connections, with whatever is under way."""
         await self._lines.close()
-
-    def _control(self) -> RestControl:
-        rest = self._dialect.rest
-        if isinstance(rest, RestControl):
-            return rest
-        text = "this protocol has no way to have models loaded"
-        raise CallFailed(Failure(Fate.ANSWERED, Unsupported(text)), text)
 
     def _lines_for(self, request: RemoteRequest) -> str:
         """The header lines of a call; raises `CallFailed`."""
@@ -312,11 +307,11 @@ class HttpConnection:
         try:
             return header_lines(with_headers(self._headers, request.headers))
         except InvalidRequest as error:
-            raise CallFailed(Failure(Fate.ANSWERED, error), str(error)) from None
+            raise failed_by(error) from None
 
-    async def _learn(self, until: float) -> Inference:
-        self._inference = await self._talk(self._dialect.rest.learn(), until)
-        return self._inference
+    async def _learn(self, until: float) -> None:
+        await self._talk(self._rest.learn(), until)
+        self._learned = True
 
     async def _talk(self, conversation: Conversation[T], until: float) -> T:
         try:
@@ -328,20 +323,20 @@ class HttpConnection:
             return result
 
     async def _ask(self, request: HttpRequest, until: float, common: str = "") -> HttpResponse:
-        dialect, large = self._dialect, sum(map(len, request.body)) > LARGE
+        client, large = self._client, sum(map(len, request.body)) > LARGE
         loop = asyncio.get_running_loop()
-        if large and dialect.options.compression:
-            request = await loop.run_in_executor(None, dialect.placed, request, self._endpoint)
+        if large and client.options.compression:
+            request = await loop.run_in_executor(None, client.placed, request, self._endpoint)
         else:
-            request = dialect.placed(request, self._endpoint)
+            request = client.placed(request, self._endpoint)
         pieces = request_pieces(request, common or self._common)
         try:
             response = await self._lines.ask(pieces, seconds_left(until) or 0.0)
         except (NotConnected, Disconnected, NoAnswer, InvalidRequest) as error:
-            raise dialect.failed(error, self._endpoint) from None
+            raise client.failed(error, self._endpoint) from None
         if _ENCODING in response.headers and len(response.body) > LARGE:
-            return await loop.run_in_executor(None, dialect.unpacked, response, self._endpoint)
-        return dialect.unpacked(response, self._endpoint)
+            return await loop.run_in_executor(None, client.unpacked, response, self._endpoint)
+        return client.unpacked(response, self._endpoint)
 
 
 class HttpCall:
@@ -350,14 +345,14 @@ class HttpCall:
     def __init__(
         self,
         line: Line,
-        dialect: HttpDialect,
+        client: HttpClient,
         endpoint: Endpoint,
         read: Callable[[HttpResponse], RemoteAnswer],
         receiver: Receiver,
     ) -> None:
         """`read` gives what an answer says, or raises `CallFailed`."""
         self._line = line
-        self._dialect = dialect
+        self._client = client
         self._endpoint = endpoint
         self._read = read
         self._receiver: Receiver | None = receiver
@@ -377,7 +372,7 @@ class HttpCall:
         if receiver is None:
             return
         if not isinstance(outcome, HttpResponse):
-            receiver.failed(self._dialect.failed(outcome, self._endpoint))
+            receiver.failed(self._client.failed(outcome, self._endpoint))
             return
         if _ENCODING in outcome.headers and len(outcome.body) > LARGE:
             work = asyncio.to_thread(self._read, outcome)

@@ -21,8 +21,8 @@ from headrace.execution.remote.connection import (
     RemoteDescription,
     RemoteRequest,
 )
-from headrace.execution.remote.dialects import Dialects
 from headrace.execution.remote.options import V2, Endpoint, RemoteOptions
+from headrace.execution.remote.protocols import ProtocolClients
 from headrace.execution.remote.requests import Forwarding
 from headrace.execution.triton.drift import Difference, differences
 from headrace.execution.triton.late import LoadCounts
@@ -72,16 +72,16 @@ def load_remote(
         asked.ClearField("instance_group")
         wanted = DesiredState(asked, ControlOptions.of(spec.parameters), placed, placed.groups)
         visits = Visits(placed.options, spec.model)
-        dialects = Dialects(placed.options, spec.model)
-        return _described(visits, dialects, placed.endpoints, wanted)
+        clients = ProtocolClients(placed.options, spec.model)
+        return _described(visits, clients, placed.endpoints, wanted)
     directory = spec.version if (spec.root / str(spec.version)).is_dir() else 0
     if "fail_over" in spec.parameters and "remote_version" in spec.parameters:
         directory = 0  # it is there for another backend
     options = RemoteOptions.of(spec.parameters, spec.model, directory, spec.root)
-    dialects = Dialects(options, spec.model)
+    clients = ProtocolClients(options, spec.model)
     endpoints = options.resolve()
     for endpoint in endpoints:
-        dialects.of(endpoint)  # each here: they read files
+        clients.of(endpoint)  # each here: they read files
     control = ControlOptions.of(spec.parameters)
     visits = Visits(options, spec.model)
     keeper: RepositoryKeeper | None = None
@@ -89,23 +89,23 @@ def load_remote(
         uses = known if control.unload else None
         keeper = RepositoryKeeper(visits, asked.instance_group, uses)
         load_everywhere(keeper, spec.model, endpoints, spec.deadline)
-    return _described(visits, dialects, endpoints, DesiredState(asked, control, keeper))
+    return _described(visits, clients, endpoints, DesiredState(asked, control, keeper))
 
 
 def _described(
-    visits: Visits, dialects: Dialects, endpoints: Sequence[Endpoint], wanted: DesiredState
+    visits: Visits, clients: ProtocolClients, endpoints: Sequence[Endpoint], wanted: DesiredState
 ) -> "RemoteModel":
     """The model as the first server that answers says it is; raises `LoadFailed`."""
     problems = []
     try:
         for endpoint in endpoints:
-            with dialects.of(endpoint).visit(endpoint) as connection:
+            with clients.of(endpoint).visit(endpoint) as connection:
                 try:
                     said = connection.describe(_METADATA_SECS)
                 except CallFailed as failed:
                     problems.append(f"{endpoint.name}: {failed.text}")
                 else:
-                    return RemoteModel(visits, dialects, endpoints, endpoint, said, wanted)
+                    return RemoteModel(visits, clients, endpoints, endpoint, said, wanted)
         what = f"no server answers for model '{visits.options.model}'"
         raise LoadFailed(f"{what}: {'; '.join(problems)}", what)
     except BaseException:
@@ -124,7 +124,7 @@ class RemoteModel(Elsewhere):
     def __init__(
         self,
         visits: Visits,
-        dialects: Dialects,
+        clients: ProtocolClients,
         endpoints: Sequence[Endpoint],
         answered: Endpoint,
         said: RemoteDescription,
@@ -141,7 +141,7 @@ class RemoteModel(Elsewhere):
         self.drift = differences(wanted.config, said, options.version)
         self.options = options
         self.forwarding = Forwarding(options)
-        self.dialects = dialects
+        self.clients = clients
         self.endpoints = list(endpoints)
         self.answered = answered
         self.config = said.config
@@ -151,19 +151,19 @@ class RemoteModel(Elsewhere):
         self._batches = self._decoupled = False
         self.sequences: SequenceRules | None = None  # what holds for them, if it has any
 
-    def look(self) -> tuple[list[Endpoint], Dialects | None]:
-        """The addresses that names have now, and dialects with other credentials if those have
+    def look(self) -> tuple[list[Endpoint], ProtocolClients | None]:
+        """The addresses that names have now, and clients with other credentials if those have
         changed. May take a while; raises `LoadFailed` or `InvalidOption`.
         """
         found, renewed = self.options.resolve(), self.options.renewed()
         if renewed is None:
             return found, None
-        return found, Dialects(renewed, self.dialects.model, self.dialects.declared)
+        return found, ProtocolClients(renewed, self.clients.model, self.clients.declared)
 
-    def renew(self, dialects: Dialects) -> None:
+    def renew(self, clients: ProtocolClients) -> None:
         """Speak in these from now on."""
-        self.dialects = dialects
-        self.options = self._visits.options = dialects.options
+        self.clients = clients
+        self.options = self._visits.options = clients.options
 
     @property
     def max_batch_size(self) -> int | None:
@@ -251,7 +251,7 @@ class RemoteModel(Elsewhere):
         if problems:
             raise Contradiction(problems)
         self._batches = batches
-        self.dialects.declared.signature = signature
+        self.clients.declared.signature = signature
         self._decoupled = config.model_transaction_policy.decoupled
         self.sequences = policies.sequence_rules(config)
         asked = ModelConfig()
@@ -284,14 +284,14 @@ class RemoteModel(Elsewhere):
 
     def connect(self, endpoint: Endpoint, signature: Signature) -> Connection:
         """A connection for the event loop that is running."""
-        dialect = self.dialects.of(endpoint)
+        client = self.clients.of(endpoint)
         if not self.options.shared_memory:
-            return dialect.connect(endpoint)
-        from headrace.execution.remote.grpc_client import GrpcDialect
+            return client.connect(endpoint)
+        from headrace.execution.remote.grpc_client import GrpcClient
         from headrace.execution.remote.shared_memory import FixedSizes, SharedConnection
 
-        assert isinstance(dialect, GrpcDialect)  # the options see to that
-        return SharedConnection(endpoint, dialect, FixedSizes.of(signature))
+        assert isinstance(client, GrpcClient)  # the options see to that
+        return SharedConnection(endpoint, client, FixedSizes.of(signature))
 
     def infer(
         self, inputs: Mapping[str, TensorArray], outputs: Sequence[str]
@@ -309,7 +309,7 @@ class RemoteModel(Elsewhere):
             for name, array in inputs.items()
         ]
         request = RemoteRequest(tensors, outputs, {})
-        with self.dialects.of(self.answered).visit(self.answered) as connection:
+        with self.clients.of(self.answered).visit(self.answered) as connection:
             try:
                 answer = connection.infer(request, self.options.timeout)
             except CallFailed as failed:

@@ -4,100 +4,106 @@ import re
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
+from headrace.core import plugins
 from headrace.core.errors import InvalidOption, LoadFailed
 from headrace.core.texts import whole_number
 from headrace.wire.compression import ENCODINGS
 
-PROTOCOL_PARAMETERS = frozenset({"protocol", "signature_name", "remote_label", "request_body"})
-V2, TFSERVING, TORCHSERVE = PROTOCOLS = ("v2", "tfserving", "torchserve")
-PORTS: dict[str, dict[str, int]] = {
-    V2: {"grpc": 8001, "grpcs": 8001, "http": 8000, "https": 443},
-    TFSERVING: {"grpc": 8500, "grpcs": 8500, "http": 8501, "https": 443},
-    TORCHSERVE: {"http": 8080, "https": 443},
-}
-BODIES = ("array", "object", "raw")
-_FOR = {
-    "signature_name": (TFSERVING,),
-    "remote_label": (TFSERVING, TORCHSERVE),
-    "request_body": (TORCHSERVE,),
-}
+V2 = "v2"
+_PARAMETERS = frozenset(
+    {
+        "endpoints", "remote_model", "remote_version", "forward", "max_in_flight", "timeout_secs",
+        "wait_secs", "health_interval_secs", "health_timeout_secs", "tls_root_cert", "tls_cert",
+        "tls_key", "authorization_file", "forward_headers", "forward_priority",
+        "host", "http_tensors", "compression", "hedge_after", "hedge_percent",
+        "shared_memory", "max_response_bytes", "protocol",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class ProtocolOptions:
-    """`label` is what a version is called there, `signature` that of TensorFlow's models.
+class UpstreamProtocol:
+    """What servers speak; a plugin of `headrace.protocols` gives one.
 
-    `body` is what a request to TorchServe is, empty for what suits the model.
+    `ports` are those of URLs without one, by scheme. `grpc` is the class that derives from
+    `headrace.execution.remote.grpc_client.GrpcClient` for it, `rest` that from
+    `headrace.execution.remote.http_client.Rest`, each as `module:name`, "" where there is none.
+    `parameters` of models are its own; `check` raises `InvalidOption` for what they cannot be.
     """
 
-    name: str = V2
-    signature: str = ""
-    label: str = ""
-    body: str = ""
-
-    @classmethod
-    def of(cls, parameters: Mapping[str, str]) -> "ProtocolOptions":
-        """From a model's parameters; raises `InvalidOption`."""
-        name = parameters.get("protocol") or V2
-        if name not in PROTOCOLS:
-            raise _wrong("protocol", f"expected {', '.join(PROTOCOLS)}, got {name!r}")
-        for parameter, protocols in _FOR.items():
-            if parameters.get(parameter) and name not in protocols:
-                raise _wrong(parameter, f"is for parameters['protocol'] {' or '.join(protocols)}")
-        if parameters.get("remote_load") == "true" and name != V2:
-            raise _wrong("remote_load", f"is for servers of {V2}: {name} has nothing like it")
-        body = parameters.get("request_body", "")
-        if body and body not in BODIES:
-            raise _wrong("request_body", f"expected {', '.join(BODIES)}, got {body!r}")
-        label = parameters.get("remote_label", "")
-        if label and parameters.get("remote_version"):
-            raise _wrong("remote_label", "cannot be combined with remote_version")
-        return cls(name, parameters.get("signature_name", ""), label, body)
+    name: str
+    ports: Mapping[str, int]
+    grpc: str = ""
+    rest: str = ""
+    parameters: Sequence[str] = ()
+    check: Callable[[Mapping[str, str]], None] = lambda parameters: None
 
 
-V2_OPTIONS = ProtocolOptions()
+def v2_protocol() -> UpstreamProtocol:
+    """The V2 protocol, over gRPC or HTTP."""
+    return UpstreamProtocol(
+        V2,
+        {"grpc": 8001, "grpcs": 8001, "http": 8000, "https": 443},
+        grpc="headrace.execution.remote.grpc_client:GrpcClient",
+        rest="headrace.execution.remote.v2_rest:V2Rest",
+    )
+
+
+@cache  # what is installed is looked at once
+def protocols() -> Mapping[str, UpstreamProtocol]:
+    """Every protocol by its name, V2 first."""
+    return plugins.load(plugins.PROTOCOLS, lambda make: make())
+
+
+def remote_parameters() -> frozenset[str]:
+    """The names of all parameters of models on other servers."""
+    own = [name for protocol in protocols().values() for name in protocol.parameters]
+    return _PARAMETERS.union(own)
+
+
+def _protocol(parameters: Mapping[str, str]) -> UpstreamProtocol:
+    known = protocols()
+    name = parameters.get("protocol") or V2
+    if name not in known:
+        raise _wrong("protocol", f"expected {', '.join(known)}, got {name!r}")
+    for parameter in remote_parameters() - _PARAMETERS:
+        its = [one.name for one in known.values() if parameter in one.parameters]
+        if parameters.get(parameter) and name not in its:
+            raise _wrong(parameter, f"is for parameters['protocol'] {' or '.join(its)}")
+    if parameters.get("remote_load") == "true" and name != V2:
+        raise _wrong("remote_load", f"is for servers of {V2}: {name} has nothing like it")
+    known[name].check(parameters)
+    return known[name]
 
 
 def _wrong(name: str, text: str) -> InvalidOption:
     return InvalidOption(f"parameters['{name}']", text)
 
 
-_PARAMETER = "parameters['shared_memory']"
-
-
-def check_sharing(urls: Sequence["Url"], protocol: str) -> None:
+def _check_sharing(urls: Sequence["Url"], protocol: str) -> None:
     """Whether models that are asked so can share memory; raises `InvalidOption`."""
     if protocol != V2:
-        raise InvalidOption(_PARAMETER, f"is of the protocol {V2}, not {protocol}")
+        raise _wrong("shared_memory", f"is of the protocol {V2}, not {protocol}")
     for url in urls:
         if not url.scheme.startswith("grpc"):
-            raise InvalidOption(_PARAMETER, f"is for servers that are asked over gRPC, not {url}")
+            raise _wrong("shared_memory", f"is for servers that are asked over gRPC, not {url}")
 
 
-def check_local(url: "Url", address: str) -> None:
+def _check_local(url: "Url", address: str) -> None:
     """Whether an address of a server is that of this machine for itself; raises `InvalidOption`."""
     if not ip_address(address.partition("%")[0]).is_loopback:
-        raise InvalidOption(
-            _PARAMETER,
+        raise _wrong(
+            "shared_memory",
             f"{url} has the address {address}: expected one of this machine for itself, such as"
             " 127.0.0.1",
         )
 
 
-REMOTE_PARAMETERS = frozenset(
-    {
-        "endpoints", "remote_model", "remote_version", "forward", "max_in_flight", "timeout_secs",
-        "wait_secs", "health_interval_secs", "health_timeout_secs", "tls_root_cert", "tls_cert",
-        "tls_key", "authorization_file", "forward_headers", "forward_priority",
-        "host", "http_tensors", "compression", "hedge_after", "hedge_percent",
-        "shared_memory", "max_response_bytes", *PROTOCOL_PARAMETERS,
-    }
-)  # fmt: skip
 _USUAL_PORTS = {"http": 80, "https": 443}  # which the header Host leaves out
 _OVER_HTTP = frozenset({"http", "https"})
 _SECURE = frozenset({"grpcs", "https"})
@@ -190,6 +196,8 @@ class RemoteOptions:
 
     An answer may have `largest_response` bytes, also once it is decompressed.
 
+    `own` has the parameters of the `protocol` alone that are given.
+
     With `shared_memory`, all of them are on this machine, and take large tensors in shared memory.
 
     `host` is what the servers are called instead of what their URLs say, if it is not empty. Over
@@ -212,7 +220,8 @@ class RemoteOptions:
     tensors: str = ""
     compression: str = ""
     read_credentials: Callable[[], Credentials] | None = field(default=None, compare=False)
-    protocol: ProtocolOptions = V2_OPTIONS
+    protocol: UpstreamProtocol = field(default_factory=v2_protocol)
+    own: Mapping[str, str] = field(default_factory=dict)
     shared_memory: bool = False
     largest_response: int = LARGEST_RESPONSE
 
@@ -225,7 +234,7 @@ class RemoteOptions:
         `version` is that of a version directory, 0 if there is none. File names are relative to
         `root`.
         """
-        protocol = ProtocolOptions.of(parameters)
+        protocol = _protocol(parameters)
         _one_of(parameters, "forward", ("batched", "transparent"))
         named = parameters.get("remote_version", "")
         if named and version:
@@ -236,9 +245,9 @@ class RemoteOptions:
             )
         if named and whole_number(named, 1, _LARGEST_VERSION) is None:
             raise _wrong("remote_version", f"expected a whole number from 1 on, got {named!r}")
-        urls = tuple(_urls(parameters.get("endpoints", ""), protocol.name))
+        urls = tuple(_urls(parameters.get("endpoints", ""), protocol))
         if shared := _flag(parameters, "shared_memory"):
-            check_sharing(urls, protocol.name)
+            _check_sharing(urls, protocol.name)
         return cls(
             urls,
             parameters.get("remote_model") or model,
@@ -256,6 +265,7 @@ class RemoteOptions:
             _one_of(parameters, "compression", ("none", *ENCODINGS)),
             partial(_credentials, dict(parameters), root) if _OF_FILES & set(parameters) else None,
             protocol,
+            {n: parameters[n] for n in protocol.parameters if parameters.get(n)},
             shared,
             _response_bytes(parameters),
         )
@@ -286,7 +296,7 @@ class RemoteOptions:
                 continue
             for *_, address in answers:
                 if self.shared_memory:
-                    check_local(url, str(address[0]))
+                    _check_local(url, str(address[0]))
                 found[_endpoint(url, str(address[0]), self.host)] = None
         if not found:
             raise LoadFailed(
@@ -311,8 +321,8 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _urls(text: str, protocol: str) -> Iterator[Url]:
-    ports = PORTS[protocol]
+def _urls(text: str, protocol: UpstreamProtocol) -> Iterator[Url]:
+    ports = protocol.ports
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
         raise _wrong(
@@ -327,8 +337,10 @@ def _urls(text: str, protocol: str) -> Iterator[Url]:
         except ValueError as error:
             raise _wrong("endpoints", f"{part!r} is not a URL: {error}") from None
         path = split.path.rstrip("/")
-        if split.scheme not in ports and split.scheme in PORTS[V2]:
-            raise _wrong("endpoints", f"servers of {protocol} are asked over http or https only")
+        if split.scheme not in ports and split.scheme in ("grpc", "grpcs"):
+            raise _wrong(
+                "endpoints", f"servers of {protocol.name} are asked over http or https only"
+            )
         if split.scheme not in ports or not host or (path and split.scheme not in _OVER_HTTP):
             raise _wrong("endpoints", f"expected {_FORMS}, got {part!r}")
         if split.username is not None or split.query or split.fragment:

@@ -235,16 +235,16 @@ class UpstreamPool(Placement):
         name = self._label
         try:
             # Names can take long: neither other names nor other work must wait for one.
-            found, dialects = await aside(self._model.look, f"look up {self.name}")
+            found, clients = await aside(self._model.look, f"look up {self.name}")
         except (LoadFailed, InvalidOption, OSError) as error:
             # The servers that are known may do well all the same.
             log.warning("model %s: %s", name, error, extra={"model": name})
             return
-        if dialects is not None:
-            self._model.renew(dialects)
+        if clients is not None:
+            self._model.renew(clients)
             log.info("model %s: its credentials have changed; servers are connected to anew", name,
                      extra={"model": name})  # fmt: skip
-        self._adopt(found, anew=dialects is not None)
+        self._adopt(found, anew=clients is not None)
 
     def _adopt(self, found: Sequence[Endpoint], anew: bool) -> None:
         kept = [m for m in self._upstreams if m.endpoint in found and not anew]

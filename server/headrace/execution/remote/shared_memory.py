@@ -34,7 +34,7 @@ from headrace.wire.grpc import End, Reason
 from headrace.wire.remote_infer import Place, RemoteAnswer, RemoteInput, shared_request
 
 if TYPE_CHECKING:
-    from headrace.execution.remote.grpc_client import GrpcDialect
+    from headrace.execution.remote.grpc_client import GrpcClient
 
 _ALIGNMENT = 64
 
@@ -119,9 +119,9 @@ _TOO_SMALL = "shared memory size specified with the request"
 class SharedCall(UnaryCall):
     """A run with tensors in shared memory; `headrace.execution.remote.connection.Call`."""
 
-    __slots__ = ("dialect", "inputs", "outputs", "owner", "receiver", "request", "rooms")
+    __slots__ = ("client", "inputs", "outputs", "owner", "receiver", "request", "rooms")
 
-    dialect: "GrpcDialect"
+    client: "GrpcClient"
     inputs: SharedLease | None
     outputs: SharedLease | None
     owner: "SharedConnection"
@@ -135,7 +135,7 @@ class SharedCall(UnaryCall):
             if data is None:
                 assert end is not None
                 if not self._failed(end):
-                    self.receiver.failed(self.dialect.failed(end))
+                    self.receiver.failed(self.client.failed(end))
                 return
             try:
                 answer = self._answer(data)
@@ -164,7 +164,7 @@ class SharedCall(UnaryCall):
             view = whole.data
             for name, place in self.rooms.items():
                 shared[name] = view[place.offset : place.offset + place.size]
-        answer = self.dialect.shared_answer(data, shared)
+        answer = self.client.shared_answer(data, shared)
         self.inputs = self.outputs = None
         if inputs is not None:
             regions.give_back(inputs)
@@ -191,7 +191,7 @@ class SharedCall(UnaryCall):
         if not unknown:
             return False
         self.renew()
-        self.pieces = self.dialect.request(self.request)
+        self.pieces = self.client.request(self.request)
         self.size = sum(map(len, self.pieces))
         self.channel.start(self)
         return True
@@ -206,10 +206,10 @@ class SharedCall(UnaryCall):
 class SharedConnection(GrpcConnection):
     """`headrace.execution.remote.connection.Connection`; streams share no memory."""
 
-    def __init__(self, endpoint: Endpoint, dialect: "GrpcDialect", sizes: FixedSizes) -> None:
+    def __init__(self, endpoint: Endpoint, client: "GrpcClient", sizes: FixedSizes) -> None:
         """`sizes` are those of the model's outputs."""
-        super().__init__(endpoint, dialect, dialect.buffer)
-        self.regions = SharedRegions(self._ask_path, dialect.model, endpoint.name)
+        super().__init__(endpoint, client, client.buffer)
+        self.regions = SharedRegions(self._ask_path, client.model, endpoint.name)
         self._sizes = sizes
         self._name = endpoint.name
         self._channel.when_lost = self.regions.renew
@@ -246,19 +246,19 @@ class SharedConnection(GrpcConnection):
         rooms = laid_out(wanted, outputs.region.name) if outputs else {}
         if inputs is not None:
             write(request.inputs, places, inputs.region.memory)
-        dialect, procedures = self._dialect, self.procedures
-        options = dialect.options
+        client, procedures = self._client, self.procedures
+        options = client.options
         message = shared_request(
             options.model, options.version, request.inputs, request.outputs, request.parameters,
             request.id, places, rooms,
         )  # fmt: skip
-        if dialect.packing:
-            message = [compress(b"".join(message), dialect.packing, DEFAULT_LEVEL)]
+        if client.packing:
+            message = [compress(b"".join(message), client.packing, DEFAULT_LEVEL)]
         call = SharedCall(
             self._channel, procedures.infer(request.headers), message, self._now(), seconds,
-            procedures.own(request.headers, seconds), dialect.packed,
+            procedures.own(request.headers, seconds), client.packed,
         )  # fmt: skip
-        call.dialect, call.owner, call.request = dialect, self, request
+        call.client, call.owner, call.request = client, self, request
         call.inputs, call.outputs, call.rooms = inputs, outputs, rooms
         return call
 
@@ -273,7 +273,7 @@ class SharedConnection(GrpcConnection):
             self._sizes = FixedSizes({}, self._sizes.batches)
             log.warning(
                 "model %s: server %s: outputs go over the wire: one was larger than declared",
-                self._dialect.model, self._name, extra={"model": self._dialect.model},
+                self._client.model, self._name, extra={"model": self._client.model},
             )  # fmt: skip
 
     async def close(self) -> None:

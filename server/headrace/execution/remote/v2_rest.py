@@ -7,15 +7,16 @@ from urllib.parse import quote
 
 from headrace.core.errors import InvalidRequest, ServerError
 from headrace.execution.remote.connection import (
-    CallFailed,
+    Declared,
     RemoteDescription,
     RemoteRequest,
     nonsense,
 )
 from headrace.execution.remote.http_client import (
     Conversation,
-    Declared,
-    Inference,
+    Rest,
+    failed_by,
+    json_of,
     message_of,
     refusal,
 )
@@ -26,7 +27,6 @@ from headrace.wire.json_text import parse_json
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 from headrace.wire.remote_infer import RemoteAnswer
-from headrace.wire.remote_status import Failure, Fate
 from headrace.wire.v2_json import (
     JSON_SIZE,
     RequestWriter,
@@ -42,17 +42,16 @@ _JSON_SIZE = JSON_SIZE.encode()
 _NOT_OFFERED = frozenset({400, 404, 405, 501})
 
 
-class V2Rest:
-    """`Rest` and `RestControl` of `headrace.execution.remote.http_client`."""
+class V2Rest(Rest):
+    """The V2 protocol, with the extensions for configurations, binary tensors and repositories."""
 
     def __init__(self, options: RemoteOptions, model: str, declared: Declared) -> None:
+        super().__init__(options, model, declared)
         version = f"/versions/{options.version}" if options.version else ""
         name = quote(options.model, safe="")
         self._path = f"/v2/models/{name}{version}"
         self._repository = f"/v2/repository/models/{name}"
-        self._tensors = options.tensors
-        self._model = model
-        self._declared = declared
+        self._messages = RequestWriter(True)
 
     def describe(self) -> Conversation[RemoteDescription]:
         """The model's metadata, and its configuration where the server offers that."""
@@ -60,25 +59,43 @@ class V2Rest:
         response = yield HttpRequest("GET", f"{self._path}/config")
         if response.status in _NOT_OFFERED:
             return RemoteDescription(metadata, None)
-        if response.status != 200:
-            raise refusal(self._model, response)
-        try:
-            document = parse_json(response.body)
-        except InvalidRequest as error:
-            raise nonsense(self._model, error) from None
-        return RemoteDescription(metadata, message_of(self._model, document, ModelConfig()))
+        document = json_of(self.model, response)
+        return RemoteDescription(metadata, message_of(self.model, document, ModelConfig()))
 
-    def learn(self) -> Conversation[Inference]:
+    def learn(self) -> Conversation[None]:
         """Whether tensors can be binary."""
-        binary = self._tensors == "binary"
-        if not self._tensors:
+        binary = self.options.tensors == "binary"
+        if not self.options.tensors:
             response = yield HttpRequest("GET", "/v2")
             binary = response.status == 200 and _BINARY in _extensions(response)
-        if binary:
-            return V2Inference(RequestWriter(True), self._path, self._model)
-        only_binary = [s.name for s in self._declared.outputs if s.datatype in NOT_IN_JSON]
-        messages = RequestWriter(False, frozenset(only_binary))
-        return V2Inference(messages, self._path, self._model)
+        if not binary:
+            only_binary = [s.name for s in self.declared.outputs if s.datatype in NOT_IN_JSON]
+            self._messages = RequestWriter(False, frozenset(only_binary))
+
+    def request(self, request: RemoteRequest) -> HttpRequest:
+        """The request in the form that the server takes."""
+        try:
+            body, size = self._messages.request(
+                request.inputs, request.outputs, request.parameters, request.id
+            )
+        except InvalidRequest as error:
+            raise failed_by(error) from None
+        return HttpRequest("POST", f"{self._path}/infer", request_headers(size), body)
+
+    def answer(self, response: HttpResponse) -> RemoteAnswer:
+        """The outputs, in whichever form they have come."""
+        if response.status != 200:
+            raise refusal(self.model, response)
+        size = response.headers.get(_JSON_SIZE)
+        try:
+            header = None if size is None else size.decode("latin-1")
+            found = read_answer(response.body, parse_json_size(header, len(response.body)))
+        except ServerError as error:
+            log.error("model %s: a server's answer makes no sense: %s", self.model, error,
+                      extra={"model": self.model})  # fmt: skip
+            raise nonsense(self.model, error) from None
+        arrays = {tensor.name: tensor.array for tensor in found.outputs}
+        return RemoteAnswer(arrays, found.parameters)
 
     def load(self, config: str) -> Conversation[None]:
         """Have the model loaded, by an extension of the protocol."""
@@ -95,7 +112,7 @@ class V2Rest:
         if response.status in (400, 404, 503):
             return False
         if response.status != 200:
-            raise refusal(self._model, response)
+            raise refusal(self.model, response)
         try:
             document = parse_json(response.body) if response.body else None
         except InvalidRequest:
@@ -106,52 +123,18 @@ class V2Rest:
         headers = {"content-type": "application/json"}
         response = yield HttpRequest("POST", f"{self._repository}/{what}", headers, [body])
         if response.status != 200:
-            raise refusal(self._model, response)
+            raise refusal(self.model, response)
 
     def _metadata(self) -> Generator[HttpRequest, HttpResponse, pb.ModelMetadataResponse]:
         response = yield HttpRequest("GET", self._path)
         if response.status != 200:
-            raise refusal(self._model, response)
+            raise refusal(self.model, response)
         document = _document(response)
         if document is None:
             text = f"GET {self._path} is not answered as the V2 protocol has it"
-            raise nonsense(self._model, InvalidRequest(text))
+            raise nonsense(self.model, InvalidRequest(text))
         known = {name: document.get(name) for name in ("name", "inputs", "outputs")}
-        return message_of(self._model, known, pb.ModelMetadataResponse())
-
-
-class V2Inference:
-    """`headrace.execution.remote.http_client.Inference`."""
-
-    def __init__(self, messages: RequestWriter, path: str, model: str) -> None:
-        self._messages = messages
-        self._path = f"{path}/infer"
-        self._model = model
-
-    def request(self, request: RemoteRequest) -> HttpRequest:
-        """The request in the form that the server takes."""
-        try:
-            body, size = self._messages.request(
-                request.inputs, request.outputs, request.parameters, request.id
-            )
-        except InvalidRequest as error:
-            raise CallFailed(Failure(Fate.ANSWERED, error), str(error)) from None
-        return HttpRequest("POST", self._path, request_headers(size), body)
-
-    def answer(self, response: HttpResponse) -> RemoteAnswer:
-        """Its outputs, in whichever form they have come."""
-        if response.status != 200:
-            raise refusal(self._model, response)
-        size = response.headers.get(_JSON_SIZE)
-        try:
-            header = None if size is None else size.decode("latin-1")
-            found = read_answer(response.body, parse_json_size(header, len(response.body)))
-        except ServerError as error:
-            log.error("model %s: a server's answer makes no sense: %s", self._model, error,
-                      extra={"model": self._model})  # fmt: skip
-            raise nonsense(self._model, error) from None
-        arrays = {tensor.name: tensor.array for tensor in found.outputs}
-        return RemoteAnswer(arrays, found.parameters)
+        return message_of(self.model, known, pb.ModelMetadataResponse())
 
 
 def _document(response: HttpResponse) -> dict[str, object] | None:

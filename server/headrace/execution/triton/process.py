@@ -25,7 +25,7 @@ from pathlib import Path
 
 from headrace.execution.aside import aside
 from headrace.execution.process_output import ProcessOutput
-from headrace.execution.remote.grpc_client import GrpcConnection, GrpcDialect
+from headrace.execution.remote.grpc_client import GrpcClient, GrpcConnection
 from headrace.execution.remote.options import Credentials, RemoteOptions
 from headrace.execution.triton.options import Place, TritonOptions
 from headrace.execution.worker_instance import restart_delay
@@ -162,7 +162,7 @@ class TritonProcess:
         given = {"endpoints": f"grpc://127.0.0.1:{self.port}"}
         remote = RemoteOptions.of(given, self.label, 0, Path())
         credentials = Credentials(metadata=secret.metadata)
-        self._dialect = GrpcDialect(replace(remote, credentials=credentials), self.label)
+        self._client = GrpcClient(replace(remote, credentials=credentials), self.label)
         [self._endpoint] = remote.resolve()
         self._task: asyncio.Task[None] | None = None
         self._ending = asyncio.Event()
@@ -241,7 +241,7 @@ class TritonProcess:
         process = await aside(lambda: _launch(start), f"start {self.label}")
         self.starts += 1
         self._running = running = _Running(process, self.label)
-        connection = GrpcConnection(self._endpoint, self._dialect)
+        connection = GrpcConnection(self._endpoint, self._client)
         if self._is_ending():  # meanwhile
             running.tell(b"k")
         try:

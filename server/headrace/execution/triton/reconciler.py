@@ -21,8 +21,8 @@ from google.protobuf import json_format
 from headrace.core.errors import LoadFailed
 from headrace.execution.aside import aside
 from headrace.execution.remote.connection import CallFailed, RemoteDescription, Visit
-from headrace.execution.remote.dialects import Dialects
 from headrace.execution.remote.options import Endpoint, RemoteOptions
+from headrace.execution.remote.protocols import ProtocolClients
 from headrace.execution.triton.drift import Difference, agree, described
 from headrace.execution.triton.late import LoadCounts
 from headrace.execution.triton.options import ControlOptions
@@ -40,8 +40,8 @@ class Visits:
 
     def to(self, endpoint: Endpoint) -> AbstractContextManager[Visit]:
         """A connection for as long as `with` lasts."""
-        # A dialect is for one thread at a time, and that of the pool is the event loop's.
-        return Dialects(self.options, self.model).of(endpoint).visit(endpoint)
+        # A client is for one thread at a time, and that of the pool is the event loop's.
+        return ProtocolClients(self.options, self.model).of(endpoint).visit(endpoint)
 
 
 log = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from headrace.core.errors import LoadFailed
 from headrace.core.model_spec import LoadSpec
 from headrace.execution.aside import aside
 from headrace.execution.remote.connection import CallFailed
-from headrace.execution.remote.options import REMOTE_PARAMETERS, Endpoint, RemoteOptions, Url
+from headrace.execution.remote.options import Endpoint, RemoteOptions, Url, remote_parameters
 from headrace.execution.triton.drift import as_configured, groups_of
 from headrace.execution.triton.options import (
     BACKEND,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 _CONFIG = "config.pbtxt"
 _NOT_LINKED = frozenset({_CONFIG, "configs"})
 # What is read here: of any model, and of one that others run.
-_OWN_PARAMETERS = REMOTE_PARAMETERS | TRITON_PARAMETERS | {
+_OWN_PARAMETERS = TRITON_PARAMETERS | {
     "execution", "batching", "split_requests", "traffic", "fail_over", "fail_over_instances",
     "fail_over_queue_size",
 }  # fmt: skip
@@ -85,7 +85,7 @@ def remote_config(
     )
     if not alone and result.WhichOneof("scheduling_choice") == "dynamic_batching":
         result.ClearField("dynamic_batching")
-    for own in _OWN_PARAMETERS & set(result.parameters):
+    for own in (_OWN_PARAMETERS | remote_parameters()) & set(result.parameters):
         del result.parameters[own]
     result.ClearField("version_policy")
     result.version_policy.specific.versions.append(version)

@@ -1,24 +1,45 @@
-"""Messages of TensorFlow Serving, as a client of it writes and reads them.
+"""TensorFlow Serving as an upstream, over gRPC and HTTP.
 
-What requests of the same names, datatypes and shapes have in common is serialised once; the rows of
-a batch's requests go into the message as they lie.
+What requests of the same names, datatypes and shapes have in common is serialised once; over gRPC
+the rows of a batch's requests go into the message as they lie.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
+import orjson
 from google.protobuf.message import DecodeError
 
 from headrace.core.bytes_array import bytes_array
 from headrace.core.datatypes import ITEM_SIZES, NUMPY, Datatype
-from headrace.core.errors import InvalidRequest
+from headrace.core.errors import ExecutionFailed, InvalidRequest
 from headrace.core.tensors import Buffer, Tensor, TensorArray, element_count, raw_bytes
+from headrace.execution.remote.connection import (
+    Declared,
+    RemoteDescription,
+    RemoteRequest,
+    nonsense,
+)
+from headrace.execution.remote.grpc_client import Description, GrpcClient, Question
+from headrace.execution.remote.http_client import (
+    Conversation,
+    Rest,
+    failed_by,
+    json_of,
+    message_of,
+)
+from headrace.execution.remote.options import RemoteOptions
+from headrace.wire.elements import array_of_nested, nested_json
 from headrace.wire.grpc_contents import varint
+from headrace.wire.http_exchange import HttpRequest, HttpResponse
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.pb import tfserving_pb2 as tf
 from headrace.wire.remote_infer import RemoteAnswer, RemoteInput
 
+_PREDICTIONS = b"/tensorflow.serving.PredictionService/"
+_MODELS = b"/tensorflow.serving.ModelService/"
 SIGNATURE = "serving_default"
 SIGNATURE_FIELD = "signature_def"
 _NUMBERS: dict[Datatype, int] = {
@@ -36,6 +57,7 @@ _FIELDS: dict[Datatype, str] = {
 }  # fmt: skip
 _HALF = (Datatype.FP16, Datatype.BF16)
 _REMEMBERED = 256  # kinds of request
+_MOST_FILLED = 1 << 24  # elements that a few bytes may become
 _INPUT, _NAME, _TENSOR, _CONTENT = b"\x12", b"\x0a", b"\x12", b"\x22"
 
 
@@ -181,9 +203,6 @@ def _filled(name: str, values: list[Any], count: int, nothing: Any) -> list[Any]
     return values + [last] * (count - len(values))
 
 
-_MOST_FILLED = 1 << 24  # elements that a few bytes may become
-
-
 def signatures_of(metadata: Mapping[str, tf.Any]) -> tf.SignatureDefMap:
     """Those in a GetModelMetadataResponse; raises `InvalidRequest`."""
     if SIGNATURE_FIELD not in metadata:
@@ -192,3 +211,128 @@ def signatures_of(metadata: Mapping[str, tf.Any]) -> tf.SignatureDefMap:
         return tf.SignatureDefMap.FromString(metadata[SIGNATURE_FIELD].value)
     except DecodeError as error:
         raise InvalidRequest(f"not a SignatureDefMap: {error}") from None
+
+
+class TfServingGrpc(GrpcClient):
+    """`GrpcClient` with TensorFlow Serving's procedures."""
+
+    infer_path = _PREDICTIONS + b"Predict"
+
+    def __init__(self, options: RemoteOptions, model: str) -> None:
+        """Raises `InvalidOption` for what is no certificate or key."""
+        super().__init__(options, model)
+        self._signature = options.own.get("signature_name", SIGNATURE)
+        self._predictions = PredictMessages(self._spec(self._signature))
+
+    def describe(self) -> Description:
+        """Ask for the model's signature."""
+        asked = tf.GetModelMetadataRequest(
+            model_spec=self._spec(), metadata_field=[SIGNATURE_FIELD]
+        )
+        path = _PREDICTIONS + b"GetModelMetadata"
+        said = self.given(*(yield path, asked.SerializeToString()))
+        try:
+            metadata = tf.GetModelMetadataResponse.FromString(bytes(said)).metadata
+            signatures = signatures_of(metadata)
+        except (DecodeError, InvalidRequest) as error:
+            raise self.nonsense(error) from None
+        return _described(signatures, self._signature)
+
+    def readiness(self) -> Question:
+        """The question in which states the model's versions are."""
+        asked = tf.GetModelStatusRequest(model_spec=self._spec())
+        return _MODELS + b"GetModelStatus", asked.SerializeToString()
+
+    def is_ready(self, data: Buffer) -> bool:
+        """Whether any of them is available; raises `CallFailed`."""
+        try:
+            return available(tf.GetModelStatusResponse.FromString(bytes(data)))
+        except DecodeError as error:
+            raise self.nonsense(error) from None
+
+    def message(self, request: RemoteRequest) -> list[Buffer]:
+        """A PredictRequest; it has no place for an id and parameters."""
+        return self._predictions.request(request.inputs, request.outputs)
+
+    def answer(self, data: Buffer) -> RemoteAnswer:
+        """What a PredictResponse says; raises `CallFailed`."""
+        try:
+            return read_predictions(data)
+        except InvalidRequest as error:
+            raise self.nonsense(error) from None
+
+    def _spec(self, signature: str = "") -> tf.ModelSpec:
+        options = self.options
+        label = options.own.get("remote_label", "")
+        return model_spec(options.model, options.version, label, signature)
+
+
+class TfServingRest(Rest):
+    """TensorFlow Serving over HTTP: all inputs at once, in JSON, and all outputs of them."""
+
+    def __init__(self, options: RemoteOptions, model: str, declared: Declared) -> None:
+        super().__init__(options, model, declared)
+        which, label = "", options.own.get("remote_label")
+        if options.version:
+            which = f"/versions/{options.version}"
+        elif label:
+            which = f"/labels/{quote(label, safe='')}"
+        self._path = f"/v1/models/{quote(options.model, safe='')}{which}"
+        self._signature = options.own.get("signature_name", SIGNATURE)
+        self._head = b'{"signature_name":' + orjson.dumps(self._signature) + b',"inputs":{'
+
+    def describe(self) -> Conversation[RemoteDescription]:
+        """The signature of the model, which is among its metadata."""
+        response = yield HttpRequest("GET", f"{self._path}/metadata")
+        metadata = self._object(response).get("metadata")
+        found = metadata.get(SIGNATURE_FIELD) if isinstance(metadata, dict) else None
+        return _described(message_of(self.model, found, tf.SignatureDefMap()), self._signature)
+
+    def ready(self) -> Conversation[bool]:
+        """Whether a version is available."""
+        response = yield HttpRequest("GET", self._path)
+        if response.status == 404:
+            return False
+        document = self._object(response)
+        return available(message_of(self.model, document, tf.GetModelStatusResponse()))
+
+    def request(self, request: RemoteRequest) -> HttpRequest:
+        """The columnar form, in which tensors are as they are here."""
+        tensors = [
+            orjson.dumps(item.name) + b":" + nested_json(item.datatype, item.array())
+            for item in request.inputs
+        ]
+        body: list[Buffer] = [self._head + b",".join(tensors) + b"}}"]
+        headers = {"content-type": "application/json"}
+        return HttpRequest("POST", f"{self._path}:predict", headers, body)
+
+    def answer(self, response: HttpResponse) -> RemoteAnswer:
+        """The outputs; a model with one has no name at it."""
+        found = self._object(response).get("outputs")
+        specs = self.declared.outputs
+        if not isinstance(found, dict) or found.keys() == {"b64"}:
+            if len(specs) != 1:
+                raise nonsense(self.model, InvalidRequest("outputs without names"))
+            found = {specs[0].name: found}
+        try:
+            outputs = {
+                spec.name: array_of_nested(spec.name, spec.datatype, found[spec.name])
+                for spec in specs
+                if spec.name in found
+            }
+        except InvalidRequest as error:
+            raise nonsense(self.model, error) from None
+        return RemoteAnswer(outputs, {})
+
+    def _object(self, response: HttpResponse) -> Mapping[str, Any]:
+        document = json_of(self.model, response)
+        if not isinstance(document, dict):
+            raise nonsense(self.model, InvalidRequest("no JSON object"))
+        return document
+
+
+def _described(signatures: tf.SignatureDefMap, name: str) -> RemoteDescription:
+    try:
+        return RemoteDescription(metadata_of(signatures, name), None)
+    except InvalidRequest as error:
+        raise failed_by(ExecutionFailed(str(error))) from None

@@ -22,13 +22,13 @@ from headrace.core.signature import TensorSpec
 from headrace.core.tensors import Buffer, TensorArray, raw_bytes
 from headrace.execution.remote.connection import (
     CallFailed,
+    Declared,
     RemoteDescription,
     RemoteRequest,
     nonsense,
 )
-from headrace.execution.remote.http_client import Conversation, Declared, Inference, refusal
+from headrace.execution.remote.http_client import Conversation, Rest, failed_by, refusal
 from headrace.execution.remote.options import RemoteOptions
-from headrace.execution.remote.tfserving_rest import joined
 from headrace.wire.elements import array_of_nested, nested_json
 from headrace.wire.http_exchange import HttpRequest, HttpResponse
 from headrace.wire.json_text import parse_json
@@ -40,28 +40,21 @@ _JSON, _BYTES = "application/json", "application/octet-stream"
 _NO_WORKER, _RAISED = "ServiceUnavailableException", "InternalServerException"
 
 
-class TorchServeRest:
-    """`headrace.execution.remote.http_client.Rest`."""
+class TorchServeRest(Rest):
+    """TorchServe over HTTP."""
 
     def __init__(self, options: RemoteOptions, model: str, declared: Declared) -> None:
-        version = options.protocol.label or options.version
+        super().__init__(options, model, declared)
+        version = options.own.get("remote_label") or options.version
         which = f"/{quote(version, safe='')}" if version else ""
         self._path = f"/predictions/{quote(options.model, safe='')}{which}"
-        self._body = options.protocol.body
-        self._model = model
-        self._declared = declared
 
     def describe(self) -> Conversation[RemoteDescription]:
         """Only that it is there."""
         response = yield HttpRequest("OPTIONS", self._path)
         if response.status != 200:
-            raise failure(self._model, response)
+            raise failure(self.model, response)
         return RemoteDescription(pb.ModelMetadataResponse(), None)
-
-    def learn(self) -> Conversation[Inference]:
-        """Nothing: all servers are alike."""
-        yield from ()
-        return TorchServeInference(self._path, self._body, self._model, self._declared)
 
     def ready(self) -> Conversation[bool]:
         """Whether the server has healthy workers, and the model."""
@@ -71,27 +64,19 @@ class TorchServeRest:
         response = yield HttpRequest("OPTIONS", self._path)
         return response.status == 200
 
-
-class TorchServeInference:
-    """`headrace.execution.remote.http_client.Inference`."""
-
-    def __init__(self, path: str, body: str, model: str, declared: Declared) -> None:
-        self._path = path
-        self._body = body
-        self._model = model
-        self._declared = declared
-
     def request(self, request: RemoteRequest) -> HttpRequest:
         """A body of the kind that is configured, or else suits the inputs."""
         inputs = request.inputs
-        kind = self._body
+        kind = self.options.own.get("request_body")
         if not kind and len(inputs) == 1:
             kind = "raw" if inputs[0].datatype is Datatype.BYTES else "array"
         if kind in ("array", "raw") and len(inputs) != 1:
-            raise _unfit(f"a request_body '{kind}' is for one input, not {len(inputs)}")
+            raise failed_by(
+                InvalidRequest(f"a request_body '{kind}' is for one input, not {len(inputs)}")
+            )
         if kind == "raw":
             return self._post(_BYTES, _raw(inputs[0]))
-        values = [nested_json(item.datatype, joined(item)) for item in inputs]
+        values = [nested_json(item.datatype, item.array()) for item in inputs]
         if kind == "array":
             return self._post(_JSON, [values[0]])
         members = [
@@ -103,10 +88,10 @@ class TorchServeInference:
     def answer(self, response: HttpResponse) -> RemoteAnswer:
         """The declared outputs."""
         if response.status != 200:
-            raise failure(self._model, response)
-        specs, body = self._declared.outputs, response.body
+            raise failure(self.model, response)
+        specs, body = self.declared.outputs, response.body
         if len(specs) == 1 and specs[0].datatype is Datatype.BYTES:
-            shape = [1] * (len(specs[0].dims) + self._declared.batches)
+            shape = [1] * (len(specs[0].dims) + self.declared.batches)
             return RemoteAnswer({specs[0].name: bytes_array([bytes(body)], shape)}, {})
         try:
             document = parse_json(body)
@@ -118,11 +103,11 @@ class TorchServeInference:
                 {s.name: self._array(s, document[s.name]) for s in specs if s.name in document}, {}
             )
         except InvalidRequest as error:
-            raise nonsense(self._model, error) from None
+            raise nonsense(self.model, error) from None
 
     def _array(self, spec: TensorSpec, value: Any) -> TensorArray:
         array = array_of_nested(spec.name, spec.datatype, value)
-        rank = len(spec.dims) + self._declared.batches
+        rank = len(spec.dims) + self.declared.batches
         return array if array.ndim else array.reshape([1] * rank)
 
     def _post(self, kind: str, body: list[Buffer]) -> HttpRequest:
@@ -141,21 +126,14 @@ def failure(model: str, response: HttpResponse) -> CallFailed:
     text = str(document.get("message", ""))
     if kind == _NO_WORKER:
         return CallFailed(Failure(Fate.REFUSED, Unavailable(text)), text)
-    return CallFailed(Failure(Fate.ANSWERED, ExecutionFailed(text)), text)
+    return failed_by(ExecutionFailed(text))
 
 
 def _raw(item: RemoteInput) -> list[Buffer]:
     if item.datatype is not Datatype.BYTES:
         return [raw_bytes(part) for part in item.parts]
-    elements = joined(item).ravel().tolist()
+    elements = item.array().ravel().tolist()
     if len(elements) != 1:
-        raise _unfit(
-            f"input '{item.name}' holds {len(elements)} elements, of which the model's server takes"
-            " one at a time"
-        )
+        text = f"input '{item.name}' holds {len(elements)} elements, of which the model's server"
+        raise failed_by(InvalidRequest(f"{text} takes one at a time"))
     return elements
-
-
-def _unfit(text: str) -> CallFailed:
-    error = InvalidRequest(text)
-    return CallFailed(Failure(Fate.ANSWERED, error), text)

@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
-from headrace.wire.pb import tfserving_pb2 as tf
-from headrace.wire.remote_infer import RemoteInput
-from headrace.wire.tfserving import (
+from headrace.plugins.dialects.tfserving import (
     PredictMessages,
     available,
     metadata_of,
@@ -19,6 +17,8 @@ from headrace.wire.tfserving import (
     read_predictions,
     signatures_of,
 )
+from headrace.wire.pb import tfserving_pb2 as tf
+from headrace.wire.remote_infer import RemoteInput
 from tests.support.remote import values
 
 

@@ -17,10 +17,10 @@ from headrace.core.errors import (
 )
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array
-from headrace.execution.remote.connection import CallFailed, RemoteRequest
-from headrace.execution.remote.http_client import Conversation, Declared, Inference
+from headrace.execution.remote.connection import CallFailed, Declared, RemoteRequest
+from headrace.execution.remote.http_client import Conversation
 from headrace.execution.remote.options import RemoteOptions
-from headrace.execution.remote.torchserve_rest import TorchServeRest
+from headrace.plugins.dialects.torchserve import TorchServeRest
 from headrace.wire.http_exchange import HttpRequest, HttpResponse
 from headrace.wire.remote_infer import RemoteInput
 from headrace.wire.remote_status import Fate
@@ -51,11 +51,7 @@ def response(status: int, body: bytes) -> HttpResponse:
     return HttpResponse(status, {}, body, True)
 
 
-def inference(*outputs: TensorSpec, **parameters: str) -> Inference:
-    return result(rest(*outputs, **parameters).learn())[1]
-
-
-def request_of(asked: Inference, *arrays: Array, **named: Array) -> HttpRequest:
+def request_of(asked: TorchServeRest, *arrays: Array, **named: Array) -> HttpRequest:
     every = {**{f"in{n}": array for n, array in enumerate(arrays)}, **named}
     inputs = [RemoteInput(n, BY_NUMPY[a.dtype], a.shape, [a]) for n, a in every.items()]
     return asked.request(RemoteRequest(inputs, [], {}))
@@ -77,7 +73,7 @@ TEXT = np.array([b"\xff"], object)
     ],
 )
 def test_bodies(body: str, inputs: dict[str, Array], kind: str, sent: bytes) -> None:
-    asked = inference(request_body=body, remote_label="1.0")
+    asked = rest(request_body=body, remote_label="1.0")
     request = request_of(asked, **inputs)
     assert request.path == "/predictions/m/1.0"
     assert request.headers["content-type"] == kind
@@ -94,7 +90,7 @@ def test_bodies(body: str, inputs: dict[str, Array], kind: str, sent: bytes) -> 
 )
 def test_what_has_no_body(body: str, inputs: dict[str, Array], text: str) -> None:
     with pytest.raises(CallFailed, match=text) as failed:
-        request_of(inference(request_body=body), **inputs)
+        request_of(rest(request_body=body), **inputs)
     assert isinstance(failed.value.failure.error, InvalidRequest)
 
 
@@ -115,14 +111,14 @@ NAME = TensorSpec("name", Datatype.BYTES, (1,))
     ],
 )
 def test_answers(outputs: list[TensorSpec], body: bytes, expected: dict[str, object]) -> None:
-    answer = inference(*outputs).answer(response(200, body))
+    answer = rest(*outputs).answer(response(200, body))
     assert {name: array.tolist() for name, array in answer.outputs.items()} == expected
 
 
 @pytest.mark.parametrize("body", [b"", b"[", b'["a"]', b"[[1], [2, 3]]", b'{"x": 1}'])
 def test_answers_that_make_no_sense(body: bytes) -> None:
     with pytest.raises(CallFailed, match="makes no sense"):
-        inference(VECTOR).answer(response(200, body))
+        rest(VECTOR).answer(response(200, body))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +134,7 @@ def test_answers_that_make_no_sense(body: bytes) -> None:
 def test_errors(status: int, kind: str, fate: Fate, error: type[Exception]) -> None:
     body = orjson.dumps({"code": status, "type": kind, "message": "why"})
     with pytest.raises(CallFailed) as failed:
-        inference(VECTOR).answer(response(status, body))
+        rest(VECTOR).answer(response(status, body))
     assert failed.value.failure.fate is fate
     assert type(failed.value.failure.error) is error
     assert str(failed.value.failure.error) == "why"
@@ -146,7 +142,7 @@ def test_errors(status: int, kind: str, fate: Fate, error: type[Exception]) -> N
 
 def test_a_proxy_s_page() -> None:
     with pytest.raises(CallFailed) as failed:
-        inference(VECTOR).answer(response(503, b"<html>"))
+        rest(VECTOR).answer(response(503, b"<html>"))
     assert failed.value.failure.fate is Fate.LATE
 
 
