@@ -30,7 +30,6 @@ FLOORS = {
     "execution": 4,
     "client": 4,
     "repository": 5,
-    "plugins": 5,
     "engine": 6,
     "plugins": 7,
     "transports.acceptor": 6,
