@@ -88,32 +88,34 @@ def test_blocks_that_do_not_fill_their_data() -> None:
 @given(st.lists(st.binary(max_size=300), min_size=1), st.lists(st.integers(1, 50)))
 def test_frames_that_come_in_pieces(metas: list[bytes], cuts: list[int]) -> None:
     stream = b"".join(frame(Kind.LOG, meta, slot % 2) for slot, meta in enumerate(metas))
-    reader = FrameReader()
+    reader = FrameReader(Kind)
     found = []
     position = 0
     for cut in [*cuts, len(stream)]:
         found += reader.feed(stream[position : position + cut])
         position += cut
     wanted = [(slot % 2, meta) for slot, meta in enumerate(metas)]
-    assert [(header.slot, meta) for header, meta, _ in found] == wanted
+    assert [(header.number, meta) for header, meta, _ in found] == wanted
 
 
 @given(st.binary(max_size=200))
 def test_what_is_no_frame(data: bytes) -> None:
     with suppress(BrokenFrame):
-        FrameReader().feed(data)
+        FrameReader(Kind).feed(data)
 
 
 def test_limits_of_what_a_worker_may_send() -> None:
     with pytest.raises(BrokenFrame):
-        FrameReader(100).feed(frame(Kind.LOG, bytes(101)))
+        FrameReader(Kind, 100).feed(frame(Kind.LOG, bytes(101)))
     with pytest.raises(BrokenFrame):
-        FrameReader().feed(frame(Kind.LOG, b"", slot=MAX_SLOTS))
+        FrameReader(Kind, most_number=MAX_SLOTS).feed(frame(Kind.LOG, b"", number=MAX_SLOTS))
 
 
 def test_data_that_should_be_in_a_file() -> None:
     with pytest.raises(BrokenFrame):
-        FrameReader().feed(pack_header(Kind.RESULT, 0, 0, 0, INLINE + 1))
-    [(header, meta, data)] = FrameReader().feed(pack_header(Kind.RESULT, IN_FILE, 1, 0, 1 << 40))
+        FrameReader(Kind).feed(pack_header(Kind.RESULT, 0, 0, 0, INLINE + 1))
+    [(header, meta, data)] = FrameReader(Kind).feed(
+        pack_header(Kind.RESULT, IN_FILE, 1, 0, 1 << 40)
+    )
     assert (header.data, meta, data) == (1 << 40, b"", b"")
     assert HEADER_SIZE < 64

@@ -37,8 +37,8 @@ class Server:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self._reader = FrameReader()
-        self._frames: list[tuple[Header, bytes, Buffer]] = []
+        self._reader = FrameReader(Kind)
+        self._frames: list[tuple[Header[Kind], bytes, Buffer]] = []
 
     def send(self, kind: Kind, meta: bytes = b"") -> None:
         """Send a frame."""
@@ -292,6 +292,6 @@ def test_large_data_come_in_a_file_of_their_own() -> None:
         sender = sender_of(session)
         sender.send(InferenceResponse([Tensor("y", np.zeros(1 << 20, np.uint8))]), 1)
         data, files, _, _ = socket.recv_fds(server.sock, 65_536, 4)
-        [(header, meta, _)] = FrameReader().feed(data)
+        [(header, meta, _)] = FrameReader(Kind).feed(data)
         assert (header.data, len(files)) == (1 << 20, 1)
         assert json.loads(meta)["sizes"] == [1 << 20]

@@ -1,6 +1,7 @@
 """Two ends of a slot, which take turns: what is in use stays, and what is free is written again."""
 
 import os
+import resource
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ class Pair:
         assert bool(self.flags & NEW_FILE) == (descriptor >= 0)
         if descriptor >= 0:
             self.new += 1
-            self.there.take(self.flags, os.dup(descriptor))
+            self.there.take(self.flags, descriptor)
         return np.ndarray((size,), np.uint8, self.there.data(self.flags, size))
 
 
@@ -74,13 +75,19 @@ def test_data_that_are_not_there() -> None:
         pair.there.data(pair.flags, 2 << 20)
 
 
-def test_what_did_not_arrive_is_sent_in_a_new_file() -> None:
+def test_what_cannot_be_sent_is_not_counted_on() -> None:
     pair = Pair()
-    pair.send(1)
-    flags, _ = pair.here.put([b"lost"], 4)
-    pair.here.spoil(flags)
+    last = os.dup(0)
+    os.close(last)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1, hard))  # for the file, and not for two
+    try:
+        with pytest.raises(OSError, match="open files"):
+            pair.here.put([b"lost"], 4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert pair.send(2)[0] == 2
-    assert pair.new == 2
+    assert pair.new == 1
 
 
 def test_files_that_nobody_uses_give_back_their_memory() -> None:

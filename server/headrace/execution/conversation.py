@@ -379,7 +379,7 @@ class Conversation:
 
     # --- from the worker
 
-    def take(self, header: Header, meta: bytes, data: Buffer) -> tuple[Slot, Outcome] | None:
+    def take(self, header: Header[Kind], meta: bytes, data: Buffer) -> tuple[Slot, Outcome] | None:
         """Take a frame; what has become of a batch, if it tells that.
 
         Raises what nonsense raises.
@@ -388,7 +388,7 @@ class Conversation:
         if kind in ANSWERS:
             return self._ended(header, meta, data)
         if kind is Kind.BACK:
-            return self._given_back(header.slot)
+            return self._given_back(header.number)
         document: dict[str, Any] = json.loads(meta)
         if kind is Kind.FORM:
             self._frames.learn(document)
@@ -413,8 +413,8 @@ class Conversation:
             raise BrokenFrame("no batch to give back")
         return slot, Outcome((), NotStarted(), slot.sent, slot.sent, monotonic_ns())
 
-    def _ended(self, header: Header, meta: bytes, data: Buffer) -> tuple[Slot, Outcome]:
-        slot = self.under_way.get(header.slot)
+    def _ended(self, header: Header[Kind], meta: bytes, data: Buffer) -> tuple[Slot, Outcome]:
+        slot = self.under_way.get(header.number)
         first = next(iter(self.under_way.values()), None)
         if slot is None or slot.batch is None or not (self._concurrent or slot is first):
             raise BrokenFrame("an answer to no batch")
@@ -428,7 +428,7 @@ class Conversation:
                     self._open[call.run_number] = call
         else:
             outcome = self._broken(slot, batch, json.loads(meta))
-        del self.under_way[header.slot]
+        del self.under_way[header.number]
         if self._finals:
             self._finals.difference_update(call.run_number for call in batch.calls)
         return slot, outcome

@@ -65,7 +65,7 @@ async def _start(process: WorkerProcess, document: Mapping[str, Any], host: Host
     started: asyncio.Future[dict[str, Any]] = loop.create_future()
     calls = ModelCalls(process, host)
 
-    def take(header: Header, meta: bytes, data: Buffer) -> None:
+    def take(header: Header[Kind], meta: bytes, data: Buffer) -> None:
         if header.kind is Kind.CALL:
             calls.begin(json.loads(meta), data, header.data, None)
         elif header.kind is Kind.METRIC:
@@ -179,7 +179,7 @@ class _Talk:
     def close(self) -> None:
         """It belongs to whoever has started it."""
 
-    def _take(self, header: Header, meta: bytes, data: Buffer) -> None:
+    def _take(self, header: Header[Kind], meta: bytes, data: Buffer) -> None:
         if header.kind is Kind.METRIC:
             self._process.keep(header, meta)
             return

@@ -259,7 +259,7 @@ class WorkerInstance:
         if self._ways.asks:
             self._ask()
 
-    def _on_frame(self, header: Header, meta: bytes, data: Buffer) -> None:
+    def _on_frame(self, header: Header[Kind], meta: bytes, data: Buffer) -> None:
         kind = header.kind
         if kind not in ANSWERS and self._on_other(kind, meta):
             return

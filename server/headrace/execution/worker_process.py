@@ -24,7 +24,7 @@ from headrace import __version__
 from headrace.core.errors import Contradiction, LoadFailed
 from headrace.execution.process_output import ProcessOutput
 from headrace.execution.python_options import WorkerSpec
-from headrace.execution.worker_socket import CLOSED, READ, Take, WorkerSocket
+from headrace.execution.worker_socket import CLOSED, Take, WorkerSocket
 from headrace.observability.machine import resident_bytes
 from headrace.observability.statistics import EndKind
 from headrace.workers.elements import Buffer
@@ -112,7 +112,7 @@ class WorkerProcess:
             output, f"{spec.model} worker {self.pid}",
             {"model": spec.model, "version": spec.version, "worker": self.pid},
         )  # fmt: skip
-        self._early: list[tuple[Header, bytes]] = []  # frames for who is attached next
+        self._early: list[tuple[Header[Kind], bytes]] = []  # frames for who is attached next
         self._loop: asyncio.AbstractEventLoop | None = None
         self._take: Take | None = None
         self._on_exit: Callable[[str], None] | None = None
@@ -174,11 +174,11 @@ class WorkerProcess:
                         if self._output.ended:
                             selector.unregister(self._output.descriptor)
                         continue
-                    data = self.link.sock.recv(READ)
-                    if not data:
+                    received = self.link.socket.receive()
+                    if received is None:
                         raise LoadFailed(f"the worker {self._describe_end()}")
                     answers: list[dict[str, Any]] = []
-                    for header, meta, _ in self.link.frames.feed(data):
+                    for header, meta, _ in received:
                         if header.kind is Kind.LOG:
                             self._log(meta)
                         elif header.kind is Kind.METRIC:
@@ -248,7 +248,7 @@ class WorkerProcess:
             self._kill_timer.cancel()
         self._loop = self._take = self._on_exit = None
 
-    def keep(self, header: Header, meta: bytes) -> None:
+    def keep(self, header: Header[Kind], meta: bytes) -> None:
         """Hand a frame to whom the process is attached to next, too."""
         self._early.append((header, meta))
 
@@ -262,7 +262,7 @@ class WorkerProcess:
             self.send(Kind.STOP)
             self._kill_timer = self._loop.call_later(_STOP_SECS, self.kill)
 
-    def _hand_on(self, header: Header, meta: bytes, content: Buffer) -> None:
+    def _hand_on(self, header: Header[Kind], meta: bytes, content: Buffer) -> None:
         if header.kind is Kind.LOG:
             self._log(meta)
         elif self._take is not None:

@@ -59,7 +59,7 @@ class CoroutineExecutor(Executor):
         if header.kind is not Kind.EXECUTE:
             self._tell_ready(await self._ready_async())
             return
-        slot = header.slot
+        slot = header.number
         try:
             batch = unpack_batch(meta)
             layout = self._batches.layout(batch, header.data)

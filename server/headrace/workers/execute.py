@@ -13,7 +13,7 @@ from typing import Any
 
 from headrace.workers.batches import Batches, Layout, Sent
 from headrace.workers.elements import Buffer
-from headrace.workers.frames import IN_FILE, BatchMeta, Header, Kind, frame, unpack_batch
+from headrace.workers.frames import BatchMeta, Header, Kind, frame, unpack_batch
 from headrace.workers.link import Link
 from headrace.workers.model_class import its_traceback, one_line, wrong_responses
 from headrace.workers.session import Session
@@ -71,9 +71,9 @@ class Executor:
 
     # --- batches
 
-    def _run(self, header: Header, meta: bytes, data: Buffer) -> None:
+    def _run(self, header: Header[Kind], meta: bytes, data: Buffer) -> None:
         """Run a batch and send what comes of it."""
-        slot = header.slot
+        slot = header.number
         try:
             batch = unpack_batch(meta)
             layout = self._batches.layout(batch, header.data)
@@ -99,11 +99,10 @@ class Executor:
         self._link.send_parcel(kind, slot, told, parcel)
 
     def _requests(
-        self, header: Header, batch: BatchMeta, layout: Layout, data: Buffer
+        self, header: Header[Kind], batch: BatchMeta, layout: Layout, data: Buffer
     ) -> list[InferenceRequest]:
-        if header.flags & IN_FILE:
-            data = self._link.mapped(header)
-        return self._batches.requests(batch, layout, data, self.session)
+        found = self._link.data_of(header, data)
+        return self._batches.requests(batch, layout, found, self.session)
 
     def _returned(
         self,

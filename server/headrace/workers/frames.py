@@ -1,26 +1,29 @@
-"""Frames between the server and a worker: bytes to values and back, without I/O.
+"""Frames between the server's own processes: bytes to values and back, without I/O.
 
 A frame is a header of fixed size, then `meta`, then data. Data of more than `INLINE` bytes is not
-in the frame: it lies in a file without a name, which both ends have mapped and of which each slot
-has a few per direction. A slot is a batch that may be under way; its files are written again only
-when nobody refers to what was in them.
+in the frame: it lies in a file without a name that comes along, or that both ends have mapped
+already. Front ends speak frames of kinds of their own (`headrace.wire.link_infer`), all else here
+is about workers.
 
-A batch travels as it is computed: per input one block with the rows of all requests behind one
-another, so that neither end has to put them together. What repeats from batch to batch (names,
-datatypes, row shapes) is sent once, as a form with a number. Requests have numbers, too: those of a
-batch are consecutive, and what comes for one of them by itself names it. Data that belong to no
-slot and are too many for a frame lie in a file of their own.
+A worker has slots; a slot is a batch that may be under way. It has a few files per direction, which
+are written again only when nobody refers to what was in them (`headrace.workers.memory`). A batch
+travels as it is computed: per input one block with the rows of all requests behind one another, so
+that neither end has to put them together. What repeats from batch to batch (names, datatypes, row
+shapes) is sent once, as a form with a number. Requests have numbers, too: those of a batch are
+consecutive, and what comes for one of them by itself names it. Data that belong to no slot and are
+too many for a frame lie in a file of their own.
 
 Both ends belong to one server and count on each other to be of the same version. A worker may be
 broken by its model, though: what makes no sense raises `BrokenFrame`.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import lru_cache, partial
 from struct import Struct
 from struct import error as _StructError
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 INLINE = 64 << 10  # bytes of data up to which they travel in the frame
 ALIGNMENT = 64  # blocks begin at multiples of it, so that arrays are aligned
@@ -32,8 +35,85 @@ MAX_TOLD = 4 << 20  # bytes of meta that a worker may send
 Buffer = bytes | bytearray | memoryview
 
 
+K = TypeVar("K", bound=IntEnum)
+_HEADER = Struct("<BBxxIIQ")  # kind, flags, number, size of meta, size of data
+HEADER_SIZE = _HEADER.size
+pack_header = _HEADER.pack
+_unpack_header = _HEADER.unpack_from
+IN_FILE = 1  # the flag that data is in a file
+
+
 class BrokenFrame(Exception):
     """What came is no frame, or not one that belongs here."""
+
+
+class Header(NamedTuple, Generic[K]):
+    """The fixed part of a frame; `number` is that of a slot, or of a front end's exchange."""
+
+    kind: K
+    flags: int
+    number: int
+    meta: int
+    data: int
+
+
+# A header of its five fields, made without a call of Python.
+_new_header: Callable[[tuple[Any, int, int, int, int]], Header[Any]] = partial(
+    tuple.__new__, Header
+)
+
+
+class FrameReader(Generic[K]):
+    """Takes bytes as they come and gives whole frames: header, meta, data that are in the frame."""
+
+    def __init__(self, kinds: type[K], most_meta: int = 1 << 32, most_number: int = 1 << 32):
+        """Frames are of `kinds`, with less than `most_meta` bytes and numbers below the other."""
+        self._kinds = {kind.value: kind for kind in kinds}
+        self._most_meta, self._most_number = most_meta, most_number
+        self._pieces: list[bytes] = []  # of a frame that is not whole
+        self._missing = 0  # bytes that have to come before more of it can be read
+
+    def feed(self, data: bytes) -> list[tuple[Header[K], bytes, Buffer]]:
+        """The frames that are complete with `data`; raises `BrokenFrame`."""
+        if self._pieces:
+            self._pieces.append(data)
+            self._missing -= len(data)
+            if self._missing > 0:
+                return []
+            data = b"".join(self._pieces)
+            self._pieces.clear()
+        frames: list[tuple[Header[K], bytes, Buffer]] = []
+        position = stop = 0
+        size = len(data)
+        while position < size:
+            start = stop = position + HEADER_SIZE
+            if stop > size:
+                break
+            value, flags, number, meta, held = _unpack_header(data, position)
+            kind = self._kinds.get(value)
+            if kind is None:
+                raise BrokenFrame(f"a frame of kind {value}")
+            in_file = flags & IN_FILE
+            if meta > self._most_meta or number >= self._most_number:
+                raise BrokenFrame(f"a frame of number {number} with {meta} bytes of meta")
+            if held > INLINE and not in_file:
+                raise BrokenFrame(f"a frame of {held} bytes")
+            middle = start + meta
+            stop = middle if in_file else middle + held
+            if stop > size:
+                break
+            header = _new_header((kind, flags, number, meta, held))
+            frames.append((header, data[start:middle], data[middle:stop]))
+            position = stop
+        if position < size:
+            self._pieces.append(data[position:])
+            self._missing = stop - size
+        return frames
+
+
+def frame(kind: IntEnum, meta: bytes = b"", number: int = 0, data: bytes = b"") -> bytes:
+    """A frame with little or no data."""
+    return pack_header(kind, 0, number, len(meta), len(data)) + meta + data
 
 
 class Kind(IntEnum):
@@ -68,30 +148,15 @@ class Kind(IntEnum):
 
 LOOSE = frozenset({Kind.RESPONSE, Kind.CALL, Kind.REPLY})  # their data belong to no slot
 ANSWERS = frozenset({Kind.RESULT, Kind.RESPONSES, Kind.BROKEN})  # to a batch
-# Flags: data is in a file of the slot, of the number flags // WHICH % 4; it comes along; the other
-# end's files that are still referred to, each by KEPT << number; there are no files but this one.
-IN_FILE, NEW_FILE, WHICH, KEPT, ALONE = 1, 2, 4, 16, 128
+# Flags beside `IN_FILE`: the file comes along; its number in the slot is flags // WHICH % 4; the
+# other end's files that are still referred to, each by KEPT << number; there are no other files.
+NEW_FILE, WHICH, KEPT, ALONE = 2, 4, 16, 128
 FILES = 3  # of a slot, per direction
-
-_HEADER = Struct("<BBHIQ")  # kind, flags, slot, size of meta, size of data
-HEADER_SIZE = _HEADER.size
-pack_header = _HEADER.pack
-_unpack_header = _HEADER.unpack_from
 
 _BATCH = Struct("<QII")  # number of the first request, sizes of the ids and of the extras
 _LAYOUT = Struct("<II")  # number of the form, and how many requests
 _REQUEST = Struct("<QB")  # number of a request, and whether it is held
 _RESULT = Struct("<QQ")  # when the model began and ended, monotonic ns
-
-
-class Header(NamedTuple):
-    """The fixed part of a frame."""
-
-    kind: Kind
-    flags: int
-    slot: int
-    meta: int
-    data: int
 
 
 class Block(NamedTuple):
@@ -115,50 +180,26 @@ class BatchMeta(NamedTuple):
     extras: bytes
 
 
-_KINDS = {kind.value: kind for kind in Kind}
-# A header of its five fields, made without a call of Python.
-_new_header: Callable[[tuple[Kind, int, int, int, int]], Header] = partial(tuple.__new__, Header)
 _new_batch: Callable[[tuple[int, bytes, list[str], bytes]], BatchMeta] = partial(
     tuple.__new__, BatchMeta
 )
 
 
-class FrameReader:
-    """Takes bytes as they come and gives whole frames: header, meta, data that are in the frame."""
+def told_frame(
+    kind: IntEnum, document: dict[str, Any], blocks: Sequence[Sequence[Buffer]], most: int = 1 << 32
+) -> tuple[bytes, Sequence[Buffer], int]:
+    """A frame that tells the sizes of data, which belong to no slot, beside `document`.
 
-    def __init__(self, most: int = 1 << 32) -> None:
-        """`most` bytes of meta are taken."""
-        self._rest = b""
-        self._most = most
-
-    def feed(self, data: bytes) -> list[tuple[Header, bytes, Buffer]]:
-        """The frames that are complete with `data`; raises `BrokenFrame`."""
-        if self._rest:
-            data = self._rest + data
-        frames: list[tuple[Header, bytes, Buffer]] = []
-        position, size = 0, len(data)
-        while size - position >= HEADER_SIZE:
-            number, flags, slot, meta, held = _unpack_header(data, position)
-            kind = _KINDS.get(number)
-            if kind is None:
-                raise BrokenFrame(f"a frame of kind {number}")
-            if meta > self._most or slot >= MAX_SLOTS or (held > INLINE and not flags & IN_FILE):
-                raise BrokenFrame(f"a frame of {meta} and {held} bytes")
-            start = position + HEADER_SIZE
-            middle = start + meta
-            stop = middle if flags & IN_FILE else middle + held
-            if stop > size:
-                break
-            header = _new_header((kind, flags, slot, meta, held))
-            frames.append((header, data[start:middle], data[middle:stop]))
-            position = stop
-        self._rest = data[position:]
-        return frames
-
-
-def frame(kind: Kind, meta: bytes = b"", slot: int = 0) -> bytes:
-    """A frame without data."""
-    return pack_header(kind, 0, slot, len(meta), 0) + meta
+    With the pieces of what has to be in a file, and the size of that. Raises `ValueError` if that
+    takes more than `most` bytes beside the data.
+    """
+    document["sizes"], pieces, size = lay_out(blocks)
+    meta = json.dumps(document).encode()
+    if len(meta) > most:
+        raise ValueError(f"{len(meta)} bytes beside the data")
+    if size <= INLINE:
+        return b"".join([pack_header(kind, 0, 0, len(meta), size), meta, *pieces]), (), 0
+    return pack_header(kind, IN_FILE | NEW_FILE, 0, len(meta), size) + meta, pieces, size
 
 
 def aligned(size: int) -> int:

@@ -1,7 +1,5 @@
 """The worker's end of the socket to the server: waits for frames, and sends them."""
 
-import array
-import json
 import os
 import select
 import socket
@@ -12,32 +10,24 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from headrace.workers.channel import FrameSocket
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import (
-    IN_FILE,
     INLINE,
-    KEEPING,
-    LOOSE,
     MAX_TOLD,
-    NEW_FILE,
     FrameReader,
     Header,
     Kind,
-    lay_out,
     pack_header,
+    told_frame,
 )
-from headrace.workers.memory import OutFile, SlotFiles, descriptors
+from headrace.workers.memory import BatchFiles, write_file
 from headrace.workers.triton_tensors import TritonModelException
 
-_READ = 64 << 10  # bytes; Python makes room for as many each time, and much room is slow to get
-_SPACE = socket.CMSG_SPACE(4 * 16)
-_CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)  # to combine flags of `enum` takes longer than a read
-_AT_ONCE = _CLOEXEC | socket.MSG_DONTWAIT
-
-
+_AT_ONCE = int(socket.MSG_DONTWAIT)
 # Data in the frame, b"" where they are in a file; their size; flags; a new file's descriptor or -1.
 Parcel = tuple[bytes, int, int, int]
-Received = tuple[Header, bytes, Buffer]
+Received = tuple[Header[Kind], bytes, Buffer]
 
 
 TOO_LONG = f"what is told of a response, beside its tensors, takes more than {MAX_TOLD >> 20} MiB"
@@ -52,14 +42,12 @@ class Link:
     """
 
     def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._reader = FrameReader()
-        self._descriptors: deque[int] = deque()
+        self._socket = FrameSocket(sock, FrameReader(Kind))
+        self._files = BatchFiles({Kind.EXECUTE})
         self._lock = threading.RLock()
         self._sending = False  # whether who has the lock is sending
         self._later: deque[bytes] = deque()  # frames that wait for the lock
         self.foreign = False
-        self._files: dict[int, SlotFiles] = {}  # of slots whose batches are large
 
     def receive(self) -> list[Received] | None:
         """Wait for frames: their headers, meta, and data unless `mapped` has it.
@@ -67,7 +55,7 @@ class Link:
         None if the server has gone.
         """
         while True:
-            received = self._read(_CLOEXEC)
+            received = self._read(0)
             if received is None or received:
                 return received
 
@@ -78,16 +66,16 @@ class Link:
     def fileno(self) -> int:
         """The socket, to wait for."""
         self._end_if_foreign()
-        return self._sock.fileno()
+        return self._socket.sock.fileno()
 
-    def mapped(self, header: Header) -> memoryview:
-        """The data of a frame that are in its slot's file."""
-        return self._files_of(header.slot).data(header.flags, header.data)
+    def data_of(self, header: Header[Kind], data: Buffer) -> Buffer:
+        """The data of a batch, which may be in its slot's file; `data` is what was received."""
+        return self._files.data(header, data)
 
     def disown(self) -> None:
         """This process has been forked from the one that the link belongs to."""
         self.foreign = True
-        self._sock.close()
+        self._socket.sock.close()
         self._lock = threading.RLock()  # whoever has held it is not in this process
         self._later.clear()
 
@@ -117,7 +105,7 @@ class Link:
                     while self._later:
                         frame = self._later.popleft()
                         if not self.foreign:
-                            self._sock.sendall(frame)
+                            self._socket.sock.sendall(frame)
                 finally:
                     self._sending = False
             finally:
@@ -133,12 +121,10 @@ class Link:
             self._sending = True
             try:
                 if descriptor < 0:
-                    self._sock.sendall(frame)
+                    self._socket.sock.sendall(frame)
                 else:
-                    files = array.array("i", [descriptor])
-                    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, files)
-                    sent = self._sock.sendmsg([frame], [rights])
-                    self._sock.sendall(frame[sent:])
+                    sent = self._socket.send(frame, [descriptor])
+                    self._socket.sock.sendall(frame[sent:])
             finally:
                 self._sending = False
         if self._later:
@@ -151,79 +137,53 @@ class Link:
 
         Raises `TritonModelException` if there is too much beside the data.
         """
-        document["sizes"], pieces, size = lay_out(blocks)
-        meta = json.dumps(document).encode()
-        if len(meta) > MAX_TOLD:
-            raise TritonModelException(TOO_LONG)
-        if size <= INLINE:
-            self.send(b"".join([pack_header(kind, 0, 0, len(meta), size), meta, *pieces]))
-            return
-        file = OutFile()
         try:
-            descriptor = file.write(pieces, size)
-            head = pack_header(kind, IN_FILE | NEW_FILE, 0, len(meta), size)
-            self._send_whole(head + meta, descriptor)
+            told, pieces, size = told_frame(kind, document, blocks, MAX_TOLD)
+        except ValueError:
+            raise TritonModelException(TOO_LONG) from None
+        self._send_and_close(told, write_file(pieces, size) if size else -1)
+
+    def _send_and_close(self, frame: bytes, descriptor: int) -> None:
+        try:
+            self._send_whole(frame, descriptor)
         finally:
-            file.close()
+            if descriptor >= 0:
+                os.close(descriptor)
 
     def put(self, slot: int, pieces: Sequence[Buffer], size: int) -> Parcel:
         """Data of `size` bytes, joined or in the slot's file, so that `pieces` may go."""
         if size <= INLINE or self.foreign:
             return b"".join(pieces), size, 0, -1
-        return b"", size, *self._files_of(slot).put(pieces, size)
+        return b"", size, *self._files.put(slot, pieces, size)
 
     def send_parcel(self, kind: Kind, slot: int, meta: bytes, parcel: Parcel) -> None:
         """Send a frame with data, once nothing but the model itself refers to the slot's input."""
         data, size, flags, descriptor = parcel
-        if slot in self._files and not self.foreign:
-            flags |= self._files[slot].used()
+        if slot in self._files.slots and not self.foreign:
+            flags |= self._files.slots[slot].used()
         head = pack_header(kind, flags, slot, len(meta), size)
-        self._send_whole(b"".join([head, meta, data]), descriptor)
-        if descriptor >= 0:
-            self._files[slot].sent()
-
-    def _files_of(self, slot: int) -> SlotFiles:
-        files = self._files.get(slot)
-        if files is None:
-            files = self._files[slot] = SlotFiles(slot < KEEPING)
-        return files
+        self._send_and_close(b"".join([head, meta, data]), descriptor)
 
     def _read(self, flags: int) -> list[Received] | None:
         """What one read gives; None if that is the end."""
         if self.foreign:
             self._end_if_foreign()
-        data, control, _, _ = self._sock.recvmsg(_READ, _SPACE, flags)
-        if control:
-            self._descriptors.extend(descriptors(control))
-        if not data:
+        received = self._socket.receive(flags)
+        if received is None:
             return None
-        frames: list[Received] = []
-        for header, meta, content in self._reader.feed(data):
-            if header.flags or header.slot in self._files:
-                content = self._accept(header, content)
-            frames.append((header, meta, content))
-        return frames
+        files = self._socket.files
+        return [
+            (header, meta, self._files.take(header, data, files))
+            if header.flags or header.number in self._files.slots
+            else (header, meta, data)
+            for header, meta, data in received
+        ]
 
     def _end_if_foreign(self) -> None:
         if self.foreign:
             text = "a process that the model has forked came back from it, and is ended"
             print(text, file=sys.stderr, flush=True)
             os._exit(1)
-
-    def _accept(self, header: Header, data: Buffer) -> Buffer:
-        """The data of a frame that may be in a file."""
-        flags = header.flags
-        if header.kind in LOOSE:
-            if flags & NEW_FILE:
-                files = SlotFiles()
-                files.take(flags, self._descriptors.popleft())
-                return files.data(flags, header.data)
-        elif header.kind is Kind.EXECUTE:
-            files = self._files_of(header.slot)
-            files.heed(flags)
-            if flags & NEW_FILE:
-                files.take(flags, self._descriptors.popleft())
-        return data
 
 
 def end_with(sock: socket.socket) -> None:

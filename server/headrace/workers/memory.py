@@ -2,40 +2,42 @@
 
 They are gone with the last process that has them open, however it ends.
 
-A slot has several of them in each direction. A batch's data are in use for longer than the batch
+A long frame has one that is written and mapped once. A slot of a worker has several in each
+direction. A batch's data are in use for longer than the batch
 where a model keeps an array, or a client is slow to read its answer, and memory that is new costs
 many times what a copy does: while one file is in use the next is written. With every frame about a
 batch each end tells which of the other's files it still refers to; frames of a slot take turns, so
 that this is true when the other end writes the next.
 """
 
-import array
 import fcntl
 import mmap
 import os
-import socket
 import sys
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
 from headrace.workers.elements import Array, Buffer
-from headrace.workers.frames import ALONE, FILES, IN_FILE, KEPT, NEW_FILE, WHICH, BrokenFrame
+from headrace.workers.frames import (
+    ALONE,
+    FILES,
+    IN_FILE,
+    KEEPING,
+    KEPT,
+    NEW_FILE,
+    WHICH,
+    BrokenFrame,
+    Header,
+    Kind,
+)
 
 _AT_ONCE = 1000  # buffers that one system call takes
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _GRAIN = 1 << 20  # bytes; files grow by multiples of it
 _BLOCK = 512  # bytes that a file's number of blocks is counted in
 _KEPT = 64 << 20  # bytes up to which a file is kept for the next batch
-
-
-def descriptors(control: Iterable[tuple[int, int, bytes]]) -> list[int]:
-    """The open files that came along with a message."""
-    found: list[int] = []
-    for level, kind, payload in control:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            found += array.array("i", payload[: len(payload) // 4 * 4])
-    return found
 
 
 def write_all(descriptor: int, pieces: Sequence[Buffer]) -> None:
@@ -52,6 +54,49 @@ def write_all(descriptor: int, pieces: Sequence[Buffer]) -> None:
         waiting = waiting[done:]
         if written:
             waiting[0] = waiting[0][written:]
+
+
+def new_file(size: int) -> int:
+    """A file of `size` bytes, which cannot change: its descriptor; raises `OSError`."""
+    descriptor = os.memfd_create("headrace", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, size)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def write_file(pieces: Sequence[Buffer], size: int) -> int:
+    """A file for one frame, with `size` bytes of `pieces`: its descriptor; raises `OSError`."""
+    descriptor = new_file(size)
+    try:
+        write_all(descriptor, pieces)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def map_file(descriptor: int, size: int) -> mmap.mmap:
+    """Map the first `size` bytes of a frame's file, read-only, and close the descriptor.
+
+    They are there until nothing refers to them any more. Raises `OSError` or `BrokenFrame`.
+    """
+    try:
+        if _sealed_size(descriptor) < size or not size:
+            raise BrokenFrame(f"a file that has not {size} bytes")
+        return mmap.mmap(descriptor, size, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ)
+    finally:
+        os.close(descriptor)
+
+
+def _sealed_size(descriptor: int) -> int:
+    # Otherwise whoever writes it could make reading it fatal.
+    if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+        raise BrokenFrame("a file that may change its size")
+    return os.fstat(descriptor).st_size
 
 
 class OutFile:
@@ -77,15 +122,7 @@ class OutFile:
         if new:
             self.close()
             room = -(-size // _GRAIN) * _GRAIN
-            self._descriptor = os.memfd_create(
-                "headrace-batch", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-            )
-            try:
-                os.ftruncate(self._descriptor, room)
-            except OSError:
-                self.close()
-                raise
-            fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _SEALS)
+            self._descriptor = new_file(room)
             self._size = room
             self.retired = False
         try:
@@ -137,10 +174,7 @@ class InFile:
     def map(self, descriptor: int) -> None:
         """Have a new file, and close its descriptor; raises `OSError` or `BrokenFrame`."""
         try:
-            # Otherwise whoever writes it could make reading it fatal.
-            if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
-                raise BrokenFrame("a file that may change its size")
-            size = os.fstat(descriptor).st_size
+            size = _sealed_size(descriptor)
             mapped = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ)
             self._pages = mmap.mmap(descriptor, size)
         finally:
@@ -171,9 +205,7 @@ _LONG = 256  # writes without need for a second file, after which there is but o
 class SlotFiles:
     """Owned by the one thread that sends and receives batches at this end."""
 
-    def __init__(self, kept: bool = True) -> None:
-        """Files that are not `kept` are let go of once they have been sent, and taken."""
-        self._kept = kept
+    def __init__(self) -> None:
         self._in: dict[int, InFile] = {}
         self._out: list[OutFile] = []
         self._single = 0  # writes to the first file in a row
@@ -183,12 +215,9 @@ class SlotFiles:
     def put(self, pieces: Sequence[Buffer], size: int) -> tuple[int, int]:
         """Write data; the flags that tell where they are, and a new file's descriptor or -1.
 
-        Raises `OSError`.
+        The descriptor is to be closed once it was sent. Raises `OSError`.
         """
         self._touched = True
-        if not self._kept:
-            self._out[:] = [OutFile()]
-            return IN_FILE | NEW_FILE, self._out[0].write(pieces, size)
         number = next((n for n, file in enumerate(self._out) if not file.retired), len(self._out))
         if number == FILES:
             number = 0  # it is replaced
@@ -202,20 +231,14 @@ class SlotFiles:
                 file.close()
             del self._out[1:]
             flags |= ALONE
-        descriptor = self._out[number].write(pieces, size)
-        return flags | (NEW_FILE if descriptor >= 0 else 0), descriptor
-
-    def sent(self) -> None:
-        """What `put` has written is on its way."""
-        if not self._kept:
-            for file in self._out:
-                file.close()
-            self._out.clear()
-
-    def spoil(self, flags: int) -> None:
-        """What `put` has said did not reach the other end."""
-        if self._out:
-            self._out[_number(flags)].close()
+        file = self._out[number]
+        if (descriptor := file.write(pieces, size)) < 0:
+            return flags, -1
+        try:
+            return flags | NEW_FILE, os.dup(descriptor)  # which may be replaced before it was sent
+        except OSError:
+            file.close()  # the other end does not get it
+            raise
 
     def used(self) -> int:
         """Which of the other end's files are still referred to here, as flags."""
@@ -245,8 +268,6 @@ class SlotFiles:
         found = self._in[number].bytes if number in self._in else None
         if found is None or len(found) < size:
             raise BrokenFrame("data beyond its file")
-        if not self._kept:
-            del self._in[number]
         return found.data
 
     def rest(self) -> bool:
@@ -266,6 +287,65 @@ class SlotFiles:
             file.close()
         self._out.clear()
         self._in.clear()
+
+
+class BatchFiles:
+    """The files at one end of a worker's socket: those of its slots, and those of single frames.
+
+    Of few slots files are kept for the next batch; those of many would add up.
+    """
+
+    def __init__(self, batches: Collection[Kind]) -> None:
+        """Frames of the kinds `batches` that come are about the batch of a slot."""
+        self.slots: dict[int, SlotFiles] = {}  # whose batches are large
+        self._batches = batches
+
+    def put(self, slot: int, pieces: Sequence[Buffer], size: int) -> tuple[int, int]:
+        """As `SlotFiles.put`, for any slot."""
+        if slot >= KEEPING:
+            return IN_FILE | NEW_FILE, write_file(pieces, size)
+        return self._of(slot).put(pieces, size)
+
+    def take(self, header: Header[Kind], data: Buffer, files: deque[int]) -> Buffer:
+        """The data of a frame that has come, of which `files` may be those that came along.
+
+        Those of a batch in kept files are left there, for `data`. Raises `OSError`, `IndexError` or
+        `BrokenFrame`.
+        """
+        flags = header.flags
+        if not self._keeps(header):
+            return memoryview(map_file(files.popleft(), header.data)) if flags & IN_FILE else data
+        if flags or header.number in self.slots:
+            kept = self._of(header.number)
+            kept.heed(flags)
+            if flags & NEW_FILE:
+                kept.take(flags, files.popleft())
+        return data
+
+    def data(self, header: Header[Kind], data: Buffer) -> Buffer:
+        """The data of a frame; `data` is what `take` has given. Raises `BrokenFrame`."""
+        if header.flags & IN_FILE and self._keeps(header):
+            return self._of(header.number).data(header.flags, header.data)
+        return data
+
+    def _keeps(self, header: Header[Kind]) -> bool:
+        return header.number < KEEPING and header.kind in self._batches
+
+    def _of(self, slot: int) -> SlotFiles:
+        found = self.slots.get(slot)
+        if found is None:
+            found = self.slots[slot] = SlotFiles()
+        return found
+
+    def rest(self) -> bool:
+        """`SlotFiles.rest` of all slots."""
+        return any([files.rest() for files in self.slots.values()])
+
+    def close(self) -> None:
+        """Let go of all files."""
+        for files in self.slots.values():
+            files.close()
+        self.slots.clear()
 
 
 def _number(flags: int) -> int:

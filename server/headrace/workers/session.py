@@ -119,7 +119,7 @@ class Session:
             with suppress(RuntimeError):  # the loop is closed: the worker is ending
                 self._wake()
 
-    def _take(self, header: Header, meta: bytes, data: Buffer) -> None:
+    def _take(self, header: Header[Kind], meta: bytes, data: Buffer) -> None:
         kind = header.kind
         if kind is Kind.EXECUTE or kind is Kind.ASK:
             self.batches.append((header, meta, data))
@@ -198,7 +198,7 @@ class Session:
         for received in waiting:
             header = received[0]
             if header.kind is Kind.EXECUTE:
-                self._link.send(pack_header(Kind.BACK, 0, header.slot, 0, 0))
+                self._link.send(pack_header(Kind.BACK, 0, header.number, 0, 0))
             else:
                 self.batches.append(received)
 
