@@ -3,36 +3,20 @@
 import socket
 from collections.abc import Callable
 
+from headrace.api.handlers import unary_handlers
+from headrace.api.header_rules import HeaderRules
 from headrace.engine.engine import Engine
 from headrace.settings import Settings
 from headrace.transports.grpc.call import Handlers
-from headrace.transports.grpc.categories import restricted
-from headrace.transports.grpc.documents import document_handlers
-from headrace.transports.grpc.health import check_handlers, watch_handlers
-from headrace.transports.grpc.procedures import HEALTH, INFERENCE, TRAFFIC
-from headrace.transports.grpc.reflection import reflection_handlers, reflection_services
-from headrace.transports.grpc.service import infer_handlers
-from headrace.transports.grpc.stream import stream_handlers
-from headrace.transports.grpc.tls import TlsFiles
-from headrace.transports.grpc.traffic import traffic_handlers
+from headrace.transports.grpc.options import TlsFiles
+from headrace.transports.grpc.services import all_handlers
 from headrace.transports.http import server
-from headrace.wire.header_rules import HeaderRules
 
 
 def grpc_handlers(engine: Engine, max_request_bytes: int, rules: HeaderRules) -> Handlers:
     """The handlers of all services, in the engine's process."""
-    pattern = rules.pattern()
-    services = (INFERENCE, TRAFFIC, HEALTH, *reflection_services())
-    handlers = Handlers(
-        direct=infer_handlers(engine, max_request_bytes, pattern),
-        unary=document_handlers(engine, max_request_bytes)
-        | traffic_handlers(engine)
-        | check_handlers(engine),
-        server_stream=watch_handlers(engine.readiness, engine.admission),
-        bidi_stream=reflection_handlers(services),
-        sessions=stream_handlers(engine, max_request_bytes, pattern=pattern),
-    )
-    return restricted(handlers, rules.keys())
+    unary = unary_handlers(engine, max_request_bytes)
+    return all_handlers(engine, engine, unary, engine.readiness, max_request_bytes, rules)
 
 
 def tls_files(settings: Settings) -> TlsFiles | None:

@@ -2,18 +2,16 @@
 
 import socket
 
+from headrace.api.handlers import unary_handlers
 from headrace.doors import bind, tls_files, url_host
 from headrace.engine.engine import Engine
 from headrace.frontends.calls import EngineCalls
 from headrace.frontends.config import FrontendConfig, GrpcConfig, HttpConfig
 from headrace.frontends.supervisor import Supervisor
 from headrace.settings import Settings
-from headrace.transports.grpc.documents import document_handlers
-from headrace.transports.grpc.health import check_handlers
-from headrace.transports.grpc.traffic import traffic_handlers
 from headrace.transports.http import server
-from headrace.transports.http.access import CountedApp
-from headrace.transports.http.late_app import late_app
+from headrace.transports.http.infer import CountedApp
+from headrace.transports.http.routes import late_app
 
 
 class FrontDoors:
@@ -34,9 +32,7 @@ class FrontDoors:
             engine.admission.answers,
             False,
         )
-        documents = document_handlers(engine, settings.max_request_bytes)
-        unary = documents | traffic_handlers(engine) | check_handlers(engine)
-        calls = EngineCalls(app, unary)
+        calls = EngineCalls(app, unary_handlers(engine, settings.max_request_bytes))
         config = self._config()
         self._supervisor = Supervisor(engine, calls, config, self._count, self._on_change)
         supervisor = self._supervisor

@@ -15,9 +15,9 @@ from headrace.observability.series import GpuSeries
 from headrace.settings import Settings
 from headrace.transports.grpc.call import Server as GrpcServer
 from headrace.transports.grpc.native.server import NativeServer
-from headrace.transports.http.access import CountedApp
-from headrace.transports.http.categories import inference_routes
-from headrace.transports.http.late_app import LateApp, late_app
+from headrace.transports.http.generate import inference_routes
+from headrace.transports.http.infer import CountedApp
+from headrace.transports.http.routes import LateApp, late_app
 from headrace.transports.http.server import FastPath, HttpServer
 
 if TYPE_CHECKING:
@@ -96,8 +96,13 @@ class ServerDoors:
 
         def build() -> ASGIApp:
             # Which imports prometheus_client: 20 ms and 4 MB.
-            from headrace.observability.metrics import ServerCollector, process_registry, scrape
-            from headrace.transports.http.metrics import create_metrics_app
+            from headrace.observability.metrics import (
+                CONTENT_TYPE,
+                ServerCollector,
+                process_registry,
+                scrape,
+            )
+            from headrace.transports.http.routes import create_metrics_app
 
             collector = ServerCollector(
                 engine.server_series,
@@ -110,7 +115,8 @@ class ServerDoors:
             )
             process = process_registry()
             return create_metrics_app(
-                lambda: scrape(collector, process, engine.model_metrics.plain_counters)
+                lambda: scrape(collector, process, engine.model_metrics.plain_counters),
+                CONTENT_TYPE,
             )
 
         return LateApp([], build)

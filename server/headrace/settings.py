@@ -14,6 +14,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.api.header_rules import GRPC_PREFIX, HeaderRules
+from headrace.api.operations import Category
 from headrace.core.limits import ExecutionLimits, Shares
 from headrace.core.model_spec import EnvironmentOptions, variable_names
 from headrace.engine.residency import ResidencyOptions
@@ -22,7 +24,6 @@ from headrace.observability.logs import FORMATS, LogSettings
 from headrace.observability.trace_settings import TraceConfig, old_options, read_trace_config
 from headrace.options import ENV_PREFIX, Option, SettingsError, Value, setting
 from headrace.transports.grpc.options import LEVELS, GrpcOptions
-from headrace.wire.header_rules import GRPC_PREFIX, Category, HeaderRules
 from headrace.wire.http2.keep_alive import KeepAlive
 
 if TYPE_CHECKING:

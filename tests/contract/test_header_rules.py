@@ -224,6 +224,12 @@ def test_routes_are_restricted_however_they_are_written(served: ServerProcess) -
 def test_what_describes_the_protocol_is_open(served: ServerProcess) -> None:
     assert ask(served.http, "GET", "/docs").status == 200
     assert ask(served.http, "GET", "/openapi.json").status == 200
+    # The models are shown as the metadata are: to those with the key.
+    told = "/v2/models/told/infer"
+    with HttpSocket(served.http) as connection:
+        assert told not in connection.ask("GET", "/openapi.json").document["paths"]
+        right = connection.ask("GET", "/openapi.json", b"", **{"X_meta": "a=secret of meta"})
+        assert told in right.document["paths"]
     assert ask(served.metrics, "GET", "/metrics").status == 200
     assert ask(served.http, "GET", "/v2/nothing").status == 404
 

@@ -4,43 +4,28 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from headrace.api.header_rules import HeaderRules, Key
+from headrace.api.operations import OPERATIONS, Category, by_procedure
 from headrace.core.tensors import Buffer
-from headrace.transports.grpc import categories as grpc_categories
 from headrace.transports.grpc.call import Handlers, RpcContext
-from headrace.transports.http import categories as http_categories
+from headrace.transports.grpc.services import restricted
+from headrace.transports.http.generate import inference_routes
 from headrace.transports.http.infer import Route
-from headrace.transports.http.restricted import restricted_routes
-from headrace.wire.header_rules import AllowedOrigins, Category, HeaderRules, Key
 from headrace.wire.pb import grpc_service_pb2 as pb
 from tests.transports.fakes import FakeEngine
 
-_KEY = Key("x", "y")
-
-
-def test_a_route_without_a_category_is_not_served() -> None:
-    route = restricted_routes({}, AllowedOrigins())
-    with pytest.raises(LookupError, match="/v2/anything has no category in"):
-        route("/v2/anything", lambda: None)
-
-
-def test_what_parts_of_a_path_are_called_does_not_matter() -> None:
-    assert http_categories.category_of("/v2/models/{m}/versions/{v}/stats") is Category.STATISTICS
-
 
 def test_the_bare_routes_are_inference() -> None:
-    engine = FakeEngine()
-    bare = http_categories.inference_routes(engine, 1, HeaderRules())
-    restricted = http_categories.inference_routes(
-        engine, 1, HeaderRules(restricted=["inference:x=y"])
-    )
-    paths = [
-        path.replace("{}", "1")
-        for path, category in http_categories.CATEGORIES.items()
-        if category is Category.INFERENCE
+    routes = inference_routes(FakeEngine(), 1, HeaderRules())
+    forms = [
+        form.format(name="m", version="1")
+        for operation in OPERATIONS
+        for route in operation.routes
+        for form in route.forms
+        if operation.category is Category.INFERENCE
     ]
-    for routes in (bare, restricted):
-        assert all(list(_claiming(routes, path)) for path in paths)
-    assert {type(route) for route in restricted} == {http_categories.RestrictedInference}
+    assert len(forms) == 6
+    assert all(list(_claiming(routes, form)) for form in forms)
 
 
 def _claiming(routes: list[Route], path: str) -> Iterator[Route]:
@@ -52,10 +37,10 @@ def _claiming(routes: list[Route], path: str) -> Iterator[Route]:
 def test_every_procedure_of_the_protocol_has_a_category() -> None:
     service = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
     for method in service.methods:
-        assert grpc_categories.CATEGORIES[f"/{service.full_name}/{method.name}"] is not None
+        assert by_procedure()[f"/{service.full_name}/{method.name}"].category is not None
 
 
-def test_a_procedure_without_a_category_is_not_served() -> None:
+def test_a_procedure_that_is_not_in_the_table_is_not_served() -> None:
     async def unary(data: Buffer, call: RpcContext) -> bytes:
         raise NotImplementedError
 
@@ -64,17 +49,17 @@ def test_a_procedure_without_a_category_is_not_served() -> None:
 
     check = "/grpc.health.v1.Health/Check"
     good = Handlers({}, {check: unary}, {}, {}, {})
-    assert grpc_categories.restricted(good, {Category.HEALTH: _KEY}).keys == {check: _KEY}
-    assert not grpc_categories.restricted(good, {Category.INFERENCE: _KEY}).keys
+    health = HeaderRules(restricted=["health:x=y"])
+    assert restricted(good, health).keys == {check: Key("x", "y")}
+    assert not restricted(good, HeaderRules(restricted=["inference:x=y"])).keys
     for handlers in (
         Handlers({}, {"/a/B": unary}, {}, {}, {}),
         Handlers({}, {}, {"/a/B": stream}, {}, {}),
         Handlers({}, {}, {}, {"/a/B": stream}, {}),
     ):
-        with pytest.raises(LookupError, match="/a/B has no category in"):
-            grpc_categories.restricted(handlers, {})
+        with pytest.raises(LookupError, match="/a/B is not in the table of operations"):
+            restricted(handlers, HeaderRules())
 
 
-def test_every_category_is_there_over_both_protocols() -> None:
-    assert set(Category) | {None} == set(http_categories.CATEGORIES.values())
-    assert set(Category) | {None} == set(grpc_categories.CATEGORIES.values())
+def test_every_category_is_there() -> None:
+    assert {operation.category for operation in OPERATIONS} == set(Category) | {None}

@@ -8,7 +8,7 @@ import pytest
 _PARSE = """
 import resource
 from headrace.core.errors import Overloaded
-from headrace.transports.http.json_bodies import parse_object
+from headrace.transports.http.app import parse_object
 from headrace.wire.json_text import parse_json
 
 text = b'{"a": [' + b"[1.5,2,3]," * 2_000_000 + b"1]}"

@@ -14,8 +14,7 @@ import orjson
 from starlette.types import ASGIApp, Message, Receive
 
 from headrace.core.errors import ServerError
-from headrace.engine.admission import Account
-from headrace.transports.grpc.call import Noted, Unary
+from headrace.transports.grpc.call import Unary
 from headrace.wire.link_infer import error_parts
 
 log = logging.getLogger(__name__)
@@ -52,32 +51,6 @@ class Calls(Protocol):
         """
 
 
-class _Call:
-    """A call of gRPC, of which a handler may read the metadata."""
-
-    noted: Noted | None = None  # the front end writes the access log
-
-    def __init__(self, metadata: Mapping[str, str]) -> None:
-        self._metadata = metadata
-
-    def metadata(self) -> Mapping[str, str]:
-        """What the client sent along."""
-        return self._metadata
-
-    @property
-    def account(self) -> Account:
-        """The front end counts what its clients send."""
-        raise NotImplementedError
-
-    def remaining(self) -> float:
-        """The front end cancels the call in time."""
-        return 0.0
-
-    def set_trailing(self, name: str, value: str) -> None:
-        """The procedures that are answered here send none."""
-        raise NotImplementedError
-
-
 class EngineCalls:
     """Answers calls by an ASGI application and by handlers of gRPC."""
 
@@ -91,7 +64,7 @@ class EngineCalls:
         """`Calls.begin`."""
         if "grpc" in head:
             handler = self._unary[head["grpc"]]
-            return _Answering(partial(_grpc, handler, body, _Call(head["metadata"])), answer)
+            return _Answering(partial(_grpc, handler, body), answer)
         request = _HttpBody(bool(head["body"]), ask)
         return _Answering(partial(_http, self._app, head, request.receive), answer, request)
 
@@ -153,8 +126,8 @@ class _Answering:
             answer(b" ", b"", True)
 
 
-async def _grpc(handler: Unary, body: bytes, call: _Call) -> _Parts:
-    return b"{}", bytes(await handler(body, call))
+async def _grpc(handler: Unary, body: bytes) -> _Parts:
+    return b"{}", await handler(body, None)
 
 
 async def _http(app: ASGIApp, head: Any, receive: Receive) -> _Parts:

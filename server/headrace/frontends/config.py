@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from headrace.api.header_rules import HeaderRules
 from headrace.core.call import FORWARD_PARAMETER, HEADER_PARAMETER
 from headrace.core.limits import Shares
 from headrace.engine.doors import CONTEXT_HEADERS
 from headrace.observability.logs import LogSettings
-from headrace.transports.grpc.options import GrpcOptions
-from headrace.transports.grpc.tls import TlsFiles
-from headrace.wire.header_rules import HeaderRules
+from headrace.transports.grpc.options import GrpcOptions, TlsFiles
 from headrace.wire.http2.keep_alive import KeepAlive
 
 

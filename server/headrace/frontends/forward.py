@@ -12,9 +12,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headrace.core.errors import ServerError
 from headrace.core.tensors import Buffer
 from headrace.frontends.remote import EngineLink, Pieces
-from headrace.transports.grpc.call import RpcContext, Unary
-from headrace.transports.http.access import OPERATION
+from headrace.transports.grpc.call import Unary
 from headrace.transports.http.infer import Disconnected, Route
+from headrace.transports.http.protocol import OPERATION
 from headrace.wire.status import STATUS, retry_after
 from headrace.wire.v2_json import error_body
 
@@ -81,8 +81,8 @@ def _pieces(receive: Receive) -> Pieces:
 def forwarding_handler(link: EngineLink, path: str) -> Unary:
     """A procedure that is answered by the engine's process."""
 
-    async def handler(data: Buffer, call: RpcContext) -> bytes:
-        _, message = await link.call({"grpc": path, "metadata": dict(call.metadata())}, data)
+    async def handler(data: Buffer, call: object) -> bytes:
+        _, message = await link.call({"grpc": path}, data)
         return message
 
     return handler

@@ -20,6 +20,8 @@ from typing import Any, NoReturn
 
 import uvloop
 
+from headrace.api.header_rules import HeaderRules
+from headrace.api.operations import handed_on
 from headrace.engine.admission import Admission
 from headrace.frontends.config import FrontendConfig, GrpcConfig, HttpConfig
 from headrace.frontends.forward import forwarding_app, forwarding_handler
@@ -27,24 +29,11 @@ from headrace.frontends.remote import EngineLink, RemoteEngine
 from headrace.frontends.shared import allow_many_files
 from headrace.observability.logs import configure_logging
 from headrace.transports.grpc.call import Handlers, Server
-from headrace.transports.grpc.categories import restricted
-from headrace.transports.grpc.health import watch_handlers
 from headrace.transports.grpc.native.server import NativeServer
-from headrace.transports.grpc.procedures import (
-    CHECK,
-    DOCUMENT_PROCEDURES,
-    HEALTH,
-    INFERENCE,
-    TRAFFIC,
-    TRAFFIC_PROCEDURES,
-)
-from headrace.transports.grpc.reflection import reflection_handlers, reflection_services
-from headrace.transports.grpc.service import infer_handlers
-from headrace.transports.grpc.stream import stream_handlers
-from headrace.transports.http.access import CountedApp
-from headrace.transports.http.categories import inference_routes
+from headrace.transports.grpc.services import all_handlers
+from headrace.transports.http.generate import inference_routes
+from headrace.transports.http.infer import CountedApp
 from headrace.transports.http.server import FastPath, HttpServer, bind
-from headrace.wire.header_rules import HeaderRules
 from headrace.wire.link_frames import Flag
 from headrace.workers.allocation import keep_memory
 
@@ -107,7 +96,7 @@ class Doors:
     async def _open_grpc(self, grpc: GrpcConfig) -> None:
         config, admission = self._config, self._admission
         limit = config.max_request_bytes
-        handlers = restricted(self._handlers(limit, grpc.rules), grpc.rules.keys())
+        handlers = self._handlers(limit, grpc.rules)
         if grpc.transport == "native":
             context = grpc.tls.context() if grpc.tls else None
             native = NativeServer(
@@ -127,16 +116,11 @@ class Doors:
         await server.start()
 
     def _handlers(self, limit: int, rules: HeaderRules) -> Handlers:
-        link, admission, pattern = self._link, self._admission, rules.pattern()
-        paths = (*DOCUMENT_PROCEDURES, *TRAFFIC_PROCEDURES, CHECK)
-        unary = {path: forwarding_handler(link, path) for path in paths}
-        return Handlers(
-            direct=infer_handlers(RemoteEngine(link, admission, Flag.UNARY), limit, pattern),
-            unary=unary,
-            server_stream=watch_handlers(link.readiness, admission),
-            bidi_stream=reflection_handlers((INFERENCE, TRAFFIC, HEALTH, *reflection_services())),
-            sessions=stream_handlers(RemoteEngine(link, admission, 0), limit, pattern=pattern),
-        )
+        link, admission = self._link, self._admission
+        unary = {path: forwarding_handler(link, path) for path in handed_on()}
+        entrance = RemoteEngine(link, admission, Flag.UNARY)
+        streams = RemoteEngine(link, admission, 0)
+        return all_handlers(entrance, streams, unary, link.readiness, limit, rules)
 
 
 log = logging.getLogger(__name__)

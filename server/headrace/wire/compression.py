@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable
 
 from headrace.core.errors import InvalidRequest, PayloadTooLarge, UnsupportedEncoding
+from headrace.core.tensors import Buffer
 
 ENCODINGS = ("gzip", "deflate")
 LARGE = 64 << 10  # bytes of what is packed that take a while
@@ -101,6 +102,13 @@ def too_large(what: str, limit: int, size: int | None = None) -> str:
         f"the {what}{got} exceeds the maximum allowed value of {limit} bytes."
         " Use --max-request-bytes to increase the limit"
     )
+
+
+def check_size(message: Buffer, limit: int) -> int:
+    """The size of a request message; raises `PayloadTooLarge`."""
+    if len(message) > limit:
+        raise PayloadTooLarge(too_large("request message", limit, len(message)))
+    return len(message)
 
 
 def compress(body: bytes, encoding: str, level: int = DEFAULT_LEVEL) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any, cast
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Admission
 from headrace.engine.readiness import Readiness
-from headrace.transports.grpc.health import watch_handlers
+from headrace.transports.grpc.services import health_handlers
 from headrace.wire.pb import health_pb2 as pb
 
 _STREAMS = 1000
@@ -53,7 +53,7 @@ def test_a_thousand_streams_ask_once_for_each_change() -> None:
     async def scenario() -> None:
         server, admission = Server(), Admission(0, 0)
         readiness = Readiness(server.look)
-        [watch] = watch_handlers(readiness, admission).values()
+        _, watch = health_handlers(readiness, admission)
         told: list[bool] = []
 
         async def follow() -> None:

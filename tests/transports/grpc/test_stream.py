@@ -9,7 +9,7 @@ from headrace.core.errors import ExecutionFailed, ServerError, ServerExiting
 from headrace.engine.admission import Account
 from headrace.engine.doors import PAUSE_BYTES
 from headrace.transports.grpc.call import Message, Session
-from headrace.transports.grpc.stream import stream_handlers
+from headrace.transports.grpc.stream import stream_opener
 from headrace.wire.pb import grpc_service_pb2 as pb
 from tests.support.client import Parameter
 from tests.support.grpc_client import infer_message, parameter
@@ -62,7 +62,7 @@ class Stream:
     def __init__(self, takes: int = 1_000_000, **metadata: str) -> None:
         self.engine = FakeEngine()
         self.peer = FakePeer(self.engine.admission, takes, metadata)
-        [opened] = stream_handlers(self.engine, 1 << 20, _GIVE_UP).values()
+        opened = stream_opener(self.engine, 1 << 20, _GIVE_UP)
         self.session: Session = opened(self.peer)
 
     def ask(self, model: str, id: str = "", **parameters: Parameter) -> Work:

@@ -7,10 +7,10 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
+from headrace.api.header_rules import HeaderRules
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from headrace.transports.http.app import create_app
-from headrace.wire.header_rules import HeaderRules
 from tests.engine.test_engine_loading import LOAD_OPTIONS
 
 READING = {"/v2/repository/index", "/v2/repository/{repository}/index"}

@@ -17,9 +17,9 @@ from headrace.engine.doors import PAUSE_BYTES
 from headrace.transports.http.generate import (
     NOT_ONE_RESPONSE,
     GenerateRoute,
+    Responses,
     generate_target,
 )
-from headrace.transports.http.responses import Responses
 from tests.transports.fakes import FakeEngine, Work
 
 Message = dict[str, Any]

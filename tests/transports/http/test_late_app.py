@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headrace.transports.http.late_app import LateApp
+from headrace.transports.http.routes import LateApp
 
 
 class Greeting:

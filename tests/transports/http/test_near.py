@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.transports.http.near import hint
+from headrace.transports.http.app import hint
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,34 @@
-"""The access log's line of a call, and how errors are told: the same for both transports."""
+"""What both transports do for every call: its key, its label, its error and its line in the log."""
 
 import logging
+from collections.abc import Mapping
 from time import perf_counter
 
-from headrace.core.errors import ServerError
+from headrace.api.header_rules import Key
+from headrace.api.operations import by_procedure
+from headrace.core.errors import Restricted, ServerError
 from headrace.core.texts import bounded
-from headrace.observability.statistics import STATUS_NAMES
+from headrace.observability.statistics import OTHER, STATUS_NAMES
 from headrace.wire.grpc_contents import varint
 from headrace.wire.status import retry_after
 
 access = logging.getLogger("headrace.access")
 
 OK, CANCELLED, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 0, 1, 4, 12, 13, 14
+_COUNTED = {path: operation.counted for path, operation in by_procedure().items()}
+
+
+def operation_of(path: str) -> str:
+    """The label of a procedure's calls in the metrics."""
+    return _COUNTED.get(path, OTHER)
+
+
+def without_key(key: Key, metadata: Mapping[str, str]) -> Restricted | None:
+    """The error of a call without the key, None for one with it."""
+    given = metadata.get(key.header)
+    if given is not None and key.opens([given.encode("latin-1", "replace")]):
+        return None
+    return Restricted(f"This protocol is restricted, expecting header '{key.header}'")
 
 
 def error_text(error: ServerError) -> str:

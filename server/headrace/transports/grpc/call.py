@@ -2,13 +2,13 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
+from headrace.api.header_rules import Key
 from headrace.core.call import Call
 from headrace.core.errors import ServerError
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Account
-from headrace.wire.header_rules import Key
 
 Message = list[Buffer]  # one message in pieces, which are written one after the other
 
@@ -102,7 +102,7 @@ class Server(Protocol):
 
 # The call is for the transport to cancel; None if the reply was called already.
 Direct = Callable[[Buffer, Reply], Call | None]
-Unary = Callable[[Buffer, RpcContext], Awaitable[bytes]]
+Unary = Callable[[Buffer, Any], Awaitable[bytes]]
 Stream = Callable[[AsyncIterator[Buffer], RpcContext], AsyncIterator[bytes]]
 Open = Callable[[Peer], Session]
 

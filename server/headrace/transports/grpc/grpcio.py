@@ -12,11 +12,19 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from headrace.api.header_rules import Key
 from headrace.core.call import Call
 from headrace.core.errors import Overloaded, ServerError
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Account, Admission, ConnectionAccount
-from headrace.transports.grpc.access import CANCELLED, error_text, log_access, retry_details
+from headrace.transports.grpc.access import (
+    CANCELLED,
+    error_text,
+    log_access,
+    operation_of,
+    retry_details,
+    without_key,
+)
 from headrace.transports.grpc.call import (
     Direct,
     Handlers,
@@ -26,10 +34,7 @@ from headrace.transports.grpc.call import (
     Session,
     noted_fields,
 )
-from headrace.transports.grpc.categories import operation_of, without_key
-from headrace.transports.grpc.options import LEVELS, GrpcOptions
-from headrace.transports.grpc.tls import TlsFiles
-from headrace.wire.header_rules import Key
+from headrace.transports.grpc.options import LEVELS, GrpcOptions, TlsFiles
 from headrace.wire.status import INTERNAL, INTERNAL_TEXT, STATUS
 from headrace.wire.timing import TIMING, exact_timing, time_of
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from headrace.api.header_rules import HeaderPattern
 from headrace.core.call import Call, InferResponse
 from headrace.core.errors import ServerError, Unsupported
 from headrace.core.signature import Signature
@@ -10,10 +11,8 @@ from headrace.core.tensors import Buffer
 from headrace.engine.doors import GRPC_NOT_DECOUPLED, Entrance, Target
 from headrace.engine.workbench import Deferred
 from headrace.transports.grpc.call import Reply
-from headrace.transports.grpc.procedures import INFERENCE
-from headrace.transports.grpc.unary import check_size
+from headrace.wire.compression import check_size
 from headrace.wire.grpc_messages import InferMessage, InferReader, InferWriter
-from headrace.wire.header_rules import HeaderPattern
 from headrace.wire.timing import add_timing, exact_timing, wants_timing
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -142,10 +141,3 @@ class InferenceService:
             lambda charge: message.request_long(nbytes, signature, charge), submit, call,
             call.charge,
         )  # fmt: skip
-
-
-def infer_handlers(
-    engine: Entrance, max_request_bytes: int, pattern: HeaderPattern | None = None
-) -> dict[str, InferenceService]:
-    """ModelInfer, by full path; `pattern` picks what of the metadata models are told."""
-    return {f"/{INFERENCE}/ModelInfer": InferenceService(engine, max_request_bytes, pattern)}

@@ -1,197 +1,236 @@
-"""The HTTP routes of the protocol but for inference, with OpenAPI documentation of all."""
+"""The HTTP routes of the table of operations, but for inference: a FastAPI application.
 
+Before anything of a request is read but its head: who has the key of the operation's category, and,
+for a route that changes models or settings, whether a web page had a browser send the request that
+is not allowed to. A client that goes before its request is there as a whole is no error.
+"""
+
+import asyncio
+import difflib
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import cache
+from typing import Any
+from urllib.parse import quote
 
-from fastapi import FastAPI, Path, Request, Response
-from fastapi.exceptions import RequestValidationError
+import orjson
+from fastapi import FastAPI, Request, Response
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 from headrace import __version__
-from headrace.core.errors import ServerError
+from headrace.api.handlers import HANDLERS, Handler, answer_json
+from headrace.api.header_rules import NO_RULES, HeaderRules, Key
+from headrace.api.openapi import document
+from headrace.api.operations import OPERATIONS, Category, Operation, Route
+from headrace.core.errors import InvalidRequest, PayloadTooLarge, ServerError
+from headrace.engine.admission import Account
 from headrace.engine.engine import Engine
-from headrace.transports.http import health, openapi
-from headrace.transports.http.described import (
-    LIVE,
-    MODEL_CONFIG,
-    MODEL_METADATA,
-    MODEL_READY,
-    READY,
-    SERVER_METADATA,
-    STATISTICS,
-    Schema,
-    answers,
-)
 from headrace.transports.http.docs_page import render_docs, render_root
-from headrace.transports.http.json_bodies import json_answer
-from headrace.transports.http.log_routes import add_log_routes
-from headrace.transports.http.near import hint
-from headrace.transports.http.repository_routes import add_repository_routes
-from headrace.transports.http.restricted import restricted_routes
-from headrace.transports.http.shared_memory_routes import add_shared_memory_routes
-from headrace.transports.http.trace_routes import add_trace_routes
-from headrace.transports.http.traffic import add_traffic_routes
-from headrace.wire.documents import to_json
-from headrace.wire.header_rules import NO_RULES, HeaderRules
+from headrace.transports.http.head import check_key, opens
+from headrace.transports.http.protocol import ACCOUNT, OPERATION
+from headrace.wire.compression import too_large
+from headrace.wire.json_text import refuse_without_memory
 from headrace.wire.status import INTERNAL, INTERNAL_TEXT, STATUS, retry_after
 from headrace.wire.v2_json import error_body
 
 log = logging.getLogger(__name__)
 
-Name = Annotated[str, Path(description="Name of a model")]
-Version = Annotated[str, Path(pattern="^[0-9]+$", description="Number of a version")]
 _JSON = "application/json"
+_HTML = "text/html; charset=utf-8"
+_NO_ROUTE = "Not Found: /docs describes all paths"
+_BODY_LIMIT = 1 << 20  # bytes of a body, unless it is large
+_ALWAYS = 64 << 10  # bytes of a body for which there is room on a server that is full
+_LONG = 64 << 10  # bytes of a body, from which on it is read on a thread
 
 
 def create_app(
     engine: Engine,
     max_request_bytes: int,
     rules: HeaderRules = NO_RULES,
+    operations: Sequence[Operation] = OPERATIONS,
+    handlers: Mapping[str, Handler] = HANDLERS,
 ) -> FastAPI:
     """The application that answers for `engine`, by these rules for headers; see `LateApp`."""
-    keys = rules.keys()
     app = FastAPI(
-        title="headrace",
-        version=__version__,
-        summary="KServe V2 (Open Inference) protocol",
-        description="An operation that the server restricts is answered with 403 without its"
-        " header, and any with 500 where the server has a bug.",
-        redirect_slashes=False,
-        docs_url=None,
-        redoc_url=None,
-        openapi_url="/openapi.json",
-    )
-    app.router.route_class = restricted_routes(keys, rules.allowed_origins())
-    app.state.admission = engine.admission  # which counts the bodies that are being read
-    _health(app, engine)
-    _metadata(app, engine)
-    add_repository_routes(app, engine, max_request_bytes)
-    add_log_routes(app, engine.logs)
-    add_trace_routes(app, engine.tracing)
-    add_shared_memory_routes(app, engine.regions)
-    add_traffic_routes(app, engine)
-    _errors(app)
-    openapi.describe_inference(app)
+        title="headrace", version=__version__, redirect_slashes=False, docs_url=None,
+        redoc_url=None, openapi_url=None,
+    )  # fmt: skip
+    served = _Operations(engine, max_request_bytes, rules)
+    for operation in operations:
+        if operation.in_door:
+            continue
+        for route in operation.routes:
+            answer = served.endpoint(operation, route, handlers[operation.name])
+            for path in (*route.forms, *route.also):
+                # Some load balancers probe with HEAD.
+                for method in ("GET", "HEAD") if _is_probe(operation, route) else (route.method,):
+                    key = served.keys.get(operation.category) if operation.category else None
+                    app.routes.append(_OperationRoute(path, answer, method, operation, key))
+    _add_errors(app)
+    _add_pages(app, engine, rules, operations)
+    return app
+
+
+class _OperationRoute(APIRoute):
+    """A route of an operation, which asks for its key before it looks at the method."""
+
+    def __init__(
+        self,
+        path: str,
+        answer: Callable[[Request], Awaitable[Response]],
+        method: str,
+        operation: Operation,
+        key: Key | None,
+    ) -> None:
+        super().__init__(
+            path, answer, methods=[method], response_class=Response, include_in_schema=False
+        )
+        self._counted = operation.counted
+        self._key = key
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Starlette's routing interface; raises `Restricted`."""
+        scope[OPERATION] = self._counted
+        check_key(self._key, scope["headers"])
+        await super().handle(scope, receive, send)
+
+
+def _is_probe(operation: Operation, route: Route) -> bool:
+    return operation.category is Category.HEALTH and route.method == "GET"
+
+
+class _Operations:
+    """What all routes have in common."""
+
+    def __init__(self, engine: Engine, max_request_bytes: int, rules: HeaderRules) -> None:
+        self._engine = engine
+        self._limit = max_request_bytes
+        self.keys = rules.keys()
+        self._origins = rules.allowed_origins()
+
+    def endpoint(
+        self, operation: Operation, route: Route, handler: Handler
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """What answers requests for a route of an operation; raises `ServerError`."""
+
+        async def answer(request: Request) -> Response:
+            scope, parts = request.scope, request.path_params
+            if route.changes:
+                self._origins.check(scope["headers"], scope["server"])
+            if not re.fullmatch("[0-9]*", parts.get("version", "")):  # as Triton has it
+                return Response(error_body(_NO_ROUTE), 404, media_type=_JSON)
+            if handler.check is not None:
+                handler.check(self._engine, parts)
+            try:
+                body = await self._body(request, route, handler) if route.body else {}
+            except ClientDisconnect:
+                log.debug("the client of %s went before its request was there", scope["path"])
+                return Response()
+            found = await answer_json(self._engine, operation, handler, parts, body)
+            if found is None:
+                return Response(media_type=_JSON)
+            return Response(orjson.dumps(found), route.status(found), media_type=_JSON)
+
+        return answer
+
+    async def _body(self, request: Request, route: Route, handler: Handler) -> Any:
+        """What a handler makes of the body."""
+
+        def read() -> Any:
+            return handler.read(parse_object(body))
+
+        account: Account = request.scope.get(ACCOUNT) or self._engine.admission
+        limit = self._limit if route.large else 0
+        async with whole_body(request.stream(), account, limit) as body:
+            return read() if len(body) < _LONG else await asyncio.to_thread(read)
+
+
+@asynccontextmanager
+async def whole_body(
+    pieces: AsyncIterator[bytes], account: Account, limit: int = 0
+) -> AsyncIterator[bytes]:
+    """A body of up to `limit` bytes, 0 for that of control requests.
+
+    It counts while it comes and is being used; the first bytes whatever the limits: whoever
+    operates a server that is full has to be able to ask something of it. Raises `PayloadTooLarge`,
+    `Overloaded` and `ServerExiting`.
+    """
+    body = bytearray()
+    size, charged, begun = 0, 0, False  # charged: bytes beyond the first ones
+    try:
+        async for piece in pieces:
+            wanted = size + len(piece)
+            if wanted > (limit or _BODY_LIMIT):
+                refusal = f"the request body exceeds {_BODY_LIMIT} bytes"
+                raise PayloadTooLarge(too_large("request body", limit) if limit else refusal)
+            if wanted <= _ALWAYS:
+                account.count(len(piece))
+            else:
+                if not begun:
+                    account.begin(len(piece))
+                    begun = True
+                account.grow(len(piece), charged)
+                charged += len(piece)
+            size = wanted
+            body += piece
+        whole = bytes(body)
+        body.clear()
+        yield whole
+    finally:
+        account.count(charged - size)
+        if begun:
+            account.drop(charged)
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The JSON object in a body, an empty one for an empty body; raises `InvalidRequest`."""
+    if not body.strip():
+        return {}
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        refuse_without_memory(error)
+        raise InvalidRequest(f"failed to parse the request JSON buffer: {error}") from None
+    if type(found) is not dict:
+        raise InvalidRequest("the request must be a JSON object")
+    return found
+
+
+def _add_pages(
+    app: FastAPI, engine: Engine, rules: HeaderRules, operations: Sequence[Operation]
+) -> None:
+    """The pages for people, and the OpenAPI document, which shows models as metadata do."""
+    key = rules.keys().get(Category.METADATA)
+
+    def described(request: Request) -> dict[str, Any]:
+        shown = key is None or opens(key, request.scope["headers"])
+        newest = {found.model: found for found in engine.versions() if found.ready}
+        return document(newest.values() if shown else (), operations)
 
     @app.get("/", include_in_schema=False)
     @app.head("/", include_in_schema=False)
     async def root() -> Response:
-        return Response(render_root(__version__), media_type="text/html; charset=utf-8")
+        return Response(render_root(__version__), media_type=_HTML)
 
     @app.get("/docs", include_in_schema=False)
-    async def docs() -> Response:
-        return Response(render_docs(app.openapi()), media_type="text/html; charset=utf-8")
+    async def docs(request: Request) -> Response:
+        return Response(render_docs(described(request)), media_type=_HTML)
 
-    return app
-
-
-def _health(app: FastAPI, engine: Engine) -> None:
-    """Some load balancers probe with HEAD."""
-
-    @app.get(
-        "/v2/health/live", tags=["health"], summary="Is the server alive?",
-        response_class=Response, responses=answers("It is", LIVE),
-    )  # fmt: skip
-    @app.head("/v2/health/live", include_in_schema=False)
-    async def live() -> Response:
-        return json_answer(*health.live(engine))
-
-    @app.get(
-        "/v2/health/ready", tags=["health"], summary="Does the server take requests?",
-        response_class=Response, responses=answers("It does", READY, unready=READY),
-    )  # fmt: skip
-    @app.head("/v2/health/ready", include_in_schema=False)
-    async def ready() -> Response:
-        return json_answer(*health.ready(engine))
-
-    @app.get(
-        "/v2/models/{name}/ready", tags=["health"], summary="Does the model take requests?",
-        response_class=Response, responses=answers("It does", MODEL_READY, unready=MODEL_READY),
-    )  # fmt: skip
-    @app.head("/v2/models/{name}/ready", include_in_schema=False)
-    async def model_ready(name: Name) -> Response:
-        return json_answer(*health.model_ready(engine, name, ""))
-
-    @app.get(
-        "/v2/models/{name}/versions/{version}/ready", tags=["health"],
-        summary="Does the version take requests?", response_class=Response,
-        responses=answers("It does", MODEL_READY, 400, unready=MODEL_READY),
-    )  # fmt: skip
-    @app.head("/v2/models/{name}/versions/{version}/ready", include_in_schema=False)
-    async def version_ready(name: Name, version: Version) -> Response:
-        return json_answer(*health.model_ready(engine, name, version))
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi(request: Request) -> Response:
+        return Response(orjson.dumps(described(request)), media_type=_JSON)
 
 
-def _metadata(app: FastAPI, engine: Engine) -> None:
-    @app.get(
-        "/v2", tags=["metadata"], summary="Server metadata",
-        response_class=Response, responses=answers("What the server offers", SERVER_METADATA),
-    )  # fmt: skip
-    @app.get("/v2/", include_in_schema=False)
-    async def server_metadata() -> Response:
-        # Clients pass over members that they do not know.
-        document = to_json(engine.server_metadata()) | {"headrace": engine.identity()}
-        return json_answer(document)
-
-    # Before the routes with a model name: a model cannot be called "stats".
-    @app.get(
-        "/v2/models/stats", tags=["statistics"], summary="Statistics of all models",
-        response_class=Response, responses=answers("By model and version", STATISTICS),
-    )  # fmt: skip
-    async def all_statistics() -> Response:
-        return json_answer(to_json(engine.model_statistics()))
-
-    async def metadata(name: str, version: str) -> dict[str, Any]:
-        await engine.bring(name, version)
-        return to_json(engine.model_metadata(name, version))
-
-    async def config(name: str, version: str) -> dict[str, Any]:
-        await engine.bring(name, version)
-        return to_json(engine.model_config(name, version))
-
-    async def statistics(name: str, version: str) -> dict[str, Any]:
-        return to_json(engine.model_statistics(name, version))
-
-    _add_document(app, "", "metadata", "Model metadata", metadata, MODEL_METADATA)
-    _add_document(app, "/config", "metadata", "Model configuration", config, MODEL_CONFIG)
-    _add_document(app, "/stats", "statistics", "Model statistics", statistics, STATISTICS)
+# --- errors
 
 
-def _add_document(
-    app: FastAPI,
-    suffix: str,
-    tag: str,
-    summary: str,
-    document: Callable[[str, str], Awaitable[dict[str, Any]]],
-    schema: Schema,
-) -> None:
-    """A document of a model, with and without a version."""
-    operation = f"model{suffix.replace('/', '_')}"
-    # A client that asks for statistics of what is not there has made a mistake, says Triton.
-    errors = (400,) if schema is STATISTICS else (400, 404, 503)
-
-    @app.get(
-        f"/v2/models/{{name}}{suffix}", tags=[tag], summary=summary, operation_id=operation,
-        response_class=Response, responses=answers(summary, schema, *errors),
-    )  # fmt: skip
-    async def of_model(name: Name) -> Response:
-        return json_answer(await document(name, ""))
-
-    @app.get(
-        f"/v2/models/{{name}}/versions/{{version}}{suffix}",
-        tags=[tag], summary=f"{summary} of a version", operation_id=f"version_{operation}",
-        response_class=Response, responses=answers(summary, schema, *errors),
-    )  # fmt: skip
-    async def of_version(name: Name, version: Version) -> Response:
-        return json_answer(await document(name, version))
-
-
-NO_ROUTE = "Not Found: /docs describes all paths"
-
-
-def _errors(app: FastAPI) -> None:
-    """Every error in the protocol's form, also those that FastAPI itself finds."""
+def _add_errors(app: FastAPI) -> None:
+    """Every error in the protocol's form, also those that the framework itself finds."""
 
     @app.exception_handler(ServerError)
     async def server_error(_: Request, error: ServerError) -> Response:
@@ -204,17 +243,69 @@ def _errors(app: FastAPI) -> None:
     async def http_error(request: Request, error: HTTPException) -> Response:
         text = error.detail
         if error.status_code == 404:
-            text = NO_ROUTE + hint(request.url.path)
+            text = _NO_ROUTE + hint(request.url.path)
         if allowed := (error.headers or {}).get("Allow"):
             text += f": this path takes {allowed}"
         return Response(error_body(text), error.status_code, error.headers, _JSON)
-
-    # A path parameter that does not fit: a version that is no number has no route, as in Triton.
-    @app.exception_handler(RequestValidationError)
-    async def no_route(_: Request, error: RequestValidationError) -> Response:
-        return Response(error_body(NO_ROUTE), 404, media_type=_JSON)
 
     @app.exception_handler(Exception)
     async def bug(request: Request, error: Exception) -> Response:
         log.error("bug while answering %s", request.url.path, exc_info=error)
         return Response(error_body(INTERNAL_TEXT), INTERNAL.http, media_type=_JSON)
+
+
+_ALIKE = 0.65  # from which on a path is taken for another one that was written wrongly
+_LONGEST = 100  # characters of a path that is compared with others
+_MODEL = "/v2/models/{name}"
+_OF_MODEL = re.compile(
+    r"(?:/v\d)?/models?/(?P<name>[^/:]+)(?:/versions?/(?P<version>\d+))?(?:[/:](?P<end>[\w/]+))?",
+    re.IGNORECASE,
+)
+# Words of other servers.
+_INFER = frozenset({"infer", "predict", "predictions", "invocations", "inference", "run"})
+_METRICS = "metrics have a port of their own, 8002 unless --metrics-port says another"
+
+
+@cache
+def _known() -> tuple[list[str], list[str]]:
+    """What stands behind a model's name in paths, and all other paths."""
+    forms = [form for found in OPERATIONS for route in found.routes for form in route.forms]
+    ends = [form.removeprefix(_MODEL) for form in forms if form.startswith(_MODEL)]
+    others = [form for form in forms if "{" not in form]
+    named = [f"/v2/models/NAME/{end}" for end in ("infer", "generate")]
+    return [end for end in ends if end and "{" not in end], others + named
+
+
+def hint(path: str) -> str:
+    """The path that one which is not there was probably meant to be, as the end of a sentence.
+
+    Those who come from other servers ask for `/v1/models/m:predict`, `/models/m/infer` or
+    `/health`; "" if nothing is like the path.
+    """
+    if len(path) > _LONGEST:
+        return ""
+    clean = "/" + "/".join(part for part in path.split("/") if part)
+    if clean.endswith("/metrics"):
+        return f"; {_METRICS}"
+    if clean[1:].lower() in _INFER:
+        clean = "/v2/models/NAME/infer"
+    others = _known()[1]
+    near = _of_model(clean) or _nearest(clean, others) or _nearest(f"/v2{clean}", others)
+    return f"; did you mean {near}?" if near and near != path else ""
+
+
+def _of_model(path: str) -> str:
+    found = _OF_MODEL.fullmatch(path)
+    if found is None:
+        return ""
+    end = (found["end"] or "").lower()
+    if end:
+        end = "/infer" if end in _INFER else _nearest(f"/{end}", _known()[0])
+        if not end:
+            return ""
+    version = f"/versions/{found['version']}" if found["version"] else ""
+    return f"/v2/models/{quote(found['name'], safe='')}{version}{end}"
+
+
+def _nearest(path: str, known: Iterable[str]) -> str:
+    return next(iter(difflib.get_close_matches(path, list(known), 1, _ALIKE)), "")

@@ -22,18 +22,9 @@ from headrace.core.tensors import Buffer
 from headrace.engine.doors import Entrance
 from headrace.engine.workbench import LARGE, Deferred
 from headrace.observability.statistics import INFER
-from headrace.transports.http.access import GONE, log_access
-from headrace.transports.http.body import BodyReader
-from headrace.transports.http.exchange import (
-    CLOSE,
-    JSON,
-    Answer,
-    Exchange,
-    plain_lines,
-)
-from headrace.transports.http.head import Head
-from headrace.transports.http.heads import Heads
-from headrace.transports.http.protocol import HEAD_LIMIT, BoundedProtocol
+from headrace.transports.http.exchange import CLOSE, JSON, Answer, Exchange, plain_lines
+from headrace.transports.http.head import Head, Heads
+from headrace.transports.http.protocol import GONE, HEAD_LIMIT, BoundedProtocol, log_access
 from headrace.wire.plain_json import HTTP_ANSWER, PlainJson
 from headrace.wire.v2_json import ResponseForm, error_body
 
@@ -46,6 +37,38 @@ _STATUS_LINES = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode())
     for status in HTTPStatus
 }
+
+
+class BodyReader(asyncio.BufferedProtocol):
+    """Stands in for a connection's protocol until `place` is full."""
+
+    def __init__(self, connection: "FastProtocol", place: memoryview) -> None:
+        self._connection = connection
+        self._place = place
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes go."""
+        return self._place
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """They are there."""
+        self._place = self._place[nbytes:]
+        if not self._connection.body_grew(nbytes):
+            # The transport refers to its last reader for as long as the connection lives, which
+            # must not keep the body.
+            self._place = memoryview(b"")
+
+    def eof_received(self) -> None:
+        self._connection.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._connection.resume_writing()
 
 
 class HttpCall(Exchange):

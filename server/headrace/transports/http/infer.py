@@ -7,27 +7,28 @@ what it leaves: chunked bodies, `Expect: 100-continue`, HTTP/1.0.
 
 import asyncio
 from collections.abc import Callable
+from time import perf_counter
 from typing import Protocol, cast
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from headrace.api.header_rules import HeaderPattern, Key
 from headrace.core.call import InferResponse
-from headrace.core.errors import InvalidRequest, ServerExiting
+from headrace.core.errors import InvalidRequest, Restricted, ServerExiting
 from headrace.engine.admission import Account
 from headrace.engine.doors import Entrance
 from headrace.engine.future_call import Awaited
 from headrace.engine.workbench import LARGE
-from headrace.observability.statistics import INFER
-from headrace.transports.http.access import OPERATION
+from headrace.observability.statistics import INFER, OTHER, Answers
 from headrace.transports.http.exchange import (
     CLOSE,
     JSON,
     Answer,
     Exchange,
 )
-from headrace.transports.http.head import Head, infer_target, read_head, told
-from headrace.transports.http.protocol import ACCOUNT, NAMES
-from headrace.wire.header_rules import HeaderPattern
+from headrace.transports.http.head import Head, check_key, infer_target, read_head, told
+from headrace.transports.http.protocol import ACCOUNT, GONE, NAMES, OPERATION, log_access
+from headrace.wire.status import STATUS
 from headrace.wire.v2_json import error_body
 
 _WATCH_AFTER = 0.005  # seconds; most answers are there before anyone can have gone away
@@ -65,15 +66,23 @@ class PostRoute:
         engine: Entrance,
         max_request_bytes: int,
         pattern: HeaderPattern | None = None,
+        key: Key | None = None,
     ) -> None:
-        """`pattern` picks the headers that models are told."""
+        """`pattern` picks the headers that models are told, `key` is what inference asks for."""
         self._engine = engine
+        self._key = key
         self._pattern = pattern
         self._limit = max_request_bytes
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """`Route.handle`."""
         scope[OPERATION] = self.operation(scope["path"])
+        try:
+            check_key(self._key, scope["headers"])
+        except Restricted as error:
+            answer = Answer(STATUS[Restricted].http, JSON, [error_body(str(error))])
+            await send_answer(send, answer)
+            return
         if scope["method"] != "POST":
             await send_answer(
                 send, Answer(405, JSON, [error_body("Method Not Allowed: this path takes POST")])
@@ -239,3 +248,41 @@ async def send_head(send: Send, status: int, lines: bytes) -> None:
     """Send a status and header lines."""
     headers = [tuple(line.split(b": ", 1)) for line in lines.split(b"\r\n")[:-1]]
     await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+class CountedApp:
+    """An application whose answers are counted by operation and status, and logged if asked for.
+
+    Whatever answers a request says in its scope, as `OPERATION`, what it is counted as; "" for what
+    another process counts.
+    """
+
+    def __init__(self, app: ASGIApp, answers: Answers, logged: bool) -> None:
+        self._app = app
+        self._answers = answers
+        self._logged = logged
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun = perf_counter()
+        status = 0
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        finally:
+            if operation := scope.get(OPERATION, OTHER):
+                self._answers.of("http", operation)[status or GONE] += 1
+            if self._logged:
+                client = scope.get("client")
+                log_access(
+                    client[0] if client else "", scope["method"], scope["path"], status or GONE,
+                    begun, scope.get("inference", {}),
+                )  # fmt: skip

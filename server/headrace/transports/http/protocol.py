@@ -4,8 +4,11 @@ uvicorn's parser collects a head of any size, and waits for the rest of a reques
 transport keeps what a client does not read for ever, also when it is to be closed.
 """
 
+import logging
 import re
+from collections.abc import Mapping
 from math import inf
+from time import perf_counter
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -329,3 +332,27 @@ def without_upgrade(data: bytes) -> bytes:
     if end < 0 or not _UPGRADE.search(data, 0, end + 2):
         return data
     return _UPGRADE.sub(b"", data[: end + 2]) + data[end + 2 :]
+
+
+access = logging.getLogger("headrace.access")
+
+OPERATION = "headrace.operation"  # in a scope: what the request is counted as
+GONE = 499  # in place of a status: the client went away before its answer
+
+
+def log_access(
+    client: str, method: str, path: str, status: int, begun: float, more: Mapping[str, str]
+) -> None:
+    """Write the line of a request that began at `begun`, by `perf_counter`."""
+    fields: dict[str, object] = {
+        "client": client,
+        "method": method,
+        "path": path,
+        "status": status,
+        "duration_ms": round((perf_counter() - begun) * 1_000, 3),
+    }
+    access.info(
+        "%(client)s %(method)s %(path)s %(status)s %(duration_ms)s ms",
+        fields,
+        extra={**fields, **more},
+    )

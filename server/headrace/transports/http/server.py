@@ -14,13 +14,14 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
+from headrace.api.header_rules import HeaderPattern, HeaderRules, Key
+from headrace.api.operations import Category
 from headrace.engine.admission import Admission
 from headrace.engine.doors import Entrance
 from headrace.transports.acceptor import ANNOUNCE_SECS, Acceptor, wait_for
 from headrace.transports.http.fast import FastProtocol
-from headrace.transports.http.heads import Heads
+from headrace.transports.http.head import Heads
 from headrace.transports.http.protocol import BoundedProtocol
-from headrace.wire.header_rules import Category, HeaderPattern, HeaderRules, Key
 
 log = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ from math import inf
 from random import uniform
 from time import perf_counter
 
+from headrace.api.header_rules import Key
 from headrace.core.errors import InvalidRequest, PayloadTooLarge, ServerError
 from headrace.core.limits import Patience, undelivered
 from headrace.core.tensors import Buffer
@@ -25,10 +26,11 @@ from headrace.transports.grpc.access import (
     UNIMPLEMENTED,
     error_text,
     log_access,
+    operation_of,
     retry_details,
+    without_key,
 )
 from headrace.transports.grpc.call import Message, Noted, noted_fields
-from headrace.transports.grpc.categories import operation_of, without_key
 from headrace.transports.grpc.options import INFERENCE, LEVELS, GrpcOptions
 from headrace.wire.compression import (
     DEFAULT_LEVEL,
@@ -49,7 +51,6 @@ from headrace.wire.grpc import (
     refusal,
     status_fields,
 )
-from headrace.wire.header_rules import Key
 from headrace.wire.http2.asyncio_protocol import Http2Protocol
 from headrace.wire.http2.connection import ServerConnection
 from headrace.wire.http2.headers import Headers, literal

@@ -12,16 +12,14 @@ no browsers send none.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from hmac import compare_digest
 from ipaddress import ip_address
 from typing import TypeAlias
 
-from headrace.core.call import DEADLINE_PARAMETER
+from headrace.api.operations import Category
 from headrace.core.errors import InvalidRequest, Restricted
-from headrace.observability.traces import TRACE_PARAMETER
 
 ALL = "*"
 _FORM = re.compile(r"([a-z][a-z0-9+.-]*)://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::([0-9]{1,5}))?")
@@ -114,7 +112,7 @@ _CASE_MATTERS = "(?-i)"
 _RESERVED = frozenset(
     {
         "sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers",
-        "binary_data_output", TRACE_PARAMETER, DEADLINE_PARAMETER,
+        "binary_data_output",
     }
 )  # fmt: skip
 _LONGEST = 256  # characters of a name that can match: patterns may take long on longer ones
@@ -124,20 +122,6 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _NAME_FOR_BOTH = re.compile(
     r"(?i)(?!grpc-|(?:te|host|connection|content-type)$)[0-9a-z_.-]+(?<!-bin)"
 )
-
-
-class Category(StrEnum):
-    """The groups of operations that can be restricted, by Triton's names for them."""
-
-    HEALTH = "health"
-    METADATA = "metadata"
-    INFERENCE = "inference"
-    SHARED_MEMORY = "shared-memory"
-    MODEL_CONFIG = "model-config"
-    MODEL_REPOSITORY = "model-repository"
-    STATISTICS = "statistics"
-    TRACE = "trace"
-    LOGGING = "logging"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +147,11 @@ class HeaderPattern:
 
         Raises `ValueError` if it is no regular expression.
         """
+        # Doors have these imported; commands that only read the options can do without numpy.
+        from headrace.core.call import DEADLINE_PARAMETER
+        from headrace.observability.traces import TRACE_PARAMETER
+
+        self._reserved = _RESERVED | {DEADLINE_PARAMETER, TRACE_PARAMETER}
         flags = re.IGNORECASE
         if text.startswith(_CASE_MATTERS):
             text = text.removeprefix(_CASE_MATTERS)
@@ -185,7 +174,7 @@ class HeaderPattern:
             if matches is None:
                 matches = self._look_at(name)
             if matches:
-                if name.lower() in _RESERVED or name.lower().startswith("triton_"):
+                if name.lower() in self._reserved or name.lower().startswith("triton_"):
                     raise InvalidRequest(
                         f"Header '{name}' is reserved for Triton usage and cannot be forwarded."
                     )
@@ -208,7 +197,7 @@ class HeaderRules:
     `restricted` are texts `CATEGORIES:HEADER=VALUE`, with commas between the categories, whose
     headers have `prefix` before their names; `restricted_at_both` are rules of all doors, whose
     headers have none. `origins` and `address` are for HTTP, as
-    `headrace.wire.header_rules.AllowedOrigins` has them.
+    `headrace.api.header_rules.AllowedOrigins` has them.
     """
 
     forward: str = ""
@@ -235,17 +224,6 @@ class HeaderRules:
 
 
 NO_RULES = HeaderRules()
-
-
-def named(mapping: Mapping[str, Category | None], name: str, where: str) -> Category | None:
-    """The category of a route or procedure, None for one that is open to all.
-
-    Raises `LookupError` if there is none in the table: that must not be served.
-    """
-    try:
-        return mapping[name]
-    except KeyError:
-        raise LookupError(f"{name} has no category in {where}. This is a bug.") from None
 
 
 def _add_keys(

@@ -2,8 +2,8 @@
 
 import pytest
 
+from headrace.api.header_rules import AllowedOrigins
 from headrace.core.errors import Restricted
-from headrace.wire.header_rules import AllowedOrigins
 
 SERVER = ("10.1.2.3", 8000)
 NAMED = ("https://ops.example", "http://tools.example:3000", "chrome-extension://abcdef")

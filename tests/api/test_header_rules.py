@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.api.header_rules import HeaderPattern, HeaderRules, Key
+from headrace.api.operations import Category
 from headrace.core.errors import InvalidRequest
-from headrace.wire.header_rules import Category, HeaderPattern, HeaderRules, Key
 
 
 @pytest.mark.parametrize(

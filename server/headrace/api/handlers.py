@@ -1,0 +1,387 @@
+"""What answers each operation: functions over messages and the engine.
+
+Over gRPC a handler's `answer` gets the request's message. Over HTTP it gets one made of the path's
+parameters and the body, and its answer is sent as JSON; where Triton's documents are not those
+messages, `json` answers instead. Both may be coroutines, and raise `ServerError`.
+"""
+
+import base64
+import binascii
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from inspect import isawaitable
+from typing import Any
+
+from google.protobuf.json_format import ParseDict, ParseError
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from headrace.api.operations import OPERATIONS, Operation, by_procedure, handed_on
+from headrace.core.errors import InvalidRequest, Unavailable, Unsupported
+from headrace.core.model_spec import LoadParameters
+from headrace.core.tensors import Buffer
+from headrace.core.texts import shown
+from headrace.engine.engine import Engine
+from headrace.observability.logs import FORMATS
+from headrace.wire.compression import check_size
+from headrace.wire.documents import to_json
+from headrace.wire.elements import json_name
+from headrace.wire.parameters import (
+    load_parameters_of_json,
+    load_parameters_of_message,
+    unload_dependents_of_json,
+    unload_dependents_of_message,
+)
+from headrace.wire.pb import POOL, traffic_pb2
+from headrace.wire.pb import grpc_service_pb2 as pb
+
+Parts = Mapping[str, str]  # the parameters of a path
+Document = dict[str, Any]
+Unary = Callable[[Buffer, object], Awaitable[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """How an operation is answered.
+
+    `json` gets the path's parameters and the body, or what `read` makes of that, which takes its
+    time for a long one; it gives the document, None for no body. `check` refuses an HTTP request
+    before its body is taken.
+    """
+
+    answer: Callable[[Engine, Any], Any]
+    json: Callable[[Engine, Parts, Any], Any] | None = None
+    check: Callable[[Engine, Parts], None] | None = None
+    read: Callable[[Document], Any] = lambda body: body
+
+
+# --- health and documents
+
+
+def _server_ready(engine: Engine, parts: Parts, body: Document) -> Document:
+    reason = engine.readiness.reason
+    return {"ready": False, "reason": reason} if reason else {"ready": True}
+
+
+def _model_ready(engine: Engine, parts: Parts, body: Document) -> Document:
+    reason = engine.model_obstacle(parts["name"], parts.get("version", ""))
+    document: Document = {"name": parts["name"], "ready": not reason}
+    if reason:
+        document |= {"error": "Model version not ready", "reason": reason}
+    return document
+
+
+def _server_metadata(engine: Engine, parts: Parts, body: Document) -> Document:
+    """Also which process answers: clients pass over members that they do not know."""
+    return to_json(engine.server_metadata()) | {"headrace": engine.identity()}
+
+
+async def _model_metadata(
+    engine: Engine, asked: pb.ModelMetadataRequest
+) -> pb.ModelMetadataResponse:
+    await engine.bring(asked.name, asked.version)
+    return engine.model_metadata(asked.name, asked.version)
+
+
+async def _model_config(engine: Engine, asked: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
+    await engine.bring(asked.name, asked.version)
+    return pb.ModelConfigResponse(config=engine.model_config(asked.name, asked.version))
+
+
+async def _model_config_json(engine: Engine, parts: Parts, body: Document) -> Message:
+    return (await _model_config(engine, pb.ModelConfigRequest(**parts))).config
+
+
+# --- model repository
+
+
+async def _index(engine: Engine, asked: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
+    _refuse_repository(asked.repository_name)
+    return await engine.control.index(asked.ready)
+
+
+async def _index_json(engine: Engine, parts: Parts, body: Document) -> list[Document]:
+    """A repository in the path is passed over."""
+    ready = body.get("ready", False)
+    if type(ready) is not bool:
+        raise InvalidRequest("Invalid value for 'ready': expected a boolean")
+    models = to_json(await engine.control.index(ready))["models"]
+    # A model that was never loaded has a name and nothing else.
+    return [{key: value for key, value in model.items() if value} for model in models]
+
+
+async def _load(
+    engine: Engine, asked: pb.RepositoryModelLoadRequest
+) -> pb.RepositoryModelLoadResponse:
+    _refuse_repository(asked.repository_name)
+    parameters = load_parameters_of_message(asked.parameters)
+    await engine.control.load(asked.model_name, parameters)
+    return pb.RepositoryModelLoadResponse()
+
+
+async def _load_json(engine: Engine, parts: Parts, parameters: LoadParameters) -> None:
+    await engine.control.load(parts["name"], parameters)
+
+
+async def _unload(
+    engine: Engine, asked: pb.RepositoryModelUnloadRequest
+) -> pb.RepositoryModelUnloadResponse:
+    _refuse_repository(asked.repository_name)
+    dependents = unload_dependents_of_message(asked.parameters)
+    await engine.control.unload(asked.model_name, dependents)
+    return pb.RepositoryModelUnloadResponse()
+
+
+async def _unload_json(engine: Engine, parts: Parts, body: Document) -> None:
+    await engine.control.unload(parts["name"], unload_dependents_of_json(body))
+
+
+def _check_control(engine: Engine, parts: Parts) -> None:
+    """Refuse a repository, and a model that clients may not load."""
+    _refuse_repository(parts.get("repository", ""))
+    engine.control.check(parts["name"])
+
+
+def _refuse_repository(name: str) -> None:
+    if name:
+        raise Unsupported("'repository_name' specification is not supported")
+
+
+# --- shared memory
+
+
+async def _register_system(
+    engine: Engine, asked: pb.SystemSharedMemoryRegisterRequest
+) -> pb.SystemSharedMemoryRegisterResponse:
+    await engine.regions.register_system(asked.name, asked.key, asked.offset, asked.byte_size)
+    return pb.SystemSharedMemoryRegisterResponse()
+
+
+async def _register_system_json(engine: Engine, parts: Parts, body: Document) -> None:
+    key = _member(body, "key", str)
+    offset = 0 if body.get("offset") is None else _member(body, "offset", int)
+    size = _member(body, "byte_size", int)
+    await engine.regions.register_system(parts["region"], key, offset, size)
+
+
+async def _register_cuda(
+    engine: Engine, asked: pb.CudaSharedMemoryRegisterRequest
+) -> pb.CudaSharedMemoryRegisterResponse:
+    handle, device = asked.raw_handle, asked.device_id
+    await engine.regions.register_cuda(asked.name, handle, device, asked.byte_size)
+    return pb.CudaSharedMemoryRegisterResponse()
+
+
+async def _register_cuda_json(engine: Engine, parts: Parts, body: Document) -> None:
+    text = _member(_member(body, "raw_handle", dict), "b64", str)
+    try:
+        handle = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidRequest("'raw_handle' must have 'b64', a text in base64") from None
+    size, device = _member(body, "byte_size", int), _member(body, "device_id", int)
+    await engine.regions.register_cuda(parts["region"], handle, device, size)
+
+
+def _unregister(response: type[Message], cuda: bool) -> Handler:
+    def answer(engine: Engine, asked: Any) -> Message:
+        engine.regions.unregister(asked.name, cuda)
+        return response()
+
+    return Handler(answer, lambda e, parts, _: e.regions.unregister(parts.get("region", ""), cuda))
+
+
+def _status(status: Callable[[Engine, str], Message]) -> Handler:
+    def json(engine: Engine, parts: Parts, body: Document) -> list[Document]:
+        found: Document = to_json(status(engine, parts.get("region", "")))["regions"]
+        return [found[name] for name in sorted(found)]
+
+    return Handler(lambda engine, asked: status(engine, asked.name), json)
+
+
+def _member(given: Document, name: str, kind: type) -> Any:
+    value = given.get(name)
+    if type(value) is not kind:
+        expected, got = json_name(kind), json_name(type(value))
+        raise InvalidRequest(f"'{name}' of a region must be {expected}, got {got}")
+    return value
+
+
+# --- traces and the log
+
+
+def _trace_setting(engine: Engine, asked: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
+    changes = {name: list(setting.value) for name, setting in asked.settings.items()}
+    engine.tracing.change(asked.model_name, changes)
+    response = pb.TraceSettingResponse()
+    for name, values in engine.tracing.document(asked.model_name).items():
+        response.settings[name].value.extend(values)
+    return response
+
+
+def _trace_setting_json(engine: Engine, parts: Parts, body: Document) -> Document:
+    """Levels are an array, everything else is a text."""
+    changes: dict[str, list[object] | None] = {}
+    for name, value in body.items():
+        if name == "trace_level" and value is not None and not isinstance(value, list):
+            raise InvalidRequest("'trace_level' must be an array of levels")
+        changes[name] = value if name == "trace_level" or value is None else [value]
+    model = parts.get("name", "")
+    engine.tracing.change(model, changes)
+    return {
+        name: values if name == "trace_level" else ",".join(values)
+        for name, values in engine.tracing.document(model).items()
+    }
+
+
+def _log_settings(engine: Engine, asked: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
+    changes: Document = {}
+    for name, given in asked.settings.items():
+        kind = given.WhichOneof("parameter_choice")
+        changes[name] = getattr(given, kind) if kind else ""
+    engine.logs.change(changes)
+    response = pb.LogSettingsResponse()
+    fields = {bool: "bool_param", int: "uint32_param", str: "string_param"}
+    for name, value in engine.logs.document().items():
+        setattr(response.settings[name], fields[type(value)], value)
+    return response
+
+
+def _log_settings_json(engine: Engine, parts: Parts, body: Document) -> Document:
+    wanted = body.get("log_format")
+    if isinstance(wanted, str) and wanted not in FORMATS:
+        # With Triton's status, which over gRPC is that of any wrong value.
+        raise Unavailable(f"invalid argument for --log_format, got: {wanted[:80]}")
+    engine.logs.change(body)
+    return engine.logs.document()
+
+
+# --- traffic between the versions of a model
+
+
+def _set_traffic(engine: Engine, name: str, rules: Document) -> Message:
+    engine.traffic.set(name, rules)
+    return engine.traffic.document(name)
+
+
+def _reset_traffic(engine: Engine, asked: traffic_pb2.ModelTrafficRequest) -> Message:
+    engine.traffic.reset(asked.name)
+    return engine.traffic.document(asked.name)
+
+
+def _promote(engine: Engine, asked: traffic_pb2.ModelVersionRequest) -> Message:
+    engine.traffic.promote(asked.name, asked.version, asked.reason)
+    return engine.traffic.document(asked.name)
+
+
+def _roll_back(engine: Engine, asked: traffic_pb2.ModelVersionRequest) -> Message:
+    engine.traffic.roll_back(asked.name, asked.version, asked.reason)
+    return engine.traffic.document(asked.name)
+
+
+def _version_and_reason(parts: Parts, body: Document) -> traffic_pb2.ModelVersionRequest:
+    """Version and reason of a change, which may be left out."""
+    for name in body:
+        if name not in ("version", "reason"):
+            raise InvalidRequest(f"unknown member {name!r:.60}, it may have version, reason")
+    given = dict(body)
+    if type(given.get("version")) is int:
+        given["version"] = str(given["version"])
+    for name, value in given.items():
+        if type(value) is not str:
+            raise InvalidRequest(f"'{name}' must be a string, got {shown(value)}")
+    return traffic_pb2.ModelVersionRequest(name=parts["name"], **given)
+
+
+HANDLERS: Mapping[str, Handler] = {
+    "ServerLive": Handler(lambda engine, _: pb.ServerLiveResponse(live=engine.live)),
+    "ServerReady": Handler(lambda e, _: pb.ServerReadyResponse(ready=e.ready), _server_ready),
+    "ModelReady": Handler(
+        lambda e, asked: pb.ModelReadyResponse(ready=e.model_ready(asked.name, asked.version)),
+        _model_ready,
+    ),
+    "ServerMetadata": Handler(lambda engine, _: engine.server_metadata(), _server_metadata),
+    "ModelMetadata": Handler(_model_metadata),
+    "ModelConfig": Handler(_model_config, _model_config_json),
+    "ModelStatistics": Handler(lambda e, asked: e.model_statistics(asked.name, asked.version)),
+    "RepositoryIndex": Handler(_index, _index_json),
+    "RepositoryModelLoad": Handler(_load, _load_json, _check_control, load_parameters_of_json),
+    "RepositoryModelUnload": Handler(_unload, _unload_json, _check_control),
+    "SystemSharedMemoryStatus": _status(lambda e, name: e.regions.system_status(name)),
+    "SystemSharedMemoryRegister": Handler(_register_system, _register_system_json),
+    "SystemSharedMemoryUnregister": _unregister(pb.SystemSharedMemoryUnregisterResponse, False),
+    "CudaSharedMemoryStatus": _status(lambda e, name: e.regions.cuda_status(name)),
+    "CudaSharedMemoryRegister": Handler(_register_cuda, _register_cuda_json),
+    "CudaSharedMemoryUnregister": _unregister(pb.CudaSharedMemoryUnregisterResponse, True),
+    "TraceSetting": Handler(_trace_setting, _trace_setting_json),
+    "LogSettings": Handler(_log_settings, _log_settings_json),
+    "ModelTraffic": Handler(lambda engine, asked: engine.traffic.document(asked.name)),
+    "SetModelTraffic": Handler(
+        lambda engine, asked: _set_traffic(engine, asked.name, to_json(asked.rules)),
+        lambda engine, parts, body: _set_traffic(engine, parts["name"], body),
+    ),
+    "ResetModelTraffic": Handler(_reset_traffic),
+    "PromoteModelVersion": Handler(
+        _promote, lambda e, parts, body: _promote(e, _version_and_reason(parts, body))
+    ),
+    "RollBackModelVersion": Handler(
+        _roll_back, lambda e, parts, body: _roll_back(e, _version_and_reason(parts, body))
+    ),
+}
+
+
+# --- the doors' ways to them
+
+
+def request_class(operation: Operation) -> type[Message]:
+    """The class of an operation's request messages."""
+    return GetMessageClass(POOL.FindMessageTypeByName(f"{operation.package}.{operation.request}"))
+
+
+def unary_handlers(
+    engine: Engine,
+    max_request_bytes: int,
+    operations: Sequence[Operation] = OPERATIONS,
+    handlers: Mapping[str, Handler] = HANDLERS,
+) -> dict[str, Unary]:
+    """The procedures that are answered here, by full path: from message bytes to message bytes."""
+
+    def unary(operation: Operation, answer: Callable[[Engine, Any], Any]) -> Unary:
+        kind = request_class(operation)
+
+        async def handle(data: Buffer, call: object) -> bytes:
+            check_size(data, max_request_bytes)
+            try:
+                asked = kind.FromString(data)  # type: ignore[arg-type]  # any buffer will do
+            except DecodeError as error:
+                text = f"not a valid {kind.__name__} message: {error}"
+                raise InvalidRequest(text) from None
+            found = answer(engine, asked)
+            message: Message = await found if isawaitable(found) else found
+            return message.SerializeToString()
+
+        return handle
+
+    found = by_procedure(operations)
+    return {
+        path: unary(found[path], handlers[found[path].name].answer)
+        for path in handed_on(operations)
+    }
+
+
+async def answer_json(
+    engine: Engine, operation: Operation, handler: Handler, parts: Parts, body: Any
+) -> Any:
+    """The JSON document of an answer, None for one without a body; raises `ServerError`."""
+    if handler.json is not None:
+        found = handler.json(engine, parts, body)
+    else:
+        try:
+            asked = ParseDict({**body, **parts}, request_class(operation)())
+        except ParseError as error:
+            raise InvalidRequest(str(error)) from None
+        found = handler.answer(engine, asked)
+    if isawaitable(found):
+        found = await found
+    if isinstance(found, Message):
+        return to_json(found) if found.DESCRIPTOR.fields else None
+    return found

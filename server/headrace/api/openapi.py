@@ -1,0 +1,440 @@
+"""The OpenAPI description of the operations' HTTP routes, and of the models that are loaded.
+
+Answers whose documents are those of gRPC are described by their messages; what HTTP has in a form
+of its own is written down here, under the names of the messages that it stands for.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+from typing import Any
+from urllib.parse import quote
+
+from google.protobuf.descriptor import Descriptor
+
+from headrace import __version__
+from headrace.api.operations import OPERATIONS, Operation, Route, parameters
+from headrace.core.datatypes import Datatype
+from headrace.core.signature import Signature, TensorSpec
+from headrace.engine.version import ModelVersion
+from headrace.observability.logs import FORMATS
+from headrace.wire.documents import message_schemas
+from headrace.wire.pb import POOL, traffic_pb2
+from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.wire.pb.model_config_pb2 import ModelConfig
+
+Schema = dict[str, Any]
+
+_STATUSES = {
+    400: "The request breaks the protocol, or does not fit the model",
+    403: "Not for pages of other sites",
+    404: "No such model, version or region",
+    413: "The body is too large",
+    422: "Workers have died of these inputs before",
+    500: "The model failed",
+    501: "Not offered, or not allowed by the server's settings",
+    503: "Not now, or not allowed by the server's settings",
+}
+_INFERENCE_ERRORS = 400, 404, 413, 422, 500, 501, 503
+_PARAMETERS = {
+    "name": {"description": "Name of a model", "schema": {"type": "string"}},
+    "version": {
+        "description": "Number of a version",
+        "schema": {"type": "string", "pattern": "^[0-9]+$"},
+    },
+    "region": {"description": "Name of a region", "schema": {"type": "string"}},
+}
+_BINARY: Schema = {"type": "string", "format": "binary"}
+_TEXT = {"type": "string"}
+_FLAG = {"type": "boolean"}
+_MOST_ELEMENTS = 1000  # of an example
+
+
+def document(
+    models: Iterable[ModelVersion] = (), operations: Sequence[Operation] = OPERATIONS
+) -> Schema:
+    """The OpenAPI document of the operations, and of `models` as they are loaded now."""
+    paths: dict[str, Schema] = {}
+    for operation in operations:
+        for route in operation.routes:
+            for path in route.forms:
+                item = paths.setdefault(path.replace(":path}", "}"), {})
+                item[route.method.lower()] = _described(operation, route, path)
+    for version in models:
+        if version.signature is not None:
+            paths |= _model(version, version.signature)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "headrace",
+            "version": __version__,
+            "summary": "KServe V2 (Open Inference) protocol",
+            "description": "An operation that the server restricts is answered with 403 without its"
+            " header, and any with 500 where the server has a bug.",
+        },
+        "paths": paths,
+        "components": {"schemas": _schemas(operations)},
+    }
+
+
+# --- routes
+
+
+def _described(operation: Operation, route: Route, path: str) -> Schema:
+    names = parameters(path)
+    several, full = len(operation.routes) > 1, path != route.forms[0]
+    words = [_snake(operation.name), *([route.method.lower()] if several else [])]
+    more = f", one {'model' if names[-1] == 'name' else names[-1]}" if full else ""
+    described: Schema = {
+        "tags": [operation.tag],
+        "summary": route.summary + more,
+        "operationId": "_".join([*words, *(names[-1:] if full else [])]),
+        "parameters": [{"name": n, "in": "path", "required": True} | _PARAMETERS[n] for n in names],
+        "responses": {},
+    }
+    if operation.category == "inference":
+        _describe_inference(operation.name, described)
+        return described
+    good: Schema = {"description": route.summary}
+    if operation.response in _OWN or _descriptor(operation, operation.response).fields:
+        good["content"] = _json(_ELSEWHERE.get(operation.response, _reference(operation.response)))
+    answers = described["responses"]
+    answers["200"] = good
+    answers |= _errors(route.errors)
+    if route.unready:
+        answers["503"] = {"description": "Not ready", "content": good["content"]}
+    if route.body:
+        described["requestBody"] = {"content": _json(_reference(operation.request))}
+        if "required" in _OWN.get(operation.request, {}):
+            described["requestBody"]["required"] = True
+    return described
+
+
+def _describe_inference(name: str, described: Schema) -> None:
+    asked, given = "GenerateRequest", _json(_reference("GenerateResponse"))
+    text = "The outputs"
+    if name == "GenerateStream":
+        given = {"text/event-stream": {"schema": _TEXT}}
+        text = "One event for each response: `data: ` and a GenerateResponse or an Error"
+    content = _json(_reference("GenerateRequest"))
+    if name == "ModelInfer":
+        asked, given = "InferRequest", _json(_reference("InferResponse"))
+        content = _json(_reference(asked)) | {"application/octet-stream": {"schema": _BINARY}}
+        in_bytes = (
+            "An InferResponse in as many bytes as Inference-Header-Content-Length says, and behind"
+            " it the outputs that were asked for in binary"
+        )
+        given["application/octet-stream"] = {"schema": _BINARY | {"description": in_bytes}}
+        described["parameters"].append(
+            {
+                "name": "Inference-Header-Content-Length",
+                "in": "header",
+                "required": False,
+                "schema": {"type": "integer"},
+                "description": "Size of the JSON in front of binary tensors; 0 for a raw body",
+            }
+        )
+    described["requestBody"] = {"required": True, "content": content}
+    described["responses"] = {"200": {"description": text, "content": given}}
+    described["responses"] |= _errors(_INFERENCE_ERRORS)
+
+
+def _errors(statuses: Iterable[int]) -> Schema:
+    content = _json(_reference("Error"))
+    return {str(s): {"description": _STATUSES[s], "content": content} for s in statuses}
+
+
+def _descriptor(operation: Operation, message: str) -> Descriptor:
+    return POOL.FindMessageTypeByName(f"{operation.package}.{message}")
+
+
+def _snake(name: str) -> str:
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
+
+
+def _json(schema: Schema) -> Schema:
+    return {"application/json": {"schema": schema}}
+
+
+def _reference(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+# --- models
+
+
+def _model(version: ModelVersion, signature: Signature) -> dict[str, Schema]:
+    """The path that runs a model, with the model's own inputs and outputs, and an example."""
+    flat = version.decoupled
+    inputs, outputs = signature.inputs, signature.outputs
+    asked = _flat(inputs) if flat else _tensors(signature, "inputs", inputs)
+    given = _flat(outputs) if flat else _tensors(signature, "outputs", outputs)
+    example = _example(version, signature, flat)
+    content = _json(asked | ({} if example is None else {"examples": [example]}))
+    answer = {"text/event-stream": {"schema": _TEXT}} if flat else _json(given)
+    path = f"/v2/models/{quote(version.model, safe='')}/{'generate_stream' if flat else 'infer'}"
+    described = {
+        "tags": ["models"],
+        "summary": f"Run {version.model}",
+        "operationId": f"run_{version.model}",
+        "requestBody": {"required": True, "content": content},
+        "responses": {"200": {"description": "The outputs", "content": answer}},
+    }
+    described["responses"] |= _errors(_INFERENCE_ERRORS)  # type: ignore[operator]
+    return {path: {"post": described}}
+
+
+def _tensors(signature: Signature, member: str, specs: Sequence[TensorSpec]) -> Schema:
+    """A request or response with tensors by these specifications."""
+    required = sum(not spec.optional for spec in specs)
+    tensors = {
+        "type": "array",
+        "minItems": required if member == "inputs" else 1,
+        "maxItems": len(specs),
+        "items": {"oneOf": [_tensor(signature, spec) for spec in specs]},
+    }
+    if not specs:
+        tensors = {"type": "array", "maxItems": 0}
+    return {"allOf": [_reference(f"Infer{'Request' if member == 'inputs' else 'Response'}")]} | {
+        "type": "object", "required": [member], "properties": {member: tensors},
+    }  # fmt: skip
+
+
+def _tensor(signature: Signature, spec: TensorSpec) -> Schema:
+    shape = signature.wire_shape(spec)
+    dims = [{"type": "integer", "minimum": 0} if dim < 0 else {"const": dim} for dim in shape]
+    return {
+        "type": "object",
+        "required": ["name", "shape", "datatype"],
+        "properties": {
+            "name": {"const": spec.name},
+            "datatype": {"const": str(spec.datatype)},
+            "shape": {
+                "type": "array", "prefixItems": dims, "minItems": len(dims), "maxItems": len(dims),
+            },
+            "parameters": _VALUES,
+            "data": {"type": "array", "items": {"type": [_kind(spec), "array"]}},
+        },
+    }  # fmt: skip
+
+
+def _flat(specs: Sequence[TensorSpec]) -> Schema:
+    """A document with tensors as members, as `generate` has them."""
+    kinds = {spec.name: {"type": [_kind(spec), "array"]} for spec in specs}
+    return {"type": "object", "properties": kinds}
+
+
+def _kind(spec: TensorSpec) -> str:
+    match spec.datatype:
+        case Datatype.BOOL:
+            return "boolean"
+        case Datatype.BYTES:
+            return "string"
+        case Datatype.FP16 | Datatype.BF16 | Datatype.FP32 | Datatype.FP64:
+            return "number"
+    return "integer"
+
+
+def _example(version: ModelVersion, signature: Signature, flat: bool) -> Schema | None:
+    """A request with zeros that the model takes; None where that would be too long."""
+    zeros = {"boolean": False, "string": "", "number": 0.0, "integer": 0}
+    example: Schema = {} if flat else {"inputs": []}
+    for spec in signature.inputs:
+        if spec.optional:
+            continue
+        shape = [abs(dim) for dim in signature.wire_shape(spec)]
+        if prod(shape) > _MOST_ELEMENTS:
+            return None
+        data = [zeros[_kind(spec)]] * prod(shape)
+        if flat:
+            example[spec.name] = data
+        else:
+            tensor = {"name": spec.name, "datatype": str(spec.datatype), "shape": shape}
+            example["inputs"].append(tensor | {"data": data})
+    if version.config.HasField("sequence_batching"):
+        one = {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
+        example |= one if flat else {"parameters": one}
+    return example
+
+
+# --- schemas of documents
+
+
+def _schemas(operations: Sequence[Operation]) -> dict[str, Schema]:
+    """The schemas of all documents, by their names."""
+    found: list[Descriptor] = [*_PARTS]
+    for operation in operations:
+        for route in operation.routes if operation.category != "inference" else ():
+            named = [operation.response, *([operation.request] if route.body else [])]
+            found += [_descriptor(operation, name) for name in named if name not in _OWN]
+    return dict(sorted((message_schemas(d for d in found if d.fields) | _OWN).items()))
+
+
+def _record(properties: Mapping[str, Any], *required: str) -> Schema:
+    schema = {"type": "object", "properties": dict(properties)}
+    return schema | {"required": list(required)} if required else schema
+
+
+def _array(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+_VALUES = {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}}
+_NAMES = {"id": _TEXT, "model_name": _TEXT, "model_version": _TEXT}
+_SIZE = {"type": "integer", "minimum": 1}
+_SHARE: Schema = {"type": "number", "minimum": 0, "maximum": 1}
+_LEAST_ONE = {"type": "number", "minimum": 1}
+_VERSION: Schema = {"type": ["string", "integer"]}
+_CHANGED_FLAG = {"type": ["boolean", "null"]}  # null leaves a setting as it is
+_COUNT = {"type": "string", "pattern": "^-?[0-9]+$"}
+_CHANGED_COUNT = _COUNT | {"type": ["string", "null"]}
+_LEVELS = {"type": "array", "items": {"enum": ["OFF", "TIMESTAMPS", "TENSORS"]}}
+_LOG = {
+    "log_file": _TEXT, "log_info": _FLAG, "log_warning": _FLAG, "log_error": _FLAG,
+    "log_verbose_level": {"type": "integer", "minimum": 0},
+    "log_format": _TEXT | {"enum": list(FORMATS)},
+}  # fmt: skip
+_TRACE = {
+    "trace_level": _LEVELS, "trace_rate": _COUNT, "trace_count": _COUNT,
+    "trace_mode": _TEXT | {"enum": ["triton", "opentelemetry"]},
+}  # fmt: skip
+# Where metrics are; null where there are none.
+_METRICS = _record({"address": _TEXT, "port": {"type": "integer"}}, "address", "port") | {
+    "type": ["object", "null"]
+}
+_INDEX_ENTRY = {
+    "name": _TEXT, "version": _TEXT, "reason": _TEXT,
+    "state": _TEXT | {"enum": ["UNKNOWN", "READY", "UNAVAILABLE", "LOADING", "UNLOADING"]},
+}  # fmt: skip
+_TENSOR = {
+    "name": _TEXT,
+    "shape": _array({"type": "integer", "minimum": 0}),
+    "datatype": _TEXT | {"enum": [str(datatype) for datatype in Datatype]},
+    "parameters": _VALUES,
+    "data": _array({}) | {"description": "Elements in row-major order"},
+}
+# Members of the models' own: inputs and parameters, outputs and parameters.
+_OF_MODELS = {
+    "additionalProperties": {
+        "type": ["string", "number", "boolean", "array"],
+        "items": {"type": ["string", "number", "boolean"]},
+    }
+}
+_OVERRIDES = _record({"config": _TEXT | {"description": "A configuration, as JSON text"}}) | {
+    "additionalProperties": _TEXT
+    | {"description": "As `file:PATH`: a file of the model's directory, in base64"}
+}
+_RULES = {
+    "split": {"type": "object", "additionalProperties": {"type": "number", "minimum": 0}},
+    "baseline": _VERSION,
+    "sticky": _record({"header": _TEXT, "parameter": _TEXT}),
+    "shadow": {
+        "type": ["string", "integer", "object"],
+        "properties": {"version": _VERSION, "share": _SHARE, "max_pending": _SIZE},
+    },
+    "rollback": _record(
+        {
+            "max_error_rate": _SHARE,
+            "max_error_rate_increase": _SHARE,
+            "max_latency_ms": {"type": "number", "minimum": 0},
+            "max_latency_ratio": _LEAST_ONE,
+            "latency_quantile": _SHARE,
+            "min_requests": _SIZE,
+            "window_secs": _LEAST_ONE,
+        }
+    ),
+}
+_PARTS = (
+    ModelConfig.DESCRIPTOR,
+    pb.SystemSharedMemoryStatusResponse.RegionStatus.DESCRIPTOR,
+    pb.CudaSharedMemoryStatusResponse.RegionStatus.DESCRIPTOR,
+    traffic_pb2.ModelTrafficResponse.DESCRIPTOR,
+)
+_ELSEWHERE = {"ModelConfigResponse": _reference("ModelConfig")}  # the document is a part of it
+_OWN: dict[str, Schema] = {
+    "Error": _record({"error": _TEXT}, "error"),
+    "Tensor": _record(_TENSOR, "name", "shape", "datatype"),
+    "InferRequest": _record(
+        {
+            "id": _TEXT,
+            "parameters": _VALUES,
+            "inputs": _array(_reference("Tensor")),
+            "outputs": _array(_record({"name": _TEXT, "parameters": _VALUES}, "name")),
+        },
+        "inputs",
+    ),
+    "InferResponse": _record(
+        _NAMES | {"parameters": _VALUES, "outputs": _array(_reference("Tensor"))},
+        "model_name", "model_version", "outputs",
+    ),
+    "GenerateRequest": _record({"id": _TEXT, "parameters": {"type": "object"}})
+    | _OF_MODELS
+    | {"examples": [{"text_input": "hello", "max_tokens": 5}]},
+    "GenerateResponse": _record(_NAMES, "model_name", "model_version") | _OF_MODELS,
+    "ServerReadyResponse": _record({"ready": _FLAG, "reason": _TEXT}, "ready"),
+    "ModelReadyResponse": _record(
+        {"name": _TEXT, "ready": _FLAG, "error": _TEXT, "reason": _TEXT}, "name", "ready"
+    ),
+    "ServerMetadataResponse": _record(
+        {
+            "name": _TEXT,
+            "version": _TEXT,
+            "extensions": _array(_TEXT),
+            "headrace": _record({"id": _TEXT, "metrics": _METRICS}, "id", "metrics"),
+        },
+        "name", "version", "extensions", "headrace",
+    ),
+    # A model that was never loaded has a name and nothing else.
+    "RepositoryIndexResponse": _array(_record(_INDEX_ENTRY, "name")),
+    "RepositoryIndexRequest": _record({"ready": _FLAG | {"description": "Only what serves"}}),
+    "RepositoryModelLoadRequest": _record({"parameters": _OVERRIDES}),
+    "RepositoryModelUnloadRequest": _record(
+        {"parameters": _record({"unload_dependents": _FLAG})}
+    ),
+    "SystemSharedMemoryStatusResponse": _array(
+        _reference("SystemSharedMemoryStatusResponse.RegionStatus")
+    ),
+    "CudaSharedMemoryStatusResponse": _array(
+        _reference("CudaSharedMemoryStatusResponse.RegionStatus")
+    ),
+    "SystemSharedMemoryRegisterRequest": _record(
+        {
+            "key": _TEXT | {"description": "Name of the POSIX shared memory object"},
+            "offset": {"type": "integer", "minimum": 0, "default": 0},
+            "byte_size": _SIZE,
+        },
+        "key", "byte_size",
+    ),
+    "CudaSharedMemoryRegisterRequest": _record(
+        {
+            "raw_handle": _record(
+                {"b64": _TEXT | {"description": "A cudaIpcMemHandle_t in base64"}}, "b64"
+            ),
+            "device_id": {"type": "integer", "minimum": 0},
+            "byte_size": _SIZE,
+        },
+        "raw_handle", "device_id", "byte_size",
+    ),
+    # Beside these, as texts, what there is to know of the mode.
+    "TraceSettingResponse": _record(_TRACE, *_TRACE) | {"additionalProperties": _TEXT},
+    # What null does: a model's setting becomes the server's, the server's the command line's.
+    "TraceSettingRequest": _record(
+        {
+            "trace_level": _LEVELS | {"type": ["array", "null"]},
+            "trace_rate": _CHANGED_COUNT,
+            "trace_count": _CHANGED_COUNT,
+            "log_frequency": _CHANGED_COUNT,
+        }
+    ),
+    "LogSettingsResponse": _record(_LOG, *_LOG),
+    "LogSettingsRequest": _record(
+        {
+            "log_info": _CHANGED_FLAG,
+            "log_warning": _CHANGED_FLAG,
+            "log_error": _CHANGED_FLAG,
+            "log_verbose_level": {"type": ["integer", "null"], "minimum": 0},
+            "log_format": {"enum": [*FORMATS, None]},
+        }
+    ),
+    "SetModelTrafficRequest": _record(_RULES),
+    "ModelVersionRequest": _record({"version": _VERSION, "reason": _TEXT}),
+}  # fmt: skip

@@ -1,0 +1,247 @@
+"""The table of operations: everything that the protocol offers, over HTTP and gRPC, once.
+
+From it come the HTTP routes and their OpenAPI description, the gRPC procedures of both transports,
+the categories of restricted access, what front ends hand on to the engine's process, the paths that
+the command line's client asks, and the table in `docs/protocol.md`. A new operation is an entry
+here and its handler in `headrace.api.handlers`.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from urllib.parse import quote
+
+INFERENCE = "inference.GRPCInferenceService"
+TRAFFIC = "headrace.v1.TrafficService"
+HEALTH = "grpc.health.v1.Health"
+REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
+_OTHER = "other"
+_SAFE = frozenset({"GET", "HEAD"})
+_PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
+
+
+class Category(StrEnum):
+    """The groups of operations that can be restricted, by Triton's names for them."""
+
+    HEALTH = "health"
+    METADATA = "metadata"
+    INFERENCE = "inference"
+    SHARED_MEMORY = "shared-memory"
+    MODEL_CONFIG = "model-config"
+    MODEL_REPOSITORY = "model-repository"
+    STATISTICS = "statistics"
+    TRACE = "trace"
+    LOGGING = "logging"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """An HTTP method and path; what stands in brackets in the path may be left out.
+
+    `errors` are the statuses beside 200, `also` are further paths that the description leaves out.
+    A `body` is a JSON object; one that is `large` may have as many bytes as an infer request. With
+    `unready` the answer's status is 503 where its document says that something is not ready.
+    """
+
+    method: str
+    path: str
+    summary: str
+    errors: Sequence[int] = ()
+    body: bool = False
+    large: bool = False
+    unready: bool = False
+    reads: bool = False  # changes nothing, though it is not asked with GET
+    also: Sequence[str] = ()
+
+    @property
+    def changes(self) -> bool:
+        """Whether the route changes models or settings."""
+        return self.method not in _SAFE and not self.reads
+
+    @property
+    def forms(self) -> list[str]:
+        """The paths of the route, from the shortest to the one with all parts."""
+        return _forms(self.path)
+
+    def status(self, document: Mapping[str, object]) -> int:
+        """The status of an answer with this document."""
+        return 503 if self.unready and not document["ready"] else 200
+
+    def filled(self, **parts: str) -> str:
+        """The path with these values of its parameters; empty ones are left out."""
+        given = {name: quote(value, safe="") for name, value in parts.items() if value}
+        for form in self.forms:
+            if set(parameters(form)) == given.keys():
+                return _PARAMETER.sub(lambda found: given[found[1]], form)
+        raise ValueError(f"{self.path} has not just the parameters {', '.join(given) or 'none'}")
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """An operation by the name of its procedure, or by its own if it is of HTTP alone.
+
+    `request` and `response` are the messages, without their package; those of the procedure's name
+    unless they are given. `service` is "" for what gRPC does not have. `in_door` is answered by the
+    door itself: inference and streams. `counted` is the label of its requests in the metrics.
+    """
+
+    name: str
+    category: Category | None  # None is open to all: it describes the protocol, and no models
+    routes: Sequence[Route] = ()
+    service: str = INFERENCE
+    request: str = ""
+    response: str = ""
+    in_door: bool = False
+    counted: str = ""
+    procedure: str = field(init=False)  # its full path, "" for none
+
+    def __post_init__(self) -> None:
+        made = {
+            "request": self.request or f"{self.name}Request",
+            "response": self.response or f"{self.name}Response",
+            "counted": self.counted or self.category or _OTHER,
+            "procedure": f"/{self.service}/{self.name}" if self.service else "",
+        }
+        for name, value in made.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def package(self) -> str:
+        """The package of the messages."""
+        return self.service.rpartition(".")[0]
+
+    @property
+    def tag(self) -> str:
+        """The group of the operation in the OpenAPI document."""
+        return "traffic" if self.service == TRAFFIC else (self.category or _OTHER).replace("-", " ")
+
+
+def parameters(path: str) -> list[str]:
+    """The names of the parameters in a path."""
+    return _PARAMETER.findall(path)
+
+
+def _forms(path: str) -> list[str]:
+    head, bracket, rest = path.partition("[")
+    if not bracket:
+        return [path]
+    inner, _, tail = rest.rpartition("]")
+    return [head + tail, *(head + form + tail for form in _forms(inner))]
+
+
+_C = Category
+_MODEL = "/v2/models/{name}[/versions/{version}]"
+_TRACE = "/v2[/models/{name}]/trace/setting"
+_RULES = "/v2/models/{name}/traffic"
+_SYSTEM, _CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
+_CHANGED = 400, 404, 413, 503  # of a change of traffic rules
+
+
+def _control(action: str, summary: str, *errors: int, large: bool = False) -> Route:
+    """Load or unload: also for names that are none, and in a named repository; both are refused."""
+    return Route(
+        "POST", f"/v2/repository/models/{{name:path}}/{action}", summary, errors, body=True,
+        large=large, also=[f"/v2/repository/{{repository}}/models/{{name}}/{action}"],
+    )  # fmt: skip
+
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation("ModelInfer", _C.INFERENCE,
+              [Route("POST", _MODEL + "/infer", "Run the model")],
+              in_door=True, counted="infer"),
+    Operation("ModelStreamInfer", _C.INFERENCE,
+              request="ModelInferRequest", in_door=True, counted="stream_infer"),
+    Operation("Generate", _C.INFERENCE,
+              [Route("POST", _MODEL + "/generate",
+                     "Run the model, with inputs and outputs as flat JSON")],
+              service="", in_door=True, counted="generate"),
+    Operation("GenerateStream", _C.INFERENCE,
+              [Route("POST", _MODEL + "/generate_stream",
+                     "Run the model, and get each response as it comes")],
+              service="", in_door=True, counted="generate_stream"),
+    Operation("ServerLive", _C.HEALTH,
+              [Route("GET", "/v2/health/live", "Server liveness")]),
+    Operation("ServerReady", _C.HEALTH,
+              [Route("GET", "/v2/health/ready", "Server readiness", unready=True)]),
+    Operation("ModelReady", _C.HEALTH,
+              [Route("GET", _MODEL + "/ready", "Model readiness", [400], unready=True)]),
+    Operation("ServerMetadata", _C.METADATA,
+              [Route("GET", "/v2", "Server metadata", also=["/v2/"])]),
+    # Before the routes with a model's name: a model cannot be called "stats".
+    Operation("ModelStatistics", _C.STATISTICS,
+              [Route("GET", "/v2/models[/{name}[/versions/{version}]]/stats",
+                     "Statistics of all models", [400])]),
+    Operation("ModelMetadata", _C.METADATA,
+              [Route("GET", _MODEL, "Model metadata", [400, 404, 503])]),
+    Operation("ModelConfig", _C.MODEL_CONFIG,
+              [Route("GET", _MODEL + "/config", "Model configuration", [400, 404, 503])]),
+    Operation("RepositoryIndex", _C.MODEL_REPOSITORY,
+              [Route("POST", "/v2/repository/index", "All models and their states", [400, 413],
+                     body=True, reads=True, also=["/v2/repository/{repository}/index"])]),
+    Operation("RepositoryModelLoad", _C.MODEL_REPOSITORY,
+              [_control("load", "Load a model", 400, 403, 404, 413, 503, large=True)]),
+    Operation("RepositoryModelUnload", _C.MODEL_REPOSITORY,
+              [_control("unload", "Unload a model", 400, 403, 413, 503)]),
+    Operation("SystemSharedMemoryStatus", _C.SHARED_MEMORY,
+              [Route("GET", _SYSTEM + "[/region/{region}]/status",
+                     "All regions of system shared memory", [404])]),
+    Operation("SystemSharedMemoryRegister", _C.SHARED_MEMORY,
+              [Route("POST", _SYSTEM + "/region/{region}/register",
+                     "Register system shared memory", [400, 413, 501], body=True)]),
+    Operation("SystemSharedMemoryUnregister", _C.SHARED_MEMORY,
+              [Route("POST", _SYSTEM + "[/region/{region}]/unregister",
+                     "Forget all system shared memory", [501])]),
+    Operation("CudaSharedMemoryStatus", _C.SHARED_MEMORY,
+              [Route("GET", _CUDA + "[/region/{region}]/status",
+                     "All regions of CUDA shared memory", [404])]),
+    Operation("CudaSharedMemoryRegister", _C.SHARED_MEMORY,
+              [Route("POST", _CUDA + "/region/{region}/register",
+                     "Register CUDA shared memory", [400, 413, 501], body=True)]),
+    Operation("CudaSharedMemoryUnregister", _C.SHARED_MEMORY,
+              [Route("POST", _CUDA + "[/region/{region}]/unregister",
+                     "Forget all CUDA shared memory", [501])]),
+    Operation("TraceSetting", _C.TRACE,
+              [Route("GET", _TRACE, "Trace settings", [400]),
+               Route("POST", _TRACE, "Change trace settings", [400, 413, 501], body=True)]),
+    Operation("LogSettings", _C.LOGGING,
+              [Route("GET", "/v2/logging", "Settings of the log"),
+               Route("POST", "/v2/logging", "Change settings of the log", [400, 413, 501, 503],
+                     body=True)]),
+    Operation("ModelTraffic", _C.MODEL_REPOSITORY,
+              [Route("GET", _RULES, "How requests are divided between versions", [404])],
+              service=TRAFFIC),
+    Operation("SetModelTraffic", _C.MODEL_REPOSITORY,
+              [Route("POST", _RULES, "Replace the rules for that", _CHANGED, body=True)],
+              service=TRAFFIC, response="ModelTrafficResponse"),
+    Operation("ResetModelTraffic", _C.MODEL_REPOSITORY,
+              [Route("DELETE", _RULES, "Go back to the rules of the configuration",
+                     [400, 404, 503])],
+              service=TRAFFIC, request="ModelTrafficRequest", response="ModelTrafficResponse"),
+    Operation("PromoteModelVersion", _C.MODEL_REPOSITORY,
+              [Route("POST", _RULES + "/promote", "Give a version all requests", _CHANGED,
+                     body=True)],
+              service=TRAFFIC, request="ModelVersionRequest", response="ModelTrafficResponse"),
+    Operation("RollBackModelVersion", _C.MODEL_REPOSITORY,
+              [Route("POST", _RULES + "/rollback", "Give them to the baseline again", _CHANGED,
+                     body=True)],
+              service=TRAFFIC, request="ModelVersionRequest", response="ModelTrafficResponse"),
+    Operation("Check", _C.HEALTH,
+              service=HEALTH, request="HealthCheckRequest", response="HealthCheckResponse",
+              in_door=True),
+    Operation("Watch", _C.HEALTH, service=HEALTH, request="HealthCheckRequest",
+              response="HealthCheckResponse", in_door=True),
+    *(Operation("ServerReflectionInfo", None, service=service, request="ServerReflectionRequest",
+                response="ServerReflectionResponse", in_door=True)
+      for service in REFLECTION),
+)  # fmt: skip
+
+
+def by_procedure(operations: Sequence[Operation] = OPERATIONS) -> dict[str, Operation]:
+    """The operations that gRPC has, by their full paths."""
+    return {found.procedure: found for found in operations if found.procedure}
+
+
+def handed_on(operations: Sequence[Operation] = OPERATIONS) -> list[str]:
+    """The procedures that are answered in the engine's process, whichever has the door."""
+    return [path for path, found in by_procedure(operations).items() if not found.in_door]

@@ -1,0 +1,176 @@
+"""All services of the gRPC door, for the engine's process and for front ends.
+
+The operations of the table come as `unary`: from the engine, or handed on to its process. What a
+door answers itself is here, too: health, reflection, inference.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+
+from google.protobuf.descriptor import FileDescriptor
+from google.protobuf.message import DecodeError
+
+from headrace.api.header_rules import HeaderRules, Key
+from headrace.api.operations import HEALTH, INFERENCE, REFLECTION, TRAFFIC, by_procedure
+from headrace.core.errors import InvalidRequest
+from headrace.core.tensors import Buffer
+from headrace.core.texts import bounded
+from headrace.engine.admission import Admission
+from headrace.engine.doors import Entrance
+from headrace.engine.readiness import Readiness
+from headrace.transports.grpc.call import Direct, Handlers, Open, Stream, Unary
+from headrace.transports.grpc.service import InferenceService
+from headrace.transports.grpc.stream import stream_opener
+from headrace.wire.pb import POOL, health_pb2, reflection_pb2
+from headrace.wire.pb import reflection_v1alpha_pb2 as reflection_v1alpha_pb2  # into the pool
+
+_NOT_FOUND = 5
+_SERVICES = (INFERENCE, TRAFFIC, HEALTH, *REFLECTION)
+
+
+def all_handlers(
+    entrance: Entrance,
+    streams: Entrance,
+    unary: Mapping[str, Unary],
+    readiness: Readiness,
+    max_request_bytes: int,
+    rules: HeaderRules,
+) -> Handlers:
+    """The handlers of all services, and the keys that they ask for.
+
+    `streams` is the way to the engine of requests in streams, `entrance` that of all others.
+    """
+    admission, pattern = entrance.admission, rules.pattern()
+    check, watch = health_handlers(readiness, admission)
+    direct: dict[str, Direct] = {
+        f"/{INFERENCE}/ModelInfer": InferenceService(entrance, max_request_bytes, pattern)
+    }
+    sessions: dict[str, Open] = {
+        f"/{INFERENCE}/ModelStreamInfer": stream_opener(streams, max_request_bytes, pattern=pattern)
+    }
+    handlers = Handlers(
+        direct=direct,
+        unary={**unary, f"/{HEALTH}/Check": check},
+        server_stream={f"/{HEALTH}/Watch": watch},
+        bidi_stream={f"/{service}/ServerReflectionInfo": _reflect for service in REFLECTION},
+        sessions=sessions,
+    )
+    return restricted(handlers, rules)
+
+
+def restricted(handlers: Handlers, rules: HeaderRules) -> Handlers:
+    """Handlers that ask for the keys of their categories.
+
+    Raises `LookupError` for a procedure that is no operation of the table: none can be forgotten.
+    """
+    table, keys = by_procedure(), rules.keys()
+    by_path: dict[str, Key] = {}
+    for path in handlers.paths():
+        if path not in table:
+            raise LookupError(f"{path} is not in the table of operations. This is a bug.")
+        category = table[path].category
+        if category is not None and category in keys:
+            by_path[path] = keys[category]
+    return replace(handlers, keys=by_path)
+
+
+# --- grpc.health.v1.Health: the server's readiness for any service name, as Triton answers it
+
+
+def health_handlers(readiness: Readiness, admission: Admission) -> tuple[Unary, Stream]:
+    """Check, and Watch: whether the server is ready now, and each time that has changed."""
+
+    def ready() -> bool:
+        return readiness.ready and not admission.exiting
+
+    async def check(data: Buffer, call: object) -> bytes:
+        return _status(ready())
+
+    async def watch(requests: AsyncIterator[Buffer], call: object) -> AsyncIterator[bytes]:
+        last: bool | None = None
+        changed = asyncio.Event()
+        readiness.watch(changed.set)
+        admission.watch_close(changed.set)
+        try:
+            while True:
+                changed.clear()
+                exiting = admission.exiting
+                if (now := ready()) is not last:
+                    last = now
+                    yield _status(now)
+                if exiting:
+                    return
+                await changed.wait()
+        finally:
+            readiness.unwatch(changed.set)
+            admission.unwatch_close(changed.set)
+
+    return check, watch
+
+
+def _status(ready: bool) -> bytes:
+    message = health_pb2.HealthCheckResponse
+    status = message.SERVING if ready else message.NOT_SERVING
+    return message(status=status).SerializeToString()
+
+
+# --- reflection (v1 and v1alpha), so that tools such as grpcurl need no .proto files
+
+
+async def _reflect(requests: AsyncIterator[Buffer], call: object) -> AsyncIterator[bytes]:
+    """The messages of the two packages are the same on the wire; only their names differ."""
+    async for data in requests:
+        try:
+            request = reflection_pb2.ServerReflectionRequest.FromString(bytes(data))
+        except DecodeError as error:
+            raise InvalidRequest(f"not a valid ServerReflectionRequest: {error}") from None
+        yield _reflected(request).SerializeToString()
+
+
+def _reflected(
+    request: reflection_pb2.ServerReflectionRequest,
+) -> reflection_pb2.ServerReflectionResponse:
+    response = reflection_pb2.ServerReflectionResponse(
+        valid_host=request.host, original_request=request
+    )
+    kind = request.WhichOneof("message_request")
+    try:
+        match kind:
+            case "list_services":
+                response.list_services_response.SetInParent()
+                for name in _SERVICES:
+                    response.list_services_response.service.add(name=name)
+            case "file_by_filename":
+                _add_files(response, POOL.FindFileByName(request.file_by_filename))
+            case "file_containing_symbol":
+                _add_files(response, _file_of(request.file_containing_symbol))
+            case _:
+                raise KeyError(f"no extensions are known ({kind})")
+    except KeyError as error:
+        response.error_response.error_code = _NOT_FOUND
+        response.error_response.error_message = bounded(str(error.args[0] if error.args else error))
+    return response
+
+
+def _file_of(symbol: str) -> FileDescriptor:
+    """The file that declares `symbol`; raises `KeyError`."""
+    try:
+        return POOL.FindFileContainingSymbol(symbol)
+    except KeyError:  # the pool does not find methods by their full names
+        service, _, method = symbol.rpartition(".")
+        descriptor = POOL.FindServiceByName(service)
+        if method not in descriptor.methods_by_name:
+            raise
+        return descriptor.file
+
+
+def _add_files(response: reflection_pb2.ServerReflectionResponse, file: FileDescriptor) -> None:
+    """The file and all that it imports."""
+    todo, seen = [file], set[str]()
+    while todo:
+        current = todo.pop()
+        if current.name not in seen:
+            seen.add(current.name)
+            response.file_descriptor_response.file_descriptor_proto.append(current.serialized_pb)
+            todo.extend(current.dependencies)
