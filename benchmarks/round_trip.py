@@ -28,13 +28,12 @@ from headrace.core.datatypes import Datatype
 from headrace.core.model_spec import LoadSpec
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Tensor
-from headrace.engine.clock import LoopClock
 from headrace.execution.loaded_worker import LoadedWorker
 from headrace.execution.python_backend import PythonBackend
 from headrace.execution.worker_instance import WorkerInstance
 from headrace.observability.statistics import VersionStatistics, WorkerCounters
 from headrace.scheduling.batch import Answer, Batch, Instance, Outcome
-from headrace.scheduling.batcher import Batcher
+from headrace.scheduling.batcher import Batcher, LoopClock
 from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 

@@ -41,7 +41,7 @@ from headrace.engine.shared_memory import Regions
 from headrace.engine.tracing import Tracing, make_tracing
 from headrace.execution.local import core_limit
 from headrace.model_sources import control_options, sources_at_start
-from headrace.observability.logs import configure_logging
+from headrace.observability.logs import Logs
 from headrace.observability.statistics import SummarisedStatistics, VersionStatistics
 from headrace.plugins.traffic.control import TrafficControl
 from headrace.repository.layout import ModelSource
@@ -60,7 +60,7 @@ _UNFINISHED_SECS = 2  # how long shutdown waits for the rest of requests that ar
 def run(settings: Settings, note: str = "") -> int:
     """Serve until a signal ends it; the exit status. `note` is logged first."""
     try:
-        logs = configure_logging(settings.logs)
+        logs = Logs(settings.logs)
     except OSError as error:
         print(
             f"headrace serve: cannot write the log {settings.log_file}: {error.strerror}",

@@ -140,8 +140,8 @@ def test_a_traceback_follows_the_text_line() -> None:
 # Configuring changes the loggers of the whole process, so it is done in one of its own.
 PROGRAM = """
 import logging, sys
-from headrace.observability.logs import LogSettings, configure_logging
-configure_logging(LogSettings(**eval(sys.argv[1])))
+from headrace.observability.logs import LogSettings, Logs
+Logs(LogSettings(**eval(sys.argv[1])))
 for name in ("headrace.engine", "somebody.else", "uvicorn.error"):
     for level in ("debug", "info", "warning", "error"):
         getattr(logging.getLogger(name), level)("%s of %s", level, name)

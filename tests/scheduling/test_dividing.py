@@ -3,7 +3,7 @@
 from functools import partial
 
 from headrace.core.call import Call
-from headrace.scheduling.dividing import DividingBatcher
+from headrace.scheduling.batcher import DividingBatcher
 from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy
 from tests.scheduling.fakes import Bench
 

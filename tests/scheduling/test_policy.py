@@ -1,12 +1,12 @@
 """When a batch closes, when a request times out, and which level it goes to."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.core.call import Call
 from headrace.observability.statistics import Closed
 from headrace.scheduling.policy import (
     LOOK_AHEAD,
@@ -18,22 +18,19 @@ from headrace.scheduling.policy import (
 )
 
 
-@dataclass(frozen=True)
-class Waiting:
-    """A waiting request as a policy sees it."""
-
-    rows: int
-    arrived: int = 0
-    key: object = None
-    deadline: int | None = None
+def queued(rows: int, arrived: int = 0, key: object = None, deadline: int | None = None) -> Call:
+    """A waiting call as a policy sees it."""
+    call = Call("m", "", "", {})
+    call.rows, call.arrived, call.key, call.deadline = rows, arrived, key, deadline
+    return call
 
 
-def queue_of(rows: list[int]) -> list[Waiting]:
+def queue_of(rows: list[int]) -> list[Call]:
     """Requests that arrived one nanosecond after the other."""
-    return [Waiting(n, arrived) for arrived, n in enumerate(rows)]
+    return [queued(n, arrived) for arrived, n in enumerate(rows)]
 
 
-def taken_of(policy: BatchPolicy, queue: Iterable[Waiting], now: int) -> tuple[int, int | None]:
+def taken_of(policy: BatchPolicy, queue: Iterable[Call], now: int) -> tuple[int, int | None]:
     """How many requests at the head of a queue run now, and when to ask again."""
     taken, _, ask_at = policy.take(queue, now)
     assert taken == range(len(taken))
@@ -122,15 +119,15 @@ def test_preferred_sizes_without_delay(rows: list[int], taken: int) -> None:
 def test_requests_of_another_key_are_passed_over(
     keys: str, rows: list[int], positions: list[int], reason: Closed, delay: int
 ) -> None:
-    queue = [Waiting(n, key=key) for n, key in zip(rows, keys, strict=True)]
+    queue = [queued(n, key=key) for n, key in zip(rows, keys, strict=True)]
     taken, why, ask_at = BatchPolicy(4, delay).take(queue, 0)
     assert (list(taken), why, ask_at) == (positions, reason, None)
 
 
 def test_so_many_requests_are_passed_over() -> None:
-    others = [Waiting(1, key="b")] * LOOK_AHEAD
-    near = [Waiting(1, key="a"), *others, Waiting(1, key="a")]
-    far = [Waiting(1, key="a"), *others, Waiting(1, key="b"), Waiting(1, key="a")]
+    others = [queued(1, key="b")] * LOOK_AHEAD
+    near = [queued(1, key="a"), *others, queued(1, key="a")]
+    far = [queued(1, key="a"), *others, queued(1, key="b"), queued(1, key="a")]
     assert list(BatchPolicy(4).take(near, 0)[0]) == [0, LOOK_AHEAD + 1]
     assert list(BatchPolicy(4).take(far, 0)[0]) == [0]
 
@@ -143,7 +140,7 @@ def test_whatever_shapes_come_nobody_starves_and_nobody_is_overtaken_by_its_like
     asked: list[tuple[int, str]], preferred: frozenset[int]
 ) -> None:
     policy = BatchPolicy(4, preferred=preferred)
-    waiting = list(enumerate(Waiting(rows, key=key) for rows, key in asked))
+    waiting = list(enumerate(queued(rows, key=key) for rows, key in asked))
     order: dict[object, list[int]] = {}
     turn = 0
     while waiting:
@@ -180,7 +177,7 @@ def test_without_a_delay_a_batch_closes_since_an_instance_is_free() -> None:
 
 
 def test_a_delay_ends_before_a_request_times_out() -> None:
-    queue = [Waiting(1, 10), Waiting(1, 20, deadline=80), Waiting(1, 30, deadline=400)]
+    queue = [queued(1, 10), queued(1, 20, deadline=80), queued(1, 30, deadline=400)]
     policy = BatchPolicy(4, 100, keeps_deadlines=True)
     assert policy.take(queue, 49) == (range(0), Closed.IDLE, 50)
     assert policy.take(queue, 50) == (range(3), Closed.DEADLINE, None)
@@ -196,7 +193,7 @@ def test_a_model_that_does_not_batch_gets_one_request_at_a_time() -> None:
 
 
 def test_the_delay_counts_from_the_oldest_also_behind_a_more_urgent_one() -> None:
-    queue = [Waiting(1, arrived=50), Waiting(1, arrived=0)]
+    queue = [queued(1, arrived=50), queued(1, arrived=0)]
     policy = BatchPolicy(max_rows=4, max_delay=100)
     assert taken_of(policy, queue, 60) == (0, 100)
     assert taken_of(policy, queue, 100) == (2, None)
@@ -205,12 +202,12 @@ def test_the_delay_counts_from_the_oldest_also_behind_a_more_urgent_one() -> Non
 def test_taking_looks_no_further_than_the_batch_can_grow() -> None:
     seen = []
 
-    def waiting() -> Iterator[Waiting]:
+    def arriving() -> Iterator[Call]:
         for n in range(1_000):
             seen.append(n)
-            yield Waiting(1)
+            yield queued(1)
 
-    assert taken_of(BatchPolicy(max_rows=4), waiting(), 0) == (4, None)
+    assert taken_of(BatchPolicy(max_rows=4), arriving(), 0) == (4, None)
     assert len(seen) == 4
 
 

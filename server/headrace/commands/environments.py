@@ -17,7 +17,7 @@ from headrace.core.errors import RepositoryError
 from headrace.core.model_spec import EnvironmentOptions
 from headrace.execution.environments.cache import Entry
 from headrace.execution.environments.resolve import cache_of
-from headrace.observability.logs import LogSettings, configure_logging
+from headrace.observability.logs import Logs, LogSettings
 from headrace.settings import ENVIRONMENT_OPTIONS
 
 _UNUSED_DAYS = 30
@@ -27,7 +27,7 @@ _SHOWN = 60  # characters of what an environment was made of
 
 def _run(given: argparse.Namespace) -> int:
     options = shared_settings(given, ENVIRONMENT_OPTIONS).environments
-    configure_logging(LogSettings())
+    Logs(LogSettings())
     try:
         match given.action:
             case "build":

@@ -26,7 +26,7 @@ from headrace.execution.choice import AutoChoice
 from headrace.execution.environments.resolve import environment_of
 from headrace.execution.local import core_limit
 from headrace.execution.model_kinds import is_elsewhere
-from headrace.observability.logs import LogSettings, configure_logging
+from headrace.observability.logs import Logs, LogSettings
 from headrace.repository import completion, reading
 from headrace.repository.layout import ModelSource, find_sources
 from headrace.settings import Settings
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 def check_models(given: argparse.Namespace, settings: Settings) -> int:
     """Print a report on repositories and model files; 0 if all of them can be served, and some."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` is no error
-    configure_logging(LogSettings(info=False))
+    Logs(LogSettings(info=False))
     try:
         sources, warnings = _sources(given.paths)
     except RepositoryError as error:

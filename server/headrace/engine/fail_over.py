@@ -11,12 +11,11 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from headrace.core.errors import ModelNotReady
-from headrace.engine.clock import LoopClock
 from headrace.engine.loading import Backends
 from headrace.execution.aside import aside
 from headrace.observability.series import BackendSeries
 from headrace.observability.statistics import BackendCounts
-from headrace.scheduling.batcher import Batcher
+from headrace.scheduling.batcher import Batcher, LoopClock
 from headrace.scheduling.tiers import Tiers
 
 log = logging.getLogger(__name__)

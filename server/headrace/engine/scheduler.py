@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 from headrace.core.call import Call
 from headrace.core.limits import ModelLoad
-from headrace.engine.clock import LoopClock
 from headrace.engine.loading import LoadedVersion
 from headrace.execution.model_kinds import in_worker, is_elsewhere
 from headrace.observability.statistics import VersionStatistics
-from headrace.scheduling.batcher import Batcher
-from headrace.scheduling.dividing import DividingBatcher
+from headrace.scheduling.batcher import Batcher, DividingBatcher, LoopClock
 from headrace.scheduling.quarantine import Quarantine
 
 if TYPE_CHECKING:

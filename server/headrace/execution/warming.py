@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from time import monotonic_ns
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from headrace.core.signature import Signature
 from headrace.core.tensors import Array, Tensor
 from headrace.observability.statistics import VersionStatistics
 from headrace.scheduling.batch import Batch, Instance, Outcome
-from headrace.scheduling.batcher import Batcher
+from headrace.scheduling.batcher import Batcher, LoopClock
 from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy
 
 LIMIT_SECS = 600.0  # for all samples of an instance
@@ -138,7 +137,7 @@ class Warming:
         self._version = version
         self._raised: Exception | None = None  # by the backend, in words that clients do not get
         policy = SchedulingPolicy(BatchPolicy(signature.max_batch_size))
-        clock = _Clock(asyncio.get_running_loop())
+        clock = LoopClock(asyncio.get_running_loop())
         self.batcher = Batcher(signature, version, policy, clock, VersionStatistics(), self._report)
 
     async def work(self, instance: Instance, samples: Sequence[Sample]) -> None:
@@ -195,15 +194,3 @@ class _SampleCall(Call):
     def fail(self, error: ServerError) -> None:
         if not self.answered.done():
             self.answered.set_exception(error)
-
-
-class _Clock:
-    """Time as that event loop has it; see `headrace.scheduling.clock.Clock`."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self.now = monotonic_ns
-        self.soon = loop.call_soon
-
-    def at(self, when: int, callback: Callable[[], None]) -> asyncio.TimerHandle:
-        return self._loop.call_later((when - monotonic_ns()) / 1e9, callback)

@@ -27,7 +27,7 @@ from headrace.frontends.config import FrontendConfig, GrpcConfig, HttpConfig
 from headrace.frontends.forward import forwarding_app, forwarding_handler
 from headrace.frontends.remote import EngineLink, RemoteEngine
 from headrace.frontends.shared import allow_many_files
-from headrace.observability.logs import configure_logging
+from headrace.observability.logs import Logs
 from headrace.transports.grpc.call import Handlers, Server
 from headrace.transports.grpc.native.server import NativeServer
 from headrace.transports.grpc.services import all_handlers
@@ -144,7 +144,7 @@ async def _serve(sock: socket.socket) -> int:
     drain: asyncio.Future[float] = loop.create_future()
     link = EngineLink(sock, setup.set_result, drain.set_result, _without_engine)
     config = FrontendConfig.of(await setup)
-    logs = configure_logging(link.logs or config.logs)
+    logs = Logs(link.logs or config.logs)
     link.on_logs = logs.apply
     limits = config.max_admitted_requests, config.max_admitted_bytes
     admission = Admission(*limits, config.shares)

@@ -311,14 +311,6 @@ class Logs:
         logging.getLogger("headrace").setLevel(logging.DEBUG if settings.verbose else logging.INFO)
 
 
-def configure_logging(settings: LogSettings) -> Logs:
-    """Write all loggers of the process in the form asked for.
-
-    Raises `OSError` if the file cannot be opened.
-    """
-    return Logs(settings)
-
-
 def _standard_error() -> int:
     """Its descriptor; that of nowhere if it was closed when the process was started."""
     if sys.stderr is not None:

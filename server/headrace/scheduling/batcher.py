@@ -21,10 +21,14 @@ end of its batch to its own. Inputs that workers have died of are known to the q
 alone, or not at all.
 """
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from operator import attrgetter
+from time import monotonic_ns
+from typing import Any, Protocol
 
 from headrace.core.call import Call, InferResponse, Timing
 from headrace.core.errors import (
@@ -49,13 +53,119 @@ from headrace.scheduling.batch import (
     Part,
     Unanswered,
 )
-from headrace.scheduling.clock import Clock, Timer
-from headrace.scheduling.instances import Instances
 from headrace.scheduling.policy import SchedulingPolicy
 from headrace.scheduling.quarantine import Quarantine
 from headrace.scheduling.queue import RequestQueue
 
 log = logging.getLogger(__name__)
+_load = attrgetter("load")
+
+
+class Timer(Protocol):
+    """Something scheduled that can be called off."""
+
+    def cancel(self) -> None:
+        """Do not run it."""
+
+
+class Clock(Protocol):
+    """Time and the event loop, as far as scheduling needs them."""
+
+    def now(self) -> int:
+        """Nanoseconds of a monotonic clock."""
+
+    def soon(self, callback: Callable[..., object], *args: Any) -> object:
+        """Run `callback` with `args` at the end of this tick of the event loop."""
+
+    def at(self, when: int, callback: Callable[[], None]) -> Timer:
+        """Run `callback` at `when`, in nanoseconds of the same clock."""
+
+
+class LoopClock:
+    """Nanoseconds of the monotonic clock, and callbacks on an asyncio event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.now = monotonic_ns
+        self.soon = loop.call_soon  # after everything that is ready in this tick
+
+    def at(self, when: int, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        """Run `callback` at `when`; a loop whose timers are coarser may be early, never lost."""
+        return self._loop.call_later(max(when - monotonic_ns(), 0) / 1e9, callback)
+
+
+class Instances:
+    """The instances of one scheduler, and which may run the next batch.
+
+    What is neither idle nor suspended has a batch under way.
+    """
+
+    def __init__(self) -> None:
+        self.idle: list[Instance] = []
+        self._suspended: list[Instance] = []
+        self._all: list[Instance] = []
+        self.leaving: dict[Instance, Callable[[], None]] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether any has a batch under way."""
+        return len(self.idle) + len(self._suspended) < len(self._all)
+
+    def add(self, instance: Instance) -> None:
+        """Let an idle instance take part."""
+        self._all.append(instance)
+        self.idle.append(instance)
+
+    def remove(self, instance: Instance, removed: Callable[[], None]) -> bool:
+        """Take an instance out; if it is busy, which is False, that is when it comes back."""
+        for resting in (self.idle, self._suspended):
+            if instance in resting:
+                resting.remove(instance)
+                self._all.remove(instance)
+                return True
+        self.leaving[instance] = removed
+        return False
+
+    def suspend(self, instance: Instance) -> None:
+        """Give an idle instance nothing until it is resumed."""
+        if instance in self.idle:
+            self.idle.remove(instance)
+            self._suspended.append(instance)
+
+    def resume(self, instance: Instance) -> bool:
+        """Let a suspended instance take part again; whether it was one."""
+        if instance not in self._suspended:
+            return False
+        self._suspended.remove(instance)
+        self.idle.append(instance)
+        return True
+
+    def pick(self) -> Instance:
+        """Make an idle one busy: the one that can begin soonest."""
+        idle = self.idle
+        for chosen in idle:  # a model on other servers has many, all of them free
+            if not chosen.load:
+                break
+        else:
+            chosen = min(idle, key=_load)
+        idle.remove(chosen)
+        return chosen
+
+    def give_back(self, instance: Instance) -> Callable[[], None] | None:
+        """A busy instance is idle again; what to call if it is to be removed instead."""
+        if (removed := self.leaving.pop(instance, None)) is not None:
+            self._all.remove(instance)
+            return removed
+        self.idle.append(instance)
+        return None
+
+    def close(self) -> None:
+        """Close all of them; only while none is busy."""
+        for instance in self._all:
+            instance.close()
+        self._all.clear()
+        self.idle.clear()
+        self._suspended.clear()
 
 
 class Batcher:
@@ -484,3 +594,31 @@ def _give(call: Call, response: InferResponse) -> None:
         call.pass_response(response, False)
     except Exception:
         log.exception("bug while answering a request")
+
+
+class DividingBatcher(Batcher):
+    """`Batcher` whose batches have only requests of which `alike` gives the same.
+
+    For instances to which it matters what requests have besides tensors. A batch is formed as for
+    any model, and is divided then: those that are alike run together, at the same time as the
+    others where there are instances for them. So requests of two kinds that come in turns do not
+    keep each other from growing batches.
+    """
+
+    def __init__(self, *given: Any, alike: Callable[[Call], object], **named: Any) -> None:
+        """`alike` gives something that can be a key; the rest is for `Batcher`."""
+        super().__init__(*given, **named)
+        self._alike = alike
+
+    def _next_batch(self, now: int) -> Batch | None:
+        batch = super()._next_batch(now)
+        if batch is None or len(batch.calls) == 1:
+            return batch
+        groups: dict[object, list[Call]] = {}
+        for call in batch.calls:
+            groups.setdefault(self._alike(call), []).append(call)
+        if len(groups) == 1:
+            return batch
+        first, *others = (Batch(self._signature, calls) for calls in groups.values())
+        self._retries.extendleft(reversed(others))  # they have their turn at once
+        return first

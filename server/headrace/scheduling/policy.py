@@ -7,8 +7,8 @@ neither stretch nor shrink a delay.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
 
+from headrace.core.call import Call
 from headrace.observability.statistics import Closed
 
 # Nanoseconds that a request may wait whatever its own timeout: the event loop's tick, at whose end
@@ -18,26 +18,6 @@ _LEAST_WAIT = 1_000_000
 # batches gain, about 70 ns a request.
 LOOK_AHEAD = 256
 _NOBODY, _ALONE = range(0), range(1)
-
-
-class Queued(Protocol):
-    """What a batch decision needs to know of a waiting request."""
-
-    @property
-    def rows(self) -> int:
-        """How many rows it adds to a batch."""
-
-    @property
-    def key(self) -> object:
-        """What it must have in common with the others of its batch."""
-
-    @property
-    def arrived(self) -> int:
-        """When it was submitted."""
-
-    @property
-    def deadline(self) -> int | None:
-        """When it times out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +41,14 @@ class BatchPolicy:
     preferred: frozenset[int] = frozenset()
     keeps_deadlines: bool = False
 
-    def take(self, queue: Iterable[Queued], now: int) -> tuple[Sequence[int], Closed, int | None]:
+    def take(self, queue: Iterable[Call], now: int) -> tuple[Sequence[int], Closed, int | None]:
         """The positions in `queue` of the requests to run now, and why they are no more.
 
         If there are none, when to ask again; None where nothing but a new request can change the
         answer.
         """
         rows = count = best = oldest = passed = 0
-        first: Queued | None = None
+        first: Call | None = None
         picked: list[int] | None = None  # once another shape lies between
         full = False
         for request in queue:
@@ -123,7 +103,7 @@ class BatchPolicy:
         return _NOBODY, Closed.IDLE, ripe_at
 
 
-def _half_time(request: Queued) -> int:
+def _half_time(request: Call) -> int:
     assert request.deadline is not None
     return (request.arrived + request.deadline) // 2
 

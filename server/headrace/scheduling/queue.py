@@ -121,18 +121,7 @@ class RequestQueue:
             self._sizes[self._levels[0]] -= count
             self.waiting -= count
             return taken
-        taken = []
-        for queue in self._deques:
-            while queue and (len(taken) < count or queue[0].ended):
-                call = queue.popleft()
-                if call.ended:
-                    self._dead -= 1
-                    continue
-                call.started = True
-                taken.append(call)
-                self._sizes[call.level] -= 1
-        self.waiting -= len(taken)
-        return taken
+        return self.pick(range(count))
 
     def pick(self, positions: Sequence[int]) -> list[Call]:
         """Take the requests at these ascending positions; they count as started."""

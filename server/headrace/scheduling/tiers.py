@@ -24,8 +24,7 @@ from headrace.core.errors import ServerError
 from headrace.observability.statistics import BackendCounts
 from headrace.scheduling import fail_over as rules
 from headrace.scheduling.batch import Answer, Batch, Deferral, Instance, NotStarted, Outcome
-from headrace.scheduling.batcher import Batcher
-from headrace.scheduling.clock import Clock, Timer
+from headrace.scheduling.batcher import Batcher, Clock, Timer
 from headrace.scheduling.fail_over import Standing, Verdict
 from headrace.scheduling.quarantine import Quarantine
 
