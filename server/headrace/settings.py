@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from headrace.api.header_rules import GRPC_PREFIX, HeaderRules
 from headrace.api.operations import Category
 from headrace.core.limits import ExecutionLimits, Shares
-from headrace.core.model_spec import EnvironmentOptions, variable_names
 from headrace.engine.residency import ResidencyOptions
 from headrace.execution.triton.options import TritonOptions
 from headrace.observability.logs import FORMATS, LogSettings
@@ -27,6 +26,7 @@ from headrace.transports.grpc.options import LEVELS, GrpcOptions
 from headrace.wire.http2.keep_alive import KeepAlive
 
 if TYPE_CHECKING:
+    from headrace.core.model_spec import EnvironmentOptions
     from headrace.observability.series import MetricsOptions
 
 _CATEGORIES = ", ".join(f"`{category}`" for category in Category)
@@ -492,8 +492,10 @@ class Settings:
         )
 
     @property
-    def environments(self) -> EnvironmentOptions:
+    def environments(self) -> "EnvironmentOptions":
         """The settings of models' environments; raises `ValueError` for names that are none."""
+        from headrace.core.model_spec import EnvironmentOptions, variable_names  # with numpy
+
         return EnvironmentOptions(
             self.environment_cache, self.wheelhouse, self.environment_build_timeout_secs,
             tuple(name for given in self.worker_env for name in variable_names(given)),
@@ -531,7 +533,7 @@ class Settings:
     @property
     def metrics(self) -> "MetricsOptions":
         """Which metrics of latencies there are; raises `ValueError`."""
-        from headrace.observability.series import MetricsOptions  # which imports numpy
+        from headrace.observability.series import MetricsOptions  # with numpy
 
         return MetricsOptions.of(self.metrics_config)
 

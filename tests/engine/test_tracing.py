@@ -16,8 +16,8 @@ from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from headrace.engine.trace_writers import Item, TraceThread
 from headrace.engine.tracing import Tracing
-from headrace.observability.trace_settings import Mode, TraceConfig, TraceSettings
-from headrace.observability.traces import TRACE_PARAMETER, Trace, read_link
+from headrace.observability.trace_settings import TRACE_PARAMETER, Mode, TraceConfig, TraceSettings
+from headrace.observability.traces import Trace, read_link
 from headrace.repository.layout import read_model_directory
 from tests.engine.test_engine_loading import CONFIG, LOAD_OPTIONS, Constants
 

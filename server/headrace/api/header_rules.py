@@ -148,8 +148,8 @@ class HeaderPattern:
         Raises `ValueError` if it is no regular expression.
         """
         # Doors have these imported; commands that only read the options can do without numpy.
-        from headrace.core.call import DEADLINE_PARAMETER
-        from headrace.observability.traces import TRACE_PARAMETER
+        from headrace.core.texts import DEADLINE_PARAMETER
+        from headrace.observability.trace_settings import TRACE_PARAMETER
 
         self._reserved = _RESERVED | {DEADLINE_PARAMETER, TRACE_PARAMETER}
         flags = re.IGNORECASE

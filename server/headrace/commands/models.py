@@ -32,7 +32,6 @@ from headrace.commands.text import duration, number, size, table
 from headrace.commands.traffic import TRAFFIC
 from headrace.commands.triton import take_pools
 from headrace.core.errors import InvalidConfig, LoadFailed
-from headrace.core.tensors import brackets
 from headrace.options import SettingsError
 from headrace.settings import ENVIRONMENT_OPTIONS, OPTIONS, SECTIONS
 
@@ -168,8 +167,8 @@ def _print_long(entries: list[Document]) -> None:
             print(f"  runs on  {runs}")
             for title, tensors in (("inputs", entry["inputs"]), ("outputs", entry["outputs"])):
                 for tensor in tensors:
-                    shape = brackets(tensor["shape"])
-                    print(f"  {title:7}  {tensor['name']}  {tensor['datatype']} {shape}")
+                    shape = ",".join(map(str, tensor["shape"]))
+                    print(f"  {title:7}  {tensor['name']}  {tensor['datatype']} [{shape}]")
                     title = ""
 
 

@@ -1,4 +1,5 @@
-"""Texts of errors, bounded whatever a client has sent; and numbers as configurations spell them."""
+"""Texts of errors, bounded whatever a client has sent; numbers as configurations spell them; and
+names of parameters that this server's processes add to requests."""
 
 from reprlib import Repr
 
@@ -6,6 +7,14 @@ from reprlib import Repr
 # accept 8 KiB of headers; over HTTP it is as long, so that a client reads the same.
 MAX_ERROR = 2_000
 _CUT = "…"
+
+# A front end has the headers, and the engine's process what needs one: its value travels as a
+# parameter with this in front of its name.
+HEADER_PARAMETER = "headrace_header:"
+# The same for a header that goes on to another server, which requests bring along to where their
+# calls are made; and until when their client waits, in nanoseconds of the monotonic clock.
+FORWARD_PARAMETER = "headrace_forward:"
+DEADLINE_PARAMETER = "headrace_deadline"
 
 
 def bounded(text: str) -> str:

@@ -10,19 +10,11 @@ from time import monotonic_ns
 from typing import Any
 
 from headrace.core import plugins
-from headrace.core.call import (
-    DEADLINE_PARAMETER,
-    FORWARD_PARAMETER,
-    Call,
-    Done,
-    InferResponse,
-    Stage,
-    Submit,
-    Timing,
-)
+from headrace.core.call import Call, Done, InferResponse, Stage, Submit, Timing
 from headrace.core.errors import ExecutionFailed, InvalidRequest, Overloaded, QueueFull, ServerError
 from headrace.core.signature import Signature
 from headrace.core.tensors import Tensor, brackets, concatenated
+from headrace.core.texts import DEADLINE_PARAMETER, FORWARD_PARAMETER
 from headrace.engine.shared_memory import Queue, placeholders
 from headrace.engine.workbench import Job, Workbench
 from headrace.observability.statistics import FIRST_RESPONSE_BOUNDS, Histogram, Responses

@@ -19,7 +19,7 @@ from headrace.core.model_spec import LoadParameters
 from headrace.engine.tracing import TracedCall, Tracing
 from headrace.execution.host import Host
 from headrace.observability.model_metrics import ModelMetrics
-from headrace.observability.traces import TRACE_PARAMETER
+from headrace.observability.trace_settings import TRACE_PARAMETER
 from headrace.wire.parameters import load_parameters_of_json
 from headrace.wire.status import INTERNAL_TEXT
 

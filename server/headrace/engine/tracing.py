@@ -16,11 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic_ns, time_ns
 
-from headrace.core.call import HEADER_PARAMETER, Call, Done, InferResponse, Stage, Submit
+from headrace.core.call import Call, Done, InferResponse, Stage, Submit
 from headrace.core.errors import Cancelled, InvalidRequest, LoadFailed, ServerError
+from headrace.core.texts import HEADER_PARAMETER
 from headrace.engine.doors import CONTEXT_HEADERS, Target
 from headrace.engine.trace_writers import TraceFiles, TraceThread
 from headrace.observability.trace_settings import (
+    TRACE_PARAMETER,
     Mode,
     Sampler,
     SettingsTable,
@@ -30,7 +32,6 @@ from headrace.observability.trace_settings import (
 from headrace.observability.traces import (
     BACKEND_OUTPUT,
     QUEUE_INPUT,
-    TRACE_PARAMETER,
     CallSpan,
     SpanIds,
     Trace,

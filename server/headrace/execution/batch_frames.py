@@ -25,7 +25,7 @@ from headrace.core.errors import (
 )
 from headrace.core.signature import Signature, reshaped
 from headrace.core.tensors import Array, Tensor, TensorArray, raw_bytes
-from headrace.observability.traces import TRACE_PARAMETER
+from headrace.observability.trace_settings import TRACE_PARAMETER
 from headrace.scheduling.batch import Answer, Batch, Deferral, Outcome, Part
 from headrace.workers.elements import Buffer, walk
 from headrace.workers.frames import (

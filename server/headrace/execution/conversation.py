@@ -29,7 +29,7 @@ from headrace.execution.batch_frames import (
 )
 from headrace.execution.host import Host
 from headrace.execution.worker_process import WorkerProcess
-from headrace.observability.traces import TRACE_PARAMETER
+from headrace.observability.trace_settings import TRACE_PARAMETER
 from headrace.scheduling.batch import Answer, Batch, Deferral, Instance, NotStarted, Outcome
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import ANSWERS, BrokenFrame, Header, Kind, offsets, pack_request

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from headrace.api.header_rules import HeaderRules
-from headrace.core.call import FORWARD_PARAMETER, HEADER_PARAMETER
 from headrace.core.limits import Shares
+from headrace.core.texts import FORWARD_PARAMETER, HEADER_PARAMETER
 from headrace.engine.doors import CONTEXT_HEADERS
 from headrace.observability.logs import LogSettings
 from headrace.transports.grpc.options import GrpcOptions, TlsFiles

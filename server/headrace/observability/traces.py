@@ -20,7 +20,6 @@ from headrace.core.datatypes import Datatype
 from headrace.core.tensors import Tensor, TensorArray, elsewhere
 from headrace.observability.trace_settings import Sampler
 
-TRACE_PARAMETER = "headrace_trace"
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _STATE = re.compile(r"[\x20-\x7e]{0,512}")
 _SAMPLED = 1

@@ -25,7 +25,7 @@ from weakref import ref
 from headrace.core.call import Call, Parameter
 from headrace.core.errors import Quarantined, WorkerDied
 from headrace.core.tensors import TensorArray, raw_bytes
-from headrace.observability.traces import TRACE_PARAMETER
+from headrace.observability.trace_settings import TRACE_PARAMETER
 from headrace.scheduling.batch import Answer, Batch, Deferral, NotStarted, Outcome
 
 DEATHS = 2  # from which on an input is refused, unless a model's configuration says otherwise

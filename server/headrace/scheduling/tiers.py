@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from headrace.core.call import DEADLINE_PARAMETER, FORWARD_PARAMETER, Call, Parameter
+from headrace.core.call import Call, Parameter
 from headrace.core.errors import ServerError
+from headrace.core.texts import DEADLINE_PARAMETER, FORWARD_PARAMETER
 from headrace.observability.statistics import BackendCounts
 from headrace.scheduling import fail_over as rules
 from headrace.scheduling.batch import Answer, Batch, Deferral, Instance, NotStarted, Outcome

@@ -12,21 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import orjson
 
-from headrace.core.call import (
-    DEADLINE_PARAMETER,
-    FORWARD_PARAMETER,
-    HEADER_PARAMETER,
-    MAX_PARAMETERS,
-    Parameter,
-    SharedInput,
-    Stretch,
-)
+from headrace.core.call import MAX_PARAMETERS, Parameter, SharedInput, Stretch
 from headrace.core.datatypes import ITEM_SIZES, Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.model_spec import LoadParameters
 from headrace.core.tensors import Buffer, byte_size_mismatch, element_count
-from headrace.core.texts import shown
-from headrace.observability.traces import TRACE_PARAMETER
+from headrace.core.texts import DEADLINE_PARAMETER, FORWARD_PARAMETER, HEADER_PARAMETER, shown
+from headrace.observability.trace_settings import TRACE_PARAMETER
 
 if TYPE_CHECKING:  # whatever is a client over HTTP needs no protobuf
     from headrace.wire.pb import grpc_service_pb2 as pb

@@ -5,12 +5,14 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.core.call import DEADLINE_PARAMETER, FORWARD_PARAMETER, Call
+from headrace.core.call import Call
+from headrace.core.texts import DEADLINE_PARAMETER, FORWARD_PARAMETER
 from headrace.engine.tracing import TracedCall
 from headrace.execution.remote.connection import RemoteRequest
 from headrace.execution.remote.options import RemoteOptions
 from headrace.execution.remote.requests import Forwarding
-from headrace.observability.traces import TRACE_PARAMETER, TraceContext
+from headrace.observability.trace_settings import TRACE_PARAMETER
+from headrace.observability.traces import TraceContext
 from headrace.scheduling.batch import Batch
 from tests.scheduling.fakes import entered, signature
 

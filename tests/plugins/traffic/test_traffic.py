@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.core.call import HEADER_PARAMETER, Call, InferResponse
+from headrace.core.call import Call, InferResponse
 from headrace.core.errors import InvalidRequest, NotFound, Unavailable
 from headrace.core.tensors import Array, Tensor
+from headrace.core.texts import HEADER_PARAMETER
 from headrace.engine.admission import Admission
 from headrace.engine.doors import Target
 from headrace.engine.engine import Engine

@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 
-from headrace.core.call import DEADLINE_PARAMETER, FORWARD_PARAMETER, Call, Parameter
+from headrace.core.call import Call, Parameter
 from headrace.core.errors import Cancelled, ExecutionFailed, ServerError
 from headrace.core.signature import reshaped
 from headrace.core.tensors import TensorArray
+from headrace.core.texts import DEADLINE_PARAMETER, FORWARD_PARAMETER
 from headrace.execution.remote.attempt import Lost
 from headrace.execution.remote.connection import CallTrace, CallTraces, RemoteRequest
 from headrace.execution.remote.options import RemoteOptions
-from headrace.observability.traces import TRACE_PARAMETER
+from headrace.observability.trace_settings import TRACE_PARAMETER
 from headrace.scheduling.batch import Answer, Batch, Outcome, Part
 from headrace.wire.remote_infer import RemoteAnswer, RemoteInput
 from headrace.wire.remote_status import Fate

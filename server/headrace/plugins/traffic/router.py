@@ -21,14 +21,15 @@ from dataclasses import replace
 from time import monotonic_ns
 
 from headrace.core.bytes_array import BytesArray
-from headrace.core.call import HEADER_PARAMETER, Call, InferResponse
+from headrace.core.call import Call, InferResponse
 from headrace.core.errors import ServerError, is_fault
 from headrace.core.signature import Signature
 from headrace.core.tensors import Tensor
+from headrace.core.texts import HEADER_PARAMETER
 from headrace.engine.admission import Admission
 from headrace.engine.version import ModelVersion
 from headrace.observability.statistics import ShadowLedger, VersionLedger
-from headrace.observability.traces import TRACE_PARAMETER
+from headrace.observability.trace_settings import TRACE_PARAMETER
 from headrace.plugins.traffic.decisions import (
     GOLDEN,
     SILVER,
