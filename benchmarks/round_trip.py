@@ -32,6 +32,7 @@ from headrace.execution.loaded_worker import LoadedWorker
 from headrace.execution.python_backend import PythonBackend
 from headrace.execution.worker_instance import WorkerInstance
 from headrace.observability.statistics import VersionStatistics, WorkerCounters
+from headrace.repository import reading
 from headrace.scheduling.batch import Answer, Batch, Instance, Outcome
 from headrace.scheduling.batcher import Batcher, LoopClock
 from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy
@@ -120,8 +121,10 @@ def _worker(core: int) -> Iterator[Trips]:
         (root / "1").mkdir(parents=True)
         (root / "1" / "model.py").write_text(_MODEL.read_text())
         spec = LoadSpec("identity", root / "1" / "model.py", root, version=1, instance="i")
-        loaded = PythonBackend().load(spec)
-        loaded.begin(ModelConfig(name="identity"))
+        loaded = PythonBackend().load_apart(spec)
+        loaded.begin(
+            ModelConfig(name="identity"), reading.signature(ModelConfig(name="identity")), False
+        )
         for thread in Path(f"/proc/{loaded.process.pid}/task").iterdir():
             os.sched_setaffinity(int(thread.name), {core})
         loop = uvloop.new_event_loop()

@@ -24,7 +24,6 @@ from typing import NoReturn
 import uvloop
 
 from headrace import __version__
-from headrace.backends.backend import BackendContext, load_backends
 from headrace.backends.gpus import Gpus
 from headrace.core.errors import LoadFailed, RepositoryError
 from headrace.core.limits import ABANDONED_SECS
@@ -39,6 +38,7 @@ from headrace.engine.memory import MemoryWatch
 from headrace.engine.opening import LoadOptions
 from headrace.engine.shared_memory import Regions
 from headrace.engine.tracing import Tracing, make_tracing
+from headrace.execution.backend import BackendContext, load_backends
 from headrace.execution.local import core_limit
 from headrace.model_sources import control_options, sources_at_start
 from headrace.observability.logs import Logs

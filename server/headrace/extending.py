@@ -1,12 +1,13 @@
 """What plugins are written with; docs/extending.md shows a backend, a stage and a command."""
 
-from headrace.backends.backend import Backend, BackendContext, LoadedModel
 from headrace.core.call import Call, Done, InferResponse, Stage, Submit
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidOption, InvalidRequest, LoadFailed, ServerError, Unavailable
 from headrace.core.model_spec import LoadSpec, TensorInfo
 from headrace.core.tensors import Tensor
 from headrace.engine.chain import Compose, StageModel, StagePlugin
+from headrace.execution.backend import Backend, BackendContext
+from headrace.execution.local import LoadedModel
 
 __all__ = [
     "Backend",

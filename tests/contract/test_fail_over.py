@@ -9,11 +9,11 @@ import grpc
 import numpy as np
 import pytest
 
-from headrace.backends.backend import load_backends
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import RepositoryError
 from headrace.engine.fail_over_loading import load
 from headrace.engine.opening import LoadOptions, open_model
+from headrace.execution.backend import load_backends
 from headrace.repository.layout import read_model_directory
 from headrace.wire.pb import grpc_service_pb2 as pb
 from tests.contract.conftest import CARRIERS, CLIENTS, FIRST_CARRIER

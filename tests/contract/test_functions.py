@@ -270,5 +270,5 @@ def test_a_generator_whose_client_goes_is_closed(
 )  # fmt: skip
 def test_a_file_that_is_no_model(tmp_path: Path, source: str, says: str) -> None:
     with pytest.raises(RepositoryError) as raised:
-        PythonBackend().load(spec(tmp_path, source))
+        PythonBackend().load_apart(spec(tmp_path, source))
     assert says in str(raised.value)

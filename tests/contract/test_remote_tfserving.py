@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.backends.backend import load_backends
 from headrace.core.errors import InvalidRequest, RepositoryError
 from headrace.engine.loading import load_version
 from headrace.engine.opening import LoadOptions, open_model
+from headrace.execution.backend import load_backends
 from headrace.repository.layout import read_model_directory
 from headrace.wire.pb import tfserving_pb2 as tf
 from tests.support.grpc_client import GrpcClient

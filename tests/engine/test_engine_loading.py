@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.backends.backend import Backend, LoadedModel
 from headrace.core.call import Call
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import LoadFailed, ModelNotReady, NotFound
@@ -24,6 +23,8 @@ from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from headrace.engine.opening import LoadOptions
 from headrace.engine.version import ModelVersion, State
+from headrace.execution.backend import Backend
+from headrace.execution.local import LoadedModel
 from headrace.repository.layout import ModelSource, read_model_directory
 from headrace.repository.model_files import write_manifest
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from headrace.backends.backend import Backend
 from headrace.core.errors import LoadFailed
 from headrace.core.model_spec import LoadSpec
 from headrace.engine.admission import Admission
@@ -19,6 +18,7 @@ from headrace.engine.fail_over import FailOver
 from headrace.engine.fail_over_loading import load
 from headrace.engine.loading import Backends
 from headrace.engine.opening import open_model
+from headrace.execution.backend import Backend
 from headrace.execution.remote.backend import RemoteBackend
 from headrace.repository.config import parse_config
 from headrace.repository.layout import ModelSource, read_model_directory

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from headrace.backends.backend import Backend
 from headrace.backends.gpus import CudaDriver, Gpus
 from headrace.backends.onnx import OnnxBackend
 from headrace.core.errors import InvalidConfig
 from headrace.engine.loading import load_version
 from headrace.engine.opening import LoadOptions, Opened, open_model
+from headrace.execution.backend import Backend
 from headrace.execution.python_backend import PythonBackend
 from headrace.observability.nvml import Nvml
 from headrace.repository.layout import read_model_directory

@@ -22,6 +22,7 @@ from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array, Tensor
 from headrace.execution.in_process import LoadedInProcess
 from headrace.execution.python_backend import PythonBackend
+from headrace.repository import reading
 from headrace.scheduling.batch import Batch, Outcome, Part
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 from tests.scheduling.fakes import Bench, entered
@@ -57,7 +58,7 @@ def load(root: Path, source: str, config: str = "{}", **parameters: str) -> Load
 def started(root: Path, answer: str) -> LoadedInProcess:
     """A model that answers each request with an expression over `x` and `request`."""
     model = load(root, f"{HEAD}{BODY}            return {answer}\n")
-    model.begin(ModelConfig(name="m"))
+    model.begin(ModelConfig(name="m"), reading.signature(ModelConfig(name="m")), False)
     return model
 
 
@@ -127,7 +128,7 @@ def test_a_model_from_its_start_to_its_end(
     assert config.max_batch_size == 8
     assert [list(tensor.dims) for tensor in config.input] == [[-1]]
     assert [tensor.name for tensor in config.output] == ["Y"]
-    model.begin(config)
+    model.begin(config, reading.signature(config), False)
     outcome = model.run(batch_of(rows(1, 2), rows(3)))
     assert [array.tolist() for array in arrays_of(outcome)] == [[[3, 6]], [[9]]]
     assert [p.parameters for p in outcome.parts or () if isinstance(p, Part)] == [
@@ -191,7 +192,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_what_cannot_be_started(tmp_path: Path, method: str, says: str) -> None:
     model = load(tmp_path, f"{HEAD}        {method}")
     with pytest.raises(LoadFailed, match=says):
-        model.begin(ModelConfig(name="m"))
+        model.begin(ModelConfig(name="m"), reading.signature(ModelConfig(name="m")), False)
 
 
 def test_a_decoupled_model(tmp_path: Path) -> None:
@@ -199,7 +200,7 @@ def test_a_decoupled_model(tmp_path: Path) -> None:
     config = ModelConfig(name="m")
     config.model_transaction_policy.decoupled = True
     with pytest.raises(LoadFailed, match="a decoupled model runs in a worker process only"):
-        model.begin(config)
+        model.begin(config, reading.signature(config), False)
     model.close()
 
 
@@ -292,7 +293,7 @@ def test_an_output_of_its_own_is_not_copied(tmp_path: Path) -> None:
     model = load(tmp_path, source)
     (name,) = [name for name in sys.modules if name.startswith("m_0_v1")]
     seen = sys.modules[name].TritonPythonModel.seen
-    model.begin(ModelConfig(name="m"))
+    model.begin(ModelConfig(name="m"), reading.signature(ModelConfig(name="m")), False)
     (array,) = arrays_of(model.run(batch_of(rows(1, 2))))
     assert seen == [array.ctypes.data]
     model.close()
@@ -319,7 +320,7 @@ def test_bfloat16_goes_through(tmp_path: Path) -> None:
             return [pb_utils.InferenceResponse([found])]
     """
     model = load(tmp_path, source)
-    model.begin(ModelConfig(name="m"))
+    model.begin(ModelConfig(name="m"), reading.signature(ModelConfig(name="m")), False)
     given = np.array([[1, 2]], NUMPY[Datatype.BF16])
     (array,) = arrays_of(model.run(batch_of(given, datatype=Datatype.BF16)))
     assert array.dtype == given.dtype
@@ -329,7 +330,7 @@ def test_bfloat16_goes_through(tmp_path: Path) -> None:
 
 def test_finalize_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = load(tmp_path, f"{HEAD}{BODY}            pass\n\n        def finalize(self): 1 / 0")
-    model.begin(ModelConfig(name="m"))
+    model.begin(ModelConfig(name="m"), reading.signature(ModelConfig(name="m")), False)
     model.close()
     model.close()
     assert caplog.text.count("finalize: ZeroDivisionError") == 1

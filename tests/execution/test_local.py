@@ -10,7 +10,6 @@ from threading import Event, get_ident
 import numpy as np
 import pytest
 
-from headrace.backends.backend import LoadedModel
 from headrace.core.bytes_array import BytesArray
 from headrace.core.call import Call
 from headrace.core.datatypes import Datatype
@@ -20,7 +19,7 @@ from headrace.core.model_spec import TensorInfo
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array, Tensor
 from headrace.execution.choice import AutoChoice, InstanceKind
-from headrace.execution.local import LocalInstance, run
+from headrace.execution.local import LoadedModel, LocalInstance
 from headrace.scheduling.batch import Batch, Instance, NotStarted, Outcome
 from headrace.workers.elements import join
 from tests.execution.threads import no_threads
@@ -217,7 +216,7 @@ def test_inputs_that_cannot_be_gathered_are_an_outcome_too() -> None:
     batch.calls.append(batch_of(2).calls[0])
     inputs = batch.calls[1].inputs
     inputs["x"] = inputs["x"]._replace(array=np.zeros((1, 1, 1), np.int64))
-    outcome = run(Doubling(), batch)
+    outcome = Doubling().run(batch)
     assert isinstance(outcome.error, ValueError)
     assert outcome.started == outcome.gathered
 

@@ -12,6 +12,7 @@ from headrace.core.errors import InvalidConfig, InvalidOption, LoadFailed
 from headrace.core.model_spec import LoadSpec
 from headrace.execution.loaded_worker import LoadedWorker
 from headrace.execution.python_backend import PythonBackend
+from headrace.repository import reading
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 GOOD = """
@@ -49,12 +50,12 @@ def alive(worker: LoadedWorker) -> bool:
 
 def test_a_model_is_completed_and_started(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    worker = PythonBackend().load(spec(tmp_path, GOOD))
+    worker = PythonBackend().load_apart(spec(tmp_path, GOOD))
     config = worker.completed(ModelConfig(name="m"))
     assert config.max_batch_size == 8
     assert [(t.name, list(t.dims)) for t in config.input] == [("X", [-1, 2])]
     assert [t.name for t in config.output] == ["Y"]
-    worker.begin(config)
+    worker.begin(config, reading.signature(config), False)
     another = worker.again()
     assert another.pid != worker.process.pid
     another.kill()
@@ -67,11 +68,11 @@ def test_a_model_is_completed_and_started(tmp_path: Path, caplog: pytest.LogCapt
 def test_a_configuration_that_says_otherwise(tmp_path: Path) -> None:
     config: dict[str, object] = {"max_batch_size": 16}
     with pytest.raises(LoadFailed, match="specified max_batch_size 16, but in the model"):
-        PythonBackend().load(spec(tmp_path, GOOD, config))
+        PythonBackend().load_apart(spec(tmp_path, GOOD, config))
 
 
 def test_a_completion_that_is_no_configuration(tmp_path: Path) -> None:
-    worker = PythonBackend().load(spec(tmp_path, GOOD.replace("TYPE_FP32", "TYPE_FLOAT")))
+    worker = PythonBackend().load_apart(spec(tmp_path, GOOD.replace("TYPE_FP32", "TYPE_FLOAT")))
     with pytest.raises(InvalidConfig, match=r"auto_complete_config: .*TYPE_FLOAT"):
         worker.completed(ModelConfig(name="m"))
     worker.close()
@@ -80,12 +81,12 @@ def test_a_completion_that_is_no_configuration(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["fast", "-1", "nan", "1e9"])
 def test_a_limit_that_is_none(tmp_path: Path, text: str) -> None:
     with pytest.raises(InvalidOption, match="expected a number of seconds"):
-        PythonBackend().load(spec(tmp_path, GOOD, execution_limit_secs=text))
+        PythonBackend().load_apart(spec(tmp_path, GOOD, execution_limit_secs=text))
 
 
 def test_an_interpreter_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(LoadFailed, match="cannot start /no/python: No such file"):
-        PythonBackend().load(spec(tmp_path, GOOD, python="/no/python"))
+        PythonBackend().load_apart(spec(tmp_path, GOOD, python="/no/python"))
 
 
 def test_all_names_of_the_package_are_there_in_a_worker(tmp_path: Path) -> None:
@@ -99,7 +100,7 @@ def test_all_names_of_the_package_are_there_in_a_worker(tmp_path: Path) -> None:
         def f(x: Float32[N]) -> list[float]:
             return [1.0]
     """
-    worker = PythonBackend().load(spec(tmp_path, source))
+    worker = PythonBackend().load_apart(spec(tmp_path, source))
     assert [t.name for t in worker.completed(ModelConfig(name="m")).input] == ["x"]
     worker.close()
 
@@ -108,7 +109,7 @@ def test_a_model_that_exits_when_it_is_loaded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(LoadFailed, match="SystemExit: 3"):
-        PythonBackend().load(spec(tmp_path, "import sys\nsys.exit(3)"))
+        PythonBackend().load_apart(spec(tmp_path, "import sys\nsys.exit(3)"))
     [record] = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert record.getMessage().endswith(": SystemExit: 3")
     assert "sys.exit(3)" in getattr(record, "trace", "")
@@ -117,5 +118,5 @@ def test_a_model_that_exits_when_it_is_loaded(
 def test_a_failure_leaves_no_process(tmp_path: Path) -> None:
     children = set(psutil.Process().children())
     with pytest.raises(LoadFailed, match="RuntimeError: no"):
-        PythonBackend().load(spec(tmp_path, "raise RuntimeError('no')"))
+        PythonBackend().load_apart(spec(tmp_path, "raise RuntimeError('no')"))
     assert set(psutil.Process().children()) == children

@@ -14,6 +14,7 @@ from headrace.core.signature import Signature, TensorSpec
 from headrace.execution.loaded_worker import LoadedWorker
 from headrace.execution.python_backend import PythonBackend
 from headrace.execution.warming import Sample, SampleInput, Synthetic, warm_up
+from headrace.repository import reading
 from headrace.scheduling.batch import Batch, Outcome
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 from tests.execution.test_python_backend import spec
@@ -91,12 +92,12 @@ def worker(root: Path, body: str, decoupled: bool = False) -> LoadedWorker:
         "    def initialize(self, args):\n"
         "        self.seen = 0\n\n" + indent(body, "    ")
     )
-    loaded = PythonBackend().load(spec(root, source))
+    loaded = PythonBackend().load_apart(spec(root, source))
     config = ModelConfig(name="m", max_batch_size=4)
     config.input.add(name="X", data_type="TYPE_FP32", dims=[2])
     config.output.add(name="Y", data_type="TYPE_FP32", dims=[2])
     config.model_transaction_policy.decoupled = decoupled
-    loaded.begin(config)
+    loaded.begin(config, reading.signature(config), False)
     return loaded
 
 
@@ -113,7 +114,7 @@ def test_a_worker_runs_them_and_so_does_its_successor(
 ) -> None:
     caplog.set_level(logging.INFO)
     model = worker(tmp_path, PLAIN)
-    model.warm_up(SIGNATURE, [sample(), sample(batch_size=3)])
+    model.warm_up(SIGNATURE, 1, [sample(), sample(batch_size=3)])
     successor = model.again()
     lines = [record.getMessage() for record in caplog.records]
     told = ("batch 1 of 1", "batch 2 of 3")
@@ -133,7 +134,7 @@ def test_large_tensors(tmp_path: Path) -> None:
     signature = Signature("m", 4, (wide,), (TensorSpec("Y", Datatype.FP32, (1 << 20,)),))
     told = SampleInput(Datatype.FP32, (1, 1 << 20), Synthetic.RANDOM)
     model = worker(tmp_path, PLAIN)
-    model.warm_up(signature, [Sample("s", 2, 3, {"X": told})])
+    model.warm_up(signature, 1, [Sample("s", 2, 3, {"X": told})])
     model.close()
 
 
@@ -152,7 +153,7 @@ def answer(self, request):
 """
     signature = Signature("m", 4, SIGNATURE.inputs, SIGNATURE.outputs, decoupled=True)
     model = worker(tmp_path, body, decoupled=True)
-    model.warm_up(signature, [sample(batch_size=2, count=2)])
+    model.warm_up(signature, 1, [sample(batch_size=2, count=2)])
     model.close()
     assert not psutil.pid_exists(model.process.pid)
 
@@ -179,7 +180,7 @@ def answer(self, request):
 def test_a_worker_that_fails_is_ended(tmp_path: Path, does: str, told: str) -> None:
     model = worker(tmp_path, f"def execute(self, requests):\n    {does}\n")
     with pytest.raises(LoadFailed, match="failed to run warmup sample 'bad': ") as caught:
-        model.warm_up(SIGNATURE, [sample("bad")])
+        model.warm_up(SIGNATURE, 1, [sample("bad")])
     assert told in str(caught.value)
     assert not psutil.pid_exists(model.process.pid)
     model.close()

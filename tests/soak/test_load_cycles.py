@@ -18,13 +18,13 @@ import numpy as np
 import psutil
 import pytest
 
-from headrace.backends.backend import load_backends
 from headrace.core.call import Call
 from headrace.core.datatypes import Datatype
 from headrace.core.tensors import Tensor
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from headrace.engine.opening import LoadOptions
+from headrace.execution.backend import load_backends
 from headrace.repository.layout import ModelSource, read_model_directory
 from tests.models.onnx_graphs import identity, write_model
 from tests.models.python_models import IDENTITY, tensors, write_python_model

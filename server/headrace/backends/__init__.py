@@ -1,4 +1,4 @@
-"""Floor 2: what computes. A backend turns a model's files into something that runs."""
+"""What computes. A backend turns a model's files into something that runs."""
 
 import os
 

@@ -13,7 +13,6 @@ import numpy as np
 import onnxruntime as ort
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
-from headrace.backends.backend import Backend, BackendContext, LoadedModel
 from headrace.backends.gpus import Gpus
 from headrace.backends.onnx_files import check_external_files, has_loops
 from headrace.backends.onnx_options import (
@@ -33,6 +32,8 @@ from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidOption, InvalidRequest, LoadFailed
 from headrace.core.model_spec import LoadSpec, TensorInfo
 from headrace.core.tensors import Array, TensorArray
+from headrace.execution.backend import Backend, BackendContext
+from headrace.execution.local import LoadedModel
 from headrace.workers.elements import FEW, join, object_array
 
 # Copies bytes of device memory, by their address, into memory of the host.
@@ -135,6 +136,8 @@ Bind = Callable[[ort.InferenceSession, Mapping[str, Datatype]], BoundRun]
 
 class OnnxModel(LoadedModel):
     """One ONNX Runtime session. Used by one thread at a time."""
+
+    pins_inputs = True
 
     def __init__(
         self,

@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from google.protobuf import text_format
 
-from headrace.backends.backend import Backend, BackendContext, load_backends
 from headrace.core.errors import RepositoryError
 from headrace.core.model_spec import EnvironmentOptions, LoadSpec
 from headrace.engine.chain import load_stages
 from headrace.engine.fail_over_loading import load
 from headrace.engine.loading import LoadedInstance
 from headrace.engine.opening import LoadOptions, open_model
+from headrace.execution.backend import Backend, BackendContext, load_backends
 from headrace.execution.choice import AutoChoice
 from headrace.execution.environments.resolve import environment_of
 from headrace.execution.local import core_limit
-from headrace.execution.model_kinds import is_elsewhere
 from headrace.observability.logs import Logs, LogSettings
 from headrace.repository import completion, reading
 from headrace.repository.layout import ModelSource, find_sources
@@ -33,7 +32,7 @@ from headrace.settings import Settings
 from headrace.wire.documents import to_json
 
 if TYPE_CHECKING:
-    from headrace.execution.remote.model import RemoteModel
+    pass
 
 log = logging.getLogger(__name__)
 
@@ -133,8 +132,7 @@ def _check(
             report["config"] = to_json(loaded.config)
             report["config_pbtxt"] = text_format.MessageToString(loaded.config)
             for instance in loaded.instances:
-                if is_elsewhere(instance.model):
-                    report["warnings"] += _drift(instance.model)
+                report["warnings"] += instance.model.warnings()
                 instance.model.close()
     except RepositoryError as error:
         return report | {"error": str(error)}
@@ -142,11 +140,6 @@ def _check(
         log.error("bug while checking %s", source.name, exc_info=error)
         return report | {"error": f"internal error: {type(error).__name__}"}
     return report | {"ok": True}
-
-
-def _drift(model: "RemoteModel") -> list[str]:
-    """What a server has otherwise than asked for, and is served nevertheless."""
-    return [f"server {model.answered.name} has it otherwise: {found}" for found in model.drift]
 
 
 def _kind(instance: LoadedInstance) -> str:

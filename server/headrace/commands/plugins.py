@@ -55,7 +55,7 @@ def _offered(group: str, target: Any) -> str:
     """What a plugin's object says of itself: the files of a backend, else its summary line."""
     if group == plugins.BACKENDS:
         # Imported late: other command lines do not need what backends need.
-        from headrace.backends.backend import make_backend
+        from headrace.execution.backend import make_backend
 
         made = make_backend(target)
         return ", ".join(made.filenames) or f"platform {made.platform}"

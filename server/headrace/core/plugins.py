@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 log = logging.getLogger(__name__)
 
-BACKENDS = "headrace.backends"  # made with a `headrace.backends.backend.BackendContext`
+BACKENDS = "headrace.backends"  # made with a `headrace.execution.backend.BackendContext`
 STAGES = "headrace.stages"  # a `headrace.engine.chain.StagePlugin`
 COMMANDS = "headrace.commands"  # called with the subparsers; named like their command
 PROTOCOLS = "headrace.protocols"  # gives a `headrace.execution.remote.options.UpstreamProtocol`

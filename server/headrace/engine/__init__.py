@@ -1,1 +1,1 @@
-"""Floor 5: what a transport may call."""
+"""The engine: models by name, their life cycle, the stages of calls, and the account."""

@@ -10,7 +10,6 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from headrace.backends.backend import Backend
 from headrace.core.errors import InvalidRequest, NotFound, Unavailable
 from headrace.core.limits import ABANDONED_SECS
 from headrace.engine import documents
@@ -29,6 +28,7 @@ from headrace.engine.series import series_of
 from headrace.engine.shared_memory import Regions
 from headrace.engine.tracing import Tracing
 from headrace.engine.version import ModelVersion, State
+from headrace.execution.backend import Backend
 from headrace.observability.logs import LogSettings
 from headrace.observability.model_metrics import ModelMetrics
 from headrace.observability.series import LoadCounts, ServerSeries, VersionSeries

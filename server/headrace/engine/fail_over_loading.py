@@ -18,7 +18,6 @@ from headrace.engine.loading import (
     load_version,
 )
 from headrace.engine.opening import LoadOptions, Opened
-from headrace.execution.remote.backend import RemoteBackend
 from headrace.repository import fail_over, reading
 from headrace.repository.completion import normalise
 from headrace.repository.config import ConfigFile, refuse
@@ -77,7 +76,7 @@ class _Loading:
             seconds=monotonic() - begun,
             backends=Backends(
                 tuple(tier.label for tier in self._tiers),
-                frozenset(t.label for t in self._tiers if not isinstance(t.backend, RemoteBackend)),
+                frozenset(t.label for t in self._tiers if t.backend.places_instances),
                 fail_over.queue_size(own.config),
                 {label: error.public for label, (_, error) in self._absent.items()},
                 self._look,
@@ -94,7 +93,7 @@ class _Loading:
                 raise
             raise InvalidConfig(_prefixed(tier, self._agreed, str(error))) from error
         except LoadFailed as error:
-            if not isinstance(tier.backend, RemoteBackend):
+            if tier.backend.places_instances:
                 raise
             self._absent[tier.label] = tier, error
             return

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from types import TracebackType
 
-from headrace.backends.backend import LoadedModel
 from headrace.backends.gpus import Gpus
-from headrace.execution.model_kinds import in_worker
+from headrace.execution.local import LoadedModel
 from headrace.observability.machine import Beginning, GrowthMeter, in_process_estimate, memory_of
 
 
@@ -55,8 +54,8 @@ class Footprint:
         if self._gpus is not None and self._device is not None:
             grown = max(self._gpu_growth.end() or 0, 0)
             on_gpu = GpuMemory(self._device, self._gpus.uuid(self._device), grown)
-        if in_worker(model):
-            return memory_of(model.process.pid), on_gpu
+        if model.pid:
+            return memory_of(model.pid), on_gpu
         return in_process_estimate(model.file_bytes, self._growth.end()), on_gpu
 
 

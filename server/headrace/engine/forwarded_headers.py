@@ -30,7 +30,7 @@ class ForwardedHeaders:
         their headers along then.
         """
         versions = model.ready_versions()
-        names = tuple(sorted({name for v in versions for name in v.forwarded_headers}))
+        names = tuple(sorted({name for v in versions for name in v.forwarded_headers or ()}))
         if not versions or names == self._names.get(model.name, ()):
             return
         self._names.pop(model.name, None)

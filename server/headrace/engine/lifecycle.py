@@ -21,7 +21,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
-from headrace.backends.backend import Backend
 from headrace.core.errors import LoadFailed, RepositoryError
 from headrace.core.limits import ABANDONED_SECS
 from headrace.engine.loading import LoadedVersion
@@ -32,6 +31,7 @@ from headrace.engine.shared_memory import Regions
 from headrace.engine.threads import Stopped, Threads, TookTooLong
 from headrace.engine.updating import Change, update
 from headrace.engine.version import ModelVersion, State
+from headrace.execution.backend import Backend
 from headrace.observability.statistics import VersionStatistics
 from headrace.repository.layout import ModelSource
 from headrace.repository.model_files import Digests

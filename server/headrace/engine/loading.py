@@ -9,13 +9,10 @@ other instances.
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from math import inf
 from pathlib import Path
 from time import monotonic
 
-from headrace.backends.backend import LoadedModel
-from headrace.backends.onnx import OnnxModel
 from headrace.core.errors import InvalidConfig, LoadFailed, RepositoryError
 from headrace.core.limits import ExecutionLimits
 from headrace.core.model_spec import LoadSpec
@@ -23,17 +20,12 @@ from headrace.core.signature import Signature
 from headrace.core.tensors import Array
 from headrace.engine.chain import Compose, StageModel
 from headrace.engine.footprint import Footprint, GpuMemory
-from headrace.engine.measuring import measure
 from headrace.engine.opening import LoadOptions, Opened
 from headrace.execution.choice import IN_PROCESS, AutoChoice, InstanceKind
-from headrace.execution.local import run, threads_for
-from headrace.execution.model_kinds import in_server, in_worker, is_elsewhere
-from headrace.execution.python_backend import PythonBackend
-from headrace.execution.remote.backend import RemoteBackend
-from headrace.execution.triton.options import is_managed
-from headrace.execution.warming import Sample, warm_up
+from headrace.execution.local import DEFAULT_ROWS, LoadedModel, threads_for
+from headrace.execution.warming import Sample
 from headrace.repository import completion, reading, validation
-from headrace.repository.config import Problem, refuse
+from headrace.repository.config import refuse
 from headrace.repository.layout import ModelSource
 from headrace.repository.model_files import Origin
 from headrace.repository.overrides import Upload
@@ -105,7 +97,7 @@ class LoadedVersion:
 def _model_warnings(opened: Opened, model: LoadedModel, config: ModelConfig) -> Iterator[str]:
     """What of a loaded model is not served, or may be served otherwise than meant."""
     name = opened.source.name
-    exact = is_elsewhere(model)  # its servers tell what their clients see
+    declared = opened.file.sets("input")
     served = {tensor.name for tensor in config.input} | {tensor.name for tensor in config.output}
     for info in (*model.inputs, *model.outputs):
         if info.datatype is None and info.name not in served:
@@ -113,7 +105,7 @@ def _model_warnings(opened: Opened, model: LoadedModel, config: ModelConfig) -> 
                 f"{name}: '{info.name}' is a {info.type_name}, which is no tensor of the protocol,"
                 " and is left out (of a converter's zipmap option: switch it off)"
             )
-        elif info.name in served and not (info.shape or exact or opened.file.sets("input")):
+        elif info.name in served and not (info.shape or model.exact_shapes or declared):
             yield (
                 f"{name}: the model gives no shape for '{info.name}', which is taken for a scalar;"
                 " if it is none, declare its dims in config.pbtxt"
@@ -122,27 +114,20 @@ def _model_warnings(opened: Opened, model: LoadedModel, config: ModelConfig) -> 
 
 def complete(opened: Opened, model: LoadedModel, options: LoadOptions) -> ModelConfig:
     """The model's whole configuration, completed from a loaded instance; raises `InvalidConfig`."""
-    file, config = opened.file, opened.config
+    file = opened.file
+    with opened.options_explained():
+        config = model.completed(opened.config, options.auto_complete)
     inputs, outputs = model.inputs, model.outputs
-    if in_worker(model) or in_server(model):
-        config = model.completed(config)
-        refuse(file, _undeclared(config, model.completes))
-    elif options.auto_complete:
-        rows = options.default_max_batch_size
-        if is_elsewhere(model):
-            config = model.declared(config)
-            rows = model.rows(rows)
-            refuse(file, (Problem(path, text) for path, text in model.untold(config)))
+    if options.auto_complete and not model.told_by_code:
+        rows = model.rows(options.default_max_batch_size)
         config = completion.complete_tensors(file, config, inputs, outputs, rows)
     config = completion.normalise(config)
     if not config.output and outputs and all(info.datatype is None for info in outputs):
         types = ", ".join(f"'{info.name}' is a {info.type_name}" for info in outputs)
         raise InvalidConfig(f"{file.name}: no output is a tensor of the protocol: {types}")
     refuse(file, validation.tensor_problems(config, inputs, outputs))
-    if is_elsewhere(model):
-        inputs, outputs = model.told(config)
-    if not (in_worker(model) or in_server(model)):
-        refuse(file, validation.model_problems(config, inputs, outputs))
+    if not model.told_by_code:
+        refuse(file, validation.model_problems(config, *model.told(config)))
     return config
 
 
@@ -151,37 +136,17 @@ def _divided(
 ) -> Signature:
     """A signature that knows how many rows a request may have, and what decides on that."""
     limit, completed = signature.limit, False
-    if not (opened.file.sets("max_batch_size") or is_elsewhere(model)):
-        completed = config.backend != "python"
-        limit = (
-            "--default-max-batch-size, since its configuration sets no max_batch_size"
-            if completed
-            else "the max_batch_size that its code sets"
-        )
+    if model.row_limit and not opened.file.sets("max_batch_size"):
+        limit, completed = model.row_limit, model.row_limit == DEFAULT_ROWS
     parts = _MOST_PARTS if completion.divides(config, completed) else 1
     return replace(signature, parts=parts, limit=limit)
-
-
-def _undeclared(config: ModelConfig, completes: bool) -> Iterator[Problem]:
-    """What a model that nobody can look into has to say of itself.
-
-    One without inputs and without outputs has to say so itself: mostly they were forgotten.
-    """
-    if not (config.input or config.output or completes):
-        text = "declare inputs and outputs here, or in the model's auto_complete_config"
-        yield Problem("input", text)
-    if config.model_transaction_policy.decoupled and config.dynamic_batching.preserve_ordering:
-        yield Problem(
-            "dynamic_batching.preserve_ordering",
-            "cannot be combined with a decoupled model, which answers when it likes",
-        )
 
 
 def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVersion:
     """Load every instance of a version; raises `RepositoryError`, with everything closed again."""
     begun = monotonic()
     # Where others run it, what is left open is up to them, instance groups above all.
-    elsewhere = isinstance(opened.backend, RemoteBackend)
+    elsewhere = not opened.backend.places_instances
     early = opened.config if elsewhere else completion.normalise(opened.config)
     further = opened.label not in ("", early.backend)
     name = f"{early.name}_{opened.label}" if further else early.name
@@ -217,18 +182,16 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
             labels, problems = read_labels(opened.source.path, config)
             refuse(opened.file, problems)
             samples = read_samples(opened.file, config, signature, opened.source.path)
-            if is_managed(reading.parameters(config)):
-                samples = ()  # Triton runs them, through each instance
             warnings = tuple(_model_warnings(opened, model, config))
             _begin(opened, model, config, options)
-            kind = _choose(wanted, model, signature, first_spec.device)
+            kind = model.kind(wanted, signature, first_spec.device)
             if first_threads != threads and _kind_of(kind) is not InstanceKind.INLINE:
                 # Too heavy for the event loop after all: it gets all the cores that it may use.
                 loaded.pop().model.close()
                 model = _load(opened, first_spec)
                 first_threads = threads
             loaded[:] = [LoadedInstance(placements[0].name, model, kind)]
-            _warm_up(model, signature, version, samples)
+            model.warm_up(signature, version, samples)
             place = _place(model, config, first_spec.device, options)
             memory, on_gpu = footprint.of(model)
             loaded[:] = [replace(loaded[0], memory=memory, gpu=on_gpu, place=place)]
@@ -290,8 +253,8 @@ def _load_copy(
         copy = _load(opened, spec)
         try:
             _begin(opened, copy, config, options)
-            kind = _choose(wanted, copy, signature, spec.device)
-            _warm_up(copy, signature, spec.version, samples)
+            kind = copy.kind(wanted, signature, spec.device)
+            copy.warm_up(signature, spec.version, samples)
         except BaseException:
             copy.close()
             raise
@@ -311,7 +274,7 @@ def _place(
     model: LoadedModel, config: ModelConfig, device: int | None, options: LoadOptions
 ) -> Callable[[int], Array | None] | None:
     """What an instance's batches are put together in, if not in any memory."""
-    pinned = device is not None and isinstance(model, OnnxModel) and reading.pinned_inputs(config)
+    pinned = device is not None and model.pins_inputs and reading.pinned_inputs(config)
     return options.gpus.pinned if pinned else None
 
 
@@ -322,11 +285,8 @@ def _deadline(options: LoadOptions) -> float:
 
 def _load(opened: Opened, spec: LoadSpec) -> LoadedModel:
     """Load one instance; a setting that the backend cannot follow is told like any other."""
-    backend = opened.backend
     with opened.options_explained():
-        if isinstance(backend, PythonBackend) and spec.parameters.get("execution") in IN_PROCESS:
-            return backend.load_here(spec)
-        return backend.load(spec)
+        return opened.backend.load(spec)
 
 
 def _limits(opened: Opened, config: ModelConfig, options: LoadOptions) -> ExecutionLimits:
@@ -355,26 +315,9 @@ def _stages(
 
 def _begin(opened: Opened, model: LoadedModel, config: ModelConfig, options: LoadOptions) -> None:
     """Tell its whole configuration to what has to know it; raises `RepositoryError`."""
+    batches = reading.scheduling_policy(config).batch.max_rows > 0
     with opened.options_explained():
-        if in_worker(model):
-            model.begin(config, options.host)
-        elif in_server(model):
-            model.begin(config)
-        elif is_elsewhere(model):
-            batches = reading.scheduling_policy(config).batch.max_rows > 0
-            model.begin(config, reading.signature(config), batches)
-
-
-def _warm_up(
-    model: LoadedModel, signature: Signature, version: int, samples: Sequence[Sample]
-) -> None:
-    """Run the configuration's samples through an instance; raises `LoadFailed`."""
-    if in_worker(model):
-        model.warm_up(signature, samples)
-    elif in_server(model):
-        warm_up(model.run, signature, str(version), samples)
-    else:
-        warm_up(partial(run, model), signature, str(version), samples)
+        model.begin(config, reading.signature(config), batches, options.host)
 
 
 def _spec(
@@ -397,18 +340,3 @@ def _is_small(path: Path) -> bool:
 
 def _kind_of(kind: InstanceKind | AutoChoice) -> InstanceKind:
     return kind.kind if isinstance(kind, AutoChoice) else kind
-
-
-def _choose(
-    wanted: str, model: LoadedModel, signature: Signature, device: int | None
-) -> InstanceKind | AutoChoice:
-    if in_worker(model):
-        return InstanceKind.PROCESS
-    if is_elsewhere(model):
-        return InstanceKind.REMOTE
-    if wanted != "auto":
-        return InstanceKind(wanted)
-    cost = measure(model, signature)
-    # Whoever waits for a GPU must not hold up the event loop, nor may a request that has a graph
-    # run for as long as it says.
-    return InstanceKind.THREAD if device is not None or model.loops else AutoChoice(cost)

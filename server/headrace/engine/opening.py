@@ -8,17 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from headrace.backends.backend import Backend
 from headrace.backends.gpus import Gpus
 from headrace.core.errors import Contradiction, InvalidConfig, InvalidOption, LoadFailed
 from headrace.core.limits import ExecutionLimits
 from headrace.core.model_spec import EnvironmentOptions
 from headrace.engine.chain import StagePlugin
-from headrace.execution.choice import IN_PROCESS, InstanceKind
+from headrace.execution.backend import Backend
 from headrace.execution.host import Host
-from headrace.execution.python_backend import PARAMETERS, PythonBackend
-from headrace.execution.remote.backend import RemoteBackend
-from headrace.execution.triton.options import TRITON_PARAMETERS, is_managed
 from headrace.observability.machine import GrowthMeter
 from headrace.observability.statistics import FIRST_RESPONSE
 from headrace.repository import completion, fail_over, reading, validation
@@ -110,12 +106,10 @@ def open_model(
     refuse(file, validation.problems(file.config, source.written_name))
     refuse(file, _stage_problems(file.config, options))
     if not source.versions:
-        elsewhere = isinstance(backends.get(file.config.backend), RemoteBackend)
-        if not elsewhere or fail_over.needs_files(file.config):
+        named = backends.get(file.config.backend, Backend())
+        number = named.version_without_files(reading.parameters(file.config))
+        if number is None or fail_over.needs_files(file.config):
             raise InvalidConfig(_no_versions(source))
-        from headrace.execution.remote.options import version_without_directory
-
-        number = version_without_directory(reading.parameters(file.config))
         source = replace(source, versions=(number,))
         state = replace(state, source=source, versions={number: {}})
         filenames: list[str] = []
@@ -138,7 +132,7 @@ def open_model(
         )
     config = _placed(file, config, backend, options)
     own = config
-    if isinstance(backend, RemoteBackend) and any(not entry.endpoints for entry, _ in further):
+    if not backend.places_instances and any(not entry.endpoints for entry, _ in further):
         own = fail_over.without_execution(config)
     refuse(file, _execution_problems(own, backend, options))
     further = [
@@ -146,15 +140,15 @@ def open_model(
     ]
     for entry, other in further:
         refuse(file, _execution_problems(other, backends[entry.backend], options))
-    readers = [backend, *(backends[entry.backend] for entry, _ in further)]
+    readers = list(dict.fromkeys([backend, *(backends[entry.backend] for entry, _ in further)]))
     warnings = tuple(_config_warnings(source, file, readers, versions, options.stages))
-    named: Mapping[str, str] = {}
+    sums: Mapping[str, str] = {}
     if source.file is None:
         # Directories that come along with requests come once: there is nothing to remember.
         known = Digests() if digests is None or source.upload is not None else digests
-        named = known.verified(source.path, versions)
-    made_of = origins(state, file, config, versions, named)
-    if isinstance(backend, RemoteBackend):
+        sums = known.verified(source.path, versions)
+    made_of = origins(state, file, config, versions, sums)
+    if not backend.places_instances:
         made_of = {n: replace(origin, resizable=False) for n, origin in made_of.items()}
     opened = Opened(source, file, config, backend, made_of, warnings)
     if not further:
@@ -173,7 +167,7 @@ def _further(
     filenames: Sequence[str],
 ) -> list[tuple[fail_over.Entry, ModelConfig]]:
     """The backends to go on with, and the model's configuration for each."""
-    remote = [name for name, known in backends.items() if isinstance(known, RemoteBackend)]
+    remote = [name for name, known in backends.items() if not known.places_instances]
     try:
         entries = fail_over.read_order(config, backends, remote)
     except fail_over.InvalidOrder as error:
@@ -202,7 +196,7 @@ def _placed(
 ) -> ModelConfig:
     """A copy of `config` that says where each instance is; raises `InvalidConfig`."""
     gpus = options.gpus
-    if isinstance(backend, RemoteBackend) or options.elsewhere:
+    if not backend.places_instances or options.elsewhere:
         return config  # the model's servers have the GPUs, or the other machine
     preferred = backend.gpu_obstacle(0) == ""
     if not may_use_gpus(config, preferred):
@@ -237,26 +231,12 @@ def _execution_problems(
     config: ModelConfig, backend: Backend, options: LoadOptions
 ) -> Iterator[Problem]:
     """Where a model is to run, but cannot or must not."""
-    wanted = reading.execution(config)
-    if isinstance(backend, RemoteBackend):
-        if wanted != "auto":
-            yield Problem("parameters['execution']", "the model runs on other servers")
-        return
-    if config.WhichOneof("scheduling_choice") == "sequence_batching":
+    sequences = config.WhichOneof("scheduling_choice") == "sequence_batching"
+    if sequences and backend.places_instances:
         text = f"{validation.UNSUPPORTED}; models with sequences can run on other servers"
         yield Problem("sequence_batching", text)
-    if wanted == InstanceKind.PROCESS and not backend.isolated:
-        text = f"'process' is for Python models; those of {config.backend} run inline or in threads"
-        yield Problem("parameters['execution']", text)
-    on_gpu = any(group.kind == group.KIND_GPU for group in config.instance_group)
-    if wanted == InstanceKind.INLINE and on_gpu:
-        text = "'inline' is for the CPU; instances on a GPU run in threads"
-        yield Problem("parameters['execution']", text)
-    if wanted in IN_PROCESS and backend.isolated and not options.in_process_python:
-        text = (
-            f"'{wanted}' runs the model's code in the server's own process, which has to be allowed"
-            " by --allow-in-process-python; without this parameter it runs in a worker process"
-        )
+    wanted = reading.execution(config)
+    for text in backend.execution_problems(config, wanted, options.in_process_python):
         yield Problem("parameters['execution']", text)
 
 
@@ -271,35 +251,10 @@ def _config_warnings(
 
     `readers` are the model's backends.
     """
-    backend = readers[0]
     for name in source.ignored:
         yield f"{source.name}: directory {name} is not a version: it has a leading zero"
-    of_stages = {name for stage in stages.values() for name in stage.parameters}
-    unread = without_effect(
-        file.config,
-        lambda name: name in of_stages or any(one.reads_parameter(name) for one in readers),
-    )
-    parameters, meant = reading.parameters(file.config), {}
-    if any(isinstance(reader, RemoteBackend) for reader in readers):
-        # Imported late: few servers have such models.
-        from headrace.execution.remote.options import idle_parameters, remote_parameters
-
-        ours = remote_parameters() | TRITON_PARAMETERS | OWN_PARAMETERS
-        near = misspelt(file.config, ours)
-        meant = {f"parameters['{name}']": f"; did you mean '{one}'?" for name, one in near}
-        for name, text in idle_parameters(parameters):
-            yield file.explain(Problem(f"parameters['{name}']", text))
-    # A Triton that this server starts gets the whole configuration.
-    for path in meant if is_managed(parameters) else unread:
-        line = file.lines.get(path)
-        where = f"{file.name}:{line}" if line else file.name
-        yield f"{where}: {path} has no effect on this server{meant.get(path, '')}"
-    if type(backend) is PythonBackend:  # of others, what they do not know is in the list above
-        for name, known in misspelt(file.config, PARAMETERS):
-            text = f"only the model itself may read this; did you mean '{known}'?"
-            yield file.explain(Problem(f"parameters['{name}']", text))
-    decoupled = file.config.model_transaction_policy.decoupled
-    if decoupled and not backend.isolated and not isinstance(backend, RemoteBackend):
+    yield from _parameter_warnings(file, readers, stages)
+    if file.config.model_transaction_policy.decoupled and not readers[0].decoupled:
         text = (
             "requests are only taken over ModelStreamInfer and generate, and each gets one"
             " response; infer over HTTP and ModelInfer are refused"
@@ -314,3 +269,32 @@ def _config_warnings(
     if missing:
         numbers = ", ".join(map(str, sorted(missing)))
         yield f"{file.name}: version_policy names versions that are not there: {numbers}"
+
+
+def _parameter_warnings(
+    file: ConfigFile, readers: Sequence[Backend], stages: Mapping[str, StagePlugin]
+) -> Iterator[str]:
+    """Which fields and parameters nobody reads, or only the model itself."""
+    parameters = reading.parameters(file.config)
+    of_stages = {name for stage in stages.values() for name in stage.parameters}
+    unread = without_effect(
+        file.config,
+        lambda name: name in of_stages or any(one.reads_parameter(name) for one in readers),
+    )
+    known = OWN_PARAMETERS.union(of_stages, *(reader.parameters for reader in readers))
+    meant = {f"parameters['{name}']": near for name, near in misspelt(file.config, known)}
+    for reader in readers:
+        for name, text in reader.idle_parameters(parameters):
+            yield file.explain(Problem(f"parameters['{name}']", text))
+    if any(reader.reads_everything(parameters) for reader in readers):
+        unread = list(meant)
+    for path in unread:
+        line = file.lines.get(path)
+        where = f"{file.name}:{line}" if line else file.name
+        hint = f"; did you mean '{meant[path]}'?" if path in meant else ""
+        yield f"{where}: {path} has no effect on this server{hint}"
+    for path in meant:
+        if path in unread:
+            continue
+        text = f"only the model itself may read this; did you mean '{meant[path]}'?"
+        yield file.explain(Problem(path, text))

@@ -18,12 +18,10 @@ from headrace.engine.footprint import GpuMemory
 from headrace.engine.future_call import FutureCall
 from headrace.engine.loading import LoadedInstance, LoadedVersion
 from headrace.engine.model_services import ModelHost
-from headrace.engine.scheduler import make_batcher, remote_model
+from headrace.engine.scheduler import make_batcher
 from headrace.engine.shared_memory import Regions, share
 from headrace.engine.updating import Change, Serving
 from headrace.execution.choice import InstanceKind
-from headrace.execution.local import place
-from headrace.execution.model_kinds import is_elsewhere
 from headrace.execution.placement import PlacedInstance, Placement, Surroundings
 from headrace.observability.endpoints import EndpointSeries
 from headrace.observability.series import BackendSeries, WorkerSeries
@@ -87,8 +85,7 @@ class ModelVersion:
         self._placements: dict[int, Placement] = {}  # by the rank of their backends
         self._surroundings: list[Surroundings] = []  # likewise
         self._fail_over: FailOver | None = None  # if it has several
-        self.forwarded_headers: Sequence[str] = ()  # of clients, for the servers that run it
-        self._is_remote = False  # whether other servers run it
+        self.forwarded_headers: Sequence[str] | None = None  # of clients, if other servers run it
         self._sequences: SequenceQueue | None = None  # before the scheduler
         self._stages: Sequence[Compose] = ()  # of plugins, the innermost first
         self._memory: dict[str, int] = {}
@@ -254,7 +251,7 @@ class ModelVersion:
         self._surroundings = [
             Surroundings(
                 loaded.signature, one, host, loop, self._on_instances, self.statistics.endpoints,
-                loaded.limits, self.statistics.ended_runs,
+                loaded.limits, self.statistics.ended_runs, host,
             )
             for one in schedulers
         ]  # fmt: skip
@@ -264,16 +261,11 @@ class ModelVersion:
         self._signature = loaded.signature
         self._labels, self._regions = loaded.labels, regions
         self.decoupled = loaded.config.model_transaction_policy.decoupled
-        for item in loaded.instances:
-            if is_elsewhere(item.model):
-                item.model.forwarding.traces = host
-        remote = remote_model(loaded)
-        if remote is not None:
-            self._is_remote = True
-            given = batcher.expect, self.statistics.request_failed
-            stages = (placement.in_sequence(*given) for placement in self._each)
-            self._sequences = next(filter(None, stages), None)
-            self.forwarded_headers = remote.options.forward_headers
+        headers = (item.model.forward_headers for item in loaded.instances)
+        self.forwarded_headers = next((each for each in headers if each is not None), None)
+        given = batcher.expect, self.statistics.request_failed
+        stages = (placement.in_sequence(*given) for placement in self._each)
+        self._sequences = next(filter(None, stages), None)
         if not self.decoupled:
             told = loaded.signature, self.model, self.name
             self._plain = PlainJson(*told), PlainWriter(*told)
@@ -313,7 +305,7 @@ class ModelVersion:
                 self._gpu_memory[item.name] = item.gpu
             if item.rank not in self._placements:
                 surroundings = self._surroundings[item.rank]
-                self._placements[item.rank] = place(item.name, item.model, surroundings)
+                self._placements[item.rank] = item.model.placement(item.name, surroundings)
             self._placements[item.rank].add(item.name, item.model, item.kind, item.place)
 
     def leave(self) -> None:
@@ -390,7 +382,7 @@ class ModelVersion:
             queue = count_responses(self.statistics.responses, queue, bounds)
         if self._sequences is not None:
             queue = self._sequences.before(queue)
-        if self._is_remote:
+        if self.forwarded_headers is not None:
             queue = tell_servers(self.forwarded_headers, queue)
         direct = queue
         if signature.max_batch_size:

@@ -1,1 +1,1 @@
-"""Floor 3: instances of models: what takes a batch and reports back on the event-loop thread."""
+"""Instances of models: what takes a batch and reports back on the event-loop thread."""

@@ -1,11 +1,23 @@
-"""Whether a model is cheap enough to run on the event-loop thread: a decision over measured costs.
+"""Whether a model is cheap enough to run on the event-loop thread: measured costs, and a decision.
 
 A run on the loop costs no hop to another thread and back (about 50 microseconds), but while it
 lasts nothing else is read or answered. So a model runs inline while its runs stay within a budget
 that a tick can bear.
 """
 
+import logging
+import math
+from collections.abc import Callable
 from enum import StrEnum
+from time import perf_counter_ns
+
+import numpy as np
+
+from headrace.core.datatypes import ITEM_SIZES, NUMPY, Datatype
+from headrace.core.signature import Shape, Signature, TensorSpec
+from headrace.core.tensors import Array
+
+log = logging.getLogger(__name__)
 
 
 class InstanceKind(StrEnum):
@@ -25,6 +37,16 @@ _CAP = 4  # one slow run, preempted or at a page fault, counts as this many budg
 _PATIENCE = 12  # budgets' worth of slow runs close together that make a model leave the loop
 _LIGHT_RUNS = 1_000  # in a row, that bring it back
 _LIGHT = 0.5  # share of the budget below which a run is light
+
+
+_WARM_RUNS = 3
+_HEAVY_NS = 100 * BUDGET_NS  # two runs as heavy as this need no third to be believed
+_HOPELESS_NS = 2000 * BUDGET_NS  # nor one that is as heavy as this a second
+# A configuration may allow batches that nobody will send, and that would take seconds or all of the
+# memory only to be measured.
+_MOST_ROWS = 4096
+_MOST_BYTES = 64 << 20
+_TEXT_SIZE = 64  # about what an element of text costs: a pointer, an object, its copy as `str`
 
 
 class AutoChoice:
@@ -67,3 +89,63 @@ class AutoChoice:
             return False
         self.kind, self._score = InstanceKind.INLINE, 0.0
         return True
+
+
+def measure(infer: Callable[..., object], signature: Signature) -> float:
+    """Nanoseconds of the fastest of a few runs at the largest batch, with zeros for input.
+
+    A busy machine slows down single runs, and so does what a model does at its first: none but one
+    that takes a second is believed alone.
+
+    The largest batch is `max_batch_size`, as long as its tensors are of a sane size; what larger
+    ones cost is seen when they come. A model that fails on zeros, or has a single row beyond that
+    size, is none that can be measured; it counts as too heavy for the event loop.
+    """
+    cost = float("inf")
+    names = [spec.name for spec in signature.outputs]
+    largest = largest_batch(signature)
+    for rows in sorted({1, largest} if largest else ()):
+        if rows > 1 and cost > BUDGET_NS:
+            break  # too heavy already; a large batch would only take time and memory
+        cost = float("inf")
+        try:
+            inputs = {spec.name: _zeros(spec, signature, rows) for spec in signature.inputs}
+            for run in range(_WARM_RUNS):
+                begun = perf_counter_ns()
+                infer(inputs, names)
+                cost = min(cost, perf_counter_ns() - begun)
+                if cost > (_HEAVY_NS if run else _HOPELESS_NS):
+                    return cost
+        except Exception as error:  # any: the model says nothing about what it takes
+            log.debug("model %s cannot be measured with zeros: %s", signature.model, error)
+            return float("inf")
+    return cost
+
+
+def largest_batch(signature: Signature) -> int:
+    """How many rows to measure at most; 0 if already the inputs of one are too large."""
+    taken = sum(map(_row_bytes, signature.inputs))
+    given = sum(map(_row_bytes, signature.outputs))
+    if taken > _MOST_BYTES:
+        return 0
+    affordable = _MOST_BYTES // max(taken + given, 1)
+    return max(1, min(signature.max_batch_size, _MOST_ROWS, affordable))
+
+
+def _row_bytes(spec: TensorSpec) -> int:
+    return math.prod(_row_shape(spec)) * ITEM_SIZES.get(spec.datatype, _TEXT_SIZE)
+
+
+def _row_shape(spec: TensorSpec) -> Shape:
+    """A row's shape as the model sees it, with 1 for every variable dimension."""
+    dims = spec.dims if spec.reshape is None else spec.reshape
+    return tuple(1 if d == -1 else d for d in dims)
+
+
+def _zeros(spec: TensorSpec, signature: Signature, rows: int) -> Array:
+    shape = [*([rows] if signature.batches else []), *_row_shape(spec)]
+    if spec.datatype is Datatype.BYTES:
+        array = np.empty(shape, object)
+        array.fill(b"0")  # text that is a number too, for graphs that cast it
+        return array
+    return np.zeros(shape, NUMPY[spec.datatype])

@@ -20,7 +20,7 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -47,10 +47,17 @@ from headrace.execution.batch_frames import (
     special_of,
     wrong_parameter,
 )
+from headrace.execution.choice import AutoChoice, InstanceKind
 from headrace.execution.environments.resolve import demand_of
-from headrace.execution.model_kinds import InServer
-from headrace.execution.python_options import WORKER_PARAMETERS, start_arguments, with_completion
-from headrace.scheduling.batch import Batch, Deferral, Outcome, Part
+from headrace.execution.host import Host
+from headrace.execution.local import LoadedModel
+from headrace.execution.python_options import (
+    CODE_ROWS,
+    WORKER_PARAMETERS,
+    start_arguments,
+    with_completion,
+)
+from headrace.scheduling.batch import Batch, Deferral, Outcome, Part, Room
 from headrace.wire.documents import to_json
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 from headrace.workers import model_class
@@ -135,16 +142,18 @@ log = logging.getLogger(__name__)
 _TEXT = 4096  # characters of what clients are told of an exception
 
 
-class LoadedInProcess(InServer):
+class LoadedInProcess(LoadedModel):
     """A model that has been imported here, which `begin` starts.
 
-    `inputs` and `outputs` are empty: what a model takes and gives is in its configuration.
+    `inputs` and `outputs` are empty: what a model takes and gives is in its configuration. It gets
+    whole batches, and no calls of `infer`.
     """
+
+    told_by_code = True
+    row_limit = CODE_ROWS
 
     def __init__(self, spec: LoadSpec, loader: str) -> None:
         """Raises `LoadFailed` or `InvalidOption`."""
-        self.inputs = self.outputs = ()
-        self.file_bytes = 0
         self._spec = spec
         self._model: Any = None
         for name in sorted(WORKER_PARAMETERS - {"stall_secs"}):
@@ -180,22 +189,24 @@ class LoadedInProcess(InServer):
             self._imports.forget()
             raise self._load_failed(error) from error
         self.reads_parameters = model_class.reads_parameters(self._class)
-        self.loops = False
         execute = getattr(self._class, "execute", None)
         if inspect.iscoroutinefunction(execute) or inspect.isasyncgenfunction(execute):
             self._imports.forget()
             raise LoadFailed(self._only_in_worker("a model with `async def execute`"))
 
-    @property
-    def completes(self) -> bool:
-        """Whether the model has completed its configuration itself."""
-        return self._completed is not None
-
-    def completed(self, config: ModelConfig) -> ModelConfig:
-        """A copy of `config` with what the model says of itself; raises `InvalidConfig`."""
+    def completed(self, config: ModelConfig, auto_complete: bool = True) -> ModelConfig:
+        """See `LoadedModel`."""
         return with_completion(config, self._completed)
 
-    def begin(self, config: ModelConfig) -> None:
+    def kind(
+        self, wanted: str, signature: Signature, device: int | None
+    ) -> InstanceKind | AutoChoice:
+        """As the configuration says: nobody can tell what a run costs."""
+        return InstanceKind(wanted)
+
+    def begin(
+        self, config: ModelConfig, signature: Signature, batches: bool, host: Host | None = None
+    ) -> None:
         """Start the model with its whole configuration; raises `LoadFailed`."""
         if config.model_transaction_policy.decoupled:
             raise LoadFailed(self._only_in_worker("a decoupled model"))
@@ -207,11 +218,7 @@ class LoadedInProcess(InServer):
             self._imports.forget()
             raise self._load_failed(error) from error
 
-    def infer(self, inputs: Mapping[str, TensorArray], outputs: object) -> list[TensorArray]:
-        """Not here: it gets whole batches."""
-        raise NotImplementedError
-
-    def run(self, batch: Batch) -> Outcome:
+    def run(self, batch: Batch, room: Room | None = None) -> Outcome:
         """Run a batch. Never raises: a failure is an outcome too."""
         started = gathered = ended = monotonic_ns()
         try:

@@ -17,14 +17,15 @@ from typing import Any
 from headrace.core.errors import InvalidOption, LoadFailed, WorkerDied
 from headrace.core.model_spec import LoadSpec
 from headrace.core.signature import Signature
-from headrace.core.tensors import TensorArray
 from headrace.core.texts import whole_number
+from headrace.execution.choice import AutoChoice, InstanceKind
 from headrace.execution.conversation import Conversation, ModelCalls, Slot
 from headrace.execution.environments.resolve import environment_of
 from headrace.execution.host import Host, NoHost
-from headrace.execution.model_kinds import InWorker
+from headrace.execution.local import DEFAULT_ROWS, LoadedModel
 from headrace.execution.placement import Surroundings
 from headrace.execution.python_options import (
+    CODE_ROWS,
     Ways,
     WorkerOptions,
     WorkerSpec,
@@ -198,18 +199,20 @@ _CONCURRENCY = 32  # batches that a coroutine runs at a time
 _LOAD_SECS = 600.0  # for a model to be imported
 
 
-class LoadedWorker(InWorker):
+class LoadedWorker(LoadedModel):
     """A worker with an imported model, which `begin` starts.
 
-    `inputs` and `outputs` are empty: what a model takes and gives is in its configuration.
+    `inputs` and `outputs` are empty: what a model takes and gives is in its configuration. It gets
+    whole batches, and no calls of `infer`.
     """
+
+    told_by_code = True
 
     def __init__(
         self, spec: LoadSpec, loader: str, told: Mapping[str, object] | None = None
     ) -> None:
         """`told` is what its loader is told besides. Raises `LoadFailed` or `InvalidOption`."""
-        self.inputs = self.outputs = ()
-        self.file_bytes = 0
+        self.row_limit = CODE_ROWS if loader == "python" else DEFAULT_ROWS
         self._loader = loader
         self._told = dict(told or {})
         self._spec = spec
@@ -237,19 +240,29 @@ class LoadedWorker(InWorker):
         self._samples: tuple[Signature, Sequence[Sample]] | None = None
 
     @property
-    def completes(self) -> bool:
-        """Whether the model has completed its configuration itself."""
-        return self._completed is not None
+    def pid(self) -> int:  # type: ignore[override]
+        """The worker's process."""
+        return self.process.pid
 
-    def completed(self, config: ModelConfig) -> ModelConfig:
-        """A copy of `config` with what the model says of itself; raises `InvalidConfig`."""
+    @property
+    def quarantine_deaths(self) -> int:  # type: ignore[override]
+        """How many workers an input may cost."""
+        return self.options.quarantine_deaths
+
+    def completed(self, config: ModelConfig, auto_complete: bool = True) -> ModelConfig:
+        """See `LoadedModel`."""
         return with_completion(config, self._completed)
 
-    def begin(self, config: ModelConfig, host: Host | None = None) -> None:
-        """Start the model with its whole configuration; raises `LoadFailed`.
+    def kind(
+        self, wanted: str, signature: Signature, device: int | None
+    ) -> InstanceKind | AutoChoice:
+        """A process of its own."""
+        return InstanceKind.PROCESS
 
-        `host` is whom the model may ask meanwhile, also in workers that are started later.
-        """
+    def begin(
+        self, config: ModelConfig, signature: Signature, batches: bool, host: Host | None = None
+    ) -> None:
+        """See `LoadedModel`; `host` may also be asked in workers that are started later."""
         self._host = host
         self._config = json.dumps(to_json(config))
         self._decoupled = config.model_transaction_policy.decoupled
@@ -257,7 +270,7 @@ class LoadedWorker(InWorker):
         concurrency = self._concurrency if said["is_async"] else 0
         self.ways = Ways(concurrency, bool(said["asks"]))
 
-    def warm_up(self, signature: Signature, samples: Sequence[Sample]) -> None:
+    def warm_up(self, signature: Signature, version: int, samples: Sequence[Sample]) -> None:
         """Run samples, also in every worker that is started later; raises `LoadFailed`."""
         self._samples = signature, samples
         self._warm_up(self.process)
@@ -269,14 +282,9 @@ class LoadedWorker(InWorker):
         self._warm_up(process)
         return process
 
-    @staticmethod
-    def placement(version: Surroundings) -> WorkerSet:
+    def placement(self, name: str, version: Surroundings) -> WorkerSet:
         """The workers of such models."""
         return WorkerSet(version)
-
-    def infer(self, inputs: Mapping[str, TensorArray], outputs: object) -> list[TensorArray]:
-        """Not here: a worker gets whole batches."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """End the process at once."""
@@ -298,7 +306,6 @@ class LoadedWorker(InWorker):
         }
         answer = process.ask(Kind.LOAD, document, _LOAD_SECS)
         self.reads_parameters = bool(answer["reads_parameters"])
-        self.loops = False
         return process, answer.get("config")
 
     def _start(self, process: WorkerProcess) -> dict[str, Any]:

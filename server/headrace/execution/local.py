@@ -14,7 +14,7 @@ import asyncio
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -23,14 +23,18 @@ from threading import Thread
 from time import monotonic_ns
 from typing import Any, Literal
 
-from headrace.backends.backend import LoadedModel
+from headrace.core.call import Call
 from headrace.core.errors import ExecutionTimeout, ModelNotReady, Unavailable
 from headrace.core.limits import ABANDONED_SECS, LOOK_SECS, ExecutionLimits, Pulse
+from headrace.core.model_spec import TensorInfo
+from headrace.core.signature import Signature
 from headrace.core.tensors import Array, TensorArray
-from headrace.execution.choice import AutoChoice, InstanceKind
-from headrace.execution.model_kinds import in_server, in_worker, is_elsewhere
+from headrace.execution.choice import AutoChoice, InstanceKind, measure
+from headrace.execution.host import Host
 from headrace.execution.placement import Placement, Surroundings
+from headrace.execution.warming import Sample, warm_up
 from headrace.scheduling.batch import Batch, Instance, NotStarted, Outcome, Room
+from headrace.wire.pb.model_config_pb2 import ModelConfig
 from headrace.workers.allocation import CGROUPS, OWN_CGROUP, groups
 
 
@@ -73,24 +77,128 @@ log = logging.getLogger(__name__)
 
 _REST_SECS = 10.0  # without a batch, after which memory that is kept for further ones is given back
 _LEAST_PACE_SECS = 0.05
+DEFAULT_ROWS = "--default-max-batch-size, since its configuration sets no max_batch_size"
 Done = Callable[[Instance, Batch, Outcome], None]
 # BYTES elements of a batch, and bytes of them, up to which they become objects on the event loop:
 # that takes about half a microsecond each, and the hop to a thread a hundred times that.
 _MOST_ELEMENTS, _MOST_BYTES = 1000, 1 << 20
 
 
-def run(model: LoadedModel, batch: Batch, room: Room | None = None) -> Outcome:
-    """Gather the inputs of `batch` and run them. Never raises: a failure is an outcome too."""
-    started = gathered = monotonic_ns()
-    arrays: Sequence[TensorArray] = ()
-    error: Exception | None = None
-    try:
-        inputs = batch.gather(room)
-        gathered = monotonic_ns()
-        arrays = model.infer(inputs, batch.names)
-    except Exception as raised:  # whatever a backend raises belongs to this batch alone
-        error = raised
-    return Outcome(arrays, error, started, gathered, monotonic_ns())
+class LoadedModel:
+    """A model in memory; what the engine asks of it has the answers of one that runs here.
+
+    Backends derive their models from this. Used by one thread at a time. `inputs` and `outputs` are
+    what it takes and can give, unless the model's code says so (`told_by_code`). `file_bytes` is
+    the size of the files whose content is in this process now, 0 if that is not known, `pid` the
+    process that it has for itself. `reads_parameters` is whether it may read parameters of
+    requests, and `loops` whether values of its inputs may say for how long it runs. `pins_inputs`
+    is whether it takes inputs best from page-locked memory, `exact_shapes` whether an empty shape
+    is one of a scalar. `row_limit` says what limits the rows of a batch where the configuration
+    does not, "" for the model itself; `quarantine_deaths` is how many workers an input may cost,
+    None for none.
+    Of a model that other servers run, `forward_headers` are the headers of clients that they are
+    told, and `alike` is what calls of one batch have in common.
+    """
+
+    inputs: Sequence[TensorInfo] = ()
+    outputs: Sequence[TensorInfo] = ()
+    told_by_code: bool = False
+    file_bytes: int = 0
+    pid: int = 0
+    reads_parameters: bool = False
+    loops: bool = False
+    pins_inputs: bool = False
+    exact_shapes: bool = False
+    row_limit: str = DEFAULT_ROWS
+    quarantine_deaths: int | None = None
+    forward_headers: Sequence[str] | None = None
+    alike: Callable[[Call], object] | None = None
+
+    # --- for a backend to define
+
+    def infer(self, inputs: Mapping[str, Any], outputs: Sequence[str]) -> Sequence[TensorArray]:
+        """Run the model once; arrays in the order of `outputs`. May raise anything.
+
+        `inputs` are arrays; those of BYTES may be undecoded.
+        """
+        raise NotImplementedError
+
+    def rest(self) -> None:
+        """Give back what is kept for further batches, after a while without any."""
+
+    def terminate(self) -> bool:
+        """End the run under way soon with whatever error; any thread may call this.
+
+        False if it cannot be ended. Where no run is under way, the next one is not ended by it.
+        """
+        return False
+
+    def close(self) -> None:
+        """Give the memory back."""
+
+    # --- while it is being loaded
+
+    def completed(self, config: ModelConfig, auto_complete: bool = True) -> ModelConfig:
+        """A copy of `config` with what the model says of itself besides its tensors.
+
+        Raises `Contradiction` for what has to be said and is not, or `InvalidConfig`.
+        """
+        return config
+
+    def rows(self, default: int) -> int:
+        """The most rows of a batch if the configuration does not say."""
+        return default
+
+    def told(self, config: ModelConfig) -> tuple[Sequence[TensorInfo], Sequence[TensorInfo]]:
+        """The inputs and outputs that a complete configuration has to agree with."""
+        return self.inputs, self.outputs
+
+    def warnings(self) -> Sequence[str]:
+        """What is otherwise than its configuration asks for, and served nevertheless."""
+        return ()
+
+    def begin(
+        self, config: ModelConfig, signature: Signature, batches: bool, host: Host | None = None
+    ) -> None:
+        """Start with the complete configuration; `batches` is whether calls run together.
+
+        `host` is whom the model may ask meanwhile, None for nobody. Raises `LoadFailed` or
+        `Contradiction`.
+        """
+
+    def kind(
+        self, wanted: str, signature: Signature, device: int | None
+    ) -> InstanceKind | AutoChoice:
+        """Where an instance runs, by parameters['execution'] and what a run costs."""
+        if wanted != "auto":
+            return InstanceKind(wanted)
+        cost = measure(self.infer, signature)
+        # Whoever waits for a GPU must not hold up the event loop, nor may a request that has a
+        # graph run for as long as it says.
+        return InstanceKind.THREAD if device is not None or self.loops else AutoChoice(cost)
+
+    def warm_up(self, signature: Signature, version: int, samples: Sequence[Sample]) -> None:
+        """Run the configuration's samples; raises `LoadFailed`."""
+        warm_up(self.run, signature, str(version), samples)
+
+    # --- while it serves
+
+    def placement(self, name: str, version: Surroundings) -> Placement:
+        """The placement for instances like this one, which is called `name`."""
+        return LocalPlacement(version)
+
+    def run(self, batch: Batch, room: Room | None = None) -> Outcome:
+        """Gather the inputs of a batch and run them. Never raises: a failure is an outcome too."""
+        started = gathered = monotonic_ns()
+        arrays: Sequence[TensorArray] = ()
+        error: Exception | None = None
+        try:
+            inputs = batch.gather(room)
+            gathered = monotonic_ns()
+            arrays = self.infer(inputs, batch.names)
+        except Exception as raised:  # whatever a backend raises belongs to this batch alone
+            error = raised
+        return Outcome(arrays, error, started, gathered, monotonic_ns())
 
 
 class LocalInstance:
@@ -129,10 +237,7 @@ class LocalInstance:
         self._kind = kind.kind if isinstance(kind, AutoChoice) else kind
         self._loop = loop
         self._room = Room(place)
-        if in_server(model):
-            self._run_batch: Callable[[Batch], Outcome] = model.run
-        else:
-            self._run_batch = partial(run, model, room=self._room)
+        self._run_batch = partial(model.run, room=self._room)
         self._work: SimpleQueue[tuple[Batch, Done] | Literal["rest"] | None] = SimpleQueue()
         self._rest_secs = rest_secs
         self._ran = False  # since the last look
@@ -387,15 +492,3 @@ class LocalPlacement(Placement):
     async def closed(self) -> None:
         """See `Placement`."""
         await asyncio.gather(*(i.closed() for i in (*self._instances, *self._removed)))
-
-
-def place(name: str, model: LoadedModel, version: Surroundings) -> Placement:
-    """The placement for instances of a backend, the first of which is `model` called `name`."""
-    if in_worker(model):
-        return model.placement(version)
-    if is_elsewhere(model):
-        # Not with the other imports: servers without such models need none of it.
-        from headrace.execution.remote.pool import UpstreamPool
-
-        return UpstreamPool(name, model, version)
-    return LocalPlacement(version)

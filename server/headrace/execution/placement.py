@@ -1,7 +1,8 @@
 """The places where the instances of a version run: in this process, in workers, on other servers.
 
 Whoever serves a version puts its loaded instances into one placement for each backend and asks that
-for whatever differs from place to place; see `headrace.execution.local.place`. Owned by the
+for whatever differs from place to place; see `LoadedModel.placement` in
+`headrace.execution.local`. Owned by the
 event-loop thread.
 """
 
@@ -58,7 +59,8 @@ class Surroundings:
 
     `changed` is called when `healthy` or `given_up` of a placement may have changed. `host` is
     what models may ask for something. `endpoints` are the counters of other servers by their names,
-    `limits` those of executions, `ended_runs` counts runs that were ended, by reason.
+    `limits` those of executions, `ended_runs` counts runs that were ended, by reason. `traces` are
+    the `headrace.execution.remote.connection.CallTraces`, if there are any.
     """
 
     signature: Signature
@@ -69,6 +71,7 @@ class Surroundings:
     endpoints: dict[str, EndpointCounts] = field(default_factory=dict)
     limits: ExecutionLimits = field(default_factory=ExecutionLimits)
     ended_runs: Counter[str] = field(default_factory=Counter)
+    traces: Any = None
 
 
 class PlacedInstance(Protocol):

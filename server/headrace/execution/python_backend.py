@@ -6,15 +6,18 @@ those are trusted is decided here, before a worker is started; what a file means
 loaded, on its loading thread.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.backends.backend import Backend, BackendContext
 from headrace.core.errors import InvalidOption, LoadFailed
 from headrace.core.model_spec import LoadSpec
+from headrace.execution.backend import Backend, BackendContext
+from headrace.execution.choice import IN_PROCESS
+from headrace.execution.local import LoadedModel
 from headrace.execution.python_options import WORKER_PARAMETERS
+from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 if TYPE_CHECKING:
     from headrace.execution.in_process import LoadedInProcess
@@ -30,6 +33,7 @@ class PythonBackend(Backend):
     """Has workers load models, by one of the modules in `headrace.workers.loaders`."""
 
     isolated = True
+    decoupled = True
 
     def __init__(
         self, loader: str = "python", platform: str = "python", default_filename: str = "model.py"
@@ -45,11 +49,33 @@ class PythonBackend(Backend):
         """Make the backend of a server."""
         return cls()
 
+    @property
+    def parameters(self) -> Set[str]:
+        """See `Backend`."""
+        return PARAMETERS
+
     def reads_parameter(self, name: str) -> bool:
         """Every parameter may be read by the model itself."""
         return True
 
-    def load(self, spec: LoadSpec) -> "LoadedWorker":
+    def execution_problems(
+        self, config: ModelConfig, wanted: str, in_process: bool
+    ) -> Iterator[str]:
+        """See `Backend`."""
+        yield from super().execution_problems(config, wanted, in_process)
+        if wanted in IN_PROCESS and not in_process:
+            yield (
+                f"'{wanted}' runs the model's code in the server's own process, which has to be"
+                " allowed by --allow-in-process-python; without this parameter it runs in a worker"
+                " process"
+            )
+
+    def load(self, spec: LoadSpec) -> LoadedModel:
+        """Import the model in a worker, or here if it asks for that; raises `LoadFailed`."""
+        here = spec.parameters.get("execution") in IN_PROCESS
+        return self.load_here(spec) if here else self.load_apart(spec)
+
+    def load_apart(self, spec: LoadSpec) -> "LoadedWorker":
         """Start a worker and have it import the model; raises `LoadFailed`."""
         from headrace.execution.loaded_worker import LoadedWorker
 
@@ -117,12 +143,20 @@ class ArtefactBackend(PythonBackend):
         self._format = found
         self._trusted = trusted
 
-    def reads_parameter(self, name: str) -> bool:
-        """Whether it is one of those that the documentation names."""
-        return name in _PARAMETERS or name in self._format.parameters
+    @property
+    def parameters(self) -> Set[str]:
+        """Those that the documentation names."""
+        return _PARAMETERS | self._format.parameters
 
-    def load(self, spec: LoadSpec) -> "LoadedWorker":
+    def reads_parameter(self, name: str) -> bool:
+        """Whether it is one of `parameters`: there is no model's code that reads others."""
+        return name in self.parameters
+
+    def load(self, spec: LoadSpec) -> LoadedModel:
         """Start a worker and have it load the file; raises `LoadFailed` or `InvalidOption`."""
+        if spec.parameters.get("execution") in IN_PROCESS:  # whose settings libraries would change
+            text = "this format runs in worker processes only"
+            raise InvalidOption("parameters['execution']", text)
         trusted = _trusts(spec.parameters) or self._trusted
         data = spec.path.name.endswith(self._format.data)
         if not data and not trusted and spec.path.is_file():
@@ -135,10 +169,6 @@ class ArtefactBackend(PythonBackend):
         from headrace.execution.loaded_worker import LoadedWorker
 
         return LoadedWorker(spec, self._loader, told)
-
-    def load_here(self, spec: LoadSpec) -> "LoadedInProcess":
-        """Not in the server's process, whose settings libraries would change."""
-        raise InvalidOption("parameters['execution']", "this format runs in worker processes only")
 
 
 def _plugin(name: str) -> Callable[[BackendContext], ArtefactBackend]:

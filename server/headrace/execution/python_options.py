@@ -17,13 +17,14 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from headrace.core.errors import InvalidConfig, InvalidOption
+from headrace.core.errors import Contradiction, InvalidConfig, InvalidOption
 from headrace.core.limits import ExecutionLimits, seconds
 from headrace.core.model_spec import LoadSpec, variable_names
 from headrace.scheduling.quarantine import DEATHS
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 from headrace.workers.limits import Limits
 
+CODE_ROWS = "the max_batch_size that its code sets"
 HEARTBEAT_SECS = 30.0
 _LEAST_HEARTBEAT_SECS = 1.0  # the worker counts twice in it
 _MOST_NICE = 19
@@ -227,7 +228,11 @@ _COMPLETED = (
 
 
 def with_completion(config: ModelConfig, completed: dict[str, Any] | None) -> ModelConfig:
-    """A copy of `config` with what the model says of itself; raises `InvalidConfig`."""
+    """A copy of `config` with what the model says of itself; raises `InvalidConfig`.
+
+    Nobody can look into such a model, so it has to say what it takes and gives. One without inputs
+    and without outputs has to say so itself: mostly they were forgotten. Raises `Contradiction`.
+    """
     result = ModelConfig()
     result.CopyFrom(config)
     for name in _COMPLETED if completed is not None else ():
@@ -238,6 +243,15 @@ def with_completion(config: ModelConfig, completed: dict[str, Any] | None) -> Mo
                 json_format.ParseDict({name: completed[name]}, result)
             except json_format.ParseError as error:
                 raise InvalidConfig(f"auto_complete_config: {error}") from error
+    problems = []
+    if not (result.input or result.output or completed is not None):
+        text = "declare inputs and outputs here, or in the model's auto_complete_config"
+        problems.append(("input", text))
+    if result.model_transaction_policy.decoupled and result.dynamic_batching.preserve_ordering:
+        text = "cannot be combined with a decoupled model, which answers when it likes"
+        problems.append(("dynamic_batching.preserve_ordering", text))
+    if problems:
+        raise Contradiction(problems)
     return result
 
 

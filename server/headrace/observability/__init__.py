@@ -1,1 +1,1 @@
-"""Floor 1: counters, metrics and logs. Values and registries; only /proc is read, for scrapes."""
+"""Counters, metrics and logs. Values and registries; only /proc is read, for scrapes."""

@@ -1,1 +1,1 @@
-"""Floor 4: where models come from: the directory layout, `config.pbtxt`, and its completion."""
+"""Where models come from: the directory layout, `config.pbtxt`, and its completion."""

@@ -1,1 +1,1 @@
-"""Floor 2: which requests run together, and when. Decisions are plain functions over values."""
+"""Which requests run together, and when. Decisions are plain functions over values."""

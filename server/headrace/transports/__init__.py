@@ -1,1 +1,1 @@
-"""Floor 6: the doors. Each turns its protocol into requests, and responses into its protocol."""
+"""The doors. Each turns its protocol into requests, and responses into its protocol."""

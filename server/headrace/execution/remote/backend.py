@@ -4,13 +4,15 @@ What has to do with other servers is imported when the first model is loaded, on
 """
 
 import asyncio
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from headrace.backends.backend import Backend, BackendContext
 from headrace.core.model_spec import LoadSpec
+from headrace.execution.backend import Backend, BackendContext
 from headrace.execution.triton.late import LateTritons, LoadCounts
-from headrace.execution.triton.options import TRITON_PARAMETERS
+from headrace.execution.triton.options import TRITON_PARAMETERS, is_managed
+from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 if TYPE_CHECKING:
     from headrace.execution.remote.model import RemoteModel
@@ -22,6 +24,8 @@ class RemoteBackend(Backend):
     """Asks the servers that a model's configuration names, or those that this one starts."""
 
     platform = "triton"
+    places_instances = False
+    decoupled = True
 
     def __init__(self, tritons: LateTritons | None = None, largest_response: int = 0) -> None:
         """`tritons` has those that this server starts, None if it starts none.
@@ -55,20 +59,47 @@ class RemoteBackend(Backend):
         if self._tritons is not None:
             await self._tritons.close()
 
-    def reads_parameter(self, name: str) -> bool:
-        """Whether it is one of those that the documentation names."""
+    @property
+    def parameters(self) -> Set[str]:
+        """Those that the documentation names."""
         from headrace.execution.remote.options import remote_parameters
 
-        return name in remote_parameters() or name in TRITON_PARAMETERS
+        return remote_parameters() | TRITON_PARAMETERS
+
+    def reads_everything(self, parameters: Mapping[str, str]) -> bool:
+        """A Triton that this server starts gets the whole configuration."""
+        return is_managed(parameters)
+
+    def version_without_files(self, parameters: Mapping[str, str]) -> int:
+        """The remote version, or 1."""
+        from headrace.execution.remote.options import version_without_directory
+
+        return version_without_directory(parameters)
+
+    def execution_problems(
+        self, config: ModelConfig, wanted: str, in_process: bool
+    ) -> Iterator[str]:
+        """See `Backend`."""
+        if wanted != "auto":
+            yield "the model runs on other servers"
+
+    def idle_parameters(self, parameters: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        """See `Backend`."""
+        from headrace.execution.remote.options import idle_parameters
+
+        return idle_parameters(parameters)
 
     def prepare(self) -> None:
         """Import what `load` needs."""
-        from headrace.execution.remote import model  # noqa: F401
+        from headrace.execution.remote import pool  # noqa: F401
 
     def load(self, spec: LoadSpec) -> "RemoteModel":
         """Ask a server about the model; raises `LoadFailed` or `InvalidOption`."""
         from headrace.execution.remote.model import load_remote
+        from headrace.execution.remote.pool import UpstreamPool
 
         given = replace(spec, parameters={**self._defaults, **spec.parameters})
         servers = None if self._tritons is None else self._tritons.servers
-        return load_remote(given, servers, self._uses)
+        model = load_remote(given, servers, self._uses)
+        model.make_pool = UpstreamPool
+        return model

@@ -13,7 +13,10 @@ from headrace.core.errors import Contradiction, LoadFailed
 from headrace.core.model_spec import LoadSpec, TensorInfo
 from headrace.core.signature import Signature
 from headrace.core.tensors import TensorArray
-from headrace.execution.model_kinds import Elsewhere
+from headrace.execution.choice import AutoChoice, InstanceKind
+from headrace.execution.host import Host
+from headrace.execution.local import LoadedModel
+from headrace.execution.placement import Placement, Surroundings
 from headrace.execution.remote import policies
 from headrace.execution.remote.connection import (
     CallFailed,
@@ -40,6 +43,7 @@ from headrace.execution.triton.reconciler import (
     asked_of,
     load_everywhere,
 )
+from headrace.execution.warming import Sample
 from headrace.scheduling.sequences import SequenceRules
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
@@ -114,12 +118,12 @@ def _described(
         raise
 
 
-class RemoteModel(Elsewhere):
+class RemoteModel(LoadedModel):
     """A model elsewhere, as one of its servers has described it."""
 
-    file_bytes = 0
     reads_parameters = True  # for all that is known here
-    loops = False
+    exact_shapes = True  # its servers tell what their clients see
+    row_limit = ""
 
     def __init__(
         self,
@@ -141,6 +145,8 @@ class RemoteModel(Elsewhere):
         self.drift = differences(wanted.config, said, options.version)
         self.options = options
         self.forwarding = Forwarding(options)
+        self.forward_headers = options.forward_headers
+        self.alike = self.forwarding.alike
         self.clients = clients
         self.endpoints = list(endpoints)
         self.answered = answered
@@ -148,7 +154,9 @@ class RemoteModel(Elsewhere):
         optional = {i.name for i in said.config.input if i.optional} if said.config else set()
         self.inputs = [_info(tensor, optional) for tensor in said.metadata.inputs]
         self.outputs = [_info(tensor, set()) for tensor in said.metadata.outputs]
-        self._batches = self._decoupled = False
+        self._batches = self._decoupled = self._managed = False
+        # Set by the backend: the pool of servers knows the model.
+        self.make_pool: Callable[[str, RemoteModel, Surroundings], Placement]
         self.sequences: SequenceRules | None = None  # what holds for them, if it has any
 
     def look(self) -> tuple[list[Endpoint], ProtocolClients | None]:
@@ -203,12 +211,15 @@ class RemoteModel(Elsewhere):
     def _servers(self) -> int:
         return len({(endpoint.address, endpoint.port) for endpoint in self.endpoints})
 
-    def declared(self, config: ModelConfig) -> ModelConfig:
+    def completed(self, config: ModelConfig, auto_complete: bool = True) -> ModelConfig:
         """A copy of a configuration with what the servers say of the model, unless it says so.
 
         These are its inputs, since optional ones could not be told apart later, whether it is
-        decoupled, its sequences, and its instance groups.
+        decoupled, its sequences, and its instance groups. Raises `Contradiction` for what neither
+        the servers nor the configuration tell.
         """
+        if not auto_complete:
+            return config
         result = ModelConfig()
         result.CopyFrom(config)
         if self.config is not None:
@@ -219,7 +230,29 @@ class RemoteModel(Elsewhere):
                     result.input.add(name=info.name, optional=info.optional)
         if not result.instance_group and self.config is not None:
             result.instance_group.extend(self._wanted.groups(self.answered, self.config))
+        if problems := list(self._untold(result)):
+            raise Contradiction(problems)
         return result
+
+    def kind(
+        self, wanted: str, signature: Signature, device: int | None
+    ) -> InstanceKind | AutoChoice:
+        """Other servers."""
+        return InstanceKind.REMOTE
+
+    def warnings(self) -> Sequence[str]:
+        """What a server has otherwise than asked for."""
+        return [f"server {self.answered.name} has it otherwise: {one}" for one in self.drift]
+
+    def warm_up(self, signature: Signature, version: int, samples: Sequence[Sample]) -> None:
+        """See `LoadedModel`; a Triton that this server starts does it itself, in each instance."""
+        if not self._managed:
+            super().warm_up(signature, version, samples)
+
+    def placement(self, name: str, version: Surroundings) -> Placement:
+        """See `LoadedModel`."""
+        self.forwarding.traces = version.traces
+        return self.make_pool(name, self, version)
 
     def told(self, config: ModelConfig) -> tuple[Sequence[TensorInfo], Sequence[TensorInfo]]:
         """The inputs and outputs that the servers tell of; where there are none, as declared."""
@@ -229,7 +262,7 @@ class RemoteModel(Elsewhere):
             self.outputs or [_declared(tensor, lead) for tensor in config.output],
         )
 
-    def untold(self, config: ModelConfig) -> Iterator[tuple[str, str]]:
+    def _untold(self, config: ModelConfig) -> Iterator[tuple[str, str]]:
         """What neither the servers nor a configuration tell: its fields, and what is wrong.
 
         A server that tells the whole configuration tells so of a model without inputs or outputs.
@@ -242,15 +275,15 @@ class RemoteModel(Elsewhere):
             if not infos and not tensors:
                 yield path, f"the model's server does not tell its {path}s: declare them here"
 
-    def begin(self, config: ModelConfig, signature: Signature, batches: bool) -> None:
-        """Take the complete configuration; `batches` is whether requests run together here.
-
-        Raises `Contradiction` where the servers say something else.
-        """
+    def begin(
+        self, config: ModelConfig, signature: Signature, batches: bool, host: Host | None = None
+    ) -> None:
+        """See `LoadedModel`; raises `Contradiction` where the servers say something else."""
         problems = list(self._problems(config))
         if problems:
             raise Contradiction(problems)
         self._batches = batches
+        self._managed = is_managed({n: p.string_value for n, p in config.parameters.items()})
         self.clients.declared.signature = signature
         self._decoupled = config.model_transaction_policy.decoupled
         self.sequences = policies.sequence_rules(config)

@@ -5,11 +5,11 @@ from time import sleep
 
 import pytest
 
-from headrace.backends.backend import LoadedModel
 from headrace.core.datatypes import Datatype
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array
-from headrace.engine.measuring import largest_batch, measure
+from headrace.execution.choice import largest_batch, measure
+from headrace.execution.local import LoadedModel
 
 FP32, TEXT = Datatype.FP32, Datatype.BYTES
 
@@ -62,30 +62,30 @@ def test_how_many_rows_are_measured(declared: Signature, rows: int) -> None:
 
 def test_one_row_and_the_largest_batch_are_run() -> None:
     model = Recorder()
-    assert measure(model, signature(8, -1, 2)) < float("inf")
+    assert measure(model.infer, signature(8, -1, 2)) < float("inf")
     assert set(model.shapes) == {(1, 1, 2), (8, 1, 2)}
 
 
 def test_a_slow_first_run_says_nothing_yet() -> None:
     model = Recorder(first=0.1)
-    assert measure(model, signature(8, 2)) < 100_000_000
+    assert measure(model.infer, signature(8, 2)) < 100_000_000
     assert (8, 2) in model.shapes
 
 
 @pytest.mark.slow
 def test_one_run_that_takes_a_second_is_enough() -> None:
     model = Recorder(first=1.1)
-    assert measure(model, signature(8, 2)) > 1_000_000_000
+    assert measure(model.infer, signature(8, 2)) > 1_000_000_000
     assert model.shapes == [(1, 2)]
 
 
 def test_a_model_that_is_too_large_to_be_measured_is_too_heavy() -> None:
     model = Recorder()
-    assert measure(model, signature(0, 2**62, 2**62)) == float("inf")
+    assert measure(model.infer, signature(0, 2**62, 2**62)) == float("inf")
     assert model.shapes == []
 
 
 def test_a_model_that_fails_on_zeros_is_too_heavy() -> None:
     model = Recorder(limit=8)
-    assert measure(model, signature(8, 2)) == float("inf")
+    assert measure(model.infer, signature(8, 2)) == float("inf")
     assert model.shapes[-1] == (8, 2)

@@ -5,65 +5,31 @@ models are loaded and used on threads, each by one at a time.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
 from typing import Any
 
-from headrace.backends.gpus import Gpus
 from headrace.core import plugins
-from headrace.core.model_spec import LoadSpec, TensorInfo
-from headrace.core.tensors import TensorArray
+from headrace.core.model_spec import LoadSpec
+from headrace.execution.choice import InstanceKind
+from headrace.execution.local import LoadedModel
+from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
 class BackendContext:
     """What the server offers to its backends.
 
+    `gpus` are the `headrace.backends.gpus.Gpus` of this process, None for all that there are.
     `trust_model_code` is whether files may run code of their authors without saying so. Answers of
     other servers may have `largest_response` bytes, 0 for the usual. `tritons` are the options of
     Triton processes (`headrace.execution.triton.options.TritonOptions`), None if there are none.
     """
 
-    gpus: Gpus = field(default_factory=Gpus)
+    gpus: Any = None
     trust_model_code: bool = False
     largest_response: int = 0
     tritons: Any = None
-
-
-class LoadedModel:
-    """A model in memory: what backends derive their models from. Used by one thread at a time.
-
-    `inputs` and `outputs` are what it takes and can give,
-    `file_bytes` is the size of the files whose content is in this process now, 0 if that is not
-    known. `reads_parameters` is whether it may read parameters of requests, and `loops` whether
-    values of its inputs may say for how long it runs.
-    """
-
-    inputs: Sequence[TensorInfo] = ()
-    outputs: Sequence[TensorInfo] = ()
-    file_bytes: int = 0
-    reads_parameters: bool = False
-    loops: bool = False
-
-    def infer(self, inputs: Mapping[str, Any], outputs: Sequence[str]) -> Sequence[TensorArray]:
-        """Run the model once; arrays in the order of `outputs`. May raise anything.
-
-        `inputs` are arrays; those of BYTES may be undecoded.
-        """
-        raise NotImplementedError
-
-    def rest(self) -> None:
-        """Give back what is kept for further batches, after a while without any."""
-
-    def terminate(self) -> bool:
-        """End the run under way soon with whatever error; any thread may call this.
-
-        False if it cannot be ended. Where no run is under way, the next one is not ended by it.
-        """
-        return False
-
-    def close(self) -> None:
-        """Give the memory back."""
 
 
 class Backend:
@@ -71,7 +37,10 @@ class Backend:
 
     `filenames` are what a model's file may be called, the best first; a file with one of `suffixes`
     under another name is taken for one, too. Models of an `isolated` backend run in processes of
-    their own unless their configuration says otherwise.
+    their own unless their configuration says otherwise. `places_instances` is whether instance
+    groups, devices and cores are up to this server, and not to those that run the models, which may
+    be absent. `decoupled` is whether models may answer a call any number of times. `parameters` are
+    those of configurations that have a meaning for it, as far as they are known.
     """
 
     platform: str = ""
@@ -79,10 +48,45 @@ class Backend:
     filenames: tuple[str, ...] = ()
     suffixes: tuple[str, ...] = ()
     isolated: bool = False
+    places_instances: bool = True
+    decoupled: bool = False
+
+    @property
+    def parameters(self) -> Set[str]:
+        """The names of parameters that have a meaning for it, to know misspelt ones by."""
+        return frozenset()
 
     def reads_parameter(self, name: str) -> bool:
         """Whether a parameter of the configuration has a meaning for this backend."""
+        return name in self.parameters
+
+    def reads_everything(self, parameters: Mapping[str, str]) -> bool:
+        """Whether somebody else reads the whole configuration of a model with these parameters."""
         return False
+
+    def version_without_files(self, parameters: Mapping[str, str]) -> int | None:
+        """The version of a model that has no version directory; None if it needs one."""
+        return None
+
+    def execution_problems(
+        self, config: ModelConfig, wanted: str, in_process: bool
+    ) -> Iterator[str]:
+        """Why a model cannot run where parameters['execution'] wants it.
+
+        `in_process` is whether models' own code may run in the server's process.
+        """
+        if wanted == InstanceKind.PROCESS and not self.isolated:
+            yield (
+                f"'process' is for Python models; those of {config.backend} run inline or in"
+                " threads"
+            )
+        on_gpu = any(group.kind == group.KIND_GPU for group in config.instance_group)
+        if wanted == InstanceKind.INLINE and on_gpu:
+            yield "'inline' is for the CPU; instances on a GPU run in threads"
+
+    def idle_parameters(self, parameters: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        """The names of parameters that change nothing beside these others, and why."""
+        return iter(())
 
     def load(self, spec: LoadSpec) -> LoadedModel:
         """Load one instance; raises `RepositoryError`, for a setting `InvalidOption`."""
