@@ -1,13 +1,13 @@
 """Every route and procedure belongs to a category; one that does not is not served."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from headrace.api.header_rules import HeaderRules, Key
 from headrace.api.operations import OPERATIONS, Category, by_procedure
 from headrace.core.tensors import Buffer
-from headrace.transports.grpc.call import Handlers, RpcContext
+from headrace.transports.grpc.call import Handlers, Peer, RpcContext, Session
 from headrace.transports.grpc.services import restricted
 from headrace.transports.http.generate import inference_routes
 from headrace.transports.http.infer import Route
@@ -44,18 +44,17 @@ def test_a_procedure_that_is_not_in_the_table_is_not_served() -> None:
     async def unary(data: Buffer, call: RpcContext) -> bytes:
         raise NotImplementedError
 
-    def stream(requests: AsyncIterator[Buffer], call: RpcContext) -> AsyncIterator[bytes]:
+    def stream(peer: Peer) -> Session:
         raise NotImplementedError
 
     check = "/grpc.health.v1.Health/Check"
-    good = Handlers({}, {check: unary}, {}, {}, {})
+    good = Handlers({}, {check: unary}, {})
     health = HeaderRules(restricted=["health:x=y"])
     assert restricted(good, health).keys == {check: Key("x", "y")}
     assert not restricted(good, HeaderRules(restricted=["inference:x=y"])).keys
     for handlers in (
-        Handlers({}, {"/a/B": unary}, {}, {}, {}),
-        Handlers({}, {}, {"/a/B": stream}, {}, {}),
-        Handlers({}, {}, {}, {"/a/B": stream}, {}),
+        Handlers({}, {"/a/B": unary}, {}),
+        Handlers({}, {}, {"/a/B": stream}),
     ):
         with pytest.raises(LookupError, match="/a/B is not in the table of operations"):
             restricted(handlers, HeaderRules())

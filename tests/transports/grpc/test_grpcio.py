@@ -40,7 +40,7 @@ def test_a_request_ends_once(answered: bool) -> None:
             return asked
 
         server = GrpcioServer(
-            Handlers({_PATH: direct}, {}, {}, {}, {}), Admission(0, 0), 1, False, GrpcOptions()
+            Handlers({_PATH: direct}, {}, {}), Admission(0, 0), 1, False, GrpcOptions()
         )
         port = server.bind("127.0.0.1", 0)
         await server.start()

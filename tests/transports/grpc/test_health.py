@@ -1,12 +1,12 @@
 """Streams of the server's health: each is told of changes, and none asks by itself."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any, cast
 
-from headrace.core.tensors import Buffer
+from headrace.core.errors import ServerError
 from headrace.engine.admission import Admission
 from headrace.engine.readiness import Readiness
+from headrace.transports.grpc.call import Message
 from headrace.transports.grpc.services import health_handlers
 from headrace.wire.pb import health_pb2 as pb
 
@@ -25,8 +25,22 @@ class Server:
         return self.ready
 
 
-async def nothing() -> AsyncIterator[Buffer]:
-    yield b""
+class Peer:
+    """Keeps what a stream is told."""
+
+    congested = False
+
+    def __init__(self, told: list[bool]) -> None:
+        self.told = told
+        self.finished = False
+
+    def send(self, message: Message) -> None:
+        status = pb.HealthCheckResponse.FromString(b"".join(message)).status
+        self.told.append(status == pb.HealthCheckResponse.SERVING)
+
+    def finish(self, error: ServerError | None = None) -> None:
+        assert error is None
+        self.finished = True
 
 
 async def turns(count: int = 20) -> None:
@@ -56,14 +70,12 @@ def test_a_thousand_streams_ask_once_for_each_change() -> None:
         _, watch = health_handlers(readiness, admission)
         told: list[bool] = []
 
-        async def follow() -> None:
-            async for message in watch(nothing(), cast(Any, None)):
-                status = pb.HealthCheckResponse.FromString(message).status
-                told.append(status == pb.HealthCheckResponse.SERVING)
-
         timers = Timers(asyncio.get_running_loop())
-        streams = [asyncio.ensure_future(follow()) for _ in range(_STREAMS)]
-        await turns()
+        peers = [Peer(told) for _ in range(_STREAMS)]
+        streams = [watch(cast(Any, peer)) for peer in peers]
+        for stream in streams:
+            stream.receive(b"")
+            stream.half_close()
         assert told == [False] * _STREAMS
         asked = server.asked
         await turns(1000)
@@ -79,7 +91,9 @@ def test_a_thousand_streams_ask_once_for_each_change() -> None:
         assert server.asked <= asked + 2 + _STREAMS
         server.ready = False
         admission.close()
-        await asyncio.gather(*streams)
+        assert all(peer.finished for peer in peers)
+        for stream in streams:
+            stream.closed()
         assert told[2 * _STREAMS :] == [False] * _STREAMS
         assert timers.count == 0
         readiness.may_have_changed()  # for nobody

@@ -1,6 +1,6 @@
 """What a handler sees of a call, whatever transport carries it, and what handlers look like."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -103,7 +103,6 @@ class Server(Protocol):
 # The call is for the transport to cancel; None if the reply was called already.
 Direct = Callable[[Buffer, Reply], Call | None]
 Unary = Callable[[Buffer, Any], Awaitable[bytes]]
-Stream = Callable[[AsyncIterator[Buffer], RpcContext], AsyncIterator[bytes]]
 Open = Callable[[Peer], Session]
 
 
@@ -112,20 +111,16 @@ class Handlers:
     """All procedures by their full path, such as `/inference.GRPCInferenceService/ModelInfer`.
 
     `direct` are unary as well, but are called synchronously and answer through a `Reply`, with no
-    task or future between. `server_stream` take one message and give many; `bidi_stream` take and
-    give many, and `sessions` too, without a task. A handler raises `ServerError`; a transport turns
-    it into a status by `headrace.wire.status`. `keys` are what procedures ask for in the metadata.
+    task or future between. `sessions` take and give many messages. A handler raises `ServerError`;
+    a transport turns it into a status by `headrace.wire.status`. `keys` are what procedures ask for
+    in the metadata.
     """
 
     direct: Mapping[str, Direct]
     unary: Mapping[str, Unary]
-    server_stream: Mapping[str, Stream]
-    bidi_stream: Mapping[str, Stream]
     sessions: Mapping[str, Open]
     keys: Mapping[str, Key] = field(default_factory=dict)
 
     def paths(self) -> list[str]:
         """All procedures."""
-        return [
-            *self.direct, *self.unary, *self.server_stream, *self.bidi_stream, *self.sessions,
-        ]  # fmt: skip
+        return [*self.direct, *self.unary, *self.sessions]

@@ -12,7 +12,6 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from headrace.api.header_rules import Key
 from headrace.core.call import Call
 from headrace.core.errors import Overloaded, ServerError
 from headrace.core.tensors import Buffer
@@ -126,11 +125,6 @@ class _QueuePeer(_AioCall):
         self._count(len(self._messages[-1]))
         self._news.set()
 
-    def drop(self) -> None:
-        """Nobody wants what waits any more."""
-        self._messages.clear()
-        self._count(-self._nbytes)
-
     def _count(self, nbytes: int) -> None:
         self._nbytes += nbytes
         self.account.count(nbytes)
@@ -148,7 +142,30 @@ class _QueuePeer(_AioCall):
         else:
             self._released.set()
 
-    async def read(self, requests: AsyncIterator[Buffer], session: Session) -> None:
+    async def run(self, requests: AsyncIterator[Buffer], session: Session) -> AsyncIterator[bytes]:
+        """What a session sends, which is given the client's messages; ends as the session does."""
+        reader = asyncio.create_task(self._read(requests, session))
+        try:
+            while self._messages or not self._finished:
+                if not self._messages:
+                    self._news.clear()
+                    await self._news.wait()
+                    continue
+                message = self._messages.popleft()
+                self._count(-len(message))
+                yield message
+                if not self._finished:
+                    session.sent()
+            if self._error is not None:
+                raise self._error
+        finally:
+            reader.cancel()
+            self.finish()
+            session.closed()
+            self._messages.clear()  # nobody wants what waits any more
+            self._count(-self._nbytes)
+
+    async def _read(self, requests: AsyncIterator[Buffer], session: Session) -> None:
         """Hand the client's messages to the session."""
         try:
             async for message in requests:
@@ -162,26 +179,9 @@ class _QueuePeer(_AioCall):
         except Exception as error:  # whoever iterates raises it
             self.finish(error)
 
-    async def answers(self, session: Session) -> AsyncIterator[bytes]:
-        """What the session sends; ends as the session does."""
-        while True:
-            while self._messages:
-                message = self._messages.popleft()
-                self._count(-len(message))
-                yield message
-                if not self._finished:
-                    session.sent()
-            if self._finished:
-                if self._error is not None:
-                    raise self._error
-                return
-            self._news.clear()
-            await self._news.wait()
 
-
-# Handlers as this transport calls them: its calls are also what direct ones and sessions need.
+# Unary handlers as this transport calls them: its calls are also what direct ones need.
 _Unary = Callable[[Buffer, _FutureReply], Awaitable[bytes]]
-_Stream = Callable[[AsyncIterator[Buffer], _QueuePeer], AsyncIterator[bytes]]
 
 
 class _Peers:
@@ -237,23 +237,16 @@ class GrpcioServer:
         self._keys = handlers.keys
         unaries: dict[str, _Unary] = dict(handlers.unary)
         unaries |= {path: _awaited(direct) for path, direct in handlers.direct.items()}
-        several: dict[str, _Stream] = dict(handlers.bidi_stream)
-        several |= {path: _iterated(session) for path, session in handlers.sessions.items()}
         methods: dict[str, dict[str, Any]] = {}
         for path, unary in unaries.items():
             _, service, name = path.split("/")
             methods.setdefault(service, {})[name] = grpc.unary_unary_rpc_method_handler(
                 self._unary(path, unary)
             )
-        for path, stream in handlers.server_stream.items():
-            _, service, name = path.split("/")
-            methods.setdefault(service, {})[name] = grpc.unary_stream_rpc_method_handler(
-                self._stream(path, stream, single=True)
-            )
-        for path, bidi in several.items():
+        for path, opened in handlers.sessions.items():
             _, service, name = path.split("/")
             methods.setdefault(service, {})[name] = grpc.stream_stream_rpc_method_handler(
-                self._stream(path, bidi, single=False)
+                self._stream(path, opened)
             )
         self._server.add_generic_rpc_handlers(
             tuple(
@@ -287,29 +280,21 @@ class GrpcioServer:
         await self._server.stop(grace)
 
     def _unary(self, path: str, handler: _Unary) -> Any:
-        if (key := self._keys.get(path)) is not None:
-            handler = _restricted_unary(handler, key)
-
         answers = self._answers.of("grpc", operation_of(path))
 
         async def answer(data: bytes, context: Any) -> bytes:
-            begun = perf_counter()
-            status = 0
-            noted: Noted | None = None
+            begun, status, call = perf_counter(), 0, None
             try:
                 try:
                     with self._peers.account(context.peer()) as account:
                         call = _FutureReply(context, account)
-                        noted = call.noted
+                        self._check_key(path, call)
                         return await handler(data, call)
-                except ServerError as error:
-                    status, text = _told(context, error)
-                except asyncio.CancelledError:
+                except (asyncio.CancelledError, GeneratorExit):
                     status = CANCELLED
                     raise
-                except Exception:
-                    log.exception("bug in %s", path)
-                    status, text = INTERNAL.grpc, INTERNAL_TEXT
+                except Exception as error:
+                    status, text = _told(path, context, error)
                 # grpcio keeps what abort raises, and by its traceback this frame, which must not
                 # hold on to the message, also not by the error above.
                 data = b""
@@ -317,49 +302,54 @@ class GrpcioServer:
                 raise AssertionError("abort raises")
             finally:
                 answers[status] += 1
-                if self._access_log:
-                    log_access(_address(context.peer()), path, status, begun, noted_fields(noted))
+                self._log(context, path, status, begun, call)
 
         return answer
 
-    def _stream(self, path: str, handler: _Stream, single: bool) -> Any:
-        if (key := self._keys.get(path)) is not None:
-            handler = _restricted_stream(handler, key)
-
+    def _stream(self, path: str, opened: Open) -> Any:
         answers = self._answers.of("grpc", operation_of(path))
 
-        async def answer(request: Any, context: Any) -> AsyncIterator[bytes]:
-            begun = perf_counter()
-            status = 0
-            noted: Noted | None = None
-            requests: AsyncIterator[Buffer] = _one(request) if single else request
+        async def answer(requests: AsyncIterator[Buffer], context: Any) -> AsyncIterator[bytes]:
+            begun, status, call = perf_counter(), 0, None
             try:
                 try:
                     with self._peers.account(context.peer()) as account:
                         call = _QueuePeer(context, account)
-                        noted = call.noted
-                        async for message in handler(requests, call):
+                        self._check_key(path, call)
+                        async for message in call.run(requests, opened(call)):
                             yield message
                     return
-                except ServerError as error:
-                    status, text = _told(context, error)
                 except (asyncio.CancelledError, GeneratorExit):
                     status = CANCELLED
                     raise
-                except Exception:
-                    log.exception("bug in %s", path)
-                    status, text = INTERNAL.grpc, INTERNAL_TEXT
+                except Exception as error:
+                    status, text = _told(path, context, error)
                 await context.abort(_CODES[status], text)
             finally:
                 answers[status] += 1
-                if self._access_log:
-                    log_access(_address(context.peer()), path, status, begun, noted_fields(noted))
+                self._log(context, path, status, begun, call)
 
         return answer
 
+    def _check_key(self, path: str, call: _AioCall) -> None:
+        """Raise `Restricted` for a client without the key of a procedure, if it needs one."""
+        key = self._keys.get(path)
+        if key is not None and (error := without_key(key, call.metadata())) is not None:
+            raise error
 
-def _told(context: Any, error: ServerError) -> tuple[int, str]:
+    def _log(
+        self, context: Any, path: str, status: int, begun: float, call: _AioCall | None
+    ) -> None:
+        if self._access_log:
+            noted = noted_fields(None if call is None else call.noted)
+            log_access(_address(context.peer()), path, status, begun, noted)
+
+
+def _told(path: str, context: Any, error: Exception) -> tuple[int, str]:
     """The status and text of an error, whose details go along behind what was set before."""
+    if not isinstance(error, ServerError):
+        log.error("bug in %s", path, exc_info=error)
+        return INTERNAL.grpc, INTERNAL_TEXT
     status, text = STATUS[type(error)].grpc, error_text(error)
     if details := retry_details(error, status, text):
         before = context.trailing_metadata() or ()
@@ -406,55 +396,10 @@ def _awaited(handler: Direct) -> _Unary:
     return unary
 
 
-def _iterated(opened: Open) -> _Stream:
-    """A session as an asynchronous generator."""
-
-    async def stream(requests: AsyncIterator[Buffer], call: _QueuePeer) -> AsyncIterator[bytes]:
-        session = opened(call)
-        reader = asyncio.create_task(call.read(requests, session))
-        try:
-            async for message in call.answers(session):
-                yield message
-        finally:
-            reader.cancel()
-            call.finish()
-            session.closed()
-            call.drop()
-
-    return stream
-
-
-def _restricted_unary(handler: _Unary, key: Key) -> _Unary:
-    """A procedure for those who have a key."""
-
-    async def unary(data: Buffer, call: _FutureReply) -> bytes:
-        if (error := without_key(key, call.metadata())) is not None:
-            raise error
-        return await handler(data, call)
-
-    return unary
-
-
-def _restricted_stream(handler: _Stream, key: Key) -> _Stream:
-    """The same for one that answers many times."""
-
-    async def stream(requests: AsyncIterator[Buffer], call: _QueuePeer) -> AsyncIterator[bytes]:
-        if (error := without_key(key, call.metadata())) is not None:
-            raise error
-        async for message in handler(requests, call):
-            yield message
-
-    return stream
-
-
 def _address(peer: str) -> str:
     """The address of a peer, without its port."""
     kind, _, address = peer.partition(":")
     return address.rpartition(":")[0] if kind in ("ipv4", "ipv6") else peer
-
-
-async def _one(message: Buffer) -> AsyncIterator[Buffer]:
-    yield message
 
 
 def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:

@@ -4,22 +4,22 @@ The operations of the table come as `unary`: from the engine, or handed on to it
 door answers itself is here, too: health, reflection, inference.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.message import DecodeError
 
 from headrace.api.header_rules import HeaderRules, Key
 from headrace.api.operations import HEALTH, INFERENCE, REFLECTION, TRAFFIC, by_procedure
-from headrace.core.errors import InvalidRequest
+from headrace.core.errors import InvalidRequest, ServerExiting
 from headrace.core.tensors import Buffer
 from headrace.core.texts import bounded
 from headrace.engine.admission import Admission
 from headrace.engine.doors import Entrance
 from headrace.engine.readiness import Readiness
-from headrace.transports.grpc.call import Direct, Handlers, Open, Stream, Unary
+from headrace.transports.grpc.call import Direct, Handlers, Open, Peer, Unary
 from headrace.transports.grpc.service import InferenceService
 from headrace.transports.grpc.stream import stream_opener
 from headrace.wire.pb import POOL, health_pb2, reflection_pb2
@@ -47,13 +47,16 @@ def all_handlers(
         f"/{INFERENCE}/ModelInfer": InferenceService(entrance, max_request_bytes, pattern)
     }
     sessions: dict[str, Open] = {
-        f"/{INFERENCE}/ModelStreamInfer": stream_opener(streams, max_request_bytes, pattern=pattern)
+        f"/{INFERENCE}/ModelStreamInfer": stream_opener(
+            streams, max_request_bytes, pattern=pattern
+        ),
+        f"/{HEALTH}/Watch": watch,
     }
+    for service in REFLECTION:
+        sessions[f"/{service}/ServerReflectionInfo"] = partial(Reflection, admission)
     handlers = Handlers(
         direct=direct,
         unary={**unary, f"/{HEALTH}/Check": check},
-        server_stream={f"/{HEALTH}/Watch": watch},
-        bidi_stream={f"/{service}/ServerReflectionInfo": _reflect for service in REFLECTION},
         sessions=sessions,
     )
     return restricted(handlers, rules)
@@ -78,35 +81,58 @@ def restricted(handlers: Handlers, rules: HeaderRules) -> Handlers:
 # --- grpc.health.v1.Health: the server's readiness for any service name, as Triton answers it
 
 
-def health_handlers(readiness: Readiness, admission: Admission) -> tuple[Unary, Stream]:
+def health_handlers(readiness: Readiness, admission: Admission) -> tuple[Unary, Open]:
     """Check, and Watch: whether the server is ready now, and each time that has changed."""
 
-    def ready() -> bool:
-        return readiness.ready and not admission.exiting
-
     async def check(data: Buffer, call: object) -> bytes:
-        return _status(ready())
+        return _status(readiness.ready and not admission.exiting)
 
-    async def watch(requests: AsyncIterator[Buffer], call: object) -> AsyncIterator[bytes]:
-        last: bool | None = None
-        changed = asyncio.Event()
-        readiness.watch(changed.set)
-        admission.watch_close(changed.set)
-        try:
-            while True:
-                changed.clear()
-                exiting = admission.exiting
-                if (now := ready()) is not last:
-                    last = now
-                    yield _status(now)
-                if exiting:
-                    return
-                await changed.wait()
-        finally:
-            readiness.unwatch(changed.set)
-            admission.unwatch_close(changed.set)
+    return check, partial(Watch, readiness, admission)
 
-    return check, watch
+
+class Watch:
+    """A `Session` that tells whether the server is ready, until it exits.
+
+    The client's one message says of which service, which makes no difference.
+    """
+
+    def __init__(self, readiness: Readiness, admission: Admission, peer: Peer) -> None:
+        self._readiness, self._admission, self._peer = readiness, admission, peer
+        self._asked = self._begun = False
+        self._last: bool | None = None  # what the client was told
+
+    def receive(self, message: Buffer) -> None:
+        """Take the one message."""
+        if self._asked:
+            raise InvalidRequest("the call takes one message, got another")
+        self._asked = True
+
+    def half_close(self) -> None:
+        """Begin to tell."""
+        if not self._asked:
+            raise InvalidRequest("the call takes one message, got none")
+        self._begun = True
+        self._readiness.watch(self.sent)
+        self._admission.watch_close(self.sent)
+        self.sent()
+
+    def sent(self) -> None:
+        """Tell what has changed, once there is room for it."""
+        if not self._begun or self._peer.congested:
+            return
+        exiting = self._admission.exiting
+        ready = self._readiness.ready and not exiting
+        if ready is not self._last:
+            self._last = ready
+            self._peer.send([_status(ready)])
+        if exiting:
+            self._peer.finish()
+
+    def closed(self) -> None:
+        """Watch no more."""
+        self._begun = False
+        self._readiness.unwatch(self.sent)
+        self._admission.unwatch_close(self.sent)
 
 
 def _status(ready: bool) -> bytes:
@@ -118,14 +144,41 @@ def _status(ready: bool) -> bytes:
 # --- reflection (v1 and v1alpha), so that tools such as grpcurl need no .proto files
 
 
-async def _reflect(requests: AsyncIterator[Buffer], call: object) -> AsyncIterator[bytes]:
-    """The messages of the two packages are the same on the wire; only their names differ."""
-    async for data in requests:
+class Reflection:
+    """A `Session` of ServerReflectionInfo.
+
+    The messages of the two packages are the same on the wire; only their names differ.
+    """
+
+    def __init__(self, admission: Admission, peer: Peer) -> None:
+        self._admission, self._peer = admission, peer
+        admission.watch_close(self._exit)
+
+    def receive(self, message: Buffer) -> None:
+        """Answer, and take no more while the client does not read."""
         try:
-            request = reflection_pb2.ServerReflectionRequest.FromString(bytes(data))
+            request = reflection_pb2.ServerReflectionRequest.FromString(bytes(message))
         except DecodeError as error:
             raise InvalidRequest(f"not a valid ServerReflectionRequest: {error}") from None
-        yield _reflected(request).SerializeToString()
+        self._peer.send([_reflected(request).SerializeToString()])
+        if self._peer.congested:
+            self._peer.hold(True)
+
+    def half_close(self) -> None:
+        """End: everything is answered."""
+        self._peer.finish()
+
+    def sent(self) -> None:
+        """Go on once there is room."""
+        if not self._peer.congested:
+            self._peer.hold(False)
+
+    def closed(self) -> None:
+        """Nothing is left to do."""
+        self._admission.unwatch_close(self._exit)
+
+    def _exit(self) -> None:
+        self._peer.finish(ServerExiting("Server exiting"))
 
 
 def _reflected(

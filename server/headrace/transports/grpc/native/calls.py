@@ -1,8 +1,8 @@
-"""Calls that are handled by coroutines, each in a task of its own, and by sessions, without one."""
+"""Calls whose handlers are coroutines, each in a task of its own, or sessions, without one."""
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,8 +12,7 @@ from headrace.engine.workbench import Job
 from headrace.transports.grpc.call import Message, Session
 from headrace.transports.grpc.native.connection import Rpc, RpcHead
 
-_INBOX = 16  # messages that wait for the handler before the client is asked to wait
-CONGESTED = 1 << 20  # bytes that wait for the client before the handler waits
+_CONGESTED = 1 << 20  # bytes that wait for the client before a session is to wait
 
 
 class TaskRpc(Rpc):
@@ -38,7 +37,7 @@ class TaskRpc(Rpc):
         if self.kept:
             self.on_keep()  # for as long as the handler has it
         if not self.finished:
-            self._task = self._context.loop.create_task(self._guarded(data))
+            self._task = self._context.loop.create_task(self._run(data))
 
     def abandon(self) -> None:
         """Cancel the task."""
@@ -46,103 +45,18 @@ class TaskRpc(Rpc):
         if task is not None:
             task.cancel()
 
-    async def _guarded(self, data: Buffer) -> None:
+    async def _run(self, data: Buffer) -> None:
+        handler: Any = self.head.handler
         try:
-            await self._run(data)
+            answer = await handler(data, self)
+            if not self.finished:
+                self.write([answer])
+                self.close()
         except Exception as error:
             if not self.finished:
                 self.guard(error)
         finally:
             self._task = None
-
-    async def _run(self, data: Buffer) -> None:
-        handler: Any = self.head.handler
-        answer = await handler(data, self)
-        if not self.finished:
-            self.write([answer])
-            self.close()
-
-
-class ServerStreamRpc(TaskRpc):
-    """A call with one message and many answers; it never ends by itself, so a stop ends it."""
-
-    def __init__(self, head: RpcHead, number: int) -> None:
-        super().__init__(head, number)
-        self._room = asyncio.Event()
-        self._context.endless.add(self)
-
-    def on_sent(self) -> None:
-        """The handler may go on."""
-        if self.queued < CONGESTED:
-            self._room.set()
-
-    def _settle(self, status: int) -> None:
-        self._context.endless.discard(self)
-        super()._settle(status)
-
-    async def _run(self, data: Buffer) -> None:
-        await self._give(_one(data))
-
-    async def _give(self, requests: AsyncIterator[Buffer]) -> None:
-        handler: Any = self.head.handler
-        answers = handler(requests, self)
-        try:
-            async for answer in answers:
-                if self.finished:
-                    return
-                self.write([answer])
-                if self.queued >= CONGESTED:
-                    self._room.clear()
-                    await self._room.wait()
-            self.close()
-        finally:
-            await answers.aclose()
-
-
-class BidiStreamRpc(ServerStreamRpc):
-    """A call with many messages both ways."""
-
-    unary = False
-    _half_closed = False
-
-    def __init__(self, head: RpcHead, number: int) -> None:
-        super().__init__(head, number)
-        self._inbox: deque[Buffer] = deque()
-        self._arrived = asyncio.Event()
-        self._task = self._context.loop.create_task(self._guarded(b""))
-
-    def message(self, data: Buffer) -> None:
-        """Queue a message for the handler."""
-        self._inbox.append(data)
-        self.kept += len(data)
-        self.keeps_window = len(self._inbox) >= _INBOX
-        self._arrived.set()
-
-    def end(self) -> None:
-        """Let the handler see the end."""
-        self._half_closed = True
-        self._arrived.set()
-
-    async def _run(self, data: Buffer) -> None:
-        await self._give(self._requests())
-
-    async def _requests(self) -> AsyncIterator[Buffer]:
-        while True:
-            if self._inbox:
-                message = self._inbox.popleft()
-                self.release(len(message))
-                if self.keeps_window and len(self._inbox) < _INBOX:
-                    self._connection.http2.release(self)
-                yield message
-            elif self._half_closed:
-                return
-            else:
-                self._arrived.clear()
-                await self._arrived.wait()
-
-
-async def _one(message: Buffer) -> AsyncIterator[Buffer]:
-    yield message
 
 
 class SessionRpc(Rpc):
@@ -167,7 +81,7 @@ class SessionRpc(Rpc):
     @property
     def congested(self) -> bool:
         """`Peer.congested`."""
-        return self.queued >= CONGESTED or self._packing is not None
+        return self.queued >= _CONGESTED or self._packing is not None
 
     def send(self, message: Message) -> None:
         """`Peer.send`."""

@@ -126,8 +126,6 @@ class ServerContext:
         self.level = LEVELS[options.compression]
         # Where the client decides, by what it does itself, a level that pays on tensors.
         self.compression_level = self.level or DEFAULT_LEVEL
-        # Calls that only their client ends. What they wait for holds nobody up at a stop.
-        self.endless: set[Rpc] = set()
         # Received bytes are here only while they are being taken in, so one is enough for all.
         self.buffer = memoryview(bytearray(_BUFFER))
         self.connections: set[GrpcConnection] = set()

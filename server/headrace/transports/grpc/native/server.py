@@ -9,11 +9,8 @@ from typing import cast
 
 from headrace.engine.admission import Admission
 from headrace.transports.acceptor import ANNOUNCE_SECS, Acceptor, wait_for
-from headrace.transports.grpc.access import UNAVAILABLE
 from headrace.transports.grpc.call import Handlers
 from headrace.transports.grpc.native.calls import (
-    BidiStreamRpc,
-    ServerStreamRpc,
     SessionRpc,
     TaskRpc,
 )
@@ -28,7 +25,6 @@ from headrace.transports.grpc.options import GrpcOptions
 from headrace.wire.http2.protocol import Limits
 
 _LOOK_SECS = 1.0  # between two looks at what clients have left unfinished, or unread
-_FAREWELL_SECS = 0.1  # for streams that end by themselves when the server does
 
 
 class NativeServer(ServerContext):
@@ -47,8 +43,6 @@ class NativeServer(ServerContext):
         kinds: list[tuple[type[Rpc], Mapping[str, object]]] = [
             (InferRpc, handlers.direct),
             (TaskRpc, handlers.unary),
-            (ServerStreamRpc, handlers.server_stream),
-            (BidiStreamRpc, handlers.bidi_stream),
             (SessionRpc, handlers.sessions),
         ]
         procedures = {
@@ -91,10 +85,6 @@ class NativeServer(ServerContext):
             self._look.cancel()
         end = self.loop.time() + grace
         await self.announce(grace)
-        await self._empty(min(_FAREWELL_SECS, end - self.loop.time()))
-        for call in list(self.endless):
-            call.abandon()
-            call.close(UNAVAILABLE, "Server exiting")
         await self._empty(end - self.loop.time())
         for connection in list(self.connections):
             connection.abort()
