@@ -28,7 +28,7 @@ from headrace.observability.statistics import VersionStatistics
 from headrace.scheduling.batch import Batch, Outcome
 from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy
-from headrace.wire import grpc_infer, v2_json
+from headrace.wire import v2_json, v2_protobuf
 from headrace.wire.v2_json import ResponseForm
 
 ROWS = (1, 16, 64)
@@ -128,7 +128,7 @@ def _single_stages(model: OnnxModel) -> dict[str, Work]:
 
     def decode_grpc() -> None:
         data = bodies["grpc"]
-        grpc_infer.decode_infer(grpc_infer.parse_infer(data), len(data))
+        v2_protobuf.decode_infer(v2_protobuf.parse_infer(data), len(data))
 
     return {
         "decode HTTP JSON": partial(decode, bodies["http-json"], None),
@@ -137,7 +137,7 @@ def _single_stages(model: OnnxModel) -> dict[str, Work]:
         "check": partial(_SIGNATURE.check, request),
         "encode HTTP JSON": partial(plain.encode, response),
         "encode HTTP binary": partial(binary.encode, response),
-        "encode gRPC": lambda: grpc_infer.encode_infer(response).SerializeToString(),
+        "encode gRPC": lambda: b"".join(v2_protobuf.InferWriter().pieces(response)),
     }
 
 
@@ -192,7 +192,7 @@ def _message(protocol: str) -> bytes:
 
 def _request() -> Call:
     data = _body("grpc")
-    return grpc_infer.decode_infer(grpc_infer.parse_infer(data), len(data))
+    return v2_protobuf.decode_infer(v2_protobuf.parse_infer(data), len(data))
 
 
 def _response(model: OnnxModel, request: Call) -> InferResponse:

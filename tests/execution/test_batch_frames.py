@@ -10,9 +10,9 @@ from headrace.core.datatypes import Datatype
 from headrace.core.signature import Signature, TensorSpec
 from headrace.execution.batch_frames import BatchFrames, one_answer
 from headrace.scheduling.batch import Batch, Part
-from headrace.wire.grpc_messages import InferReader, InferWriter
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.v2_json import decode_infer
+from headrace.wire.v2_protobuf import InferReader, InferWriter
 from headrace.workers.elements import Buffer, join
 from headrace.workers.frames import BrokenFrame, pack_result
 from tests.scheduling.fakes import Bench, entered

@@ -3,7 +3,7 @@
 import asyncio
 
 from headrace.execution.remote.connection import Connection, RemoteRequest
-from headrace.wire.remote_infer import RemoteAnswer
+from headrace.wire.v2_protobuf import RemoteAnswer
 
 
 class _Waiting:

@@ -12,7 +12,8 @@ from headrace.core.errors import InvalidRequest, Overloaded
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Tensor
 from headrace.wire.elements import MAX_DECODED, uncharged
-from headrace.wire.grpc_contents import (
+from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.wire.protobuf_contents import (
     CONTENTS,
     MAX_FIELDS,
     MAX_HEAD,
@@ -22,9 +23,7 @@ from headrace.wire.grpc_contents import (
     tensor_from_contents,
     varint,
 )
-from headrace.wire.grpc_infer import LONG, decode_infer, parse_infer
-from headrace.wire.grpc_messages import InferReader
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.wire.v2_protobuf import LONG, InferReader, decode_infer, parse_infer
 from tests.wire.strategies import PROPERTY, assert_same, mutations, outcome
 
 _VALUES: dict[str, st.SearchStrategy[Any]] = {

@@ -21,14 +21,14 @@ from headrace.core.call import (
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest, ServerError
 from headrace.core.tensors import Tensor
-from headrace.wire.grpc_contents import check_fields
-from headrace.wire.grpc_infer import (
+from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.wire.protobuf_contents import check_fields
+from headrace.wire.v2_protobuf import (
     decode_infer,
-    encode_infer,
     parse_infer,
     set_parameter,
 )
-from headrace.wire.pb import grpc_service_pb2 as pb
+from tests.wire.reference import encode_infer
 from tests.wire.strategies import (
     PROPERTY,
     any_text,

@@ -14,18 +14,20 @@ from headrace.core.errors import InvalidRequest, ServerError
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array, Tensor, elsewhere, raw_bytes
 from headrace.scheduling.batch import Batch, Outcome
-from headrace.wire.grpc_contents import varint
-from headrace.wire.grpc_infer import decode_infer, encode_infer, parse_infer
-from headrace.wire.grpc_messages import (
+from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.wire.protobuf_contents import varint
+from headrace.wire.v2_protobuf import (
     InferReader,
     InferWriter,
     PlainWriter,
+    decode_infer,
+    parse_infer,
     stream_message,
     stream_response,
     walk,
 )
-from headrace.wire.pb import grpc_service_pb2 as pb
 from tests.scheduling.fakes import Bench, entered
+from tests.wire.reference import encode_infer
 from tests.wire.strategies import PROPERTY, assert_same, mutations, outcome, tensors
 
 Input = pb.ModelInferRequest.InferInputTensor

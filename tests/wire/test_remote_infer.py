@@ -11,10 +11,16 @@ from headrace.core.call import InferResponse, Parameter, Timing
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Tensor
-from headrace.wire.grpc_infer import decode_infer, encode_infer
 from headrace.wire.pb import grpc_service_pb2 as pb
-from headrace.wire.remote_infer import AnswerReader, RemoteInput, RemoteMessages, response_in
+from headrace.wire.v2_protobuf import (
+    AnswerReader,
+    RemoteInput,
+    RemoteMessages,
+    decode_infer,
+    response_in,
+)
 from tests.support.remote import values
+from tests.wire.reference import encode_infer
 
 
 def read(data: bytes) -> pb.ModelInferRequest:

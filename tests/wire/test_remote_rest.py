@@ -13,7 +13,6 @@ from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Tensor
 from headrace.wire.elements import array_of_json
-from headrace.wire.remote_infer import RemoteInput
 from headrace.wire.v2_json import (
     RequestWriter,
     ResponseForm,
@@ -21,6 +20,7 @@ from headrace.wire.v2_json import (
     error_text,
     read_answer,
 )
+from headrace.wire.v2_protobuf import RemoteInput
 from tests.support.remote import values
 
 

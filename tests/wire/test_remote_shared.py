@@ -6,14 +6,14 @@ import pytest
 from headrace.core.call import Parameter, Stretch
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest
-from headrace.wire.grpc_infer import parameter_values
 from headrace.wire.parameters import read_stretch
 from headrace.wire.pb import grpc_service_pb2 as pb
-from headrace.wire.remote_infer import (
+from headrace.wire.v2_protobuf import (
     AnswerReader,
     Place,
     RemoteInput,
     RemoteMessages,
+    parameter_values,
     shared_request,
 )
 

@@ -32,9 +32,9 @@ from headrace.repository.reading import first_response_bounds
 from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.sequences import SequenceQueue
 from headrace.scheduling.tiers import Tier
-from headrace.wire.grpc_messages import PlainWriter
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 from headrace.wire.plain_json import PlainJson
+from headrace.wire.v2_protobuf import PlainWriter
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from headrace.execution.remote.connection import CallFailed, RemoteRequest
 from headrace.execution.remote.grpc_client import GrpcClient
 from headrace.execution.remote.options import Endpoint, RemoteOptions
 from headrace.wire.pb import grpc_service_pb2 as pb
-from headrace.wire.remote_infer import RemoteAnswer, RemoteInput
 from headrace.wire.remote_status import Fate
+from headrace.wire.v2_protobuf import RemoteAnswer, RemoteInput
 from tests.support.remote_call import infer
 
 TLS = Path(__file__).parents[2] / "support" / "tls"

@@ -5,7 +5,7 @@ from pathlib import Path
 from headrace.core.errors import ServerError
 from headrace.execution.remote.grpc_client import GrpcClient, GrpcStream
 from headrace.execution.remote.options import RemoteOptions
-from headrace.wire.remote_infer import RemoteAnswer
+from headrace.wire.v2_protobuf import RemoteAnswer
 from tests.wire.http2.server_peer import HEAD
 
 

@@ -20,8 +20,8 @@ from headrace.execution.remote.http_lines import Done, Line, Lines, NotConnected
 from headrace.execution.remote.options import Endpoint, RemoteOptions
 from headrace.execution.remote.protocols import ProtocolClients
 from headrace.wire.http_exchange import HttpResponse
-from headrace.wire.remote_infer import RemoteInput
 from headrace.wire.remote_status import Fate
+from headrace.wire.v2_protobuf import RemoteInput
 from tests.support.remote_call import infer
 
 TLS = Path(__file__).parents[2] / "support" / "tls"

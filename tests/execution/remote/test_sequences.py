@@ -12,7 +12,7 @@ from headrace.execution.remote.connection import RemoteRequest
 from headrace.execution.remote.upstream import Upstream
 from headrace.scheduling.sequences import SequenceTable
 from headrace.scheduling.upstreams import Pin
-from headrace.wire.remote_infer import RemoteAnswer
+from headrace.wire.v2_protobuf import RemoteAnswer
 from tests.execution.remote.test_stream_attempt import Loop, Server, Stream
 
 

@@ -16,7 +16,7 @@ from headrace.execution.remote.shared_memory import (
     write,
 )
 from headrace.execution.remote.shared_regions import THRESHOLD
-from headrace.wire.remote_infer import RemoteInput
+from headrace.wire.v2_protobuf import RemoteInput
 
 WIDTH = THRESHOLD // 4
 WORDS = np.array([[b"x" * THRESHOLD]], object)

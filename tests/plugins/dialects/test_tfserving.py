@@ -18,7 +18,7 @@ from headrace.plugins.dialects.tfserving import (
     signatures_of,
 )
 from headrace.wire.pb import tfserving_pb2 as tf
-from headrace.wire.remote_infer import RemoteInput
+from headrace.wire.v2_protobuf import RemoteInput
 from tests.support.remote import values
 
 

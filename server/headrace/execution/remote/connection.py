@@ -22,8 +22,8 @@ from headrace.execution.remote.options import Endpoint
 from headrace.observability.traces import TraceContext
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig
-from headrace.wire.remote_infer import RemoteAnswer, RemoteInput
 from headrace.wire.remote_status import Failure, Fate
+from headrace.wire.v2_protobuf import RemoteAnswer, RemoteInput
 
 
 class CallTrace(Protocol):

@@ -43,7 +43,6 @@ from headrace.execution.remote.options import Endpoint, RemoteOptions
 from headrace.wire.compression import ANSWER_RATIO, LARGE, compress, decompress
 from headrace.wire.http_exchange import HttpRequest, HttpResponse, header_lines, request_pieces
 from headrace.wire.json_text import parse_json
-from headrace.wire.remote_infer import RemoteAnswer
 from headrace.wire.remote_status import (
     Failure,
     Fate,
@@ -54,6 +53,7 @@ from headrace.wire.remote_status import (
     unsent,
 )
 from headrace.wire.v2_json import error_text
+from headrace.wire.v2_protobuf import RemoteAnswer
 
 
 class TaskCall:

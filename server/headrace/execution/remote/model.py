@@ -47,7 +47,7 @@ from headrace.execution.warming import Sample
 from headrace.scheduling.sequences import SequenceRules
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
-from headrace.wire.remote_infer import RemoteInput
+from headrace.wire.v2_protobuf import RemoteInput
 
 if TYPE_CHECKING:
     from headrace.execution.triton.servers import TritonServers

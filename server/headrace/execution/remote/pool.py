@@ -32,7 +32,7 @@ from headrace.observability.endpoints import EndpointCounts, EndpointSeries
 from headrace.scheduling.batch import Batch, Deferral, Instance, NotStarted, Outcome, Part
 from headrace.scheduling.sequences import SequenceQueue, SequenceTable
 from headrace.scheduling.upstreams import Condition, choose
-from headrace.wire.remote_infer import RemoteAnswer
+from headrace.wire.v2_protobuf import RemoteAnswer
 
 log = logging.getLogger(__name__)
 

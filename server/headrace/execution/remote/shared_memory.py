@@ -31,7 +31,7 @@ from headrace.execution.remote.options import Endpoint
 from headrace.execution.remote.shared_regions import THRESHOLD, SharedLease, SharedRegions
 from headrace.wire.compression import DEFAULT_LEVEL, compress
 from headrace.wire.grpc import End, Reason
-from headrace.wire.remote_infer import Place, RemoteAnswer, RemoteInput, shared_request
+from headrace.wire.v2_protobuf import Place, RemoteAnswer, RemoteInput, shared_request
 
 if TYPE_CHECKING:
     from headrace.execution.remote.grpc_client import GrpcClient

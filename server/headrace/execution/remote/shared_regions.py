@@ -40,7 +40,7 @@ from google.protobuf.message import DecodeError
 
 from headrace.core.tensors import Buffer
 from headrace.wire.grpc import End, Reason
-from headrace.wire.remote_infer import register_request, registered, unregister_request
+from headrace.wire.v2_protobuf import register_request, registered, unregister_request
 
 _NAME = re.compile(r"headrace-[0-9]+-[0-9a-f]{24}")
 _FOLDER = "/dev/shm"

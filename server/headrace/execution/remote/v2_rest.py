@@ -26,7 +26,6 @@ from headrace.wire.http_exchange import HttpRequest, HttpResponse
 from headrace.wire.json_text import parse_json
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig
-from headrace.wire.remote_infer import RemoteAnswer
 from headrace.wire.v2_json import (
     JSON_SIZE,
     RequestWriter,
@@ -34,6 +33,7 @@ from headrace.wire.v2_json import (
     read_answer,
     request_headers,
 )
+from headrace.wire.v2_protobuf import RemoteAnswer
 
 log = logging.getLogger(__name__)
 

@@ -32,11 +32,11 @@ from headrace.execution.remote.http_client import (
 )
 from headrace.execution.remote.options import RemoteOptions
 from headrace.wire.elements import array_of_nested, nested_json
-from headrace.wire.grpc_contents import varint
 from headrace.wire.http_exchange import HttpRequest, HttpResponse
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.pb import tfserving_pb2 as tf
-from headrace.wire.remote_infer import RemoteAnswer, RemoteInput
+from headrace.wire.protobuf_contents import varint
+from headrace.wire.v2_protobuf import RemoteAnswer, RemoteInput
 
 _PREDICTIONS = b"/tensorflow.serving.PredictionService/"
 _MODELS = b"/tensorflow.serving.ModelService/"

@@ -9,7 +9,7 @@ from headrace.api.operations import by_procedure
 from headrace.core.errors import Restricted, ServerError
 from headrace.core.texts import bounded
 from headrace.observability.statistics import OTHER, STATUS_NAMES
-from headrace.wire.grpc_contents import varint
+from headrace.wire.protobuf_contents import varint
 from headrace.wire.status import retry_after
 
 access = logging.getLogger("headrace.access")

@@ -26,15 +26,15 @@ from headrace.observability.statistics import INFER
 from headrace.transports.grpc.access import CANCELLED
 from headrace.transports.grpc.call import Message, Open, Peer, Session
 from headrace.wire.compression import check_size
-from headrace.wire.grpc_messages import (
+from headrace.wire.status import INTERNAL_TEXT, STATUS
+from headrace.wire.timing import add_timing, wants_timing
+from headrace.wire.v2_protobuf import (
     InferMessage,
     InferReader,
     InferWriter,
     stream_message,
     stream_response,
 )
-from headrace.wire.status import INTERNAL_TEXT, STATUS
-from headrace.wire.timing import add_timing, wants_timing
 
 FINAL_PARAMETER = "triton_final_response"
 
