@@ -63,6 +63,7 @@ from headrace.wire.protobuf_contents import (
     MAX_FIELDS,
     Contents,
     Outline,
+    Span,
     check_fields,
     outline,
     read_varint,
@@ -305,16 +306,31 @@ class _Memory(dict[K, V]):
 
 
 class Fields:
-    """Where in a message its id and its raw tensors are, and the bytes of everything else."""
+    """Where in a message its id and its raw tensors are, and the bytes of everything else.
+
+    `fixed` is all but their contents, in place: (start, stop, bytes); it is there once `lay_out`
+    was called.
+    """
 
     __slots__ = ("fixed", "head", "id_start", "id_stop", "raw")
 
     def __init__(self) -> None:
         self.head = b""
         self.id_start = self.id_stop = 0
-        self.raw: list[tuple[int, int]] = []
-        # All but the contents of the id and the tensors, in place: (start, stop, bytes).
+        self.raw: list[Span] = []
         self.fixed: list[tuple[int, int, bytes]] = []
+
+    def lay_out(self, data: Buffer) -> None:
+        """Take what is fixed out of the message."""
+        spans = self.raw
+        if self.id_stop:
+            spans = sorted([*spans, (self.id_start, self.id_stop)])
+        stops, starts = [0, *(stop for _, stop in spans)], [*(at for at, _ in spans), len(data)]
+        self.fixed = [
+            (stop, start, bytes(data[stop:start]))
+            for stop, start in zip(stops, starts, strict=True)
+            if stop < start
+        ]
 
 
 def walk(data: Buffer, raw: int = RAW_INPUT, longest: int = LONG) -> Fields | None:
@@ -324,8 +340,8 @@ def walk(data: Buffer, raw: int = RAW_INPUT, longest: int = LONG) -> Fields | No
     """
     size = len(data)
     fields = Fields()
-    head: list[bytes] = []
-    position = kept = fixed = count = 0
+    head: list[Buffer] = []
+    position = kept = count = 0
     while position < size:
         count += 1
         if count > MAX_FIELDS:
@@ -343,21 +359,20 @@ def walk(data: Buffer, raw: int = RAW_INPUT, longest: int = LONG) -> Fields | No
         if stop > size:
             return None
         if tag in (raw, _ID):
-            head.append(bytes(data[kept:position]))
-            fields.fixed.append((fixed, start, bytes(data[fixed:start])))
-            kept = fixed = stop
-            if tag == _ID:
-                if fields.id_stop:  # the last one counts, but each has to be text
-                    return None
-                fields.id_start, fields.id_stop = start, stop
-            else:
+            if kept < position:
+                head.append(data[kept:position])
+            kept = stop
+            if tag == raw:
                 fields.raw.append((start, stop))
+            elif fields.id_stop:  # the last one counts, but each has to be text
+                return None
+            else:
+                fields.id_start, fields.id_stop = start, stop
         elif tag not in _OTHERS or length > longest:
             return None
         position = stop
-    head.append(bytes(data[kept:size]))
-    if fixed < size:
-        fields.fixed.append((fixed, size, bytes(data[fixed:size])))
+    if kept < size:
+        head.append(data[kept:])
     fields.head = b"".join(head)
     return fields
 
@@ -465,7 +480,7 @@ class InferMessage:
         request = self._decode(nbytes)
         if self._fields is not None:
             assert self._message is not None
-            self._reader.remember(self._message, request, self._fields, len(self._data))
+            self._reader.remember(self._message, request, self._fields, self._data)
         return request
 
     def _decode(
@@ -574,14 +589,14 @@ class InferReader:
         return None
 
     def remember(
-        self, message: pb.ModelInferRequest, request: Call, fields: Fields, size: int
+        self, message: pb.ModelInferRequest, request: Call, fields: Fields, data: Buffer
     ) -> None:
-        """Know messages like one of `size` bytes, whose head was new."""
+        """Know messages like that of a request, whose head was new."""
         plain = request.shared is None and len(fields.raw) == len(message.inputs)
         if plain and len(fields.head) <= _REMEMBERED_SIZE:
             template = _Template(request, wants_empty_final(message))
             self._templates.keep(fields.head, template)
-            self._remember_layout(size, fields, template)
+            self._remember_layout(data, fields, template)
 
     def _read_new(self, data: Buffer) -> InferMessage:
         fields = walk(data)
@@ -598,11 +613,12 @@ class InferReader:
         template = self._templates.get(fields.head)
         if template is None or len(template.inputs) != len(fields.raw):
             return InferMessage(self, data, id, fields, message=parse_infer(fields.head))
-        self._remember_layout(len(data), fields, template)
+        self._remember_layout(data, fields, template)
         return InferMessage(self, data, id, fields, template)
 
-    def _remember_layout(self, size: int, fields: Fields, template: _Template) -> None:
-        layouts = self._layouts.get(size) or self._layouts.keep(size, [])
+    def _remember_layout(self, data: Buffer, fields: Fields, template: _Template) -> None:
+        fields.lay_out(data)
+        layouts = self._layouts.get(len(data)) or self._layouts.keep(len(data), [])
         layouts.insert(0, (fields, template))
         del layouts[_LAYOUTS:]
 
