@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import grpc
@@ -18,8 +19,9 @@ from headrace.repository.layout import read_model_directory
 from headrace.wire.pb import grpc_service_pb2 as pb
 from tests.contract.conftest import CARRIERS, CLIENTS, FIRST_CARRIER
 from tests.models.onnx_graphs import add_sub, write_model
-from tests.models.python_models import IDENTITY
-from tests.support.client import Input
+from tests.models.python_models import IDENTITY, write_python_model
+from tests.models.streaming_models import TELLER, TELLER_CONFIG
+from tests.support.client import Input, Output
 from tests.support.grpc_client import GrpcClient, infer_message
 from tests.support.http_socket import ask
 from tests.support.remote import free_port, write_remote
@@ -40,6 +42,7 @@ ANSWERS = {
     "local": "onnxruntime",
     "plain": "",
 }
+STREAMS = {"teller": "triton", "standing_by": "triton-2", "here": "python"}  # decoupled ones
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +51,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     root = tmp_path_factory.mktemp("there")
     for name in ("first", "standby", "local"):
         write_model(root, name, SIMPLE, "max_batch_size: 8")
-    decoupled = "max_batch_size: 8 model_transaction_policy { decoupled: true }"
-    write_model(root, "decoupled", SIMPLE, decoupled)
+    write_python_model(root, "teller", TELLER, TELLER_CONFIG)
     with ServerProcess(root) as process:
         yield process
 
@@ -85,6 +87,12 @@ def models(there: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Pa
         write_model(root, name, SIMPLE)
     write_model(root, "local", SIMPLE, local)
     write_model(root, "plain", SIMPLE, "max_batch_size: 8")
+    write_remote(root, "teller", there.grpc, fail_over="python")
+    write_remote(root, "standing_by", dead, fail_over=f"grpc://{there.grpc}", remote_model="teller")
+    write_remote(root, "here", dead, fail_over="python", more=TELLER_CONFIG)
+    for name in ("teller", "here"):
+        (root / name / "1").mkdir()
+        (root / name / "1" / "model.py").write_text(dedent(TELLER))
     (root / "python" / "1").mkdir()
     (root / "python" / "1" / "model.py").write_text(IDENTITY.replace("\n    ", "\n"))
     return root
@@ -132,6 +140,24 @@ def test_the_answer_names_its_backend(
     assert way(front, name) == (sums.ravel().tolist(), ANSWERS[name])
 
 
+@pytest.mark.parametrize(("name", "backend"), STREAMS.items())
+def test_a_decoupled_model_has_several_backends_too(
+    front: ServerProcess, name: str, backend: str
+) -> None:
+    text = Input("TEXT", np.array([[b"a"]], object))
+    inputs = [text, Input("COUNT", np.array([[3]], np.int32))]
+    with GrpcClient(front.grpc) as client:
+        asked = infer_message(name, inputs, [Output("INDEX")])
+        found = [message.infer_response for message in client.stream([asked])]
+    raws = [response.raw_output_contents[0] for response in found]
+    assert [np.frombuffer(raw, np.int32).tolist() for raw in raws] == [[0], [1], [2]]
+    with Scraper(front.metrics) as scraper:
+        served = scraper.now().value(
+            "headrace_backend_requests_total", model=name, version="1", backend=backend
+        )
+    assert served == 1
+
+
 def test_other_forms_of_requests_name_it_as_well(front: ServerProcess) -> None:
     path = "/v2/models/second"
     timed = ask(
@@ -176,7 +202,7 @@ def test_a_model_is_ready_while_any_backend_is(front: ServerProcess) -> None:
     assert found.value("headrace_backend_active", backend="triton", **labels) == 0
     assert found.value("headrace_backend_requests_total", backend="onnxruntime", **labels) >= 2
     shown = {own["model"] for own, _ in found.samples("headrace_backend_active")}
-    assert shown == {name for name, backend in ANSWERS.items() if backend}
+    assert shown == {name for name, backend in ANSWERS.items() if backend} | set(STREAMS)
 
 
 @pytest.mark.slow
@@ -237,7 +263,6 @@ def test_a_request_that_no_backend_can_run(tmp_path: Path) -> None:
         ({"fail_over": "onnxruntime"}, None, "has no version directory"),
         ({"fail_over": "grpc://127.0.0.1:1", "execution": "thread"}, None, "runs on other servers"),
         ({"fail_over": "grpc://127.0.0.1:1;http:/x"}, SIMPLE, "expected backends of this server"),
-        ({"remote_model": "decoupled", "fail_over": "onnxruntime"}, SIMPLE, "decoupled"),
         ({"endpoints": "grpc://127.0.0.1:1", "fail_over": "grpc://127.0.0.1:2"}, None,
          "triton: no server answers for model 'first'"),
     ],

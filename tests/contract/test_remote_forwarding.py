@@ -7,6 +7,7 @@ from itertools import count
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
 from headrace.wire.pb import grpc_service_pb2 as pb
@@ -145,6 +146,59 @@ def test_the_call_has_the_deadline_of_its_client(front: ServerProcess) -> None:
     """It is there, and does no harm; that it ends the call is `test_faults`'."""
     with grpc.insecure_channel(front.grpc) as channel:
         assert over_grpc(channel, timeout=5) == {}
+
+
+class Timed(grpc.GenericRpcHandler):
+    """A server that answers with how many seconds its client waits, 0 for any time."""
+
+    def service(self, details: grpc.HandlerCallDetails) -> Any:
+        name = details.method.rpartition("/")[2]
+
+        def answer(message: bytes, context: grpc.ServicerContext) -> bytes:
+            if name == "ModelReady":
+                return pb.ModelReadyResponse(ready=True).SerializeToString()
+            if name == "ModelMetadata":
+                said = pb.ModelMetadataResponse(name="timed")
+                said.inputs.add(name="X", datatype="INT32", shape=[1])
+                said.outputs.add(name="LEFT", datatype="FP32", shape=[1])
+                return said.SerializeToString()
+            if name != "ModelInfer":
+                context.abort(grpc.StatusCode.UNIMPLEMENTED, "")
+            remaining = context.time_remaining()  # centuries, where there is no deadline
+            left = np.array([remaining if remaining and remaining < 1e6 else 0], np.float32)
+            given = pb.ModelInferResponse(raw_output_contents=[left.tobytes()])
+            given.outputs.add(name="LEFT", datatype="FP32", shape=[1])
+            return given.SerializeToString()
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+@pytest.fixture(scope="module", params=[(), ("--frontends=1",)], ids=["alone", "front end"])
+def timed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """A server in front of that one."""
+    root = tmp_path_factory.mktemp("timed")
+    with ThreadPoolExecutor(2) as threads:
+        server = grpc.server(threads, [Timed()])
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        write_remote(root, "timed", f"127.0.0.1:{port}", timeout_secs="0")
+        with clean_server(root, options=request.param) as process:
+            yield process
+        server.stop(None).wait()
+
+
+@pytest.mark.parametrize(("timeout", "most"), [(None, 0), (40, 41)])
+def test_deadlines_go_on(timed: ServerProcess, timeout: float | None, most: float) -> None:
+    message = pb.ModelInferRequest(model_name="timed", raw_input_contents=[b"\1\0\0\0"])
+    message.inputs.add(name="X", datatype="INT32", shape=[1])
+    with grpc.insecure_channel(timed.grpc) as channel:
+        call = procedure(channel, f"{SERVICE}/ModelInfer", pb.ModelInferResponse)
+        answer = call(message, timeout=timeout)
+    [left] = np.frombuffer(answer.raw_output_contents[0], np.float32)
+    assert (left > 0) == (most > 0)
+    assert left <= most
 
 
 def test_the_call_is_part_of_the_trace(front: ServerProcess, collector: OtlpReceiver) -> None:

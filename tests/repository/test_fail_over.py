@@ -94,7 +94,6 @@ def test_any_text_is_entries_or_an_error(text: str) -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (config(more="model_transaction_policy { decoupled: true }", fail_over="python"), "decoup"),
         (config(more="sequence_batching { }", fail_over="python"), "has sequences"),
         (config(fail_over="python", fail_over_queue_size="0"), "from 1 to 1000000, got '0'"),
         (config(fail_over="python", fail_over_instances="many"), "from 1 to 64, got 'many'"),

@@ -11,6 +11,7 @@ import logging
 import socket
 from collections.abc import Callable
 from functools import partial
+from time import monotonic_ns
 from typing import Any
 
 import orjson
@@ -34,6 +35,7 @@ from headrace.wire.link_frames import INLINE, BrokenLink, Flag, Frame, Kind, fra
 from headrace.wire.link_infer import (
     RequestReader,
     ResponseWriter,
+    deadline_of,
     error_parts,
     numbers_rest,
     read_numbers,
@@ -50,7 +52,7 @@ _BY_CLIENT, _BY_LINK = 1, 2  # who has them pause
 class FrontEndCall(Call):
     """A call of a front end under way."""
 
-    __slots__ = ("_held_by", "_told", "door", "found", "host", "refusal", "tag", "version")
+    __slots__ = ("_held_by", "_told", "door", "found", "host", "refusal", "tag", "until", "version")
 
     def __init__(self, host: "Host", tag: int, flags: int, *asked: Any) -> None:
         """`tag` is its number on the link, `flags` are those of its frame."""
@@ -64,8 +66,13 @@ class FrontEndCall(Call):
             self.refusal = ""
         self.version = ""
         self.found: Target | None = None
+        self.until = 0  # when the client stops waiting, in ns of the monotonic clock; 0 for never
         self._told = False  # that its model is decoupled
         self._held_by = 0
+
+    def remaining(self) -> float:
+        """Seconds that the client still waits; 0 if it does not say."""
+        return max(self.until - monotonic_ns(), 1) / 1e9 if self.until else 0.0
 
     def routed(self, target: Target) -> None:
         """Take what serves the call, now that it is decided."""
@@ -293,6 +300,7 @@ class Host:
                 given.meta, buffer, given.start, given.stop, raw,
                 partial(FrontEndCall, self, number, flags),
             )  # fmt: skip
+            call.until = deadline_of(buffer, given.start)
             found = self._engine.find(call.model_name, call.model_version)
             if found.decoupled and call.refusal:
                 raise Unsupported(call.refusal)

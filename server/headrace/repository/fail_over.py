@@ -85,8 +85,6 @@ def problems(config: ModelConfig) -> Iterator[Problem]:
     if PARAMETER not in config.parameters:
         return
     path = f"parameters['{PARAMETER}']"
-    if config.model_transaction_policy.decoupled:
-        yield Problem(path, "is for models with one response to a request, and this is decoupled")
     if config.HasField("sequence_batching"):
         yield Problem(path, "is for models without state, and this one has sequences")
     for name, most in ((QUEUE_SIZE, _MOST_WAITING), (INSTANCES, _MOST_INSTANCES)):

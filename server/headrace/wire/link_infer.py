@@ -7,6 +7,7 @@ and the request's id, and ends with the bytes of the tensors, one after the othe
 
 from collections.abc import Callable, Sequence
 from struct import Struct, pack, unpack
+from time import monotonic_ns
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,7 +31,7 @@ from headrace.core.texts import bounded
 from headrace.wire.link_frames import BrokenLink
 from headrace.wire.status import STATUS
 
-_REQUEST = Struct("<QI")  # nbytes, size of the id
+_REQUEST = Struct("<QQI")  # nbytes, deadline in ns of the monotonic clock or 0, size of the id
 _RESPONSE = Struct("<QQII")  # the timing, size of the id
 _unpack_request = _REQUEST.unpack_from
 _unpack_response = _RESPONSE.unpack_from
@@ -67,7 +68,9 @@ class RequestWriter:
     def parts(self, request: Call) -> tuple[bytes, list[Buffer]]:
         """`meta`, and the pieces of `rest`."""
         id = request.id.encode(errors="replace")
-        pieces: list[Buffer] = [_REQUEST.pack(request.nbytes, len(id)) + id]
+        seconds = request.remaining()
+        deadline = monotonic_ns() + int(seconds * 1e9) if seconds else 0
+        pieces: list[Buffer] = [_REQUEST.pack(request.nbytes, deadline, len(id)) + id]
         layout = _add_tensors(pieces, request.inputs.values())
         reserved = (
             request.priority, request.timeout, request.sequence_id, request.sequence_start,
@@ -197,7 +200,7 @@ class RequestReader:
         position = start + _REQUEST.size
         if position > stop:
             raise BrokenLink("the numbers are not there")
-        nbytes, id_size = _unpack_request(buffer, start)
+        nbytes, _, id_size = _unpack_request(buffer, start)
         id = ""
         if id_size:
             position += id_size
@@ -209,6 +212,12 @@ class RequestReader:
             model, version, id, inputs, outputs, dict(template.parameters), priority, timeout,
             sequence_id, sequence_start, sequence_end, classes, nbytes, shared, raw,
         )  # fmt: skip
+
+
+def deadline_of(buffer: Buffer, start: int) -> int:
+    """Until when the client of a request waits, whose rest begins there; 0 if it does not say."""
+    deadline: int = _unpack_request(buffer, start)[1]
+    return deadline
 
 
 class ResponseReader:
