@@ -8,7 +8,7 @@ import pytest
 from headrace.core.errors import ServerError
 from headrace.execution.placement import Surroundings
 from headrace.execution.python_options import WorkerOptions
-from headrace.execution.worker_set import WorkerSet, recycle_reason, retry_delay
+from headrace.execution.worker_set import WorkerSet, recycle_reason
 from headrace.observability.statistics import RecycleReason
 from tests.scheduling.fakes import signature
 
@@ -29,10 +29,6 @@ def test_when_a_worker_is_replaced(
 ) -> None:
     options = WorkerOptions(max_rss=max_rss, max_requests=max_requests)
     assert recycle_reason(options, resident, requests) is reason
-
-
-def test_delays_grow_up_to_a_minute() -> None:
-    assert [retry_delay(failures) for failures in (0, 1, 2, 3, 4, 99)] == [5, 10, 20, 40, 60, 60]
 
 
 def test_further_requests_are_refused_before_those_that_wait_fail() -> None:

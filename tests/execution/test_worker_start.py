@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import LoadFailed
+from headrace.execution.loaded_worker import ask_worker
 from headrace.execution.python_options import WorkerSpec
 from headrace.execution.worker_process import WorkerProcess
 from headrace.workers.frames import Kind
@@ -18,4 +19,4 @@ def test_a_worker_that_is_killed_before_it_reads_anything(tmp_path: Path) -> Non
     process.link.sock.sendall(b"something that nobody reads")
     told.touch()
     with pytest.raises(LoadFailed, match=r"^the worker was ended by SIGKILL$"):
-        process.ask(Kind.LOAD, {}, 30)
+        ask_worker(process, Kind.LOAD, {}, 30)

@@ -1,17 +1,8 @@
-"""How long a front end that has ended waits to be started again, and how many are started."""
+"""How many front ends are started."""
 
 import pytest
 
-from headrace.frontends.supervisor import restart_delay
 from headrace.settings import Settings
-
-
-@pytest.mark.parametrize(
-    ("early_ends", "seconds"),
-    [(0, 0), (1, 0.1), (2, 0.2), (3, 0.4), (7, 6.4), (8, 10), (100, 10), (10**6, 10)],
-)
-def test_restart_delay(early_ends: int, seconds: float) -> None:
-    assert restart_delay(early_ends) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(

@@ -84,5 +84,5 @@ def servers(pid: int) -> list[int]:
     return [
         child
         for child, command in descendants(pid)
-        if "--model-control-mode=explicit" in command and "guard.py" not in command
+        if "--model-control-mode=explicit" in command and "reaper.py" not in command
     ]

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from headrace.core.errors import ModelNotReady
 from headrace.engine.loading import Backends
-from headrace.execution.aside import aside
+from headrace.execution.daemon_thread import run_in_daemon_thread
 from headrace.observability.series import BackendSeries
 from headrace.observability.statistics import BackendCounts
 from headrace.scheduling.batcher import Batcher, LoopClock
@@ -109,7 +109,7 @@ class FailOver:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_LOOK_SECS)
             try:
-                found = await aside(self._backends.look, f"look for {self._model}")
+                found = await run_in_daemon_thread(self._backends.look, f"look for {self._model}")
             except Exception:
                 log.exception("bug while looking for a backend of model %s", self._model)
                 continue

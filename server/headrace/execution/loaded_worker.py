@@ -43,27 +43,35 @@ from headrace.workers.elements import Buffer
 from headrace.workers.frames import MAX_SLOTS, BrokenFrame, Header, Kind
 
 _START_SECS = 600.0
-_NOT_NOW = "there is no server to ask while the model is started"
+_NOT_STARTED = "there is no server to ask while the model is started"
+_NOT_WARM = "there is no server to ask while the model is warmed up"
 
 
-def start_worker(
-    process: WorkerProcess, document: Mapping[str, Any], host: Host | None = None
+def ask_worker(
+    process: WorkerProcess,
+    kind: Kind,
+    document: Mapping[str, Any],
+    seconds: float,
+    host: Host | None = None,
 ) -> dict[str, Any]:
-    """Start the model, and wait; what it says of how it runs.
+    """Send a worker a question on a loading thread, and wait for its answer.
 
-    `host` is whom it may ask meanwhile, from the event loop of this thread; None for nobody.
-    Raises `LoadFailed`, after which the process has ended, also if it takes too long.
+    `host` is whom the model may ask meanwhile, from the event loop of this thread; None for nobody.
+    Raises `LoadFailed`, after which the process has ended, also if that takes longer than
+    `seconds`.
     """
     try:
-        return asyncio.run(_start(process, document, host or NoHost(_NOT_NOW)))
+        return asyncio.run(_ask(process, kind, document, seconds, host or NoHost(_NOT_STARTED)))
     except BaseException:
         process.kill()
         raise
 
 
-async def _start(process: WorkerProcess, document: Mapping[str, Any], host: Host) -> dict[str, Any]:
+async def _ask(
+    process: WorkerProcess, kind: Kind, document: Mapping[str, Any], seconds: float, host: Host
+) -> dict[str, Any]:
     loop = asyncio.get_running_loop()
-    started: asyncio.Future[dict[str, Any]] = loop.create_future()
+    answered: asyncio.Future[dict[str, Any]] = loop.create_future()
     calls = ModelCalls(process, host)
 
     def take(header: Header[Kind], meta: bytes, data: Buffer) -> None:
@@ -71,34 +79,31 @@ async def _start(process: WorkerProcess, document: Mapping[str, Any], host: Host
             calls.begin(json.loads(meta), data, header.data, None)
         elif header.kind is Kind.METRIC:
             process.keep(header, meta)
-        elif header.kind in (Kind.STARTED, Kind.FAILED) and not started.done():
+        elif header.kind in (Kind.LOADED, Kind.STARTED, Kind.FAILED) and not answered.done():
             try:
-                started.set_result(process.answer(header.kind, meta))
+                answered.set_result(process.answer(header.kind, meta))
             except LoadFailed as error:
-                started.set_exception(error)
+                answered.set_exception(error)
         else:
             raise BrokenFrame(f"a frame of kind {header.kind.name}")
 
     def end(how: str) -> None:
-        if not started.done():
+        if not answered.done():
             nonsense = process.end_kind is EndKind.NONSENSE
             text = f"the worker {'sent nonsense' if nonsense else how}"
-            started.set_exception(LoadFailed(text))
+            answered.set_exception(LoadFailed(text))
 
     process.attach(loop, take, end)
-    process.send(Kind.START, json.dumps(document).encode())
-    limit = _START_SECS if process.patience is None else min(process.patience, _START_SECS)
+    process.send(kind, json.dumps(document).encode())
+    limit = seconds if process.patience is None else min(process.patience, seconds)
     try:
         async with asyncio.timeout(limit):
-            return await started
+            return await answered
     except TimeoutError:
         raise LoadFailed("the worker did not answer in time") from None
     finally:
         calls.end()
         process.detach()
-
-
-_worker_warming_NOT_NOW = "there is no server to ask while the model is warmed up"
 
 
 def warm_up_worker(
@@ -118,9 +123,7 @@ def warm_up_worker(
 
     async def work() -> None:
         warming = Warming(signature, version)
-        talk = _Talk(
-            process, signature, concurrent, warming, host or NoHost(_worker_warming_NOT_NOW)
-        )
+        talk = _Talk(process, signature, concurrent, warming, host or NoHost(_NOT_WARM))
         try:
             async with asyncio.timeout(process.patience):
                 await warming.work(Slot(talk, 0), samples)
@@ -304,14 +307,14 @@ class LoadedWorker(LoadedModel):
             "auto_complete": complete,
             **self._told,
         }
-        answer = process.ask(Kind.LOAD, document, _LOAD_SECS)
+        answer = ask_worker(process, Kind.LOAD, document, _LOAD_SECS)
         self.reads_parameters = bool(answer["reads_parameters"])
         return process, answer.get("config")
 
     def _start(self, process: WorkerProcess) -> dict[str, Any]:
         args = start_arguments(self._spec, self._config)
         document = {"args": args, "decoupled": self._decoupled}
-        return start_worker(process, document, self._host)
+        return ask_worker(process, Kind.START, document, _START_SECS, self._host)
 
     def _warm_up(self, process: WorkerProcess) -> None:
         if self._samples is not None:

@@ -23,12 +23,13 @@ from headrace.core.call import Call
 from headrace.core.errors import RepositoryError
 from headrace.core.limits import ABANDONED_SECS, Pulse
 from headrace.core.signature import Signature
+from headrace.execution.child_process import RestartPolicy
 from headrace.execution.choice import InstanceKind
 from headrace.execution.conversation import Conversation, Slot
+from headrace.execution.daemon_thread import NoResources, run_in_daemon_thread
 from headrace.execution.host import Host
 from headrace.execution.python_options import Ways
-from headrace.execution.starting import start_aside
-from headrace.execution.worker_process import NoResources, WorkerProcess
+from headrace.execution.worker_process import WorkerProcess
 from headrace.observability.statistics import EndKind, WorkerCounters
 from headrace.scheduling.batch import Answer, Batch, Instance, NotStarted, Outcome
 from headrace.workers.elements import Buffer
@@ -38,11 +39,7 @@ log = logging.getLogger(__name__)
 
 _SHORT_NS = 2_000_000  # the time of a batch up to which it is worth having the next one there
 _WEIGHT = 0.2  # of the last batch in the mean
-_STEADY_SECS = 10.0  # what has run for so long has not ended because it cannot run
-_FIRST_DELAY_SECS = 0.1
-_MAX_DELAY_SECS = 10.0
-_LOOP = 5  # early ends in a row, from which on a worker is left alone
-_PAUSE_SECS = 30.0  # for so long
+_PAUSE_SECS = 0.1  # before what nobody waited for is started again
 _ASK_SECS = 1.0  # between questions whether the model is ready
 _ANSWER_SECS = 5.0  # that it may take for an answer
 
@@ -109,7 +106,7 @@ class WorkerInstance:
         self._outside = outside
         self._begun = loop.time()
         self._answered = False  # the process has given an answer
-        self._early_ends = 0
+        self._restarts = RestartPolicy()
         self._restart: asyncio.TimerHandle | None = None
         self._closed: asyncio.Future[None] | None = None
         self._stop_timer: asyncio.TimerHandle | None = None
@@ -372,13 +369,13 @@ class WorkerInstance:
             how = f"{why} and {how}"
             self._killed = None
         abandoned = kind is EndKind.ABANDONED
-        steady = self._answered or self._loop.time() - self._begun >= _STEADY_SECS
         if self._closed is None:
-            # What kills a worker that does nothing is somebody else.
-            outside = kind is EndKind.SIGNAL and self._process.killed and self._talk.idle
-            self._early_ends = 0 if steady else self._early_ends
+            if self._answered or self._loop.time() - self._begun >= RestartPolicy.STEADY_SECS:
+                self._restarts.steady()
             if not abandoned:
-                self._count_early(of_model=not outside)
+                # What kills a worker that does nothing is somebody else.
+                outside = kind is EndKind.SIGNAL and self._process.killed and self._talk.idle
+                self._restarts.ended(to_blame=not outside)
             self._counters.ends[kind] += 1
             log.error(
                 "worker %d of %s %s", self.pid, self.name, how,
@@ -389,44 +386,40 @@ class WorkerInstance:
             self._outside.suspend(slot)
         if self._closed is None:
             # What nobody waited for may have been the last that kept its version from going.
-            self._plan_restart(_FIRST_DELAY_SECS if abandoned else 0.0)
+            self._plan_restart(_PAUSE_SECS if abandoned else 0.0)
         self._outside.changed()
-
-    def _count_early(self, of_model: bool) -> None:
-        """Count an end; those that are not of the model's making alone never make a loop."""
-        count = self._early_ends + 1
-        self._early_ends = count if of_model else min(count, _LOOP - 1)
 
     def _plan_restart(self, least: float = 0.0) -> None:
         """Start again after `least` seconds or later."""
-        if self._early_ends >= _LOOP:
+        delay = max(self._restarts.delay, least)
+        if self._restarts.looping:
             self.given_up = True
-            delay = _PAUSE_SECS
             self.tried_again = self._loop.time() + delay
             log.error(
                 "%s ends again and again: it is tried again in %d s", self.name, delay,
                 extra={"model": self._signature.model},
             )  # fmt: skip
-        else:
-            delay = max(restart_delay(self._early_ends), least)
         self._restart = self._loop.call_later(delay, self._start_again)
 
     def _start_again(self) -> None:
         self._restart = None
-        start_aside(self._start, self._loop, self.name, self._on_started)
+        started = run_in_daemon_thread(self._start, f"start {self.name}", WorkerProcess.kill)
+        started.add_done_callback(self._on_started)
 
-    def _on_started(self, process: WorkerProcess | None, problem: Exception | None) -> None:
+    def _on_started(self, started: asyncio.Future[WorkerProcess]) -> None:
+        problem = started.exception()
         if self._closed is not None:
-            if process is not None:
-                process.kill()
+            if problem is None:
+                started.result().kill()
             return
-        if process is None:
+        if problem is not None:
             trace = None if isinstance(problem, RepositoryError) else problem
             log.error("%s cannot be started again: %s", self.name, problem, exc_info=trace)
-            self._count_early(of_model=not isinstance(problem, NoResources))
+            self._restarts.ended(to_blame=not isinstance(problem, NoResources))
             self._plan_restart()
             self._outside.changed()
             return
+        process = started.result()
         self._process = process
         self._begun = self._loop.time()
         self._answered = False
@@ -439,10 +432,3 @@ class WorkerInstance:
         for slot in self.slots if self._prefetches else self.slots[:1]:
             self._outside.resume(slot)
         self._outside.changed()
-
-
-def restart_delay(early_ends: int) -> float:
-    """Seconds to wait before starting again what has ended early so many times in a row."""
-    if early_ends <= 1:
-        return 0.0
-    return min(_FIRST_DELAY_SECS * 2.0 ** min(early_ends - 2, 20), _MAX_DELAY_SECS)

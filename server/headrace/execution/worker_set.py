@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING
 
 from headrace.core.errors import ModelNotReady, RepositoryError
 from headrace.core.limits import ABANDONED_SECS, LOOK_SECS, Pulse
+from headrace.execution.child_process import Backoff
+from headrace.execution.daemon_thread import run_in_daemon_thread
 from headrace.execution.placement import Placement, Surroundings
 from headrace.execution.python_options import WorkerOptions
-from headrace.execution.starting import start_aside
 from headrace.execution.worker_instance import WorkerInstance
 from headrace.execution.worker_process import WorkerProcess
 from headrace.observability.series import WorkerSeries
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_LEAST_PACE_SECS = 0.05
+_MIB = 1 << 20
 _REST_SECS = 5.0  # between one replacement in a version and the next
 _MOST_SECS = 60.0
 Replace = Callable[[WorkerInstance, WorkerProcess, RecycleReason], None]
@@ -50,7 +53,7 @@ class Recycler:
         self._replace = replace
         self._busy = False  # a successor is being started
         self._closed = False
-        self._failures = 0  # in a row
+        self._backoff = Backoff(_REST_SECS, _MOST_SECS)
         self._not_before = 0.0
 
     @property
@@ -70,30 +73,30 @@ class Recycler:
         pid = worker.pid
         log.info("worker %d of %s is going to be replaced: %s", pid, worker.name, why)
 
-        def done(process: WorkerProcess | None, problem: Exception | None) -> None:
+        def done(started: asyncio.Future[WorkerProcess]) -> None:
             self._busy = False
             self._not_before = self._loop.time() + _REST_SECS
             # Nobody is left to replace, or it has been started again meanwhile.
             needless = self._closed or worker.pid != pid
-            if process is None:
+            if (problem := started.exception()) is not None:
                 if not needless:
                     self._put_off(worker, problem)
                 return
-            self._failures = 0
+            self._backoff.succeeded()
             if needless:
-                process.kill()
+                started.result().kill()
                 return
-            self._replace(worker, process, reason)
+            self._replace(worker, started.result(), reason)
 
-        start_aside(start, self._loop, worker.name, done)
+        started = run_in_daemon_thread(start, f"start {worker.name}", WorkerProcess.kill)
+        started.add_done_callback(done)
 
     def close(self) -> None:
         """Replace nothing any more."""
         self._closed = True
 
-    def _put_off(self, worker: WorkerInstance, problem: Exception | None) -> None:
-        delay = retry_delay(self._failures)
-        self._failures += 1
+    def _put_off(self, worker: WorkerInstance, problem: BaseException) -> None:
+        delay = self._backoff.failed()
         self._not_before = self._loop.time() + delay
         trace = None if isinstance(problem, RepositoryError) else problem
         log.error(
@@ -109,15 +112,6 @@ def recycle_reason(options: WorkerOptions, resident: int, requests: int) -> Recy
     if options.max_requests and requests >= options.max_requests:
         return RecycleReason.MAX_REQUESTS
     return None
-
-
-def retry_delay(failures: int) -> float:
-    """Seconds to wait after so many earlier failures in a row."""
-    return min(_REST_SECS * 2.0 ** min(failures, 10), _MOST_SECS)
-
-
-_LEAST_PACE_SECS = 0.05
-_MIB = 1 << 20
 
 
 class _Member:

@@ -9,13 +9,12 @@ event loop.
 import asyncio
 import contextlib
 import logging
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from headrace.engine.doors import Entrance
+from headrace.execution.child_process import ChildProcess, RestartPolicy
 from headrace.execution.private_process import is_private
 from headrace.execution.python_options import passed_environment
 from headrace.frontends.calls import Calls
@@ -28,18 +27,8 @@ from headrace.observability.logs import LogSettings
 log = logging.getLogger(__name__)
 
 _START_SECS = 60.0
-_STEADY_SECS = 10.0  # what has run for so long has not ended because it cannot run
-_FIRST_DELAY_SECS = 0.1
-_MAX_DELAY_SECS = 10.0
-_LOOP = 5  # early ends in a row, from which on it is called a loop
+_LOOP_SECS = 10.0  # between starts of a front end that ends again and again
 _FAREWELL_SECS = 2.0  # for a front end to end after it should have
-
-
-def restart_delay(early_ends: int) -> float:
-    """Seconds to wait before starting again what has ended early so many times in a row."""
-    if not early_ends:
-        return 0.0
-    return min(_FIRST_DELAY_SECS * 2.0 ** min(early_ends - 1, 20), _MAX_DELAY_SECS)
 
 
 class _FrontEnd:
@@ -49,12 +38,11 @@ class _FrontEnd:
         self.number = number
         self.ready = False
         self.host: Host | None = None
-        self.process: subprocess.Popen[bytes] | None = None
-        self.early_ends = 0
+        self.process: ChildProcess | None = None
+        self.restarts = RestartPolicy(pause=_LOOP_SECS)
         self.restart: asyncio.TimerHandle | None = None
         self._owner = owner
         self._begun = 0.0
-        self._watch = -1
 
     def start(self) -> None:
         """Start a process; raises `OSError`."""
@@ -62,17 +50,15 @@ class _FrontEnd:
         self.restart = None
         ours, theirs = pair()
         try:
-            self.process = subprocess.Popen(
+            self.process = ChildProcess(
                 # -P: what lies in the working directory is not to be imported.
                 [
                     sys.executable, "-P", "-m", "headrace.frontends", str(theirs.fileno()),
                     *(["private"] if is_private() else []),
                 ],
                 # What a model might read of it before it is private has no secrets in it.
-                env=passed_environment("PYTHON", "GRPC_"),
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                process_group=0,
+                passed_environment("PYTHON", "GRPC_"),
+                descriptors=(theirs.fileno(),),
             )  # fmt: skip
         except BaseException:
             ours.close()
@@ -80,8 +66,7 @@ class _FrontEnd:
         finally:
             theirs.close()
         self._begun = owner.loop.time()
-        self._watch = os.pidfd_open(self.process.pid)
-        owner.loop.add_reader(self._watch, self._on_exit)
+        self.process.attach(owner.loop, self._on_exit)
         self.host = Host(
             ours, owner.engine, owner.calls, self._on_ready, self._on_lost, moved=owner.tell_soon
         )
@@ -91,7 +76,7 @@ class _FrontEnd:
             self.host.tell_headers(owner.headers)
 
     def kill(self) -> None:
-        """End the process without waiting for anything."""
+        """Kill the process without waiting for anything."""
         if self.process is not None:
             self.process.kill()
 
@@ -107,9 +92,6 @@ class _FrontEnd:
     def _on_exit(self) -> None:
         owner, process, host = self._owner, self.process, self.host
         assert process is not None
-        owner.loop.remove_reader(self._watch)
-        os.close(self._watch)
-        status = process.wait()
         self.process = self.host = None
         if host is not None:
             host.close()
@@ -118,14 +100,16 @@ class _FrontEnd:
         if owner.draining:
             owner.changed()
             return
-        steady = was_ready and owner.loop.time() - self._begun >= _STEADY_SECS
-        self.early_ends = 0 if steady else self.early_ends + 1
-        delay = restart_delay(self.early_ends)
+        steady = was_ready and owner.loop.time() - self._begun >= RestartPolicy.STEADY_SECS
+        if steady:
+            self.restarts.steady()
+        self.restarts.ended()
+        delay = self.restarts.delay
         log.warning(
             "front end %d (process %d) ended with status %d; its requests are cancelled, and it is"
-            " started again in %.1f s", self.number, process.pid, status, delay,
+            " started again in %.1f s", self.number, process.pid, process.status, delay,
         )  # fmt: skip
-        if self.early_ends == _LOOP:
+        if self.restarts.looping:
             log.error("front end %d ends again and again; its own log lines say why", self.number)
         self.restart = owner.loop.call_later(delay, self._start_again)
         owner.changed()
@@ -134,10 +118,9 @@ class _FrontEnd:
         try:
             self.start()
         except OSError as error:
-            self.early_ends += 1
+            self.restarts.ended()
             log.error("cannot start front end %d: %s", self.number, error)
-            delay = restart_delay(self.early_ends)
-            self.restart = self._owner.loop.call_later(delay, self._start_again)
+            self.restart = self._owner.loop.call_later(self.restarts.delay, self._start_again)
 
 
 class Supervisor:
@@ -172,7 +155,7 @@ class Supervisor:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_START_SECS):
                 while not all(f.ready for f in self._front_ends) and not any(
-                    f.early_ends for f in self._front_ends
+                    f.restarts.early for f in self._front_ends
                 ):
                     await self._wait()
         if not all(front_end.ready for front_end in self._front_ends):

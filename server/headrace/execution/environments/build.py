@@ -6,15 +6,15 @@ end beneath such a thread: the reaper, a process between the server and the comm
 ends the command.
 """
 
+import asyncio
 import hashlib
 import logging
 import os
-import selectors
 import shutil
-import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -23,18 +23,17 @@ import numpy as np
 
 from headrace.core.errors import LoadFailed
 from headrace.core.model_spec import LoadSpec
+from headrace.execution.child_process import ChildProcess, ProcessOutput, Reaping
 from headrace.execution.environments.cache import Built, key_of
 from headrace.execution.environments.interpreters import Interpreter, build_surroundings, own, probe
 from headrace.execution.environments.requirements import Requirements, redact
 
 log = logging.getLogger(__name__)
 
-_GUARD = Path(__file__).with_name("guard.py")
 _LAST_LINES = 15  # that an error shows
 _LONGEST = 300  # characters of a line that are shown
 _TELL_SECS = 5.0  # between two lines in the log about one build
-_LOOK_SECS = 1.0  # between two looks whether the command has ended without closing its output
-_PART = 64 << 10
+_LOOK_SECS = 1.0  # between two looks what a silent command is at
 
 
 class StepFailed(Exception):
@@ -83,49 +82,52 @@ class Steps:
 
     def run(self, what: str, command: Sequence[str], folder: Path) -> str:
         """Run a command in a directory; what it printed last. Raises `StepFailed`, `OSError`."""
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_GUARD), *command],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            pass_fds=(self._lock,), env=self._environment, cwd=folder, process_group=0,
-        )  # fmt: skip
-        assert process.stdin is not None
-        assert process.stdout is not None
-        lines: deque[str] = deque(maxlen=_LAST_LINES)
-        try:
-            in_time = self._read(process, process.stdout.fileno(), lines)
-        finally:
-            process.stdin.close()  # ends what still runs
-            status = process.wait()
-            process.stdout.close()
-        text = "\n".join(lines)
-        if not in_time:
+        output = _LastLines(self._progress)
+        status = asyncio.run(self._run(command, folder, output))
+        text = "\n".join(output.lines)
+        if status is None:
             raise StepFailed(f"{what} was ended after {self._limit:.0f} s; it said last:\n{text}")
         if status:
             raise StepFailed(f"{what} failed with status {status}:\n{text}")
         return text
 
-    def _read(self, process: "subprocess.Popen[bytes]", output: int, lines: deque[str]) -> bool:
-        """Read until the command has ended; whether it did in time."""
-        rest = b""
-        with selectors.DefaultSelector() as selector:
-            selector.register(output, selectors.EVENT_READ)
-            while (left := self._deadline - monotonic()) > 0:
-                if not selector.select(min(left, _LOOK_SECS)):
-                    self._progress.at(lines[-1] if lines else "")
-                    if process.poll() is None:
-                        continue
-                    return True
-                data = os.read(output, _PART)
-                *whole, rest = (rest + data).split(b"\n")
-                if not data or len(rest) > _PART:
-                    whole, rest = [*whole, rest], b""
-                for line in whole:
-                    if text := redact(line.decode(errors="replace").strip()):
-                        lines.append(text[:_LONGEST])
-                if not data:
-                    return True
-                self._progress.at(lines[-1] if lines else "")
-        return False
+    async def _run(self, command: Sequence[str], folder: Path, output: "_LastLines") -> int | None:
+        """The status of a command; None for one that has not ended in time, and is killed."""
+        child = ChildProcess(
+            command, self._environment, output, descriptors=(self._lock,), folder=folder,
+            reaping=Reaping(),
+        )  # fmt: skip
+        try:
+            exited = asyncio.Event()
+            child.attach(asyncio.get_running_loop(), exited.set)
+            while not child.ended and (left := self._deadline - monotonic()) > 0:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(left, _LOOK_SECS)):
+                        await exited.wait()
+                output.tell()
+            return child.status if child.ended else None
+        finally:
+            child.detach()
+            child.kill()
+
+
+class _LastLines(ProcessOutput):
+    """The last lines of a command's output, without secrets; the log has one now and then."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__("")
+        self.lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._progress = progress
+
+    def line(self, line: bytes) -> None:
+        """Keep a line."""
+        if text := redact(line.decode(errors="replace").strip()):
+            self.lines.append(text[:_LONGEST])
+        self.tell()
+
+    def tell(self) -> None:
+        """The build is at the last line."""
+        self._progress.at(self.lines[-1] if self.lines else "")
 
 
 _LAYOUT = 1  # counts up when environments are built in another way

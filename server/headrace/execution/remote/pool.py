@@ -19,8 +19,8 @@ from time import monotonic_ns
 
 from headrace.core.call import Call, Parameter
 from headrace.core.errors import Cancelled, InvalidOption, LoadFailed, ModelNotReady
-from headrace.execution.aside import aside
 from headrace.execution.choice import InstanceKind
+from headrace.execution.daemon_thread import run_in_daemon_thread
 from headrace.execution.placement import Placement, Surroundings
 from headrace.execution.remote.attempt import Attempt, Policy, StreamAttempt
 from headrace.execution.remote.connection import CallTrace, RemoteRequest
@@ -169,7 +169,7 @@ class UpstreamPool(Placement):
 
     async def _close(self) -> None:
         await asyncio.gather(*(upstream.close() for upstream in self._upstreams), *self._leaving)
-        await aside(self._model.close, f"release {self.name}")
+        await run_in_daemon_thread(self._model.close, f"release {self.name}")
 
     def _looked_at(self) -> Sequence[Endpoint]:
         """The servers that can be asked what they have."""
@@ -235,7 +235,7 @@ class UpstreamPool(Placement):
         name = self._label
         try:
             # Names can take long: neither other names nor other work must wait for one.
-            found, clients = await aside(self._model.look, f"look up {self.name}")
+            found, clients = await run_in_daemon_thread(self._model.look, f"look up {self.name}")
         except (LoadFailed, InvalidOption, OSError) as error:
             # The servers that are known may do well all the same.
             log.warning("model %s: %s", name, error, extra={"model": name})

@@ -13,22 +13,18 @@ import asyncio
 import logging
 import os
 import re
-import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
-from headrace.execution.aside import aside
-from headrace.execution.process_output import ProcessOutput
+from headrace.execution.child_process import ChildProcess, ProcessOutput, Reaping, RestartPolicy
+from headrace.execution.daemon_thread import run_in_daemon_thread
 from headrace.execution.remote.grpc_client import GrpcClient, GrpcConnection
 from headrace.execution.remote.options import Credentials, RemoteOptions
 from headrace.execution.triton.options import Place, TritonOptions
-from headrace.execution.worker_instance import restart_delay
 
 # What Triton sees of the server's environment; other variables may be secrets.
 _PASSED = frozenset({"PATH", "HOME", "USER", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH"})
@@ -101,13 +97,8 @@ def environment(own: Mapping[str, str], options: TritonOptions, place: Place) ->
 
 log = logging.getLogger(__name__)
 
-_GUARD = Path(__file__).with_name("guard.py")
 _LOOK_SECS, _START_LOOK_SECS = 1.0, 0.1
 _ANSWER_SECS = 5.0
-_STEADY_SECS = 10.0  # what has been live for so long has not ended because it cannot run
-_LOOP = 5  # early ends in a row, from which on it is left alone
-_PAUSE_SECS = 30.0  # for so long
-_LAST_READS = 64
 _LOG_LINE = re.compile(rb"^([IWEF])\d{4} [\d:.]+ \d+ ")  # as Triton writes them
 _LEVELS = {b"I": logging.INFO, b"W": logging.WARNING, b"E": logging.ERROR, b"F": logging.CRITICAL}
 _EXIT_SLACK_SECS = 2.0  # beyond what Triton itself waits for
@@ -115,19 +106,18 @@ _EXIT_SLACK_SECS = 2.0  # beyond what Triton itself waits for
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a process is started with; `directory` goes if the server ends, `region` with Triton."""
+    """What a process is started with, and what a reaper removes with it."""
 
     command: Sequence[str]
     environment: Mapping[str, str]
-    region: str
-    directory: Path
+    reaping: Reaping
 
 
 class TritonOutput(ProcessOutput):
     """Takes the level of a line from the line itself."""
 
-    def __init__(self, descriptor: int, label: str) -> None:
-        super().__init__(descriptor, label, {"triton": label})
+    def __init__(self, label: str) -> None:
+        super().__init__(label, {"triton": label})
         self.last = ""  # that was not only information
 
     def line(self, line: bytes) -> None:
@@ -166,7 +156,7 @@ class TritonProcess:
         [self._endpoint] = remote.resolve()
         self._task: asyncio.Task[None] | None = None
         self._ending = asyncio.Event()
-        self._running: _Running | None = None
+        self._child: ChildProcess | None = None
         self._live_since = inf
 
     @property
@@ -190,16 +180,15 @@ class TritonProcess:
     async def close(self) -> None:
         """Have it end, and wait for that."""
         self._ending.set()
-        running, task = self._running, self._task
-        if task is not None:
-            if running is not None:  # else it is between two lives, or being started
-                running.tell(b"t")
+        if self._task is not None:
+            if self._child is not None:  # else it is between two lives, or being started
+                self._child.terminate()
                 seconds = self._options.exit_secs + _EXIT_SLACK_SECS
-                done, _ = await asyncio.wait([task], timeout=seconds)
+                done, _ = await asyncio.wait([self._task], timeout=seconds)
                 if not done:
                     log.error("%s has not ended within %.0f s, and is killed", self.label, seconds)
-                    running.tell(b"k")
-            await asyncio.wait([task])
+                    self._child.kill()
+            await asyncio.wait([self._task])
         self._reserved.close()
         self.problem = "has been told to end"
         self.failed.set()  # for who still waits until it is live
@@ -210,7 +199,7 @@ class TritonProcess:
     # --- one life after another
 
     async def _live(self, start: Start) -> None:
-        early = 0
+        restarts = RestartPolicy()
         loop = asyncio.get_running_loop()
         while not self._is_ending():
             self.failed.clear()
@@ -223,64 +212,67 @@ class TritonProcess:
                 log.exception("bug while watching %s", self.label)
                 how = "is not watched any more"
             self.live.clear()
-            self._running = None
+            self._child = None
             if self._is_ending():
                 return
-            early = 1 if loop.time() - self._live_since >= _STEADY_SECS else early + 1
-            delay = _PAUSE_SECS if early >= _LOOP else restart_delay(early)
+            if loop.time() - self._live_since >= restarts.STEADY_SECS:
+                restarts.steady()
+            restarts.ended()
             self.problem = how
             self.failed.set()
-            later = f"; it is tried again in {delay:.0f} s" if early >= _LOOP else ""
+            later = f"; it is tried again in {restarts.delay:.0f} s" if restarts.looping else ""
             log.error("%s %s%s", self.label, how, later, extra={"triton": self.label})
-            with suppress(TimeoutError):
-                async with asyncio.timeout(delay):
-                    await self._ending.wait()
+            await _wait(self._ending, restarts.delay)
 
     async def _run(self, start: Start) -> str:
         """One life; how it ended. Raises `OSError` if it cannot be started."""
-        process = await aside(lambda: _launch(start), f"start {self.label}")
+        output = TritonOutput(self.label)
+        child = await run_in_daemon_thread(
+            lambda: ChildProcess(start.command, start.environment, output, reaping=start.reaping),
+            f"start {self.label}", ChildProcess.kill,
+        )  # fmt: skip
         self.starts += 1
-        self._running = running = _Running(process, self.label)
+        self._child = child
+        exited = asyncio.Event()
+        child.attach(asyncio.get_running_loop(), exited.set)
         connection = GrpcConnection(self._endpoint, self._client)
         if self._is_ending():  # meanwhile
-            running.tell(b"k")
+            child.kill()
         try:
-            why = "" if self._is_ending() else await self._watch(running, connection)
+            why = "" if self._is_ending() else await self._watch(child, exited, connection)
         except asyncio.CancelledError:
-            running.tell(b"k")
+            child.kill()
             raise
         finally:
             await connection.close()
-            await running.exited.wait()
-            running.close()
-        status = _describe(process.wait())
-        said = "" if self.live.is_set() else running.output.last
+            await exited.wait()
+        said = "" if self.live.is_set() else output.last
         last = f"; it said last: {said}" if said else ""
-        return f"{why} and {status}" if why else f"{status}{last}"
+        return f"{why} and {child.end}" if why else f"{child.end}{last}"
 
-    async def _watch(self, running: "_Running", connection: GrpcConnection) -> str:
+    async def _watch(
+        self, child: ChildProcess, exited: asyncio.Event, connection: GrpcConnection
+    ) -> str:
         """Until it has ended; why it was killed, if it was."""
         loop = asyncio.get_running_loop()
         heard = loop.time()
-        while not running.exited.is_set():
+        while not child.ended:
             if await self._answers(connection):
                 heard = loop.time()
                 if not self.live.is_set():
                     self.live.set()
                     self._live_since = heard
-                    log.info("%s is live as process %d", self.label, running.process.pid,
+                    log.info("%s is live as process %d", self.label, child.pid,
                              extra={"triton": self.label})  # fmt: skip
             silent = loop.time() - heard
             started = self.live.is_set()
             limit = self._options.hang_secs if started else self._options.start_secs
             if limit and silent >= limit and not self._is_ending():
-                running.tell(b"k")
-                await running.exited.wait()
+                child.kill()
+                await exited.wait()
                 what = "has given no sign of life for" if started else "was not live after"
                 return f"{what} {silent:.0f} s"
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_SECS if started else _START_LOOK_SECS):
-                    await running.exited.wait()
+            await _wait(exited, _LOOK_SECS if started else _START_LOOK_SECS)
         return ""
 
     async def _answers(self, connection: GrpcConnection) -> bool:
@@ -289,66 +281,8 @@ class TritonProcess:
         return bool(answer)
 
 
-class _Running:
-    """One life's guard and output, on the event loop."""
-
-    def __init__(self, process: "subprocess.Popen[bytes]", label: str) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self.process = process
-        self.exited = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        self._watch = os.pidfd_open(process.pid)
-        descriptor = process.stdout.fileno()
-        os.set_blocking(descriptor, False)
-        self.output = TritonOutput(descriptor, label)
-        self._loop.add_reader(descriptor, self._on_output)
-        self._loop.add_reader(self._watch, self._on_exit)
-
-    def tell(self, word: bytes) -> None:
-        """Send a word to the guard."""
-        assert self.process.stdin is not None
-        with suppress(OSError):  # it has ended already
-            os.write(self.process.stdin.fileno(), word)
-
-    def close(self) -> None:
-        """Let go of what is left, once it has ended."""
-        for _ in range(_LAST_READS):
-            if not self.output.read():
-                break
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self._loop.remove_reader(self.process.stdout.fileno())
-        self._loop.remove_reader(self._watch)
-        os.close(self._watch)
-        self.process.stdin.close()
-        self.process.stdout.close()
-
-    def _on_output(self) -> None:
-        self.output.read()
-        if self.output.ended:
-            self._loop.remove_reader(self.output.descriptor)
-
-    def _on_exit(self) -> None:
-        self._loop.remove_reader(self._watch)
-        self.exited.set()
-
-
-def _launch(start: Start) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
-        [
-            sys.executable, "-I", "-S", str(_GUARD), start.region, str(start.directory),
-            *start.command,
-        ],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env=dict(start.environment), process_group=0,
-    )  # fmt: skip
-
-
-def _describe(status: int) -> str:
-    """How Triton ended, by the status of its guard."""
-    number = -status if status < 0 else status - 128
-    if number > 0:
-        with suppress(ValueError):
-            return f"was ended by {signal.Signals(number).name}"
-    return f"ended with status {status}"
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    """Wait for an event, at most for so long."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()

@@ -19,7 +19,7 @@ from typing import Protocol
 from google.protobuf import json_format
 
 from headrace.core.errors import LoadFailed
-from headrace.execution.aside import aside
+from headrace.execution.daemon_thread import run_in_daemon_thread
 from headrace.execution.remote.connection import CallFailed, RemoteDescription, Visit
 from headrace.execution.remote.options import Endpoint, RemoteOptions
 from headrace.execution.remote.protocols import ProtocolClients
@@ -244,7 +244,7 @@ class Reconciler:
         if loop.time() < self._not_before:
             return self._problem
         try:
-            await aside(
+            await run_in_daemon_thread(
                 lambda: self._keeper.ensure(self._endpoint, LOAD_SECS),
                 f"load on {self._endpoint.name}",
             )
@@ -314,11 +314,16 @@ class DriftWatch:
 
     async def _check(self, endpoint: Endpoint) -> None:
         keeper = self._keeper
-        try:
-            found = await aside(lambda: self._look(endpoint), f"look at {endpoint.name}")
+
+        def check() -> Sequence[Difference]:
+            found = self._look(endpoint)
             if found and keeper is not None:
-                await aside(lambda: keeper.ensure(endpoint, LOAD_SECS), f"load on {endpoint.name}")
-                found = await aside(lambda: self._look(endpoint), f"look at {endpoint.name}")
+                keeper.ensure(endpoint, LOAD_SECS)
+                found = self._look(endpoint)
+            return found
+
+        try:
+            found = await run_in_daemon_thread(check, f"look at {endpoint.name}")
         except LoadFailed as error:
             log.debug("model %s: server %s: %s", self._model, endpoint.name, error)
             return

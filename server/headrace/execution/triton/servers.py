@@ -28,7 +28,8 @@ from google.protobuf import text_format
 
 from headrace.core.errors import LoadFailed
 from headrace.core.model_spec import LoadSpec
-from headrace.execution.aside import aside
+from headrace.execution.child_process import Reaping
+from headrace.execution.daemon_thread import run_in_daemon_thread
 from headrace.execution.remote.connection import CallFailed
 from headrace.execution.remote.options import Endpoint, RemoteOptions, Url, remote_parameters
 from headrace.execution.triton.drift import as_configured, groups_of
@@ -264,7 +265,7 @@ class TritonServers:
             return _make_directory(wanted)
 
         try:
-            directory = self._directory = await aside(make, "directory of Triton")
+            directory = self._directory = await run_in_daemon_thread(make, "directory of Triton")
             if self._closed:
                 raise LoadFailed("the server is shutting down")
             for process in processes:
@@ -274,7 +275,7 @@ class TritonServers:
                     program, self._options, models, process.port, region, self._secret
                 )
                 own = environment(self._environment, self._options, process.place)
-                process.begin(Start(command, own, region, directory))
+                process.begin(Start(command, own, Reaping(region, str(directory))))
         except BaseException as error:
             await asyncio.gather(*(process.close() for process in processes))
             if isinstance(error, OSError):

@@ -1,11 +1,11 @@
-"""Runs Triton, and leaves nothing of it behind, however it or the server ends.
+"""Runs a command, and leaves nothing of it behind, however it or the server ends.
 
-A program of its own: `python guard.py REGION DIRECTORY COMMAND ...`. Its standard input is a pipe
-from the server. By that it is told to have Triton end ("t") or to kill it ("k"); when the pipe
-ends, the server has, and Triton is killed at once. With Triton end the processes that it has
-started, and what its Python models have of shared memory under names that begin with REGION goes.
-If the server has ended, DIRECTORY goes, too. The exit status is Triton's, 128 and the signal's
-number if it was killed.
+A program of its own: `python reaper.py REGION DIRECTORY COMMAND ...`. Its standard input is a pipe
+from the server. By that it is told to have the command end ("t") or to kill it ("k"); when the pipe
+ends, the server has, and the command is killed at once. With it end the processes that it has
+started, and shared memory under names that begin with REGION goes, if that is not empty. If the
+server has ended, DIRECTORY goes, too. The exit status is the command's, 128 and the signal's number
+if it was killed. A lock that this program inherits is held until nothing of the command is left.
 """
 
 import ctypes
@@ -25,8 +25,8 @@ def main() -> int:
     """Run the command until it ends; its exit status."""
     region, directory, *command = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM):
-        # The server decides when Triton ends, also where a terminal or a supervisor signals all.
-        # Not by ignoring them, which Triton would take over.
+        # The server decides when the command ends, also where a terminal or a supervisor signals
+        # all. Not by ignoring them, which the command would take over.
         signal.signal(number, lambda *_: None)
     try:
         child = subprocess.Popen(
@@ -35,19 +35,19 @@ def main() -> int:
     except OSError as error:
         print(f"cannot start {command[0]}: {error.strerror}", flush=True)
         return 127
-    watch = os.pidfd_open(child.pid)
-    server_ended = _wait(child.pid, watch)
+    server_ended = _wait(child.pid, os.pidfd_open(child.pid))
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)  # before its number is free again
     status = child.wait()
-    _clean(region)
-    if server_ended:
+    if region:
+        _clean(region)
+    if server_ended and directory:
         shutil.rmtree(directory, ignore_errors=True)
     return status if status >= 0 else 128 - status
 
 
 def _wait(pid: int, watch: int) -> bool:
-    """Do as the server says until the child has ended or is to be killed; whether the server has
+    """Do as the server says until the command has ended or is to be killed; whether the server has
     ended.
     """
     poll = select.poll()
@@ -65,7 +65,7 @@ def _wait(pid: int, watch: int) -> bool:
 
 
 def _end_with_parent() -> None:
-    """Have the kernel kill Triton if this process is killed."""
+    """Have the kernel kill the command if this process is killed."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 

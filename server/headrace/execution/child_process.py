@@ -1,0 +1,287 @@
+"""Processes that this server starts: workers, front ends, Tritons, and steps of builds.
+
+Each is in a process group of its own, so that a signal from a terminal reaches only the server,
+which ends them in order; with a process end all those that it has started. Its output goes to the
+log line by line, and its end is known at once, by its process descriptor. One that would go on
+without the server, since it knows nothing of it, runs under a reaper (see `reaper`).
+
+A process may be made on any thread. From `attach` on it is owned by an event loop, until `detach`.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+
+_printed = logging.getLogger("headrace.model")
+_REAPER = Path(__file__).with_name("reaper.py")
+_LAST_READS = 64  # of output that a process has left behind
+_LINE = 16 << 10  # bytes of output after which a line is cut
+_TEXT = 96 << 10  # characters of lines that belong together
+_OUTPUT = 16 << 10  # bytes of output that are read at once
+# Of one process, in so much time. A line takes its bytes in this server's log, too.
+_MOST_LINES, _MOST_BYTES, _WINDOW_SECS = 2000, 1 << 20, 1.0
+_LOOP = 5  # early ends in a row, from which on a process is left alone for a while
+
+
+class Backoff:
+    """Seconds between attempts that fail in a row: `first`, then twice as long, up to `longest`."""
+
+    def __init__(self, first: float = 0.1, longest: float = 10.0) -> None:
+        self.failures = 0
+        self._first = first
+        self._longest = longest
+
+    @property
+    def delay(self) -> float:
+        """The wait after so many failures; 0 after none."""
+        if not self.failures:
+            return 0.0
+        return float(min(self._first * 2.0 ** min(self.failures - 1, 20), self._longest))
+
+    def failed(self) -> float:
+        """Count a failure; the wait until the next attempt."""
+        self.failures += 1
+        return self.delay
+
+    def succeeded(self) -> None:
+        """Begin anew."""
+        self.failures = 0
+
+
+class RestartPolicy:
+    """When a process that has ended is started again.
+
+    At once for the first time, then after delays that grow with each end that comes early, that is
+    before the process was `STEADY_SECS` old. After a loop of such ends it is left alone for `pause`
+    seconds.
+    """
+
+    STEADY_SECS = 10.0
+
+    def __init__(self, pause: float = 30.0) -> None:
+        self._pause = pause
+        self._backoff = Backoff()
+        self.early = 0  # ends in a row
+
+    @property
+    def looping(self) -> bool:
+        """Whether it has ended so often that it is left alone for now."""
+        return self.early >= _LOOP
+
+    @property
+    def delay(self) -> float:
+        """Seconds to wait before the next start."""
+        if self.looping:
+            return self._pause
+        self._backoff.failures = max(self.early - 1, 0)
+        return self._backoff.delay
+
+    def steady(self) -> None:
+        """Forget early ends: the process has run well."""
+        self.early = 0
+
+    def ended(self, to_blame: bool = True) -> None:
+        """Count an end; one that the process is not `to_blame` for never makes a loop."""
+        count = self.early + 1
+        self.early = count if to_blame else min(count, _LOOP - 1)
+
+
+class ProcessOutput:
+    """The standard output and error of a process on its way to the log: in portions, bounded."""
+
+    def __init__(self, name: str, fields: Mapping[str, object] | None = None) -> None:
+        """Lines in the log begin with `name` and have the `fields`."""
+        self.name = name
+        self.fields = dict(fields or {})
+        self.ended = False  # nothing more will come
+        self.descriptor = -1  # must not block; it is for its process to close
+        self._text = b""
+        self._lines = self._bytes = self._dropped = 0  # within `_WINDOW_SECS`
+        self._window = 0.0
+
+    def read(self) -> bool:
+        """Put some of what it has printed into the log; whether there may be more."""
+        try:
+            data = os.read(self.descriptor, _OUTPUT)
+        except BlockingIOError:
+            return False
+        self.ended = not data
+        *lines, self._text = (self._text + data).split(b"\n")
+        if self._text and (self.ended or len(self._text) > _LINE):
+            lines.append(self._text)
+            self._text = b""
+        for line in lines:
+            self.line(line)
+        return not self.ended
+
+    def line(self, line: bytes) -> None:
+        """Put a line that the process has printed into the log."""
+        self.note(logging.INFO, line.decode(errors="replace").rstrip())
+
+    def note(self, level: int, text: str, fields: dict[str, object] | None = None) -> None:
+        """A line in the log, and others below it, unless there are too many."""
+        now = monotonic()
+        if now - self._window >= _WINDOW_SECS:
+            if self._dropped:
+                _printed.warning("%d lines were left out", self._dropped, extra=self.fields)
+            self._window = now
+            self._lines = self._bytes = self._dropped = 0
+        if self._lines == _MOST_LINES or self._bytes >= _MOST_BYTES:
+            self._dropped += 1
+        else:
+            self._lines += 1
+            self._bytes += min(len(text), _TEXT)
+            head, _, rest = text[:_TEXT].partition("\n")
+            trace = {"trace": rest} if rest else {}
+            _printed.log(
+                level, "%s: %s", self.name, head[:_LINE],
+                extra=self.fields | trace | (fields or {}),
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Reaping:
+    """What a reaper removes: shared memory whose names begin with `region` once the command has
+    ended, and `directory` if the server ends first; "" for none.
+    """
+
+    region: str = ""
+    directory: str = ""
+
+
+class ChildProcess:
+    """One process, from its start to its end."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        output: ProcessOutput | None = None,
+        *,
+        descriptors: Sequence[int] = (),
+        folder: Path | None = None,
+        reaping: Reaping | None = None,
+    ) -> None:
+        """Start a process, under a reaper if there is `reaping`; raises `OSError`.
+
+        It inherits `descriptors`, and the server's output if there is no `output`.
+        """
+        self.output = output
+        self.ended = False
+        self.status = 0  # once it has ended; negative for the number of a signal
+        self._reaped = reaping is not None
+        if reaping is not None:
+            given = reaping.region, reaping.directory
+            command = [sys.executable, "-I", "-S", str(_REAPER), *given, *command]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE if self._reaped else subprocess.DEVNULL,
+            stdout=None if output is None else subprocess.PIPE,
+            stderr=None if output is None else subprocess.STDOUT,
+            pass_fds=descriptors, env=environment, cwd=folder, process_group=0,
+        )  # fmt: skip
+        self.pid = self._process.pid
+        try:
+            self._watch = os.pidfd_open(self.pid)
+        except OSError:
+            self._process.kill()
+            self._process.communicate()
+            raise
+        if output is not None:
+            assert self._process.stdout is not None
+            output.descriptor = self._process.stdout.fileno()
+            os.set_blocking(output.descriptor, False)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_exit: Callable[[], None] | None = None
+        self._kill_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def end(self) -> str:
+        """How it has ended, in words."""
+        number = self.status - 128 if self._reaped and self.status > 128 else -self.status
+        if number > 0:
+            with suppress(ValueError):
+                return f"was ended by {signal.Signals(number).name}"
+        return f"ended with status {self.status}"
+
+    def attach(self, loop: asyncio.AbstractEventLoop, on_exit: Callable[[], None]) -> None:
+        """Belong to an event loop; `on_exit` is called there once the process has ended."""
+        self._loop, self._on_exit = loop, on_exit
+        if self.output is not None and not self.output.ended:
+            loop.add_reader(self.output.descriptor, self._on_output)
+        loop.add_reader(self._watch, self._reap)
+
+    def detach(self) -> None:
+        """Belong to no event loop any more; to be called on the one that it belongs to."""
+        loop, self._loop, self._on_exit = self._loop, None, None
+        if loop is not None:
+            loop.remove_reader(self._watch)
+            if self.output is not None:
+                loop.remove_reader(self.output.descriptor)
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
+
+    def terminate(self) -> None:
+        """Have a process under a reaper end by SIGTERM."""
+        self._tell(b"t")
+
+    def kill_after(self, seconds: float) -> None:
+        """Kill it if it has not ended by then; on its event loop."""
+        if self._loop is not None and not self.ended:
+            self._kill_timer = self._loop.call_later(seconds, self.kill)
+
+    def kill(self) -> bool:
+        """Kill it and all that it has started; without an event loop, wait for its end.
+
+        Whether it has ended.
+        """
+        if self.ended:
+            return True
+        if self._reaped:
+            self._tell(b"k")
+        else:
+            self._kill_group()
+        if self._loop is None:
+            self._reap()
+        return self._loop is None
+
+    def _tell(self, word: bytes) -> None:
+        assert self._process.stdin is not None
+        if not self.ended:
+            with suppress(OSError):  # it has ended already
+                os.write(self._process.stdin.fileno(), word)
+
+    def _kill_group(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def _on_output(self) -> None:
+        assert self.output is not None
+        self.output.read()
+        if self.output.ended and self._loop is not None:
+            self._loop.remove_reader(self.output.descriptor)
+
+    def _reap(self) -> None:
+        if not self._reaped:
+            self._kill_group()  # what it has started, before its number is free again
+        self.status = self._process.wait()
+        for _ in range(_LAST_READS):
+            if self.output is None or not self.output.read():
+                break
+        self.ended = True
+        on_exit = self._on_exit
+        self.detach()
+        os.close(self._watch)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        if on_exit is not None:
+            on_exit()
