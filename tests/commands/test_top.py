@@ -95,7 +95,11 @@ def test_what_was_answered_with_errors() -> None:
     """Also what no model has seen; why most requests of a model have failed stands beside it."""
     kinds = [("http", "infer", "400"), ("grpc", "infer", "NOT_FOUND"), ("http", "infer", "200")]
     answers = [AnswerRate(*kind, 3.0) for kind in kinds]
-    failing = replace(VERSIONS[0], failures=2.0, reasons={"OTHER": 0.5, "BACKEND": 1.5})
+    failing = replace(
+        VERSIONS[0],
+        failures_per_second=2.0,
+        failures_per_second_by_reason={"OTHER": 0.5, "BACKEND": 1.5},
+    )
     view = replace(VIEW, activity=replace(ACTIVITY, answers=answers, versions=[failing]))
     lines = plain_lines(view, 99)
     assert lines[2] == "answered with errors: 3/s http infer 400, 3/s grpc infer NOT_FOUND"
@@ -105,7 +109,9 @@ def test_what_was_answered_with_errors() -> None:
     assert shown["server"]["answers"][0] == {
         "door": "http", "operation": "infer", "status": "400", "per_second": 3.0,
     }  # fmt: skip
-    assert shown["models"][0]["failures_per_second_by_reason"] == failing.reasons
+    assert (
+        shown["models"][0]["failures_per_second_by_reason"] == failing.failures_per_second_by_reason
+    )
 
 
 def test_by_rich() -> None:

@@ -41,9 +41,24 @@ class Group(NamedTuple):
     description: str | None = None
 
 
-def option(*names: str, **keywords: Any) -> Argument:
-    """An option, or a positional argument if its name has no dash."""
-    return Argument(names, keywords)
+def option(declared: str, meaning: str = "", *, many: bool = False, **more: Any) -> Argument:
+    """An option or positional argument, declared as usage shows it; `more` is as in argparse.
+
+    `--version N` takes a value, `--once` none, and of `many` there is a list. A positional argument
+    has its name in the namespace before that: `paths PATH...`, `data [VALUE]`, `files [FILE...]`.
+    """
+    name, _, metavar = declared.partition(" ")
+    keywords: dict[str, Any] = {"help": meaning or None}
+    if name.startswith("-") and not metavar:
+        keywords["action"] = "store_true"
+    elif name.startswith("-"):
+        keywords |= {"metavar": metavar} | ({"action": "append", "default": []} if many else {})
+    else:
+        shape = "".join(re.findall(r"\[|\.\.\.", metavar))
+        keywords["metavar"] = metavar.strip("[].")
+        if shape:
+            keywords["nargs"] = {"[": "?", "...": "+", "[...": "*"}[shape]
+    return Argument((name,), keywords | more)
 
 
 def settings_as_options(settings: Collection[Option]) -> list[Argument]:

@@ -55,6 +55,6 @@ COMPLETION = Command(
   zsh    headrace completion zsh > _headrace   in a directory of $fpath
   fish   headrace completion fish > ~/.config/fish/completions/headrace.fish
 """,
-    options=[option("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))],
+    options=[option("shell SHELL", ", ".join(SHELLS), choices=SHELLS)],
     run=_print_script,
 )

@@ -82,16 +82,16 @@ ENVIRONMENTS = Command(
     actions=(
         _action(
             "build", "build what models need, without loading them",
-            option("paths", nargs="+", metavar="PATH", help="repositories, or model files"),
+            option("paths PATH...", "repositories, or model files"),
             description="Build the environments of Python models, so that serving finds them.",
         ),
         _action("list", "print what is there"),
         _action(
             "prune", "remove what has not been used for long",
             option(
-                "--unused-days", type=float, default=_UNUSED_DAYS, metavar="N",
-                help="remove what was not used for so many days"
-                f" (default: {_UNUSED_DAYS}); 0 for all",
+                "--unused-days N",
+                f"remove what was not used for so many days (default: {_UNUSED_DAYS}); 0 for all",
+                type=float, default=_UNUSED_DAYS,
             ),
             description="Remove environments that no model was loaded with for some time, unless"
             " one is using them, and what builds that crashed have left.",

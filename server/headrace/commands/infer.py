@@ -20,7 +20,15 @@ from headrace.client.address import Refused
 from headrace.client.inference import Question, divided, joined
 from headrace.client.server import Document, Server
 from headrace.commands.command import Group, option
-from headrace.commands.infer_inputs import Given, ImageOptions, Random, Reader, Taken, taken
+from headrace.commands.infer_inputs import (
+    LAYOUTS,
+    Given,
+    ImageOptions,
+    Random,
+    Reader,
+    Taken,
+    taken,
+)
 from headrace.commands.remote import (
     CommandFailed,
     parse_version,
@@ -363,66 +371,61 @@ def _divisors(text: str) -> tuple[float, ...]:
 
 INFER = remote_command(
     "infer", _infer,
-    option("model", metavar="MODEL"),
+    option("model MODEL"),
     option(
-        "data", nargs="?", metavar="VALUE",
-        help="the value of the model's only input; or a .npz file, a table with a column for each,"
+        "data [VALUE]",
+        "the value of the model's only input; or a .npz file, a table with a column for each,"
         " or JSON such as {\"NAME\": VALUE}, for all; or an inference request in JSON",
     ),
-    option("--version", type=parse_version, metavar="N", help="this version of the model"),
+    option("--version N", "this version of the model", type=parse_version),
     option(
-        "--input", action="append", default=[], type=_named, metavar="NAME=VALUE",
-        help="the value of one input; may be repeated",
+        "--input NAME=VALUE", "the value of one input; may be repeated", many=True, type=_named
     ),
-    option("--output", action="append", metavar="NAME", help="only this output; may be repeated"),
+    option("--output NAME", "only this output; may be repeated", many=True),
     option(
-        "--classes", type=_count, metavar="K",
-        help="the K best classes with their labels in place of an output's numbers: of those named"
-        " by --output, or all of floats",
-    ),
-    option(
-        "--parameter", action="append", default=[], type=_parameter, metavar="NAME=VALUE",
-        help="a parameter of the request: a number, true, false, or a text; may be repeated",
-    ),
-    option("--id", metavar="TEXT", help="the request's id"),
-    option(
-        "--repeat", type=_count, default=1, metavar="N",
-        help="ask N times, one after the other, and say how long that took",
+        "--classes K",
+        "the K best classes with their labels in place of an output's numbers: of those named by"
+        " --output, or all of floats",
+        type=_count,
     ),
     option(
-        "--stream", action="store_true",
-        help="print responses as they come; models that answer many times are always asked so",
+        "--parameter NAME=VALUE",
+        "a parameter of the request: a number, true, false, or a text; may be repeated",
+        many=True, type=_parameter,
     ),
-    option("--save", metavar="DIR", help="write each output to DIR/NAME.npy"),
+    option("--id TEXT", "the request's id"),
+    option(
+        "--repeat N", "ask N times, one after the other, and say how long that took",
+        type=_count, default=1,
+    ),
+    option(
+        "--stream",
+        "print responses as they come; models that answer many times are always asked so",
+    ),
+    option("--save DIR", "write each output to DIR/NAME.npy"),
     as_json="print one JSON document; with a stream, one for each response",
     groups=(
         Group("made-up inputs", (
-            option("--random", action="store_true", help="make up the inputs that are not given"),
+            option("--random", "make up the inputs that are not given"),
+            option("--rows N", "that many rows (default: 1)", type=_count, default=1),
             option(
-                "--rows", type=_count, default=1, metavar="N", help="that many rows (default: 1)"
+                "--shape NAME=N,N,...",
+                "an input's shape, where the model's leaves it open; may be repeated",
+                many=True, type=_shape,
             ),
-            option(
-                "--shape", action="append", default=[], type=_shape, metavar="NAME=N,N,...",
-                help="an input's shape, where the model's leaves it open; may be repeated",
-            ),
-            option("--seed", type=int, metavar="N", help="the same values every time"),
+            option("--seed N", "the same values every time", type=int),
         )),
         Group("images", (
             option(
-                "--layout", choices=("HWC", "CHW", "HW"), default="",
-                help="order of an input's axes, if its number of channels does not tell",
+                "--layout", "order of an input's axes, if its number of channels does not tell",
+                action="store", choices=LAYOUTS, default="",
+            ),
+            option("--scale X", "such as 1/255, the default for floats; else 1", type=_number),
+            option(
+                "--mean X[,X,X]", "one number, or by channel", type=_numbers, default=(0.0,)
             ),
             option(
-                "--scale", type=_number, metavar="X",
-                help="such as 1/255, the default for floats; else 1",
-            ),
-            option(
-                "--mean", type=_numbers, default=(0.0,), metavar="X[,X,X]",
-                help="one number, or by channel",
-            ),
-            option(
-                "--std", type=_divisors, default=(1.0,), metavar="X[,X,X]",
-                help="one number, or by channel",
+                "--std X[,X,X]", "one number, or by channel", type=_divisors, default=(1.0,)
             ),
         ), "Resized to the input's shape; a value is (pixel * scale - mean) / std."),
     ),

@@ -335,7 +335,7 @@ def _override(text: str) -> tuple[str, str]:
     return path, local
 
 
-_VERSION = option("--version", type=parse_version, metavar="N", help="a version's number")
+_VERSION = option("--version N", "a version's number", type=parse_version)
 
 MODELS = Command(
     name="models",
@@ -349,9 +349,9 @@ MODELS = Command(
             " configurations. Models that other servers run are asked for there; those for Tritons"
             " that this server starts are loaded in such.",
             options=(
-                option("paths", nargs="+", metavar="PATH", help="repositories, or files"),
-                option("--quiet", action="store_true", help="print no configurations"),
-                option("--json", action="store_true", help="print one JSON document"),
+                option("paths PATH...", "repositories, or files"),
+                option("--quiet", "print no configurations"),
+                option("--json", "print one JSON document"),
                 *settings_as_options(_CHECK_SETTINGS),
             ),
             run=_check,
@@ -363,41 +363,35 @@ MODELS = Command(
             " into headrace-manifest.json there. A server loads such a model only when every file"
             " has its digest, so that it never loads one that is copied half.",
             options=(
-                option("paths", nargs="+", metavar="DIR", help="directories of models"),
-                option(
-                    "--check", action="store_true", help="write nothing: compare the files with it"
-                ),
-                option("--json", action="store_true", help="print one JSON document"),
+                option("paths DIR...", "directories of models"),
+                option("--check", "write nothing: compare the files with it"),
+                option("--json", "print one JSON document"),
             ),
             run=_manifest,
         ),
         remote_command(
             "list", _list,
-            option(
-                "pattern", nargs="*", metavar="MODEL",
-                help="only these; * and ? stand for any characters",
-            ),
-            option("--ready", action="store_true", help="only what takes requests"),
-            option(
-                "--long", action="store_true", help="also inputs, outputs, and what runs them"
-            ),
-            option("--names", action="store_true", help="print names and nothing else"),
+            option("pattern [MODEL...]", "only these; * and ? stand for any characters"),
+            option("--ready", "only what takes requests"),
+            option("--long", "also inputs, outputs, and what runs them"),
+            option("--names", "print names and nothing else"),
             help="what a running server has, and its states",
             description="List the models of a running server: each version with its state, and the"
             " reason where one does not serve.",
         ),
         remote_command(
             "load", _load,
-            option("models", nargs="+", metavar="MODEL", help="names in its repositories"),
+            option("models MODEL...", "names in its repositories"),
             option(
-                "--config", metavar="FILE",
-                help="a configuration in place of the model's own: config.pbtxt or JSON, also JSON"
+                "--config FILE",
+                "a configuration in place of the model's own: config.pbtxt or JSON, also JSON"
                 " itself",
             ),
             option(
-                "--file", action="append", default=[], type=_override, metavar="PATH=LOCAL",
-                help="a file in place of the model's directory, such as 1/model.onnx=new.onnx;"
-                " may be repeated; the server must allow it (--load-overrides=files)",
+                "--file PATH=LOCAL",
+                "a file in place of the model's directory, such as 1/model.onnx=new.onnx; may be"
+                " repeated; the server must allow it (--load-overrides=files)",
+                many=True, type=_override,
             ),
             help="load models, or load them again",
             description="Have a running server load models, and wait until they are ready. The"
@@ -406,27 +400,20 @@ MODELS = Command(
         ),
         remote_command(
             "unload", _unload,
-            option("models", nargs="+", metavar="MODEL"),
-            option(
-                "--dependents", action="store_true",
-                help="also models that were loaded only for them",
-            ),
+            option("models MODEL..."),
+            option("--dependents", "also models that were loaded only for them"),
             help="stop serving models",
             description="Have a running server finish what it has accepted for models, and free"
             " them.",
             timeout=_CONTROL_SECS,
         ),
         remote_command(
-            "config", _config,
-            option("model", metavar="MODEL"),
-            _VERSION,
+            "config", _config, option("model MODEL"), _VERSION,
             help="the configuration that a model runs with",
             description="Print a model's configuration as a running server has completed it.",
         ),
         remote_command(
-            "stats", _stats,
-            option("model", nargs="?", metavar="MODEL", help="all about this one"),
-            _VERSION,
+            "stats", _stats, option("model [MODEL]", "all about this one"), _VERSION,
             help="what models have done since the server started",
             description="Print how many requests models have answered, in which batches, and how"
             " long they took on average: a line a version, or all about one model.",

@@ -48,22 +48,23 @@ def remote_command(
     """
     server = (
         option(
-            "--url", type=parse_address, metavar="URL",
-            help=f"where it answers over HTTP (default: ${URL_ENV}, or {DEFAULT_URL})",
+            "--url URL", f"where it answers over HTTP (default: ${URL_ENV}, or {DEFAULT_URL})",
+            type=parse_address,
         ),
         option(
-            "--header", action="append", default=[], type=_header, metavar="'NAME: VALUE'",
-            help="send this header along, as restricted APIs ask for; may be repeated",
+            "--header 'NAME: VALUE'",
+            "send this header along, as restricted APIs ask for; may be repeated",
+            many=True, type=_header,
         ),
         option(
-            "--timeout", type=parse_positive, default=timeout, metavar="SECS",
-            help=f"how long to wait for an answer (default: {timeout:g})",
+            "--timeout SECS", f"how long to wait for an answer (default: {timeout:g})",
+            type=parse_positive, default=timeout,
         ),
     )  # fmt: skip
     return Command(
         name=name,
         run=partial(_run, action),
-        options=(*options, option("--json", action="store_true", help=as_json)),
+        options=(*options, option("--json", as_json)),
         groups=(*groups, Group("server", server)),
         **texts,
     )

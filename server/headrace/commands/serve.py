@@ -176,16 +176,12 @@ SERVE = Command(
     epilog="Each option can also be set as an environment variable, HEADRACE_HTTP_PORT for"
     " --http-port, or in a settings file.",
     options=(
-        option("files", nargs="*", metavar="FILE", help="model files to serve as they are"),
-        option("--config-file", metavar="FILE", help="read settings from this TOML file"),
+        option("files [FILE...]", "model files to serve as they are"),
+        option("--config-file FILE", "read settings from this TOML file"),
         *(
             option(
-                name,
-                dest="triton_options",
-                nargs="?",
-                const="true",
+                f"{name} VALUE", argparse.SUPPRESS, dest="triton_options", nargs="?", const="true",
                 action=_Given,
-                help=argparse.SUPPRESS,
             )
             for name in (*WITHOUT_EFFECT, *BY_VALUE)
         ),
@@ -195,4 +191,4 @@ SERVE = Command(
         for title, settings in SECTIONS.items()
     ],
     run=_serve,
-)
+)  # fmt: skip

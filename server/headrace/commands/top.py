@@ -315,17 +315,17 @@ def _screen(live: bool) -> TextScreen:
 TOP = remote_command(
     "top", _top,
     option(
-        "--interval", type=parse_positive, default=2.0, metavar="SECS",
-        help="how long each table looks back (default: 2)",
+        "--interval SECS", "how long each table looks back (default: 2)",
+        type=parse_positive, default=2.0,
     ),
     option(
-        "--sort", choices=tuple(ORDERS), default="requests", metavar="BY",
-        help=f"largest first: {', '.join(ORDERS)} (default: requests)",
+        "--sort BY", f"largest first: {', '.join(ORDERS)} (default: requests)",
+        choices=tuple(ORDERS), default="requests",
     ),
-    option("--once", action="store_true", help="one table of one interval"),
+    option("--once", "one table of one interval"),
     option(
-        "--metrics-url", type=parse_address, metavar="URL",
-        help="where metrics are (default: where the server says)",
+        "--metrics-url URL", "where metrics are (default: where the server says)",
+        type=parse_address,
     ),
     as_json="print a JSON document on a line for each interval",
     help="what a running server is doing",

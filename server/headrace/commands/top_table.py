@@ -6,7 +6,7 @@ and `plain_lines`, `rich_lines` and `document` show them.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -78,24 +78,25 @@ class VersionActivity:
 
     model: str
     version: str
-    requests: float
-    failures: float
-    rows: float
-    batches: float
-    waiting: int
-    latency: Mapping[str, float | None]
-    queue: Mapping[str, float | None]
-    compute: Mapping[str, float | None]
-    memory: float | None
+    requests_per_second: float
+    failures_per_second: float
+    rows_per_second: float
+    batches_per_second: float
+    waiting_requests: int
+    latency_seconds: Mapping[str, float | None]
+    queue_seconds: Mapping[str, float | None]
+    compute_seconds: Mapping[str, float | None]
+    memory_bytes: float | None
     instances: Mapping[str, int] = field(default_factory=dict)  # how many by their kind
     backends: Mapping[str, bool] = field(default_factory=dict)  # of several, which gets requests
     servers: Mapping[str, bool] = field(default_factory=dict)  # that run it, which are sent calls
-    reasons: Mapping[str, float] = field(default_factory=dict)  # failures a second by reason
+    failures_per_second_by_reason: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def reason(self) -> str:
         """The reason of most failures; "" where nothing fails."""
-        return max(self.reasons, key=self.reasons.__getitem__, default="")
+        rates = self.failures_per_second_by_reason
+        return max(rates, key=rates.__getitem__, default="")
 
     @property
     def backend(self) -> str:
@@ -113,9 +114,9 @@ class VersionActivity:
         return sum(self.servers.values())
 
     @property
-    def batch_rows(self) -> float | None:
+    def rows_per_batch(self) -> float | None:
         """Rows of a batch on average."""
-        return self.rows / self.batches if self.batches else None
+        return self.rows_per_second / self.batches_per_second if self.batches_per_second else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ class AnswerRate:
     door: str
     operation: str
     status: str
-    rate: float
+    per_second: float
 
     @property
     def error(self) -> bool:
@@ -139,10 +140,10 @@ class ServerActivity:
 
     seconds: float
     ready: bool
-    refused: float
-    admitted: int
-    admitted_limit: int
-    resident: float | None
+    refused_per_second: float
+    admitted_requests: int
+    admitted_requests_limit: int
+    resident_bytes: float | None
     cpu: float | None
     versions: Sequence[VersionActivity]
     answers: Sequence[AnswerRate] = ()  # of the interval, most first
@@ -153,14 +154,14 @@ class ServerActivity:
         return [answer for answer in self.answers if answer.error]
 
     @property
-    def requests(self) -> float:
+    def requests_per_second(self) -> float:
         """Answered per second, of all models."""
-        return sum(version.requests for version in self.versions)
+        return sum(version.requests_per_second for version in self.versions)
 
     @property
-    def failures(self) -> float:
+    def failures_per_second(self) -> float:
         """Failed per second, of all models."""
-        return sum(version.failures for version in self.versions)
+        return sum(version.failures_per_second for version in self.versions)
 
 
 def activity(before: Scrape, after: Scrape) -> ServerActivity:
@@ -224,7 +225,7 @@ def _answers(old: "_Values", new: "_Values", seconds: float) -> list[AnswerRate]
         AnswerRate(*key, _grown(before.get(key, 0), count) / seconds)
         for key, count in new.by_labels("headrace_requests_total", labels).items()
     ]
-    return sorted((one for one in found if one.rate), key=lambda one: -one.rate)
+    return sorted((one for one in found if one.per_second), key=lambda one: -one.per_second)
 
 
 def grown_counts(before: Counts, after: Counts) -> Counts:
@@ -332,20 +333,21 @@ def _rate(value: float) -> str:
 
 _COLUMNS = (
     _Column("VER", lambda v: v.version),
-    _Column("REQ/S", lambda v: _rate(v.requests)),
-    _Column("ROWS/S", lambda v: _rate(v.rows), 100),
-    _Column("ERR/S", lambda v: _rate(v.failures), alarms=lambda v: v.failures > 0),
+    _Column("REQ/S", lambda v: _rate(v.requests_per_second)),
+    _Column("ROWS/S", lambda v: _rate(v.rows_per_second), 100),
+    _Column("ERR/S", lambda v: _rate(v.failures_per_second),
+            alarms=lambda v: v.failures_per_second > 0),
     _Column("REASON", lambda v: v.reason or "-", told=lambda v: v.reason),
-    _Column("WAIT", lambda v: str(v.waiting)),
-    _Column("P50", lambda v: duration(v.latency["p50"])),
-    _Column("P90", lambda v: duration(v.latency["p90"]), 100),
-    _Column("P99", lambda v: duration(v.latency["p99"])),
-    _Column("QUEUE P99", lambda v: duration(v.queue["p99"]), 130),
-    _Column("COMPUTE P99", lambda v: duration(v.compute["p99"]), 130),
-    _Column("BATCH", lambda v: number(v.batch_rows)),
+    _Column("WAIT", lambda v: str(v.waiting_requests)),
+    _Column("P50", lambda v: duration(v.latency_seconds["p50"])),
+    _Column("P90", lambda v: duration(v.latency_seconds["p90"]), 100),
+    _Column("P99", lambda v: duration(v.latency_seconds["p99"])),
+    _Column("QUEUE P99", lambda v: duration(v.queue_seconds["p99"]), 130),
+    _Column("COMPUTE P99", lambda v: duration(v.compute_seconds["p99"]), 130),
+    _Column("BATCH", lambda v: number(v.rows_per_batch)),
     _Column("INST", lambda v: str(sum(v.instances.values()) or "-")),
     _Column("KIND", lambda v: ",".join(v.instances) or "-", 110),
-    _Column("MEMORY", lambda v: size(v.memory)),
+    _Column("MEMORY", lambda v: size(v.memory_bytes)),
     _Column("BACKEND", lambda v: v.backend or "-", alarms=lambda v: v.detoured,
             told=lambda v: v.backends),
     _Column("SERVERS", lambda v: f"{v.servers_in}/{len(v.servers)}" if v.servers else "-",
@@ -354,14 +356,14 @@ _COLUMNS = (
 
 # By the key that chooses them: largest first, but names.
 ORDERS: Mapping[str, tuple[str, Callable[[VersionActivity], Any]]] = {
-    "requests": ("r", lambda v: v.requests),
-    "rows": ("o", lambda v: v.rows),
-    "errors": ("e", lambda v: v.failures),
-    "waiting": ("w", lambda v: v.waiting),
-    "p50": ("5", lambda v: v.latency["p50"] or 0),
-    "p99": ("9", lambda v: v.latency["p99"] or 0),
-    "batch": ("b", lambda v: v.batch_rows or 0),
-    "memory": ("m", lambda v: v.memory or 0),
+    "requests": ("r", lambda v: v.requests_per_second),
+    "rows": ("o", lambda v: v.rows_per_second),
+    "errors": ("e", lambda v: v.failures_per_second),
+    "waiting": ("w", lambda v: v.waiting_requests),
+    "p50": ("5", lambda v: v.latency_seconds["p50"] or 0),
+    "p99": ("9", lambda v: v.latency_seconds["p99"] or 0),
+    "batch": ("b", lambda v: v.rows_per_batch or 0),
+    "memory": ("m", lambda v: v.memory_bytes or 0),
     "name": ("n", lambda v: 0),
 }
 KEYS = {key: order for order, (key, _) in ORDERS.items()}
@@ -379,16 +381,18 @@ def summary(view: View) -> list[str]:
     if now is None:
         return [view.title, view.notice]
     state = "ready" if now.ready else "NOT READY"
-    parts = [f"{_rate(now.requests)} req/s", f"{_rate(now.failures)} err/s"]
-    parts.append(f"{_rate(now.refused)} refused/s")
-    rest = [f"{now.admitted} of {now.admitted_limit} under way"]
-    if now.resident is not None:
-        rest.append(f"{size(now.resident)}")
+    parts = [f"{_rate(now.requests_per_second)} req/s", f"{_rate(now.failures_per_second)} err/s"]
+    parts.append(f"{_rate(now.refused_per_second)} refused/s")
+    rest = [f"{now.admitted_requests} of {now.admitted_requests_limit} under way"]
+    if now.resident_bytes is not None:
+        rest.append(f"{size(now.resident_bytes)}")
     if now.cpu is not None:
         rest.append(f"{now.cpu:.0%} CPU")
     lines = [f"{view.title}  {state}", "  ".join([*parts, *rest])]
     if errors := now.errors:
-        named = [f"{_rate(e.rate)}/s {e.door} {e.operation} {e.status}" for e in errors[:_ERRORS]]
+        named = [
+            f"{_rate(e.per_second)}/s {e.door} {e.operation} {e.status}" for e in errors[:_ERRORS]
+        ]
         more = ["..."] if len(errors) > _ERRORS else []
         lines.append("answered with errors: " + ", ".join(named + more))
     return [*lines, view.notice] if view.notice else lines
@@ -425,7 +429,7 @@ def rich_lines(view: View, width: int, most: int | None = None) -> "Text":
 def _styled(columns: Sequence[_Column], version: VersionActivity, row: Sequence[str]) -> "Text":
     from rich.text import Text
 
-    usual = "" if version.requests else "dim"
+    usual = "" if version.requests_per_second else "dim"
     cells = [Text(row[0], usual or "bold")]
     for column, cell in zip(columns, row[1:], strict=True):
         alarm = column.alarms is not None and column.alarms(version)
@@ -437,51 +441,16 @@ def document(view: View, time: float) -> "Document":
     """One line of `--json`; `time` is in seconds since 1970."""
     now = view.activity
     assert now is not None, "no document without two scrapes. This is a bug."
-    return {
-        "time": time,
-        "seconds": now.seconds,
-        "server": {
-            "ready": now.ready,
-            "requests_per_second": now.requests,
-            "failures_per_second": now.failures,
-            "refused_per_second": now.refused,
-            "admitted_requests": now.admitted,
-            "admitted_requests_limit": now.admitted_limit,
-            "resident_bytes": now.resident,
-            "cpu": now.cpu,
-            "answers": [
-                {
-                    "door": answer.door,
-                    "operation": answer.operation,
-                    "status": answer.status,
-                    "per_second": answer.rate,
-                }
-                for answer in now.answers
-            ],
-        },
-        "models": [_version_document(version) for version in ordered(now.versions, view.order)],
+    server = asdict(now) | {
+        "requests_per_second": now.requests_per_second,
+        "failures_per_second": now.failures_per_second,
     }
-
-
-def _version_document(version: VersionActivity) -> "Document":
-    return {
-        "model": version.model,
-        "version": version.version,
-        "requests_per_second": version.requests,
-        "failures_per_second": version.failures,
-        "failures_per_second_by_reason": dict(version.reasons),
-        "rows_per_second": version.rows,
-        "batches_per_second": version.batches,
-        "rows_per_batch": version.batch_rows,
-        "waiting_requests": version.waiting,
-        "latency_seconds": dict(version.latency),
-        "queue_seconds": dict(version.queue),
-        "compute_seconds": dict(version.compute),
-        "instances": dict(version.instances),
-        "backends": dict(version.backends),
-        "servers": dict(version.servers),
-        "memory_bytes": version.memory,
-    }
+    del server["versions"]
+    models = [
+        asdict(version) | {"rows_per_batch": version.rows_per_batch}
+        for version in ordered(now.versions, view.order)
+    ]
+    return {"time": time, "seconds": server.pop("seconds"), "server": server, "models": models}
 
 
 def _columns(now: ServerActivity, width: int) -> list[_Column]:

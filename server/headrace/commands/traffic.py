@@ -120,18 +120,15 @@ def _action(
     name: str, text: str, description: str, *options: Argument, epilog: str | None = None
 ) -> Command:
     return remote_command(
-        name, _traffic, option("model", metavar="MODEL"), *options, help=text,
+        name, _traffic, option("model MODEL"), *options, help=text,
         description=description, epilog=epilog,
     )  # fmt: skip
 
 
 _DECISION = (
-    option(
-        "version", nargs="?", metavar="VERSION",
-        help="its number; without it the only one that it can be",
-    ),
-    option("--reason", metavar="TEXT", help="why, for the log"),
-)  # fmt: skip
+    option("version [VERSION]", "its number; without it the only one that it can be"),
+    option("--reason TEXT", "why, for the log"),
+)
 
 TRAFFIC = Command(
     name="traffic",
@@ -144,8 +141,7 @@ TRAFFIC = Command(
         _action(
             "set", "replace the rules", "Replace all rules until the server ends.",
             option(
-                "rules", nargs="+", metavar="RULES",
-                help="JSON, a file with it, or weights by version as VERSION=WEIGHT",
+                "rules RULES...", "JSON, a file with it, or weights by version as VERSION=WEIGHT"
             ),
             epilog="""\
   headrace models traffic set m 1=90 2=10

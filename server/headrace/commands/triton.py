@@ -208,8 +208,8 @@ TRITON = Command(
             description="Write the model repository of the pools (headrace.triton.Pool) of a Python"
             " file, and print the options of `headrace serve` that go with it.",
             options=[
-                option("file", metavar="FILE", help="Python file with a pool"),
-                option("directory", metavar="DIR", help="where the repository is written to"),
+                option("file FILE", "Python file with a pool"),
+                option("directory DIR", "where the repository is written to"),
             ],
             run=_run,
         ),
@@ -219,14 +219,11 @@ TRITON = Command(
             description="Ask the servers of models what they have, and show what is otherwise than"
             " the configuration asks for. The exit status is 1 if anything is.",
             options=[
+                option("paths PATH...", "model repositories, or Python files with pools"),
+                option("--json", "print JSON"),
                 option(
-                    "paths", nargs="+", metavar="PATH",
-                    help="model repositories, or Python files with pools",
-                ),
-                option("--json", action="store_true", help="print JSON"),
-                option(
-                    "--timeout", type=float, default=10.0, metavar="SECONDS",
-                    help="how long a server may take for an answer (default: 10)",
+                    "--timeout SECONDS", "how long a server may take for an answer (default: 10)",
+                    type=float, default=10.0,
                 ),
             ],
             run=_run,
