@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from headrace.frontends.channel import Channel, pair
-from headrace.frontends.shared import map_file, write_file
-from headrace.wire.link_frames import INLINE, BrokenLink, Flag, Frame, Kind, frame, header
+from headrace.core.tensors import Buffer
+from headrace.frontends.channel import Channel
+from headrace.wire.link_infer import Kind
+from headrace.workers.frames import IN_FILE, INLINE, Header, frame, pack_header
 
 
 class End:
@@ -26,9 +27,8 @@ class End:
         self._news = asyncio.Event()
         self.channel = Channel(sock, self._take, self.lost.set_result, on_waiting)
 
-    def _take(self, frame: Frame, buffer: Any) -> None:
-        rest = bytes(buffer[frame.start : frame.stop])
-        self.frames.append((frame.kind, frame.number, frame.meta, rest))
+    def _take(self, header: Header[Kind], meta: bytes, rest: Buffer) -> None:
+        self.frames.append((header.kind, header.number, meta, bytes(rest)))
         self._news.set()
 
     async def has(self, count: int) -> None:
@@ -56,9 +56,9 @@ def files() -> int:
 
 
 async def _both_ways() -> None:
-    ours, theirs = map(End, pair())
+    ours, theirs = map(End, socket.socketpair())
     for number in range(1000):
-        ours.channel.send(frame(Kind.CANCEL, number))
+        ours.channel.send(Kind.CANCEL, number)
         theirs.channel.send_parts(Kind.ANSWER, 0, number, b"meta", [b"r", memoryview(b"est")])
     await theirs.has(1000)
     await ours.has(1000)
@@ -73,11 +73,11 @@ test_both_ways = scenario(_both_ways)
 
 async def _long_frames_keep_their_place() -> None:
     before = files()
-    ours, theirs = map(End, pair())
+    ours, theirs = map(End, socket.socketpair())
     long = os.urandom(INLINE * 3)
     for number in range(0, 400, 2):
         ours.channel.send_parts(Kind.ANSWER, 0, number, b"m", [long[:number], b"", long])
-        ours.channel.send(frame(Kind.ANSWER, number + 1))
+        ours.channel.send(Kind.ANSWER, number + 1)
     await theirs.has(400)
     assert [number for _, number, _, _ in theirs.frames] == list(range(400))
     assert theirs.frames[398] == (Kind.ANSWER, 398, b"m", long[:398] + long)
@@ -93,16 +93,16 @@ test_long_frames_keep_their_place = scenario(_long_frames_keep_their_place)
 async def _frames_whose_files_are_written_apart() -> None:
     """Requests keep their order, and so does an exchange; nothing else waits for a file."""
     before = files()
-    ours, theirs = map(End, pair())
+    ours, theirs = map(End, socket.socketpair())
     longest = os.urandom(3 << 20)
     for number in range(0, 30, 3):
-        ours.channel.send(frame(Kind.INFER, number))
+        ours.channel.send(Kind.INFER, number)
         ours.channel.send_parts(Kind.INFER, 0, number + 1, b"m", [longest[:number], longest])
         ours.channel.send_parts(Kind.INFER, 0, number + 2, b"m", [longest[: INLINE * 2]])
     for number in (40, 41):
         ours.channel.send_parts(Kind.ANSWER, 0, number, b"m", [longest])
-        ours.channel.send(frame(Kind.ANSWER, number))
-    ours.channel.send(frame(Kind.CALL, 42))
+        ours.channel.send(Kind.ANSWER, number)
+    ours.channel.send(Kind.CALL, 42)
     # The first file is being written apart from the event loop, and nothing behind it has gone.
     await asyncio.sleep(0)
     assert ours.channel.waiting > len(longest)
@@ -131,14 +131,14 @@ test_frames_whose_files_are_written_apart = scenario(_frames_whose_files_are_wri
 
 
 async def _what_the_other_end_does_not_read_waits() -> None:
-    ours, theirs = pair()
+    ours, theirs = socket.socketpair()
     waits: list[int] = []
     end = End(ours, waits.append)
     for number in range(200):
         end.channel.send_parts(Kind.ANSWER, 0, number, b"", [bytes(INLINE)])
     await asyncio.sleep(0)
     # While so much waits, nothing more is read from the other end.
-    theirs.sendall(frame(Kind.CANCEL, 1))
+    theirs.sendall(frame(Kind.CANCEL, number=1))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert not end.frames
@@ -156,11 +156,11 @@ test_what_the_other_end_does_not_read_waits = scenario(_what_the_other_end_does_
 
 
 async def _files_wait_until_they_are_taken() -> None:
-    ours, theirs = pair()
+    ours, theirs = socket.socketpair()
     waits: list[int] = []
     end, other = End(ours, waits.append), End(theirs)
     size = INLINE + 1
-    going = partial(end.channel.send, frame(Kind.CANCEL, 1))
+    going = partial(end.channel.send, Kind.CANCEL, 1)
     end.channel.send_parts(Kind.ANSWER, 0, 2, b"", [bytes(size)], going)
     await other.has(2)
     assert [kind for kind, _, _, _ in other.frames] == [Kind.CANCEL, Kind.ANSWER]
@@ -170,7 +170,7 @@ async def _files_wait_until_they_are_taken() -> None:
     end.channel.taken(size)
     assert (end.channel.waiting, waits[-1], room) == (0, 0, [1])
     for number, pieces in ((3, [bytes(3 << 20)]), (4, [b"short"])):
-        going = partial(end.channel.send, frame(Kind.ANSWERS, number))
+        going = partial(end.channel.send, Kind.ANSWERS, number)
         end.channel.send_parts(Kind.INFER, 0, number, b"", pieces, going)
     await other.has(6)
     assert [(kind, number) for kind, number, _, _ in other.frames[2:]] == [
@@ -187,14 +187,14 @@ test_files_wait_until_they_are_taken = scenario(_files_wait_until_they_are_taken
     ("data", "reason"),
     [
         (b"GET / HTTP/1.1\r\n\r\n\r\n\r\n\r\n", "a frame of kind 71"),
-        (header(Kind.INFER, Flag.SHARED, 1, 0, 1 << 20), "a file that has not come"),
+        (pack_header(Kind.INFER, IN_FILE, 1, 0, 1 << 20), "a file that has not come"),
         (b"", "the other end has gone"),
     ],
     ids=["nonsense", "no file", "nothing"],
 )
 def test_a_broken_link_is_given_up(data: bytes, reason: str) -> None:
     async def scenario() -> None:
-        ours, theirs = pair()
+        ours, theirs = socket.socketpair()
         end = End(ours)
         theirs.sendall(data)
         if not data:
@@ -206,45 +206,20 @@ def test_a_broken_link_is_given_up(data: bytes, reason: str) -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("size", [0, 10, 4096, 3_000_000])
-def test_files(size: int) -> None:
-    data = os.urandom(size)
-    descriptor = write_file([data[:7], b"", memoryview(data)[7:]])
-    try:
-        if size:
-            assert map_file(descriptor, size)[:] == data
-        with pytest.raises(BrokenLink, match="a file that has not"):
-            map_file(descriptor, size + 1)
-        with pytest.raises(OSError, match="not permitted"):
-            os.ftruncate(descriptor, 0) if size else os.ftruncate(descriptor, 1)
-    finally:
-        os.close(descriptor)
-
-
-def test_a_file_that_may_shrink_is_refused() -> None:
-    descriptor = os.memfd_create("x", os.MFD_ALLOW_SEALING)
-    try:
-        os.write(descriptor, bytes(100))
-        with pytest.raises(BrokenLink, match="may shrink"):
-            map_file(descriptor, 100)
-    finally:
-        os.close(descriptor)
-
-
 def test_a_bug_ends_the_link_rather_than_what_came_behind(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def run() -> None:
-        ours, theirs = pair()
+        ours, theirs = socket.socketpair()
         lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-        def take(frame: Frame, buffer: Any) -> None:
+        def take(header: Header[Kind], meta: bytes, rest: Buffer) -> None:
             raise KeyError("x")
 
         channel = Channel(theirs, take, lost.set_result)
         other = End(ours)
         for number in range(3):
-            other.channel.send(frame(Kind.CANCEL, number))
+            other.channel.send(Kind.CANCEL, number)
         assert await asyncio.wait_for(lost, 20) == "a bug"
         assert await asyncio.wait_for(other.lost, 20)
         assert channel.closed

@@ -19,13 +19,13 @@ from headrace.core.call import (
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import NotFound, Overloaded
 from headrace.core.signature import Signature
-from headrace.core.tensors import Tensor
+from headrace.core.tensors import Buffer, Tensor
 from headrace.engine.admission import Admission, Held
 from headrace.engine.doors import NOTHING_KNOWN
-from headrace.frontends.channel import Channel, pair
+from headrace.frontends.channel import Channel
 from headrace.frontends.host import Host
-from headrace.wire.link_frames import Flag, Frame, Kind, frame, header
-from headrace.wire.link_infer import RequestWriter, numbers_rest, read_error
+from headrace.wire.link_infer import Flag, Kind, RequestWriter, numbers_rest, read_error
+from headrace.workers.frames import IN_FILE, Header, frame, pack_header
 from tests.wire.strategies import PROPERTY
 
 Tick = Callable[[], Any]
@@ -104,7 +104,7 @@ class FrontEnd:
         self.frames: list[tuple[Kind, int, int, bytes, bytes]] = []
         self.lost: list[str] = []
         self.ready = 0
-        ours, theirs = pair()
+        ours, theirs = socket.socketpair()
         self.host = Host(ours, self.engine, Calls(), self._on_ready, self.lost.append)
         self.sock: socket.socket = theirs
         self.channel = Channel(theirs, self._take, self.lost.append)
@@ -112,9 +112,8 @@ class FrontEnd:
     def _on_ready(self) -> None:
         self.ready += 1
 
-    def _take(self, frame: Frame, buffer: Any) -> None:
-        rest = bytes(buffer[frame.start : frame.stop])
-        self.frames.append((frame.kind, frame.number, frame.flags, frame.meta, rest))
+    def _take(self, header: Header[Kind], meta: bytes, rest: Buffer) -> None:
+        self.frames.append((header.kind, header.number, header.flags, meta, bytes(rest)))
 
     def infer(self, number: int, model: str = "m", flags: int = 0) -> None:
         """Send a request with one tensor."""
@@ -234,8 +233,8 @@ def test_cancellation() -> None:
             work, admission = front_end.engine.model.work, front_end.engine.admission
             front_end.infer(1)
             front_end.infer(2)
-            front_end.channel.send(frame(Kind.CANCEL, 1))
-            front_end.channel.send(frame(Kind.CANCEL, 99))  # was answered on the way
+            front_end.channel.send(Kind.CANCEL, 1)
+            front_end.channel.send(Kind.CANCEL, 99)  # was answered on the way
             await front_end.until(lambda: len(work) == 2 and work[0].cancelled)
             assert (admission.requests, work[1].cancelled) == (1, False)
 
@@ -248,7 +247,7 @@ def test_the_end_of_a_front_end_cancels_what_it_had() -> None:
             work, admission = front_end.engine.model.work, front_end.engine.admission
             front_end.infer(1)
             front_end.infer(2)
-            front_end.channel.send(frame(Kind.HELD, rest=numbers_rest(*Held(3, 500, 200))))
+            front_end.channel.send(Kind.HELD, rest=numbers_rest(*Held(3, 500, 200)))
             await front_end.until(lambda: admission.requests == 5)
             assert admission.bytes == 700
             front_end.channel.close()
@@ -263,10 +262,10 @@ def test_what_front_ends_tell() -> None:
     async def scenario() -> None:
         async with linked() as front_end:
             admission = front_end.engine.admission
-            front_end.channel.send(frame(Kind.READY))
-            front_end.channel.send(frame(Kind.HELD, rest=numbers_rest(*Held(2, 10))))
+            front_end.channel.send(Kind.READY)
+            front_end.channel.send(Kind.HELD, rest=numbers_rest(*Held(2, 10)))
             front_end.channel.send(
-                frame(Kind.HELD, rest=numbers_rest(*Held(1, 4, 3, 2, 5, 6, 7, 8, 9, 10, 3)))
+                Kind.HELD, rest=numbers_rest(*Held(1, 4, 3, 2, 5, 6, 7, 8, 9, 10, 3))
             )
             await front_end.until(lambda: admission.requests == 1)
             assert (front_end.ready, admission.refused, admission.bytes) == (1, 3, 4)
@@ -282,13 +281,13 @@ def test_what_front_ends_tell() -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        frame(Kind.RESPONSE, 1),
-        frame(Kind.INFER, 1, b"{}", b""),
-        frame(Kind.INFER, 1, b"[]", bytes(40)),
-        frame(Kind.CALL, 1, b"\xff"),
-        frame(Kind.HELD, 1),
-        header(Kind.INFER, Flag.SHARED, 1, 5, 5),
-        frame(Kind.CALL, 1, b"{}") + frame(Kind.CALL, 1, b"{}"),
+        frame(Kind.RESPONSE, number=1),
+        frame(Kind.INFER, b"{}", 1),
+        frame(Kind.INFER, b"[]", 1, bytes(40)),
+        frame(Kind.CALL, b"\xff", 1),
+        frame(Kind.HELD, number=1),
+        pack_header(Kind.INFER, IN_FILE, 1, 0, 5),
+        frame(Kind.CALL, b"{}", 1) + frame(Kind.CALL, b"{}", 1),
     ],
     ids=["wrong way", "no meta", "empty meta", "no json", "no number", "no file", "twice"],
 )
@@ -296,7 +295,8 @@ def test_nonsense_ends_the_link_and_nothing_else(data: bytes) -> None:
     async def scenario() -> None:
         async with linked() as front_end:
             front_end.infer(7)
-            front_end.channel.send(data)
+            await front_end.until(lambda: bool(front_end.engine.model.work))
+            front_end.sock.sendall(data)
             await front_end.until(lambda: bool(front_end.lost))
             assert front_end.engine.model.work[0].cancelled
 
@@ -311,8 +311,8 @@ def test_nonsense_ends_the_link_and_nothing_else(data: bytes) -> None:
             st.builds(
                 frame,
                 st.sampled_from(Kind),
-                st.integers(0, 3),
                 st.binary(max_size=10),
+                st.integers(0, 3),
                 st.binary(max_size=20),
                 st.integers(0, 127),
             ),
@@ -327,7 +327,7 @@ def test_any_bytes(pieces: list[bytes]) -> None:
         async with linked() as front_end:
             front_end.infer(1)
             for piece in pieces:
-                front_end.channel.send(piece)
+                front_end.sock.sendall(piece)
             for _ in range(5):
                 await asyncio.sleep(0)
 

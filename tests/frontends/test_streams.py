@@ -11,12 +11,11 @@ import pytest
 from headrace.core.call import Call, InferResponse
 from headrace.core.errors import ExecutionFailed, InvalidRequest, NotFound, Overloaded, ServerError
 from headrace.engine.admission import Admission
-from headrace.frontends.channel import pair
 from headrace.frontends.host import Host
 from headrace.frontends.remote import EngineLink, RemoteEngine, RemoteTarget
-from headrace.wire.link_frames import Flag, FrameReader, Kind, frame
-from headrace.wire.link_infer import RequestWriter
+from headrace.wire.link_infer import Flag, Kind, RequestWriter
 from headrace.wire.v2_json import pass_raw
+from headrace.workers.frames import FrameReader, frame
 from tests.transports.fakes import FakeEngine, Work
 
 _BIG = 60 << 10  # bytes of a response that still travels in its frame
@@ -61,7 +60,7 @@ class Link:
     def __init__(self) -> None:
         self.engine = FakeEngine()
         self.lost: list[str] = []
-        ours, theirs = pair()
+        ours, theirs = socket.socketpair()
         self.host = Host(ours, self.engine, Calls(), lambda: None, self.lost.append)
         self.front_end = EngineLink(theirs, _nothing, _nothing, self.lost.append)
         self.admission = Admission(0, 0)
@@ -326,19 +325,19 @@ class Stuck:
 
     def __init__(self, give_up_bytes: int) -> None:
         self.engine = FakeEngine()
-        ours, self.sock = pair()
+        ours, self.sock = socket.socketpair()
         self.host = Host(
             ours, self.engine, Calls(), lambda: None, lambda _: None, give_up_bytes=give_up_bytes
         )
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
         self.kinds: list[Kind] = []
-        self._reader = FrameReader()
+        self._reader = FrameReader(Kind)
 
     async def submit(self, number: int) -> Work:
         """Send a request for the model with many answers."""
         meta, pieces = RequestWriter().parts(Call("many", "", "", {}))
         before = len(self.engine.many.work)
-        self.sock.sendall(frame(Kind.INFER, number, meta, b"".join(pieces)))
+        self.sock.sendall(frame(Kind.INFER, meta, number, b"".join(pieces)))
         await until(lambda: len(self.engine.many.work) > before)
         return self.engine.many.last
 
@@ -346,7 +345,7 @@ class Stuck:
         """Read what there is."""
         try:
             while data := self.sock.recv(1 << 20, socket.MSG_DONTWAIT):
-                self.kinds += [found.kind for found in self._reader.feed(data)]
+                self.kinds += [header.kind for header, _, _ in self._reader.feed(data)]
         except BlockingIOError:
             return
 
@@ -376,8 +375,8 @@ def test_models_pause_while_the_front_end_does_not_read() -> None:
         assert (other.held, other.holds) == (False, 0)
         other.answer("x")
         assert other.holds == 1
-        stuck.sock.sendall(frame(Kind.PAUSE, 2))  # its client, too
-        stuck.sock.sendall(frame(Kind.PAUSE, 99))
+        stuck.sock.sendall(frame(Kind.PAUSE, number=2))  # its client, too
+        stuck.sock.sendall(frame(Kind.PAUSE, number=99))
 
         def read() -> bool:
             stuck.read()
@@ -385,7 +384,7 @@ def test_models_pause_while_the_front_end_does_not_read() -> None:
 
         await until(read)
         assert other.held
-        stuck.sock.sendall(frame(Kind.GO_ON, 2))
+        stuck.sock.sendall(frame(Kind.GO_ON, number=2))
         await until(lambda: not other.held)
         assert (work.holds, other.holds) == (1, 1)
         stuck.close()

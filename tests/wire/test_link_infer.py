@@ -28,7 +28,6 @@ from headrace.core.errors import (
     ServerError,
 )
 from headrace.core.tensors import Tensor, elsewhere
-from headrace.wire.link_frames import BrokenLink
 from headrace.wire.link_infer import (
     RequestReader,
     RequestWriter,
@@ -41,6 +40,7 @@ from headrace.wire.link_infer import (
 )
 from headrace.wire.status import STATUS
 from headrace.wire.v2_json import body_of, pass_raw
+from headrace.workers.frames import BrokenFrame
 from tests.wire.strategies import PROPERTY, assert_same, mutations, tensors
 
 texts = st.text(max_size=8)
@@ -75,7 +75,7 @@ responses = st.builds(
     texts,
     texts,
     named.map(lambda found: list(found.values())),
-    # When inputs were put together is of use to traces alone, which the engine's process makes.
+    # What is put together is traced where the engine is.
     st.builds(Timing, unsigned, unsigned, st.integers(0, 2**32 - 1), st.just(0)),
     parameters,
 )
@@ -95,8 +95,8 @@ def test_requests(given: list[Call]) -> None:
     writer, reader = RequestWriter(), RequestReader()
     for request in given * 2:
         meta, pieces = writer.parts(request)
-        rest = b"....".replace(b".", b"\0") + b"".join(pieces)
-        found = reader.read(meta, rest, 4, len(rest), None, Call)
+        rest = b"".join(pieces)
+        found = reader.read(meta, rest, None, Call)
         assert without_tensors(found, "inputs") == without_tensors(request, "inputs")
         assert list(found.inputs) == list(request.inputs)
         for name, tensor in request.inputs.items():
@@ -110,7 +110,7 @@ def test_responses(given: list[InferResponse]) -> None:
     for response in given * 2:
         meta, pieces = writer.parts(response)
         rest = b"".join(pieces)
-        found = reader.read(meta, rest, 0, len(rest))
+        found = reader.read(meta, rest)
         assert without_tensors(found, "outputs") == without_tensors(response, "outputs")
         for one, other in zip(found.outputs, response.outputs, strict=True):
             assert_same(one, other)
@@ -143,13 +143,13 @@ def test_requests_with_shared_memory(
     for _ in range(2):
         meta, pieces = writer.parts(request)
         rest = b"".join(pieces)
-        found = reader.read(meta, rest, 0, len(rest), None, Call)
+        found = reader.read(meta, rest, None, Call)
         assert without_tensors(found, "inputs") == without_tensors(request, "inputs")
         for name, tensor in request.inputs.items():
             assert_same(found.inputs[name], tensor)
     plain, pieces = writer.parts(given.like(classes=None))
     rest = b"".join(pieces)
-    assert reader.read(plain, rest, 0, len(rest), None, Call).shared is None
+    assert reader.read(plain, rest, None, Call).shared is None
 
 
 @PROPERTY
@@ -164,7 +164,7 @@ def test_responses_without_data(datatypes: list[Datatype], shape: tuple[int, ...
     for _ in range(2):
         meta, pieces = writer.parts(InferResponse("m", "1", "", outputs, Timing(1, 2, 3)))
         rest = b"".join(pieces)
-        found = reader.read(meta, rest, 0, len(rest))
+        found = reader.read(meta, rest)
         for one, other in zip(found.outputs, outputs, strict=True):
             assert (one.name, one.datatype) == (other.name, other.datatype)
             assert (one.array.shape, one.array.tobytes()) == (
@@ -179,15 +179,15 @@ def test_what_was_read_can_be_changed() -> None:
     meta, pieces = RequestWriter().parts(request)
     rest = b"".join(pieces)
     reader = RequestReader()
-    reader.read(meta, rest, 0, len(rest), None, Call).parameters.clear()
-    assert reader.read(meta, rest, 0, len(rest), None, Call).parameters == {"a": 1}
+    reader.read(meta, rest, None, Call).parameters.clear()
+    assert reader.read(meta, rest, None, Call).parameters == {"a": 1}
 
 
 def test_raw_bodies() -> None:
     request = pass_raw("m", "2", b"\x01\x02\x03")
     meta, pieces = RequestWriter().parts(request)
     rest = b"".join(pieces)
-    found = RequestReader().read(meta, rest, 0, len(rest), Raw.GENERATE, Call)
+    found = RequestReader().read(meta, rest, Raw.GENERATE, Call)
     assert found.raw is Raw.GENERATE
     assert bytes(body_of(found)) == b"\x01\x02\x03"
 
@@ -199,8 +199,8 @@ def test_damaged_requests(request: Call, data: st.DataObject) -> None:
     meta, pieces = RequestWriter().parts(request)
     meta = data.draw(mutations(meta))
     rest = data.draw(mutations(b"".join(pieces)))
-    with suppress(BrokenLink, InvalidRequest):
-        RequestReader().read(meta, rest, 0, len(rest), None, Call)
+    with suppress(BrokenFrame, InvalidRequest):
+        RequestReader().read(meta, rest, None, Call)
 
 
 @PROPERTY
@@ -209,18 +209,18 @@ def test_damaged_responses(response: InferResponse, data: st.DataObject) -> None
     meta, pieces = ResponseWriter().parts(response)
     meta = data.draw(mutations(meta))
     rest = data.draw(mutations(b"".join(pieces)))
-    with suppress(BrokenLink, InvalidRequest):
-        ResponseReader().read(meta, rest, 0, len(rest))
+    with suppress(BrokenFrame, InvalidRequest):
+        ResponseReader().read(meta, rest)
 
 
 @PROPERTY
 @given(st.binary(max_size=60), st.binary(max_size=60))
 def test_any_bytes(meta: bytes, rest: bytes) -> None:
     for read in (
-        lambda: RequestReader().read(meta, rest, 0, len(rest), None, Call),
-        lambda: ResponseReader().read(meta, rest, 0, len(rest)),
+        lambda: RequestReader().read(meta, rest, None, Call),
+        lambda: ResponseReader().read(meta, rest),
     ):
-        with pytest.raises(BrokenLink):
+        with pytest.raises(BrokenFrame):
             read()
     read_error(meta, rest)
 
@@ -243,7 +243,7 @@ def test_errors_keep_when_to_come_again_and_what_they_took() -> None:
 
 @pytest.mark.parametrize("meta", [b"NotFound", b"NotFound 3 x", b"NotFound 3 1 2"])
 def test_errors_that_make_no_sense(meta: bytes) -> None:
-    with pytest.raises(BrokenLink):
+    with pytest.raises(BrokenFrame):
         read_error(meta, b"what was wrong")
 
 
@@ -260,13 +260,13 @@ def test_a_request_that_is_too_short() -> None:
     meta, pieces = RequestWriter().parts(Call("m", "", "id", {"x": tensor}))
     rest = b"".join(pieces)
     for size in range(len(rest)):
-        with pytest.raises(BrokenLink):
-            RequestReader().read(meta, rest, 0, size, None, Call)
+        with pytest.raises(BrokenFrame):
+            RequestReader().read(meta, rest[:size], None, Call)
 
 
 @given(st.lists(st.integers(0, 2**63 - 1)))
 def test_numbers(numbers: list[int]) -> None:
     rest = numbers_rest(*numbers)
     assert read_numbers(rest, len(numbers)) == tuple(numbers)
-    with pytest.raises(BrokenLink):
+    with pytest.raises(BrokenFrame):
         read_numbers(rest, len(numbers) + 1)

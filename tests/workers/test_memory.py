@@ -10,7 +10,7 @@ import pytest
 
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import BrokenFrame
-from headrace.workers.memory import InFile, OutFile
+from headrace.workers.memory import InFile, OutFile, map_file, write_file
 
 
 def sent(out: OutFile, file: InFile, *pieces: Buffer) -> bool:
@@ -138,6 +138,21 @@ def test_a_file_that_may_shrink_is_refused() -> None:
     os.ftruncate(descriptor, 4096)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
     with pytest.raises(BrokenFrame, match="may change its size"):
+        map_file(os.dup(descriptor), 4096)
+    with pytest.raises(BrokenFrame, match="may change its size"):
         InFile().map(descriptor)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
+@pytest.mark.parametrize("size", [1, 10, 4096, 3_000_000])
+def test_the_file_of_a_frame(size: int) -> None:
+    data = os.urandom(size)
+    descriptor = write_file([data[:7], b"", memoryview(data)[7:]], size)
+    with pytest.raises(OSError, match="not permitted"):
+        os.ftruncate(descriptor, 0)
+    with pytest.raises(BrokenFrame, match="a file that has not"):
+        map_file(os.dup(descriptor), size + 1)
+    assert map_file(descriptor, size)[:] == data
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)

@@ -6,49 +6,48 @@ on a thread, frames of its exchange wait for it, and requests for one another; a
 Owned by the event loop.
 """
 
-import array
 import asyncio
 import errno
 import logging
 import os
+import resource
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from headrace.core.tensors import Buffer
-from headrace.frontends.shared import map_file, write_file
-from headrace.wire.link_frames import (
+from headrace.wire.link_infer import Kind
+from headrace.workers.channel import FrameSocket
+from headrace.workers.frames import (
+    IN_FILE,
     INLINE,
-    BrokenLink,
-    Flag,
-    Frame,
+    BrokenFrame,
     FrameReader,
-    Kind,
-    header,
-    number_of,
+    Header,
+    frame,
+    pack_header,
 )
+from headrace.workers.memory import map_file, write_file
 
 log = logging.getLogger(__name__)
 
-_READ = 64 << 10  # bytes at once; with more, the memory for them would be mapped anew each time
 _READS = 16  # in one turn of the loop
 _FILES = 32  # in one message, and held open at once
-_SPACE = socket.CMSG_SPACE(4 * 253)  # for as many as the system lets come with one message
 _CHUNK = 256 << 10  # bytes written at once
 _BACKLOG = 8 << 20  # bytes that wait, from which on nothing more is read from the other end
 _SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ETOOMANYREFS)
 _AGAIN_SECS = 0.01
 
 _APART = 1 << 20  # bytes of a file from which on it is written apart from the event loop
-_Long = tuple[bytes, Sequence[Buffer] | int]  # a header, and what is to lie in a file, or the file
+# A header with its meta, and what is to lie in a file, or the file.
+_Long = tuple[bytes, Sequence[Buffer] | int]
 _Going = Callable[[], None] | None  # called when a frame goes
 _IN_ORDER = (Kind.INFER, Kind.CANCEL, Kind.PAUSE, Kind.GO_ON)  # of all exchanges
 
 
 class _Apart(NamedTuple):
-    """A header and what is to lie in a large file, or a whole frame behind such a one."""
+    """A header with its meta and what is to lie in a large file, or a frame behind such a one."""
 
     head: bytes
     content: Sequence[Buffer]
@@ -58,7 +57,7 @@ class _Apart(NamedTuple):
 class Channel:
     """Sends frames, and hands those that come to `take`, until `lost` is called: at most once.
 
-    `take` may raise `BrokenLink`, which ends the channel as any other nonsense does. The end that
+    `take` may raise `BrokenFrame`, which ends the channel as any other nonsense does. The end that
     has `on_waiting` reads nothing while the other end does not: only one of the two may have it, or
     both could wait.
     """
@@ -66,25 +65,23 @@ class Channel:
     def __init__(
         self,
         sock: socket.socket,
-        take: Callable[[Frame, Any], None],
+        take: Callable[[Header[Kind], bytes, Buffer], None],
         lost: Callable[[str], None],
         on_waiting: Callable[[int], object] | None = None,
         count: Callable[[int], object] = int,
     ) -> None:
-        """`take` gets a frame and the buffer that its rest is in.
+        """`take` gets the header, meta and rest of a frame.
 
         `count` is told of bytes more, or less, that copies on their way into a file take.
         `on_waiting` is told of changes of `waiting`, for which the other end says what is `taken`.
         """
         sock.setblocking(False)
-        self._sock = sock
+        self._socket = FrameSocket(sock, FrameReader(Kind))
         self._take = take
         self._lost = lost
         self._on_waiting = on_waiting
         self._count = count
         self._loop = asyncio.get_running_loop()
-        self._reader = FrameReader()
-        self._files: deque[int] = deque()
         self._short: list[bytes] = []  # frames since the last long one
         self._waiting: deque[bytes | _Long] = deque()
         self._apart: dict[int, deque[_Apart]] = {}  # by lane; the first has a file
@@ -118,11 +115,14 @@ class Channel:
 
     # --- sending
 
-    def send(self, frame: bytes, going: _Going = None) -> None:
-        """Send a whole frame; `going` as in `send_parts`."""
+    def send(self, kind: Kind, number: int = 0, meta: bytes = b"", rest: bytes = b"") -> None:
+        """Send a frame with little in it."""
+        self._send_short(kind, number, frame(kind, meta, number, rest), None)
+
+    def _send_short(self, kind: int, number: int, frame: bytes, going: _Going) -> None:
         if self.closed:
             return
-        if self._apart and (behind := self._apart.get(_lane(frame))) is not None:
+        if self._apart and (behind := self._apart.get(_lane(kind, number))) is not None:
             behind.append(_Apart(frame, (), going))
             self._size += len(frame)
             return
@@ -145,23 +145,23 @@ class Channel:
         `going` is called when nothing is in its way any more but what was sent already.
         """
         size = sum(map(len, rest))
-        if size + len(meta) <= INLINE:
-            self.send(b"".join([header(kind, flags, number, len(meta), size), meta, *rest]), going)
+        if size <= INLINE:
+            head = pack_header(kind, flags, number, len(meta), size)
+            self._send_short(kind, number, b"".join([head, meta, *rest]), going)
             return
         if self.closed:
             return
-        head = header(kind, flags | Flag.SHARED, number, len(meta), size)
-        content = [meta, *rest]
-        self._size += len(head) + len(meta) + size
-        lane = _lane(head)
-        if len(meta) + size > _APART or lane in self._apart:
-            self._apart.setdefault(lane, deque()).append(_Apart(head, content, going))
+        head = pack_header(kind, flags | IN_FILE, number, len(meta), size) + meta
+        self._size += len(head) + size
+        lane = _lane(kind, number)
+        if size > _APART or lane in self._apart:
+            self._apart.setdefault(lane, deque()).append(_Apart(head, rest, going))
         else:
             if going is not None:
                 going()
             if self._short:
                 self._queue_short()
-            self._waiting.append((head, content))
+            self._waiting.append((head, rest))
         self._schedule()
 
     def _schedule(self) -> None:
@@ -174,13 +174,12 @@ class Channel:
         if self.closed:
             return
         self.closed = True
-        self._loop.remove_reader(self._sock)
-        self._loop.remove_writer(self._sock)
-        self._sock.close()
+        self._loop.remove_reader(self._socket.sock)
+        self._loop.remove_writer(self._socket.sock)
+        self._socket.close()
         filled = [i[1] for i in self._waiting if not isinstance(i, bytes) and isinstance(i[1], int)]
-        for descriptor in (*self._files, *self._chunk_files, *filled):
+        for descriptor in (*self._chunk_files, *filled):
             os.close(descriptor)
-        self._files.clear()
         self._chunk_files.clear()
         self._waiting.clear()
         self._apart.clear()
@@ -245,13 +244,14 @@ class Channel:
                     self._chunk_files.append(content)
                     self._filled -= 1
                 else:
+                    nbytes = sum(map(len, content))
                     try:
-                        self._chunk_files.append(write_file(content))
+                        self._chunk_files.append(write_file(content, nbytes))
                     except OSError:
                         if not pieces:
                             raise
                         break
-                    self._went(sum(map(len, content)))
+                    self._went(nbytes)
             waiting.popleft()
             pieces.append(item)
             size += len(item)
@@ -283,7 +283,7 @@ class Channel:
                 log.error("bug while writing a file", exc_info=error)
                 self._fail("a bug")
 
-        self._loop.run_in_executor(None, write_file, content).add_done_callback(filled)
+        self._loop.run_in_executor(None, write_file, content, nbytes).add_done_callback(filled)
 
     def _send_filled(self, lane: int, descriptor: int) -> None:
         """Send the first frame of a lane, and those behind it up to the next with a large file."""
@@ -310,26 +310,22 @@ class Channel:
 
     def _write_chunk(self) -> None:
         assert self._chunk is not None
-        if self._chunk_files:
-            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", self._chunk_files))
-            sent = self._sock.sendmsg([self._chunk], [rights])
-            for descriptor in self._chunk_files:
-                os.close(descriptor)
-            self._chunk_files.clear()
-        else:
-            sent = self._sock.send(self._chunk)
+        sent = self._socket.send(self._chunk, self._chunk_files)
+        for descriptor in self._chunk_files:
+            os.close(descriptor)
+        self._chunk_files.clear()
         self._size -= sent
         self._chunk = self._chunk[sent:] if sent < len(self._chunk) else None
 
     def _block(self) -> None:
         if not self._blocked:
             self._blocked = True
-            self._loop.add_writer(self._sock, self._on_writable)
+            self._loop.add_writer(self._socket.sock, self._on_writable)
 
     def _on_writable(self) -> None:
         if self.closed:
             return
-        self._loop.remove_writer(self._sock)
+        self._loop.remove_writer(self._socket.sock)
         self._blocked = False
         self._write()
 
@@ -339,10 +335,10 @@ class Channel:
             return
         if self._size > _BACKLOG and not self._paused:
             self._paused = True
-            self._loop.remove_reader(self._sock)
+            self._loop.remove_reader(self._socket.sock)
         elif self._paused and self._size <= _BACKLOG // 2:
             self._paused = False
-            self._loop.add_reader(self._sock, self._on_readable)
+            self._loop.add_reader(self._socket.sock, self._on_readable)
 
     # --- receiving
 
@@ -351,22 +347,15 @@ class Channel:
             if self.closed or self._paused:
                 return
             try:
-                data, control, flags, _ = self._sock.recvmsg(_READ, _SPACE, socket.MSG_CMSG_CLOEXEC)
+                received = self._socket.receive()
+                if received is None:
+                    self._fail("the other end has gone")
+                    return
+                for header, meta, rest in received:
+                    self._hand_on(header, meta, rest)
             except BlockingIOError:
                 return
-            except OSError as error:
-                self._fail(str(error))
-                return
-            for level, kind, payload in control:
-                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                    self._files.extend(array.array("i", payload[: len(payload) // 4 * 4]))
-            if not data or flags & socket.MSG_CTRUNC:
-                self._fail("the other end has gone" if not data else "too many files at once")
-                return
-            try:
-                for frame in self._reader.feed(data):
-                    self._hand_on(frame)
-            except (BrokenLink, OSError) as error:
+            except (BrokenFrame, OSError) as error:
                 self._fail(str(error))
                 return
             except Exception:
@@ -374,23 +363,17 @@ class Channel:
                 log.exception("bug while taking a frame")
                 self._fail("a bug")
                 return
-            if len(data) < _READ:
+            if not self._socket.full:
                 return
 
-    def _hand_on(self, frame: Frame) -> None:
+    def _hand_on(self, header: Header[Kind], meta: bytes, rest: Buffer) -> None:
         if self.closed:
             return
-        if not frame.shared:
-            self._take(frame, frame.buffer)
-            return
-        if not self._files:
-            raise BrokenLink("a file that has not come")
-        descriptor = self._files.popleft()
-        try:
-            content = map_file(descriptor, frame.stop)
-        finally:
-            os.close(descriptor)
-        self._take(frame._replace(meta=content[: frame.start]), content)
+        if header.flags & IN_FILE:
+            if not self._socket.files:
+                raise BrokenFrame("a file that has not come")
+            rest = memoryview(map_file(self._socket.files.popleft(), header.data))
+        self._take(header, meta, rest)
 
     def _fail(self, reason: str) -> None:
         if not self.closed:
@@ -398,15 +381,12 @@ class Channel:
             self._lost(reason)
 
 
-def _lane(frame: bytes) -> int:
+def _lane(kind: int, number: int) -> int:
     """What a frame waits for: its exchange, or those of all requests."""
-    return -1 if frame[0] in _IN_ORDER else number_of(frame)
+    return -1 if kind in _IN_ORDER else number
 
 
-def pair() -> tuple[socket.socket, socket.socket]:
-    """The two ends of a link, with room for what is written in a turn of the loop."""
-    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    for end in ends:
-        with suppress(OSError):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-    return ends
+def allow_many_files() -> None:
+    """Let this process have as many files open as it may: each mapped one counts."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

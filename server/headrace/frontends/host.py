@@ -18,6 +18,7 @@ import orjson
 
 from headrace.core.call import Call, InferResponse, Raw
 from headrace.core.errors import ServerError, Unsupported
+from headrace.core.tensors import Buffer
 from headrace.engine.admission import Account, Held
 from headrace.engine.doors import (
     GIVE_UP_BYTES,
@@ -31,8 +32,9 @@ from headrace.engine.on_request import submit_raw
 from headrace.frontends.calls import Calls, CallUnderWay, UnderWay
 from headrace.frontends.channel import Channel
 from headrace.frontends.config import WantedHeaders
-from headrace.wire.link_frames import INLINE, BrokenLink, Flag, Frame, Kind, frame
 from headrace.wire.link_infer import (
+    Flag,
+    Kind,
     RequestReader,
     ResponseWriter,
     deadline_of,
@@ -40,6 +42,7 @@ from headrace.wire.link_infer import (
     numbers_rest,
     read_numbers,
 )
+from headrace.workers.frames import INLINE, BrokenFrame, Header
 
 log = logging.getLogger(__name__)
 
@@ -80,11 +83,11 @@ class FrontEndCall(Call):
         self.version = target.name
         if target.decoupled and not self._told:
             self._told = True
-            self.host.channel.send(frame(Kind.DECOUPLED, self.tag))
+            self.host.channel.send(Kind.DECOUPLED, self.tag)
 
     def answered_by(self, backend: str) -> None:
         """Send which backend answers."""
-        self.host.channel.send(frame(Kind.BACKEND, self.tag, backend.encode()))
+        self.host.channel.send(Kind.BACKEND, self.tag, backend.encode())
 
     def respond(self, response: InferResponse, final: bool) -> None:
         """Send a response, unless far too much waits already."""
@@ -103,7 +106,7 @@ class FrontEndCall(Call):
     def finish(self) -> None:
         """Send that nothing more comes."""
         self.host.leave(self)
-        self.host.channel.send(frame(Kind.FINISH, self.tag))
+        self.host.channel.send(Kind.FINISH, self.tag)
 
     def fail(self, error: ServerError) -> None:
         """Send the error."""
@@ -169,19 +172,19 @@ class Host:
 
     def set_up(self, document: object) -> None:
         """Say what the front end is to be."""
-        self.channel.send(frame(Kind.SETUP, 0, orjson.dumps(document)))
+        self.channel.send(Kind.SETUP, 0, orjson.dumps(document))
 
     def apply_logs(self, document: object) -> None:
         """Have the front end write its log by other settings."""
-        self.channel.send(frame(Kind.LOGS, 0, orjson.dumps(document)))
+        self.channel.send(Kind.LOGS, 0, orjson.dumps(document))
 
     def tell_ready(self, ready: bool) -> None:
         """Say whether the server is ready."""
-        self.channel.send(frame(Kind.READINESS, int(ready)))
+        self.channel.send(Kind.READINESS, int(ready))
 
     def tell_headers(self, wanted: WantedHeaders) -> None:
         """Say which headers' values requests are to bring along."""
-        self.channel.send(frame(Kind.HEADERS, 0, orjson.dumps(wanted.document())))
+        self.channel.send(Kind.HEADERS, 0, orjson.dumps(wanted.document()))
 
     def tell_elsewhere(self) -> None:
         """Say how many bytes others hold, if that has changed by a 64th of what all may hold."""
@@ -190,11 +193,11 @@ class Host:
         step = max(server.max_bytes // 64, 1)
         if server.max_bytes and (abs(now - told) >= step or (told and not now)):
             self._elsewhere = now
-            self.channel.send(frame(Kind.ELSEWHERE, rest=numbers_rest(now)))
+            self.channel.send(Kind.ELSEWHERE, rest=numbers_rest(now))
 
     def drain(self, seconds: float) -> None:
         """Have the front end finish what it has, and end."""
-        self.channel.send(frame(Kind.DRAIN, round(seconds * 1_000)))
+        self.channel.send(Kind.DRAIN, round(seconds * 1_000))
 
     def close(self) -> None:
         """Cancel what is under way."""
@@ -250,57 +253,57 @@ class Host:
         self._admission.count_process(self._account, before, held)
         self._moved()
 
-    def _take(self, frame: Frame, buffer: Any) -> None:
-        kind = frame.kind
+    def _take(self, header: Header[Kind], meta: bytes, rest: Buffer) -> None:
+        kind = header.kind
         if kind is Kind.INFER:
-            self._infer(frame, buffer)
+            self._infer(header, meta, rest)
         elif kind is Kind.CANCEL:
-            item = self._under_way.get(frame.number)
+            item = self._under_way.get(header.number)
             if item is not None:
                 item.cancel()
-                self._under_way.pop(frame.number, None)
+                self._under_way.pop(header.number, None)
         elif kind is Kind.CALL:
-            self._call(frame, buffer)
+            self._call(header.number, meta, rest)
             self._moved()
         elif kind is Kind.BODY:
-            item = self._under_way.get(frame.number)
+            item = self._under_way.get(header.number)
             if isinstance(item, CallUnderWay):
-                item.take(bytes(buffer[frame.start : frame.stop]), bool(frame.flags & _FINAL))
+                item.take(bytes(rest), bool(header.flags & _FINAL))
                 self._moved()
         elif kind is Kind.PAUSE or kind is Kind.GO_ON:
-            item = self._under_way.get(frame.number)
+            item = self._under_way.get(header.number)
             if isinstance(item, FrontEndCall):
                 item.hold_by(_BY_CLIENT, kind is Kind.PAUSE)
         elif kind is Kind.HELD:
-            self._hold(Held(*read_numbers(bytes(buffer[frame.start : frame.stop]), len(Held()))))
+            self._hold(Held(*read_numbers(bytes(rest), len(Held()))))
         elif kind is Kind.TAKEN:
-            self.channel.taken(*read_numbers(bytes(buffer[frame.start : frame.stop]), 1))
+            self.channel.taken(*read_numbers(bytes(rest), 1))
         elif kind is Kind.UNLOGGED:
-            self.unlogged += frame.number
+            self.unlogged += header.number
         elif kind is Kind.ANSWERS:
             try:
-                self._admission.answers.add(orjson.loads(frame.meta))
+                self._admission.answers.add(orjson.loads(meta))
             except (ValueError, TypeError, IndexError) as error:
-                raise BrokenLink(f"counts that make no sense: {error}") from None
+                raise BrokenFrame(f"counts that make no sense: {error}") from None
         elif kind is Kind.READY:
             self._ready()
         else:
-            raise BrokenLink(f"a frame of kind {kind}")
+            raise BrokenFrame(f"a frame of kind {kind}")
 
-    def _infer(self, given: Frame, buffer: Any) -> None:
-        number, flags = given.number, given.flags
+    def _infer(self, header: Header[Kind], meta: bytes, rest: Buffer) -> None:
+        number, flags = header.number, header.flags
         if number in self._under_way:
-            raise BrokenLink(f"a second request of number {number}")
+            raise BrokenFrame(f"a second request of number {number}")
         entered = -1
         raw: Raw | None = None
         if flags & _RAW:
             raw = Raw.GENERATE if flags & Flag.GENERATE else Raw.INFER
         try:
             call = self._reader.read(
-                given.meta, buffer, given.start, given.stop, raw,
+                meta, rest, raw,
                 partial(FrontEndCall, self, number, flags),
             )  # fmt: skip
-            call.until = deadline_of(buffer, given.start)
+            call.until = deadline_of(rest)
             found = self._engine.find(call.model_name, call.model_version)
             if found.decoupled and call.refusal:
                 raise Unsupported(call.refusal)
@@ -314,7 +317,7 @@ class Host:
                 submit_raw(found, call, self._admission, partial(self._grow, call))
             else:
                 found.submit(call)
-        except BrokenLink:
+        except BrokenFrame:
             raise
         except Exception as error:
             self._under_way.pop(number, None)
@@ -325,10 +328,9 @@ class Host:
             known = error if isinstance(error, ServerError) else None
             self.send_error(number, known, "", _REFUSE)
 
-    def _call(self, given: Frame, buffer: Any) -> None:
-        number = given.number
+    def _call(self, number: int, meta: bytes, rest: Buffer) -> None:
         if number in self._under_way:
-            raise BrokenLink(f"a second call of number {number}")
+            raise BrokenFrame(f"a second call of number {number}")
 
         def answer(meta: bytes, rest: bytes, failed: bool) -> None:
             if self._under_way.pop(number, None) is not None:
@@ -336,12 +338,12 @@ class Host:
                 self.channel.send_parts(kind, 0, number, meta, [rest])
 
         try:
-            head = orjson.loads(given.meta)
+            head = orjson.loads(meta)
         except orjson.JSONDecodeError as error:
-            raise BrokenLink(f"a call that makes no sense: {error}") from None
+            raise BrokenFrame(f"a call that makes no sense: {error}") from None
 
         def ask() -> None:
-            self.channel.send(frame(Kind.MORE, number))
+            self.channel.send(Kind.MORE, number)
 
-        body = bytes(buffer[given.start : given.stop])
+        body = bytes(rest)
         self._under_way[number] = self._calls.begin(head, body, answer, ask)

@@ -23,10 +23,10 @@ import uvloop
 from headrace.api.header_rules import HeaderRules
 from headrace.api.operations import handed_on
 from headrace.engine.admission import Admission
+from headrace.frontends.channel import allow_many_files
 from headrace.frontends.config import FrontendConfig, GrpcConfig, HttpConfig
 from headrace.frontends.forward import forwarding_app, forwarding_handler
 from headrace.frontends.remote import EngineLink, RemoteEngine
-from headrace.frontends.shared import allow_many_files
 from headrace.observability.logs import Logs
 from headrace.transports.grpc.call import Handlers, Server
 from headrace.transports.grpc.native.server import NativeServer
@@ -34,7 +34,7 @@ from headrace.transports.grpc.services import all_handlers
 from headrace.transports.http.generate import inference_routes
 from headrace.transports.http.infer import CountedApp
 from headrace.transports.http.server import FastPath, HttpServer, bind
-from headrace.wire.link_frames import Flag
+from headrace.wire.link_infer import Flag
 from headrace.workers.allocation import keep_memory
 
 

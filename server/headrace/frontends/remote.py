@@ -22,8 +22,9 @@ from headrace.frontends.channel import Channel
 from headrace.frontends.config import WantedHeaders
 from headrace.observability.logs import LogSettings
 from headrace.observability.statistics import Grown
-from headrace.wire.link_frames import INLINE, BrokenLink, Flag, Frame, Kind, frame
 from headrace.wire.link_infer import (
+    Flag,
+    Kind,
     RequestWriter,
     ResponseReader,
     numbers_rest,
@@ -31,6 +32,7 @@ from headrace.wire.link_infer import (
     read_numbers,
 )
 from headrace.wire.status import INTERNAL_TEXT
+from headrace.workers.frames import IN_FILE, INLINE, BrokenFrame, Header
 
 _NUMBERS = 2**32
 # Gives the next piece of a request's body, and whether it is the last.
@@ -165,16 +167,16 @@ class EngineLink:
 
     def ready(self) -> None:
         """Tell that the doors are open."""
-        self._channel.send(frame(Kind.READY))
+        self._channel.send(Kind.READY)
 
     def unlogged(self, count: int) -> None:
         """Tell that so many more lines could not be written into the log."""
-        self._channel.send(frame(Kind.UNLOGGED, count))
+        self._channel.send(Kind.UNLOGGED, count)
 
     def answered(self, grown: Sequence[Grown]) -> None:
         """Tell what was answered here since the last time."""
         if grown:
-            self._channel.send(frame(Kind.ANSWERS, 0, orjson.dumps(grown)))
+            self._channel.send(Kind.ANSWERS, 0, orjson.dumps(grown))
 
     def submit(self, target: RemoteTarget, request: Call, flags: int) -> None:
         """Send a request; its target gets what comes back."""
@@ -196,11 +198,11 @@ class EngineLink:
     def cancel(self, number: int) -> None:
         """Want no answer any more."""
         if self._pop(number) is not None:
-            self._channel.send(frame(Kind.CANCEL, number))
+            self._channel.send(Kind.CANCEL, number)
 
     def hold(self, number: int, held: bool) -> None:
         """Have the model of a request pause, or go on."""
-        self._channel.send(frame(Kind.PAUSE if held else Kind.GO_ON, number))
+        self._channel.send(Kind.PAUSE if held else Kind.GO_ON, number)
 
     async def call(
         self, head: Mapping[str, object], body: Buffer = b"", pieces: Pieces | None = None
@@ -244,7 +246,7 @@ class EngineLink:
         held = admission.held(self._requests, self._bytes)
         if held.requests >= 0 and held != self._held:
             self._held = held
-            self._channel.send(frame(Kind.HELD, 0, rest=numbers_rest(*held)))
+            self._channel.send(Kind.HELD, 0, rest=numbers_rest(*held))
         # Memory that is the engine's now is not to be kept here as well.
         if abs((spared := admission.unread + self._bytes) - self._spared) > INLINE:
             self._spared = spared
@@ -271,62 +273,61 @@ class EngineLink:
     def _taken(self, nbytes: int) -> None:
         """What came in a file counts here from now on, as far as it is still there."""
         self._report()
-        self._channel.send(frame(Kind.TAKEN, rest=numbers_rest(nbytes)))
+        self._channel.send(Kind.TAKEN, rest=numbers_rest(nbytes))
 
-    def _take(self, frame: Frame, buffer: Any) -> None:
-        if frame.kind is Kind.RESPONSE:
-            self._respond(frame, buffer)
-        elif frame.kind is Kind.FAIL:
-            self._fail(frame, buffer)
-        elif frame.kind is Kind.ANSWER:
-            waiting = self._pop(frame.number)
+    def _take(self, header: Header[Kind], meta: bytes, rest: Buffer) -> None:
+        if header.kind is Kind.RESPONSE:
+            self._respond(header, meta, rest)
+        elif header.kind is Kind.FAIL:
+            self._fail(header, meta, rest)
+        elif header.kind is Kind.ANSWER:
+            waiting = self._pop(header.number)
             if isinstance(waiting, asyncio.Queue):
-                waiting.put_nowait((frame.meta, bytes(buffer[frame.start : frame.stop])))
-        elif frame.kind is Kind.MORE:
-            waiting = self._under_way.get(frame.number)
+                waiting.put_nowait((meta, bytes(rest)))
+        elif header.kind is Kind.MORE:
+            waiting = self._under_way.get(header.number)
             if isinstance(waiting, asyncio.Queue):
                 waiting.put_nowait(None)
-        elif frame.kind is Kind.DECOUPLED:
-            target = self._under_way.get(frame.number)
+        elif header.kind is Kind.DECOUPLED:
+            target = self._under_way.get(header.number)
             if isinstance(target, RemoteTarget):
                 target.decoupled = True
-        elif frame.kind is Kind.BACKEND:
-            target = self._under_way.get(frame.number)
+        elif header.kind is Kind.BACKEND:
+            target = self._under_way.get(header.number)
             if isinstance(target, RemoteTarget) and target.call is not None:
-                target.call.answered_by(frame.meta.decode())
-        elif frame.kind is Kind.FINISH:
-            self._finish(frame.number)
-        elif frame.kind is Kind.HEADERS:
-            self.headers = WantedHeaders(**orjson.loads(frame.meta))
+                target.call.answered_by(meta.decode())
+        elif header.kind is Kind.FINISH:
+            self._finish(header.number)
+        elif header.kind is Kind.HEADERS:
+            self.headers = WantedHeaders(**orjson.loads(meta))
             self.target = _target_with_header if self.headers else RemoteTarget
-        elif frame.kind is Kind.SETUP:
-            self._on_setup(orjson.loads(frame.meta))
-        elif frame.kind is Kind.LOGS:
-            self.logs = LogSettings(**orjson.loads(frame.meta))
+        elif header.kind is Kind.SETUP:
+            self._on_setup(orjson.loads(meta))
+        elif header.kind is Kind.LOGS:
+            self.logs = LogSettings(**orjson.loads(meta))
             if self.on_logs is not None:
                 self.on_logs(self.logs)
-        elif frame.kind is Kind.READINESS:
-            self._serves = bool(frame.number)
+        elif header.kind is Kind.READINESS:
+            self._serves = bool(header.number)
             self.readiness.may_have_changed()
-        elif frame.kind is Kind.ELSEWHERE:
-            rest = bytes(buffer[frame.start : frame.stop])
-            self._admission.leave_to_others(*read_numbers(rest, 1))
-        elif frame.kind is Kind.DRAIN:
-            self._on_drain(frame.number / 1_000)
+        elif header.kind is Kind.ELSEWHERE:
+            self._admission.leave_to_others(*read_numbers(bytes(rest), 1))
+        elif header.kind is Kind.DRAIN:
+            self._on_drain(header.number / 1_000)
         else:
-            raise BrokenLink(f"a frame of kind {frame.kind}")
-        if frame.shared:
-            self._taken(frame.stop)
+            raise BrokenFrame(f"a frame of kind {header.kind}")
+        if header.flags & IN_FILE:
+            self._taken(header.data)
 
-    def _respond(self, frame: Frame, buffer: Any) -> None:
-        final = bool(frame.flags & 2)  # Flag.FINAL, without the cost of its operator
-        target = self._pop(frame.number) if final else self._under_way.get(frame.number)
+    def _respond(self, header: Header[Kind], meta: bytes, rest: Buffer) -> None:
+        final = bool(header.flags & 2)  # Flag.FINAL, without the cost of its operator
+        target = self._pop(header.number) if final else self._under_way.get(header.number)
         if type(target) is not RemoteTarget or target.call is None:
             return
         try:
-            response = self._reader.read(frame.meta, buffer, frame.start, frame.stop)
+            response = self._reader.read(meta, rest)
         except InvalidRequest as error:
-            raise BrokenLink(str(error)) from None
+            raise BrokenFrame(str(error)) from None
         target.name = response.model_version
         call = target.call
         if final:
@@ -339,16 +340,16 @@ class EngineLink:
             call, target.call = target.call, None
             call.finish()
 
-    def _fail(self, frame: Frame, buffer: Any) -> None:
-        found, version = read_error(frame.meta, bytes(buffer[frame.start : frame.stop]))
+    def _fail(self, header: Header[Kind], meta: bytes, rest: Buffer) -> None:
+        found, version = read_error(meta, bytes(rest))
         error: ServerError = found or ExecutionFailed(INTERNAL_TEXT)
-        waiting = self._pop(frame.number)
+        waiting = self._pop(header.number)
         if isinstance(waiting, asyncio.Queue):
             waiting.put_nowait(error)
         elif waiting is not None and waiting.call is not None:
             waiting.name = version or waiting.name
             call, waiting.call = waiting.call, None
-            if frame.flags & Flag.REFUSE:
+            if header.flags & Flag.REFUSE:
                 call.refuse(error)
             else:
                 call.fail(error)

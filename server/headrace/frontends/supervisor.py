@@ -9,6 +9,7 @@ event loop.
 import asyncio
 import contextlib
 import logging
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -18,10 +19,9 @@ from headrace.execution.child_process import ChildProcess, RestartPolicy
 from headrace.execution.private_process import is_private
 from headrace.execution.python_options import passed_environment
 from headrace.frontends.calls import Calls
-from headrace.frontends.channel import pair
+from headrace.frontends.channel import allow_many_files
 from headrace.frontends.config import FrontendConfig, WantedHeaders
 from headrace.frontends.host import Host
-from headrace.frontends.shared import allow_many_files
 from headrace.observability.logs import LogSettings
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class _FrontEnd:
         """Start a process; raises `OSError`."""
         owner = self._owner
         self.restart = None
-        ours, theirs = pair()
+        ours, theirs = socket.socketpair()
         try:
             self.process = ChildProcess(
                 # -P: what lies in the working directory is not to be imported.

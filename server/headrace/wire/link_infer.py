@@ -1,11 +1,16 @@
-"""Requests, responses and errors as the parts of frames between a front end and the engine.
+"""Frames between a front end and the engine: their kinds, and what is in them.
 
-What clients repeat is in a frame's `meta`, as JSON: it is made once and known by what it says on
-one side, read once and known by its bytes on the other. `rest` begins with the numbers that differ
-and the request's id, and ends with the bytes of the tensors, one after the other.
+Of requests and responses, what clients repeat is in a frame's `meta`, as JSON: it is made once and
+known by what it says on one side, read once and known by its bytes on the other. The frame's data,
+`rest`, begin with the numbers that differ and the request's id, and end with the bytes of the
+tensors, one after the other.
+
+Either end counts on the other to be of the same version, and on nothing else: what makes no sense
+raises `BrokenFrame`, after which the link is given up.
 """
 
 from collections.abc import Callable, Sequence
+from enum import IntEnum, IntFlag, unique
 from struct import Struct, pack, unpack
 from time import monotonic_ns
 from typing import Any, TypeVar
@@ -28,8 +33,53 @@ from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
 from headrace.core.errors import InvalidRequest, ServerError
 from headrace.core.tensors import Array, Buffer, Tensor, element_count, elsewhere, raw_bytes
 from headrace.core.texts import bounded
-from headrace.wire.link_frames import BrokenLink
 from headrace.wire.status import STATUS
+from headrace.workers.frames import BrokenFrame
+
+
+@unique
+class Kind(IntEnum):
+    """What a frame is about. Those of one exchange have the same number."""
+
+    # To the engine.
+    READY = 1  # the doors are open
+    INFER = 2  # a request; flags say of which door
+    CANCEL = 3  # nobody waits for the answer to a request, or to a call
+    CALL = 4  # something else than an infer request, to be answered whole
+    HELD = 6  # what the front end holds, and has refused, and the engine has not
+    PAUSE = 7  # the responses to a request are not read for now ...
+    GO_ON = 8  # ... or are read again
+    UNLOGGED = 9  # so many lines of the front end's log could not be written: the number
+    BODY = 10  # the next piece of a call's body, flagged if it is the last
+    ANSWERS = 11  # what the front end has answered since the last time
+    TAKEN = 12  # a file from the engine is the front end's from now on: its size
+    # To the front end.
+    SETUP = 16  # what to be: the first frame
+    RESPONSE = 17
+    FAIL = 18  # the error that ends a request or call
+    ANSWER = 19  # to a call
+    DRAIN = 20  # admit nothing new, finish, and end
+    FINISH = 21  # a request ends without a further response
+    DECOUPLED = 22  # a request is for a model that answers as often, and whenever, it likes
+    LOGS = 23  # the settings of the log from now on
+    HEADERS = 24  # which headers' values requests are to bring along, as parameters
+    BACKEND = 25  # which backend answers a request, of a model that has several
+    MORE = 26  # the next piece of a call's body is wanted
+    READINESS = 27  # whether the server is ready from now on: the number, 1 or 0
+    ELSEWHERE = 28  # what other processes hold of what this one may hold: bytes
+
+
+class Flag(IntFlag):
+    """What is special about a frame."""
+
+    # 1 is `headrace.workers.frames.IN_FILE`.
+    FINAL = 2  # the last response to its request, or piece of its body
+    REFUSE = 4  # the error is one that kept the request from being queued
+    RAW = 8  # the request is the bytes of a model's only input
+    HTTP = 16  # the request came by a door with one answer, ...
+    UNARY = 32  # ... HTTP or a unary call
+    GENERATE = 64  # the bytes of a raw request are flat JSON
+
 
 _REQUEST = Struct("<QQI")  # nbytes, deadline in ns of the monotonic clock or 0, size of the id
 _RESPONSE = Struct("<QQII")  # the timing, size of the id
@@ -124,9 +174,9 @@ def numbers_rest(*numbers: int) -> bytes:
 
 
 def read_numbers(rest: bytes, count: int) -> tuple[int, ...]:
-    """What `numbers_rest` was given, `count` of them; raises `BrokenLink`."""
+    """What `numbers_rest` was given, `count` of them; raises `BrokenFrame`."""
     if len(rest) != 8 * count:
-        raise BrokenLink("numbers that are not there")
+        raise BrokenFrame("numbers that are not there")
     return unpack(f"<{count}q", rest)
 
 
@@ -182,30 +232,28 @@ class RequestReader:
     def read(
         self,
         meta: bytes,
-        buffer: Buffer,
-        start: int,
-        stop: int,
+        rest: Buffer,
         raw: Raw | None,
         make: Callable[..., C],
     ) -> C:
         """The call, made by `make` with the arguments of `Call`.
 
-        Raises `BrokenLink`, `InvalidRequest`.
+        Raises `BrokenFrame`, `InvalidRequest`.
         """
         template = self._known.get(meta)
         if template is None:
             template = _read_meta(meta, _request_template)
             if len(meta) <= _KNOWN_SIZE:
                 self._known.keep(meta, template)
-        position = start + _REQUEST.size
-        if position > stop:
-            raise BrokenLink("the numbers are not there")
-        nbytes, _, id_size = _unpack_request(buffer, start)
+        position = _REQUEST.size
+        if position > len(rest):
+            raise BrokenFrame("the numbers are not there")
+        nbytes, _, id_size = _unpack_request(rest)
         id = ""
         if id_size:
             position += id_size
-            id = _text(buffer, position - id_size, position, stop)
-        inputs = {t.name: t for t in _tensors(template.layout, buffer, position, stop)}
+            id = _text(rest, position - id_size, position)
+        inputs = {t.name: t for t in _tensors(template.layout, rest, position)}
         shared, model, version, outputs, reserved, classes = template.common
         priority, timeout, sequence_id, sequence_start, sequence_end = reserved
         return make(
@@ -214,9 +262,9 @@ class RequestReader:
         )  # fmt: skip
 
 
-def deadline_of(buffer: Buffer, start: int) -> int:
+def deadline_of(rest: Buffer) -> int:
     """Until when the client of a request waits, whose rest begins there; 0 if it does not say."""
-    deadline: int = _unpack_request(buffer, start)[1]
+    deadline: int = _unpack_request(rest)[1]
     return deadline
 
 
@@ -226,22 +274,22 @@ class ResponseReader:
     def __init__(self) -> None:
         self._known: _Memory[_Template] = _Memory()
 
-    def read(self, meta: bytes, buffer: Buffer, start: int, stop: int) -> InferResponse:
-        """The response; raises `BrokenLink`."""
+    def read(self, meta: bytes, rest: Buffer) -> InferResponse:
+        """The response; raises `BrokenFrame`."""
         template = self._known.get(meta)
         if template is None:
             template = _read_meta(meta, _response_template)
             if len(meta) <= _KNOWN_SIZE:
                 self._known.keep(meta, template)
-        position = start + _RESPONSE.size
-        if position > stop:
-            raise BrokenLink("the numbers are not there")
-        queue_ns, compute_ns, rows, id_size = _unpack_response(buffer, start)
+        position = _RESPONSE.size
+        if position > len(rest):
+            raise BrokenFrame("the numbers are not there")
+        queue_ns, compute_ns, rows, id_size = _unpack_response(rest)
         id = ""
         if id_size:
             position += id_size
-            id = _text(buffer, position - id_size, position, stop)
-        outputs = _tensors(template.layout, buffer, position, stop)
+            id = _text(rest, position - id_size, position)
+        outputs = _tensors(template.layout, rest, position)
         model, version = template.common
         timing = Timing(queue_ns, compute_ns, rows)
         return InferResponse(model, version, id, outputs, timing, dict(template.parameters))
@@ -258,7 +306,7 @@ def read_error(meta: bytes, text: bytes) -> tuple[ServerError | None, str]:
         error.retry_after, *spent = map(int, numbers)
         return error.of_request(*spent) if spent else error, version
     except (ValueError, TypeError):
-        raise BrokenLink(f"an error with the numbers {numbers}") from None
+        raise BrokenFrame(f"an error with the numbers {numbers}") from None
 
 
 def _read_meta(meta: bytes, read: Callable[[Any], _Template]) -> _Template:
@@ -272,7 +320,7 @@ def _read_meta(meta: bytes, read: Callable[[Any], _Template]) -> _Template:
         OverflowError,
         InvalidRequest,
     ) as error:
-        raise BrokenLink(f"a meta that makes no sense: {error}") from None
+        raise BrokenFrame(f"a meta that makes no sense: {error}") from None
 
 
 def _request_template(document: Any) -> _Template:
@@ -356,30 +404,30 @@ def _unspelled(parameters: Any) -> dict[str, Parameter]:
     return result
 
 
-def _text(buffer: Buffer, start: int, stop: int, limit: int) -> str:
-    if stop > limit:
-        raise BrokenLink("the id is longer than its frame")
+def _text(rest: Buffer, start: int, stop: int) -> str:
+    if stop > len(rest):
+        raise BrokenFrame("the id is longer than its frame")
     try:
-        return str(buffer[start:stop], "utf-8")
+        return str(rest[start:stop], "utf-8")
     except UnicodeDecodeError as error:
-        raise BrokenLink(f"an id that is no text: {error}") from None
+        raise BrokenFrame(f"an id that is no text: {error}") from None
 
 
-def _tensors(layout: Layout, buffer: Buffer, position: int, stop: int) -> list[Tensor]:
-    """The tensors as views of `buffer`."""
+def _tensors(layout: Layout, rest: Buffer, position: int) -> list[Tensor]:
+    """The tensors as views of `rest`, from a position on."""
     tensors = []
     for name, datatype, dtype, shape, size in layout:
         end = position + size
-        if end > stop:
-            raise BrokenLink("the tensors are longer than their frame")
+        if end > len(rest):
+            raise BrokenFrame("the tensors are longer than their frame")
         if datatype is Datatype.BYTES:
             # Whoever has received the elements, at the other end, has checked them.
-            texts = BytesArray(memoryview(buffer)[position:end], shape)
+            texts = BytesArray(memoryview(rest)[position:end], shape)
             tensors.append(Tensor(name, datatype, texts))
         else:
-            array: Array = np.ndarray(shape, dtype, buffer, position)
+            array: Array = np.ndarray(shape, dtype, rest, position)
             tensors.append(Tensor(name, datatype, array))
         position = end
-    if position != stop:
-        raise BrokenLink("more bytes than tensors")
+    if position != len(rest):
+        raise BrokenFrame("more bytes than tensors")
     return tensors

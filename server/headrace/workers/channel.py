@@ -31,6 +31,7 @@ class FrameSocket(Generic[K]):
         self.sock = sock
         self.reader = reader
         self.files: deque[int] = deque()
+        self.full = False  # the last read gave as much as it may: there may be more
         with suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
 
@@ -45,6 +46,7 @@ class FrameSocket(Generic[K]):
                 self.files.extend(array.array("i", payload[: len(payload) // 4 * 4]))
         if told & _TRUNCATED:
             raise FilesLost("too many files at once")
+        self.full = len(data) == READ
         return self.reader.feed(data) if data else None
 
     def send(self, data: Buffer, files: Sequence[int] = ()) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Buffer = bytes | bytearray | memoryview
+Buffer = bytes | memoryview
 
 FEW = 64  # elements up to which Python is quicker than numpy
 _LONG = 32  # bytes per element from which on Python is as quick as numpy, which looks at each byte

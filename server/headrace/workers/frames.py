@@ -32,7 +32,7 @@ KEEPING = 4  # slots that keep their files for the next batch; those of many wou
 MAX_SLOTS = 1024  # that one may have which runs several at a time
 MAX_TOLD = 4 << 20  # bytes of meta that a worker may send
 
-Buffer = bytes | bytearray | memoryview
+Buffer = bytes | memoryview
 
 
 K = TypeVar("K", bound=IntEnum)
@@ -111,9 +111,11 @@ class FrameReader(Generic[K]):
         return frames
 
 
-def frame(kind: IntEnum, meta: bytes = b"", number: int = 0, data: bytes = b"") -> bytes:
+def frame(
+    kind: IntEnum, meta: bytes = b"", number: int = 0, data: bytes = b"", flags: int = 0
+) -> bytes:
     """A frame with little or no data."""
-    return pack_header(kind, 0, number, len(meta), len(data)) + meta + data
+    return pack_header(kind, flags, number, len(meta), len(data)) + meta + data
 
 
 class Kind(IntEnum):
