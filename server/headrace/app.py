@@ -32,16 +32,14 @@ from headrace.engine.chain import load_stages
 from headrace.engine.control import ControlMode
 from headrace.engine.engine import Engine
 from headrace.engine.following import Follower, Reloader
-from headrace.engine.gpu_watch import GpuWatch
-from headrace.engine.log_control import LogControl
-from headrace.engine.memory import MemoryWatch
 from headrace.engine.opening import LoadOptions
+from headrace.engine.sampling import GpuWatch, MemoryWatch
 from headrace.engine.shared_memory import Regions
 from headrace.engine.tracing import Tracing, make_tracing
 from headrace.execution.backend import BackendContext, load_backends
 from headrace.execution.local import core_limit
 from headrace.model_sources import control_options, sources_at_start
-from headrace.observability.logs import Logs
+from headrace.observability.logs import LogControl, Logs
 from headrace.observability.statistics import SummarisedStatistics, VersionStatistics
 from headrace.plugins.traffic.control import TrafficControl
 from headrace.repository.layout import ModelSource

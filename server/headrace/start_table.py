@@ -2,7 +2,7 @@
 
 import sys
 
-from headrace.engine.version import ModelVersion
+from headrace.engine.model import ModelVersion
 
 
 def print_models(versions: list[ModelVersion], unavailable: list[tuple[str, str]]) -> None:

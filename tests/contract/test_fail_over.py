@@ -12,7 +12,7 @@ import pytest
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import RepositoryError
-from headrace.engine.fail_over_loading import load
+from headrace.engine.loading import load
 from headrace.engine.opening import LoadOptions, open_model
 from headrace.execution.backend import load_backends
 from headrace.repository.layout import read_model_directory

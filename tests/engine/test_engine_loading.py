@@ -21,8 +21,8 @@ from headrace.core.model_spec import LoadSpec, TensorInfo
 from headrace.core.tensors import Array, Tensor
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
+from headrace.engine.model import ModelVersion, State
 from headrace.engine.opening import LoadOptions
-from headrace.engine.version import ModelVersion, State
 from headrace.execution.backend import Backend
 from headrace.execution.local import LoadedModel
 from headrace.repository.layout import ModelSource, read_model_directory

@@ -15,8 +15,7 @@ from headrace.core.model_spec import LoadSpec
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from headrace.engine.fail_over import FailOver
-from headrace.engine.fail_over_loading import load
-from headrace.engine.loading import Backends
+from headrace.engine.loading import Backends, load
 from headrace.engine.opening import open_model
 from headrace.execution.backend import Backend
 from headrace.execution.remote.backend import RemoteBackend

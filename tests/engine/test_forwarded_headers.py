@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from headrace.engine.forwarded_headers import ForwardedHeaders
+from headrace.engine.engine import ForwardedHeaders
 
 TENANT = SimpleNamespace(forwarded_headers=("x-tenant",))
 PLAIN = SimpleNamespace(forwarded_headers=())

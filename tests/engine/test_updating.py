@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.engine.updating import Step, adjusted, resize, step
+from headrace.engine.loading import Step, adjusted, resize, step
 from headrace.repository.config import parse_config
 from headrace.repository.layout import read_model_directory
 from headrace.repository.model_files import Origin, fingerprint, origins

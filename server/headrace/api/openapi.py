@@ -15,7 +15,7 @@ from headrace import __version__
 from headrace.api.operations import OPERATIONS, Operation, Route, parameters
 from headrace.core.datatypes import Datatype
 from headrace.core.signature import Signature, TensorSpec
-from headrace.engine.version import ModelVersion
+from headrace.engine.model import ModelVersion
 from headrace.observability.logs import FORMATS
 from headrace.wire.documents import message_schemas
 from headrace.wire.pb import POOL, traffic_pb2

@@ -18,8 +18,7 @@ from google.protobuf import text_format
 from headrace.core.errors import RepositoryError
 from headrace.core.model_spec import EnvironmentOptions, LoadSpec
 from headrace.engine.chain import load_stages
-from headrace.engine.fail_over_loading import load
-from headrace.engine.loading import LoadedInstance
+from headrace.engine.loading import LoadedInstance, load
 from headrace.engine.opening import LoadOptions, open_model
 from headrace.execution.backend import Backend, BackendContext, load_backends
 from headrace.execution.choice import AutoChoice

@@ -27,10 +27,9 @@ from headrace.core.errors import (
 )
 from headrace.core.model_spec import LoadParameters
 from headrace.engine.lifecycle import EXITING
-from headrace.engine.model import Model
+from headrace.engine.model import Model, State
 from headrace.engine.opening import Opened
 from headrace.engine.threads import Stopped, Threads
-from headrace.engine.version import State
 from headrace.repository.completion import normalise
 from headrace.repository.config import ConfigFile, parse_json_config
 from headrace.repository.layout import NO_SUCH, Catalogue, ModelSource, read_model_directory

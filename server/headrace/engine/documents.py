@@ -6,8 +6,7 @@ Both transports answer from these: gRPC sends the message, HTTP its JSON form.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from headrace.core.signature import Signature, TensorSpec
-from headrace.engine.model import Model
-from headrace.engine.version import ModelVersion, State
+from headrace.engine.model import Model, ModelVersion, State
 from headrace.observability.statistics import ResponseCounters, VersionStatistics
 from headrace.wire.pb import grpc_service_pb2 as pb
 

@@ -1,18 +1,23 @@
-"""What a door may call to have requests answered, wherever the engine is, and its patience.
+"""What a door may call to have requests answered, wherever the engine is.
 
 A door is in the engine's process, or in a front end, which knows nothing of models: there, what a
 request asks for is found, checked and refused only after it was submitted.
 
-Who sends a message, or has answers to read, makes progress as `headrace.core.patience` has it, or
-is given up; so is who leaves more unread than its connection's share. A connection without requests
-goes after a while. Whoever is given up is counted."""
+Who sends a message, or has answers to read, makes progress as `headrace.core.limits` has it, or is
+given up; so is who leaves more unread than its connection's share. A connection without requests
+goes after a while. Whoever is given up is counted.
 
-from collections.abc import Mapping
+Whatever may have changed the server's readiness announces that; it is looked at once, at the end of
+that turn of the loop, and only if somebody watches. Nobody polls. Owned by the event-loop thread.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from headrace.core.call import Call, Submit
+from headrace.core.call import Call, InferResponse, Submit
 from headrace.core.errors import Overloaded, ServerError
 from headrace.core.limits import PRESSED_SECS, Patience
 from headrace.core.signature import Signature
@@ -155,3 +160,72 @@ class Progress:
     def _given_up(self) -> bool:
         self._account.server.give_up("unread")
         return False
+
+
+class Readiness:
+    """What `look` says, and those who are told when it says something else."""
+
+    def __init__(self, look: Callable[[], bool]) -> None:
+        self._look = look
+        self._watchers: set[Callable[[], None]] = set()
+        self._told = False  # what it was when they were last called, or the first one came
+        self._scheduled = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether the server takes requests."""
+        return self._look()
+
+    def watch(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when `ready` has changed, until `unwatch`."""
+        if not self._watchers:
+            self._told = self._look()
+        self._watchers.add(callback)
+
+    def unwatch(self, callback: Callable[[], None]) -> None:
+        """Do not call `callback`."""
+        self._watchers.discard(callback)
+
+    def may_have_changed(self) -> None:
+        """Have it looked at soon; takes nothing while nobody watches."""
+        if self._watchers and not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._tell)
+
+    def _tell(self) -> None:
+        self._scheduled = False
+        ready = self._look()
+        if ready is not self._told:
+            self._told = ready
+            for callback in list(self._watchers):
+                callback()
+
+
+class Awaited:
+    """The way back to a future of the running event loop, for calls that are awaited."""
+
+    __slots__ = ()
+
+    future: asyncio.Future[InferResponse]
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        """Resolve the future."""
+        if not self.future.done():
+            self.future.set_result(response)
+
+    def fail(self, error: ServerError) -> None:
+        """Fail the future."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class FutureCall(Awaited, Call):
+    """A copy of a call that resolves a future."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, asked: Call) -> None:
+        """Ask what `asked` does."""
+        super().__init__("", "", "", {}, nbytes=asked.nbytes)
+        self.take(asked)
+        self.future: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()

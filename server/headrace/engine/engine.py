@@ -1,8 +1,7 @@
 """The engine: what a transport may call.
 
 It owns the models by name, their versions and states, and admission. All methods run on the
-event-loop thread; how models are loaded and replaced is in `headrace.engine.lifecycle`.
-"""
+event-loop thread; how models are loaded and replaced is in `headrace.engine.lifecycle`."""
 
 import asyncio
 import logging
@@ -15,21 +14,25 @@ from headrace.core.limits import ABANDONED_SECS
 from headrace.engine import documents
 from headrace.engine.admission import Admission
 from headrace.engine.control import Control, ControlOptions
-from headrace.engine.forwarded_headers import ForwardedHeaders
+from headrace.engine.doors import Readiness
 from headrace.engine.lifecycle import Lifecycle
-from headrace.engine.log_control import LogControl
-from headrace.engine.model import Model, Router, Traffic, parse_version
+from headrace.engine.model import (
+    Model,
+    ModelVersion,
+    Router,
+    State,
+    Traffic,
+    parse_version,
+    series_of,
+)
 from headrace.engine.model_services import ModelHost
 from headrace.engine.on_request import ColdStart, OnRequest
 from headrace.engine.opening import LoadOptions, open_model
-from headrace.engine.readiness import ServerReadiness
 from headrace.engine.residency import ResidencyOptions
-from headrace.engine.series import series_of
 from headrace.engine.shared_memory import Regions
 from headrace.engine.tracing import Tracing
-from headrace.engine.version import ModelVersion, State
 from headrace.execution.backend import Backend
-from headrace.observability.logs import LogSettings
+from headrace.observability.logs import LogControl, LogSettings
 from headrace.observability.model_metrics import ModelMetrics
 from headrace.observability.series import LoadCounts, ServerSeries, VersionSeries
 from headrace.observability.statistics import VersionStatistics
@@ -37,6 +40,96 @@ from headrace.observability.trace_settings import TraceConfig
 from headrace.repository.layout import ModelSource, ambiguous, namespaced
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig
+
+Watcher = Callable[[Mapping[str, Sequence[str]]], None]
+
+
+_NAMED = 5  # models that a reason names
+
+
+class ServerReadiness(Readiness):
+    """That of an engine; if it is `strict`, of one whose models are all loaded."""
+
+    def __init__(self, models: Mapping[str, Model], admission: Admission, strict: bool) -> None:
+        super().__init__(lambda: not self.reason)
+        self.initialised = False  # all models are known
+        self._models = models
+        self._admission = admission
+        self._strict = strict
+        self._started = False
+        self._shutting_down = False
+        self._reachable = True
+        admission.watch_close(self.may_have_changed)
+
+    @property
+    def reason(self) -> str:
+        """Why the server is not ready, "" if it is."""
+        if self._shutting_down or self._admission.exiting:
+            return "the server is shutting down"
+        if not self._reachable:
+            return "no front end is open"
+        models = self._models.values()
+        if not self._started:
+            loading = [model.name for model in models if model.loading is not None]
+            return f"models are being loaded: {_list(loading)}" if loading else "it is starting"
+        if self._strict and (missing := [model.name for model in models if not model.loaded]):
+            return f"models are not loaded (--strict-readiness): {_list(missing)}"
+        return ""
+
+    def initialise(self) -> None:
+        """All models are known."""
+        self.initialised = True
+
+    def start(self) -> None:
+        """Every model that is to be there at start was tried."""
+        self._started = True
+        self.may_have_changed()
+
+    def begin_shutdown(self) -> None:
+        """Be not ready from now on."""
+        self._shutting_down = True
+        self.may_have_changed()
+
+    def set_reachable(self, reachable: bool) -> None:
+        """Know whether any door is open."""
+        self._reachable = reachable
+        self.may_have_changed()
+
+
+def _list(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+class ForwardedHeaders:
+    """By model, the names of headers that go on to the servers which run it, in lower case."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, tuple[str, ...]] = {}
+        self._watchers: list[Watcher] = []
+
+    def watch(self, watcher: Watcher) -> None:
+        """Call `watcher` with the names whenever they change, and now if there are any."""
+        self._watchers.append(watcher)
+        if self._names:
+            watcher(dict(self._names))
+
+    def follow(self, model: Model) -> None:
+        """Take the names of a model whose ready versions may have changed.
+
+        Those of a model without a ready version stay: requests may have it loaded again, and bring
+        their headers along then.
+        """
+        versions = model.ready_versions()
+        names = tuple(sorted({name for v in versions for name in v.forwarded_headers or ()}))
+        if not versions or names == self._names.get(model.name, ()):
+            return
+        self._names.pop(model.name, None)
+        if names:
+            self._names[model.name] = names
+        for watcher in self._watchers:
+            watcher(dict(self._names))
+
 
 log = logging.getLogger(__name__)
 
@@ -194,7 +287,7 @@ class Engine:
 
     @property
     def ready(self) -> bool:
-        """Whether the server takes requests; see `headrace.engine.readiness`."""
+        """Whether the server takes requests; see `headrace.engine.doors`."""
         return self.readiness.ready
 
     def model_ready(self, name: str, version: str = "") -> bool:

@@ -23,14 +23,12 @@ from typing import TypeAlias
 
 from headrace.core.errors import LoadFailed, RepositoryError
 from headrace.core.limits import ABANDONED_SECS
-from headrace.engine.loading import LoadedVersion
-from headrace.engine.model import Model
+from headrace.engine.loading import Change, LoadedVersion, update
+from headrace.engine.model import Model, ModelVersion, State
 from headrace.engine.model_services import LoadingHost, ModelHost
 from headrace.engine.opening import LoadOptions, Opened, open_model
 from headrace.engine.shared_memory import Regions
 from headrace.engine.threads import Stopped, Threads, TookTooLong
-from headrace.engine.updating import Change, update
-from headrace.engine.version import ModelVersion, State
 from headrace.execution.backend import Backend
 from headrace.observability.statistics import VersionStatistics
 from headrace.repository.layout import ModelSource

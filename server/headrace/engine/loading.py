@@ -4,34 +4,116 @@ Everything here may take seconds and runs on a loading thread; it touches no sta
 gives back values. Steps, after `headrace.engine.opening`: let the backend load a first instance,
 complete the configuration from it, check the two against one another, measure, warm up, load the
 other instances.
-"""
+
+Of a model with several backends (`fail_over`), the first that can be loaded completes the
+configuration, and the others have to agree with it. Only servers may be absent: then the version
+serves without them, and is loaded again once they can be reached.
+
+A version that serves is brought to what it is to be with as little loading as that takes
+(`update`): one of the same origin stays as it is; if only its instance groups have changed,
+instances are loaded beside those that serve, or some of them go."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from math import inf
 from pathlib import Path
 from time import monotonic
+from types import TracebackType
 
+from headrace.backends.gpus import Gpus
 from headrace.core.errors import InvalidConfig, LoadFailed, RepositoryError
 from headrace.core.limits import ExecutionLimits
 from headrace.core.model_spec import LoadSpec
-from headrace.core.signature import Signature
+from headrace.core.signature import Signature, difference
 from headrace.core.tensors import Array
 from headrace.engine.chain import Compose, StageModel
-from headrace.engine.footprint import Footprint, GpuMemory
 from headrace.engine.opening import LoadOptions, Opened
 from headrace.execution.choice import IN_PROCESS, AutoChoice, InstanceKind
 from headrace.execution.local import DEFAULT_ROWS, LoadedModel, threads_for
 from headrace.execution.warming import Sample
-from headrace.repository import completion, reading, validation
-from headrace.repository.config import refuse
+from headrace.observability.machine import Beginning, GrowthMeter, in_process_estimate, memory_of
+from headrace.repository import completion, fail_over, reading, validation
+from headrace.repository.completion import normalise
+from headrace.repository.config import ConfigFile, refuse
 from headrace.repository.layout import ModelSource
-from headrace.repository.model_files import Origin
+from headrace.repository.model_files import Origin, content_of
 from headrace.repository.overrides import Upload
 from headrace.repository.reading import Placement, read_labels, read_samples
+from headrace.repository.validation import TRAFFIC
 from headrace.scheduling.policy import SchedulingPolicy
 from headrace.wire.pb.model_config_pb2 import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemory:
+    """Bytes of a GPU's memory, 0 if nothing tells; `uuid` is the GPU's."""
+
+    device: int
+    uuid: str
+    nbytes: int
+
+
+class Footprint:
+    """A measurement, for as long as an instance is being loaded: `with Footprint(…) as footprint`.
+
+    `here` says whether it is loaded into this process, and so grows it. On a GPU, it is what the
+    GPU's memory in use has grown by, whoever has taken it. On a loading thread.
+    """
+
+    def __init__(
+        self, meter: GrowthMeter, here: bool, gpus: Gpus | None = None, device: int | None = None
+    ) -> None:
+        """`device` is the GPU that the instance is on, None for the CPU."""
+        self._growth = _Growth(meter if here else None)
+        self._gpus = gpus
+        self._device = device
+        on_gpu = gpus.meter(device) if gpus is not None and device is not None else None
+        self._gpu_growth = _Growth(on_gpu)
+
+    def __enter__(self) -> "Footprint":
+        self._growth.begin()
+        self._gpu_growth.begin()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._growth.end()
+        self._gpu_growth.end()
+
+    def of(self, model: LoadedModel) -> tuple[int, GpuMemory | None]:
+        """Bytes that it takes, and what it takes of its GPU; the measurement ends with this."""
+        on_gpu = None
+        if self._gpus is not None and self._device is not None:
+            grown = max(self._gpu_growth.end() or 0, 0)
+            on_gpu = GpuMemory(self._device, self._gpus.uuid(self._device), grown)
+        if model.pid:
+            return memory_of(model.pid), on_gpu
+        return in_process_estimate(model.file_bytes, self._growth.end()), on_gpu
+
+
+class _Growth:
+    """One measurement by one meter, or by none."""
+
+    def __init__(self, meter: GrowthMeter | None) -> None:
+        self._meter = meter
+        self._beginning: Beginning | None = None
+
+    def begin(self) -> None:
+        if self._meter is not None:
+            self._beginning = self._meter.begin()
+
+    def end(self) -> int | None:
+        beginning, self._beginning = self._beginning, None
+        return self._meter.end(beginning) if self._meter and beginning is not None else None
+
 
 log = logging.getLogger(__name__)
 
@@ -340,3 +422,235 @@ def _is_small(path: Path) -> bool:
 
 def _kind_of(kind: InstanceKind | AutoChoice) -> InstanceKind:
     return kind.kind if isinstance(kind, AutoChoice) else kind
+
+
+_COMPLETED = ("max_batch_size", "input", "output")
+
+
+def load(opened: Opened, version: int, options: LoadOptions) -> LoadedVersion:
+    """Load a version by all its backends; raises as `load_version` does."""
+    if not opened.fail_over:
+        return load_version(opened, version, options)
+    return _Loading(opened, version, options).result()
+
+
+class _Loading:
+    """What has been loaded of one version."""
+
+    def __init__(self, opened: Opened, version: int, options: LoadOptions) -> None:
+        self._tiers = [replace(opened, fail_over=()), *opened.fail_over]
+        self._version = version
+        self._options = options
+        self._loaded: list[LoadedVersion] = []
+        self._instances: list[LoadedInstance] = []
+        self._absent: dict[str, tuple[Opened, LoadFailed]] = {}
+
+    def result(self) -> LoadedVersion:
+        """All of it; raises `RepositoryError`, with everything closed again."""
+        begun = monotonic()
+        try:
+            for rank, tier in enumerate(self._tiers):
+                self._add(rank, tier)
+            if not self._loaded:
+                text = "; ".join(f"{n}: {error}" for n, (_, error) in self._absent.items())
+                public = "; ".join(f"{n}: {e.public}" for n, (_, e) in self._absent.items())
+                raise LoadFailed(text, public)
+        except BaseException:
+            for instance in self._instances:
+                instance.model.close()
+            raise
+        first = self._loaded[0]
+        own = self._tiers[0]
+        warnings = [warning for loaded in self._loaded for warning in loaded.warnings]
+        warnings += [
+            f"{own.source.name}: {label} cannot be used yet, and is tried again; until then what"
+            f" config.pbtxt leaves open is completed from {self._agreed}: {error}"
+            for label, (_, error) in self._absent.items()
+        ]
+        return replace(
+            first,
+            # Any of them may answer, and what others run may read any.
+            signature=replace(first.signature, parameters=None),
+            config=fail_over.with_own_fields(first.config, normalise(own.config)),
+            instances=self._instances,
+            warnings=tuple(dict.fromkeys(warnings)),
+            seconds=monotonic() - begun,
+            backends=Backends(
+                tuple(tier.label for tier in self._tiers),
+                frozenset(t.label for t in self._tiers if t.backend.places_instances),
+                fail_over.queue_size(own.config),
+                {label: error.public for label, (_, error) in self._absent.items()},
+                self._look,
+            ),
+        )
+
+    def _add(self, rank: int, tier: Opened) -> None:
+        if self._loaded:
+            tier = _completed(tier, self._loaded[0].config)
+        try:
+            found = load_version(tier, self._version, self._options)
+        except InvalidConfig as error:
+            if not self._loaded:
+                raise
+            raise InvalidConfig(_prefixed(tier, self._agreed, str(error))) from error
+        except LoadFailed as error:
+            if tier.backend.places_instances:
+                raise
+            self._absent[tier.label] = tier, error
+            return
+        self._instances += [replace(instance, rank=rank) for instance in found.instances]
+        if not self._loaded:  # servers may have said what the file leaves open
+            refuse(tier.file, fail_over.problems(found.config))
+        elif why := _differs(self._loaded[0].signature, found.signature):
+            raise InvalidConfig(_prefixed(tier, self._agreed, f"{tier.file.name}: {why}"))
+        self._loaded.append(found)
+
+    @property
+    def _agreed(self) -> str:
+        """What the first backend that was loaded is called."""
+        return next(t.label for t in self._tiers if t.label not in self._absent)
+
+    def _look(self) -> str:
+        """What of that which is absent can be loaded now; "" if nothing can."""
+        for label, (tier, _) in self._absent.items():
+            placement = reading.Placement(tier.source.name, None)
+            spec = reading.load_spec(tier.config, tier.source.path, self._version, placement, 1)
+            with suppress(RepositoryError):
+                tier.backend.load(spec).close()
+                return label
+        return ""
+
+
+def _completed(tier: Opened, config: ModelConfig) -> Opened:
+    """The model with the configuration that another of its backends has completed."""
+    own = fail_over.with_own_fields(config, tier.config)
+    lines = {**dict.fromkeys(_COMPLETED, 0), **tier.file.lines}
+    return replace(tier, config=own, file=ConfigFile(tier.file.name, own, lines))
+
+
+def _differs(agreed: Signature, found: Signature) -> str:
+    """Why requests for one signature are none for the other; "" if they are."""
+    return difference(agreed, found) if agreed != found else ""
+
+
+def _prefixed(tier: Opened, agreed: str, text: str) -> str:
+    """Lines about a backend that does not fit to another."""
+    lead = f"{tier.label} does not go with {agreed}"
+    return "\n".join(f"{lead}: {line}" for line in text.splitlines())
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A version that serves, as it is when its model is loaded again.
+
+    `names` are those of its instances, `inline` is whether they run on the event loop, and
+    `resizable` whether some of them may come and go.
+    """
+
+    origin: Origin
+    config: ModelConfig
+    names: tuple[str, ...]
+    inline: bool
+    resizable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What makes a version that goes on serving what it is to be.
+
+    `config` has the version policy, the instance groups and the traffic rules of now. `instances`
+    are further ones, `removed` the names of those that are too many.
+    """
+
+    origin: Origin
+    config: ModelConfig
+    instances: Sequence[LoadedInstance] = ()
+    removed: Sequence[str] = ()
+
+
+class Step(Enum):
+    """How a version comes to what it is to be."""
+
+    KEEP = "keep"
+    RESIZE = "resize"
+    LOAD = "load"
+
+
+def step(before: Origin | None, after: Origin) -> Step:
+    """What to do with what was loaded from `before`, None if nothing serves well."""
+    if before is None or before.content != after.content:
+        return Step.LOAD
+    if before.groups == after.groups:
+        return Step.KEEP
+    return Step.RESIZE if before.resizable and after.resizable else Step.LOAD
+
+
+def update(
+    serving: Serving | None, opened: Opened, version: int, options: LoadOptions
+) -> LoadedVersion | Change:
+    """Load what a version lacks; raises as `load` does, with everything closed again.
+
+    It may take seconds, and is for a loading thread. `serving` is None if nothing serves well.
+    """
+    origin = opened.origins[version]
+    before = serving.origin if serving is not None else None
+    if serving is not None and _completes(serving, opened, origin):
+        before = replace(serving.origin, content=origin.content)
+    kind = step(before, origin)
+    if kind is Step.RESIZE and serving is not None and not serving.resizable:
+        kind = Step.LOAD
+    if serving is None or kind is Step.LOAD:
+        return load(opened, version, options)
+    config = adjusted(serving.config, normalise(opened.config))
+    if kind is Step.KEEP:  # with the instance groups that it was completed with
+        config.ClearField("instance_group")
+        config.instance_group.extend(serving.config.instance_group)
+        return Change(origin, config)
+    removed, missing = resize(serving.names, reading.placements(config))
+    added = load_instances(opened, version, config, missing, serving.inline, options)
+    return Change(origin, config, added, removed)
+
+
+def _completes(serving: Serving, opened: Opened, origin: Origin) -> bool:
+    """Whether a configuration is what the one of a version that serves was completed to.
+
+    Clients get it like that and send it back with other instance groups.
+    """
+    there, wanted = serving.origin.content, origin.content
+    return (
+        (there.directory, there.files) == (wanted.directory, wanted.files)
+        and not opened.fail_over
+        and content_of(serving.config) == content_of(normalise(opened.config))
+    )
+
+
+def resize(
+    names: Sequence[str], placements: Sequence[Placement]
+) -> tuple[list[str], list[Placement]]:
+    """Which instances are too many, by name, and which are missing; all of them are on the CPU.
+
+    Those that are wanted under their names stay, then as many others as are wanted at all.
+    """
+    there = Counter(names)
+    missing: list[Placement] = []
+    for placement in placements:
+        if there[placement.name]:
+            there[placement.name] -= 1
+        else:
+            missing.append(placement)
+    others = list(there.elements())
+    stay = min(len(others), len(missing))
+    return others[stay:], missing[stay:]
+
+
+def adjusted(config: ModelConfig, wanted: ModelConfig) -> ModelConfig:
+    """A copy of a complete configuration with what another has that is changed in place."""
+    result = ModelConfig()
+    result.CopyFrom(config)
+    result.version_policy.CopyFrom(wanted.version_policy)
+    result.ClearField("instance_group")
+    result.instance_group.extend(wanted.instance_group)
+    result.parameters.pop(TRAFFIC, None)
+    if TRAFFIC in wanted.parameters:
+        result.parameters[TRAFFIC].CopyFrom(wanted.parameters[TRAFFIC])
+    return result

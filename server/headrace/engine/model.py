@@ -1,17 +1,474 @@
-"""A model under one name, with its versions. Owned by the event-loop thread."""
+"""Models by name, their versions, and the chain of stages that serves each version.
+
+Owned by the event-loop thread."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+from sys import maxsize
 from typing import Protocol
 
-from headrace.core.errors import InvalidRequest, ModelNotReady, NotFound, Unavailable
-from headrace.engine.admission import Admission
-from headrace.engine.doors import Target
-from headrace.engine.version import ModelVersion
-from headrace.observability.series import TrafficSeries
+from headrace.core.call import Call, InferResponse, Submit
+from headrace.core.errors import InvalidRequest, ModelNotReady, NotFound, ServerError, Unavailable
+from headrace.core.limits import ABANDONED_SECS, ModelLoad
+from headrace.core.signature import Signature
+from headrace.engine.admission import Admission, ModelAccount
+from headrace.engine.chain import Compose, check, classify, count_responses, divide, tell_servers
+from headrace.engine.doors import Direct, FutureCall, Target
+from headrace.engine.fail_over import FailOver
+from headrace.engine.loading import Change, GpuMemory, LoadedInstance, LoadedVersion, Serving
+from headrace.engine.model_services import ModelHost
+from headrace.engine.shared_memory import Regions, share
+from headrace.execution.choice import InstanceKind
+from headrace.execution.placement import PlacedInstance, Placement, Surroundings
+from headrace.observability.endpoints import EndpointSeries
+from headrace.observability.series import BackendSeries, TrafficSeries, VersionSeries, WorkerSeries
 from headrace.observability.statistics import VersionStatistics
 from headrace.repository.layout import ModelSource
+from headrace.repository.model_files import Origin
+from headrace.repository.overrides import Upload
+from headrace.repository.reading import first_response_bounds
+from headrace.scheduling.batcher import Batcher, DividingBatcher, LoopClock
+from headrace.scheduling.quarantine import Quarantine
+from headrace.scheduling.sequences import SequenceQueue
+from headrace.scheduling.tiers import Tier
+from headrace.wire.pb.model_config_pb2 import ModelConfig
 from headrace.wire.pb.traffic_pb2 import ModelTrafficResponse
+from headrace.wire.plain_json import PlainJson
+from headrace.wire.v2_protobuf import PlainWriter
+
+
+def make_batcher(
+    loaded: LoadedVersion,
+    version: str,
+    loop: asyncio.AbstractEventLoop,
+    statistics: VersionStatistics,
+    report: Callable[[Sequence[Call], Exception], None],
+    load: ModelLoad,
+) -> Batcher:
+    """A scheduler without instances; `report` is told which requests a backend failed on.
+
+    `load` counts the requests of all versions of the model.
+    """
+    models = [instance.model for instance in loaded.instances]
+    alike = next((model.alike for model in models if model.alike is not None), None)
+    deaths = next((m.quarantine_deaths for m in models if m.quarantine_deaths is not None), None)
+    quarantine = None if deaths is None else Quarantine(loaded.signature.model, deaths)
+    given = (
+        loaded.signature, version, loaded.scheduling, LoopClock(loop), statistics, report,
+        quarantine, load,
+    )  # fmt: skip
+    return Batcher(*given) if alike is None else DividingBatcher(*given, alike=alike)
+
+
+log = logging.getLogger(__name__)
+
+
+class State(StrEnum):
+    """Where a version is in its life, under the protocol's names."""
+
+    LOADING = "LOADING"
+    READY = "READY"
+    UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+class ModelVersion:
+    """A version from when it is known. Owned by the event-loop thread.
+
+    It is loaded once, from its `origin`: one that replaces it is another object, which may go on
+    with its counters. Instances may be added and removed meanwhile.
+
+    Invariant: `batcher`, `config` and `signature` are there exactly while the state is READY or
+    UNLOADING.
+    """
+
+    def __init__(
+        self, model: str, number: int, statistics: VersionStatistics | None = None
+    ) -> None:
+        self.model = model
+        self.number = number
+        self.name = str(number)
+        self.direct: Direct | None = None
+        self._plain: tuple[PlainJson, PlainWriter] | None = None  # codecs of plain calls
+        self._given_up = False  # nothing that could run it comes back for now
+        self.reason = ""
+        self.statistics = statistics or VersionStatistics()
+        self.load_seconds = 0.0
+        self.origin: Origin | None = None
+        self.added = False  # it came while other versions served
+        self.decoupled = False
+        self._split = False
+        self._batcher: Batcher | None = None
+        self._config: ModelConfig | None = None
+        self._signature: Signature | None = None
+        self._host: ModelHost | None = None
+        self._labels: Mapping[str, Sequence[str]] = {}  # of outputs, for classes
+        self._regions: Regions
+        self._account: ModelAccount | None = None
+        self.upload: Upload | None = None  # its files, where a request has brought them
+        self._placements: dict[int, Placement] = {}  # by the rank of their backends
+        self._surroundings: list[Surroundings] = []  # likewise
+        self._fail_over: FailOver | None = None  # if it has several
+        self.forwarded_headers: Sequence[str] | None = None  # of clients, if other servers run it
+        self._sequences: SequenceQueue | None = None  # before the scheduler
+        self._stages: Sequence[Compose] = ()  # of plugins, the innermost first
+        self._memory: dict[str, int] = {}
+        self._gpu_memory: dict[str, GpuMemory] = {}
+        self._leaves = False  # `unload` was called
+        self.submit: Submit  # checks and queues a call; raises `ServerError`
+        self._queue: Submit  # queues one that has been checked
+        self.state = State.LOADING
+
+    @property
+    def state(self) -> State:
+        """The state that the index tells; `ready` is whether it takes requests."""
+        return self._state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._state = state
+        self.ready = state is State.READY
+        self.compose()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether requests that it takes are executed: not while all its workers are down, all its
+        instances are stalled, or none of its servers can be reached.
+        """
+        return self.ready and any(instances.healthy for instances in self._each)
+
+    @property
+    def obstacle(self) -> str:
+        """Why requests are not executed although it is READY; "" if they are."""
+        if not self.ready or self.healthy:
+            return ""
+        if self._given_up:
+            return str(self._waiting_error())
+        return "; ".join(dict.fromkeys(instances.obstacle for instances in self._each))
+
+    @property
+    def detour(self) -> str:
+        """Which backend answers in place of a better one; "" if that is so for none."""
+        return "" if self._fail_over is None else self._fail_over.detour
+
+    @property
+    def instances(self) -> list[PlacedInstance]:
+        """Its instances, wherever they run; the servers of one that runs elsewhere are one."""
+        return [instance for instances in self._each for instance in instances]
+
+    @property
+    def workers(self) -> WorkerSeries | None:
+        """Its workers as a scrape sees them; None if it has none."""
+        return next((one.workers for one in self._each if one.workers is not None), None)
+
+    @property
+    def endpoints(self) -> Sequence[EndpointSeries]:
+        """Its servers as a scrape sees them, if others run it."""
+        return [endpoint for instances in self._each for endpoint in instances.endpoints]
+
+    @property
+    def backends(self) -> Sequence[BackendSeries]:
+        """Its backends as a scrape sees them, if it has several."""
+        return () if self._fail_over is None else self._fail_over.series()
+
+    @property
+    def stalled(self) -> list[PlacedInstance]:
+        """Its instances whose batch has made no progress for too long."""
+        return [instance for instances in self._each for instance in instances.stalled]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that its instances take, as it was last looked at; 0 if that is not known.
+
+        See `headrace.observability.machine` for how far that is right.
+        """
+        pids = self._pids
+        return sum(size for name, size in self._memory.items() if pids.get(name) != 0)
+
+    @property
+    def gpu_memory(self) -> list[GpuMemory]:
+        """What its instances had come to take of each GPU when they were loaded."""
+        found: dict[int, GpuMemory] = {}
+        for item in self._gpu_memory.values():
+            before = found[item.device].nbytes if item.device in found else 0
+            found[item.device] = GpuMemory(item.device, item.uuid, before + item.nbytes)
+        return [found[device] for device in sorted(found) if found[device].nbytes]
+
+    def worker_pids(self) -> dict[str, int]:
+        """The process of each instance that has one which runs."""
+        return {name: pid for name, pid in self._pids.items() if pid}
+
+    @property
+    def _pids(self) -> dict[str, int]:
+        return {name: pid for one in self._each for name, pid in one.pids.items()}
+
+    def note_memory(self, found: Mapping[str, int]) -> None:
+        """Know the bytes of instances from now on, of those that are still there."""
+        self._memory |= {name: size for name, size in found.items() if name in self._memory}
+
+    def waits_for(self, version: object) -> bool:
+        """Whether a request may have to wait until `version` has done what it does: if it is this
+        one, with one instance, which runs one batch at a time.
+        """
+        if version is not self:
+            return False
+        instances = self.instances
+        return len(instances) == 1 and instances[0].concurrency == 0
+
+    @property
+    def config(self) -> ModelConfig:
+        """The completed configuration; raises `ModelNotReady`."""
+        if self._config is None:
+            raise self.not_ready()
+        return self._config
+
+    @property
+    def signature(self) -> Signature:
+        """The declared inputs and outputs; raises `ModelNotReady`."""
+        if self._signature is None:
+            raise self.not_ready()
+        return self._signature
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has requests to finish."""
+        return self._batcher is not None and self._batcher.busy
+
+    @property
+    def pending(self) -> int:
+        """Accepted requests that no instance has started."""
+        waiting = self._batcher.waiting if self._batcher else 0
+        return waiting if self._sequences is None else waiting + self._sequences.waiting
+
+    async def infer(self, request: Call) -> InferResponse:
+        """Submit a request and wait for its response; cancelling the wait cancels the request."""
+        call = FutureCall(request)
+        self.submit(call)
+        try:
+            return await call.future
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+
+    def serve(
+        self,
+        loaded: LoadedVersion,
+        loop: asyncio.AbstractEventLoop,
+        host: ModelHost,
+        regions: Regions,
+    ) -> None:
+        """Take requests from now on. `host` is what the model reaches of the server, `regions` are
+        those of clients.
+        """
+        self._host = host
+        self.upload = loaded.upload
+        self._stages = loaded.stages
+        self._account = regions.admission.model(self.model)
+        batcher = make_batcher(
+            loaded, self.name, loop, self.statistics, self._report, self._account
+        )
+        schedulers: Sequence[Batcher | Tier] = [batcher]
+        if loaded.backends is not None:
+            counts = self.statistics.backends
+            self._fail_over = FailOver(self.model, loaded.backends, batcher, loop, counts)
+            schedulers = list(self._fail_over.tiers)
+        self._surroundings = [
+            Surroundings(
+                loaded.signature, one, host, loop, self._on_instances, self.statistics.endpoints,
+                loaded.limits, self.statistics.ended_runs, host,
+            )
+            for one in schedulers
+        ]  # fmt: skip
+        self._add(loaded.instances)
+        self._batcher = batcher
+        self._config = loaded.config
+        self._signature = loaded.signature
+        self._labels, self._regions = loaded.labels, regions
+        self.decoupled = loaded.config.model_transaction_policy.decoupled
+        headers = (item.model.forward_headers for item in loaded.instances)
+        self.forwarded_headers = next((each for each in headers if each is not None), None)
+        given = batcher.expect, self.statistics.request_failed
+        stages = (placement.in_sequence(*given) for placement in self._each)
+        self._sequences = next(filter(None, stages), None)
+        if not self.decoupled:
+            told = loaded.signature, self.model, self.name
+            self._plain = PlainJson(*told), PlainWriter(*told)
+        self.load_seconds = loaded.seconds
+        self.origin = loaded.origin
+        self.state = State.READY
+
+    @property
+    def serving(self) -> Serving | None:
+        """What it is while it serves well; None if it does not."""
+        if not self.healthy or self.origin is None or self._config is None:
+            return None
+        if self._fail_over is not None and self._fail_over.incomplete:
+            return None
+        names = tuple(instance.name for instance in self.instances)
+        inline = all(instance.kind is InstanceKind.INLINE for instance in self.instances)
+        return Serving(self.origin, self._config, names, inline, self._fail_over is None)
+
+    def change(self, change: Change) -> None:
+        """Be that from now on, with its instances; those that go finish what they have.
+
+        Only while it is ready.
+        """
+        self.origin, self._config, self.reason = change.origin, change.config, ""
+        self._add(change.instances)
+        for name in change.removed:
+            self._memory.pop(name, None)
+            self._gpu_memory.pop(name, None)
+            for instances in self._each:
+                instances.remove(name)
+
+    def _add(self, loaded: Iterable[LoadedInstance]) -> None:
+        """Put loaded instances behind the scheduler."""
+        for item in loaded:
+            self._memory[item.name] = item.memory
+            if item.gpu is not None:
+                self._gpu_memory[item.name] = item.gpu
+            if item.rank not in self._placements:
+                surroundings = self._surroundings[item.rank]
+                self._placements[item.rank] = item.model.placement(item.name, surroundings)
+            self._placements[item.rank].add(item.name, item.model, item.kind, item.place)
+
+    def leave(self) -> None:
+        """Be found no more from now on; `unload` does the rest."""
+        self.state = State.UNLOADING
+        self.reason = ""
+        if self._fail_over is not None:
+            self._fail_over.stop_search()
+
+    def fail(self, reason: str) -> None:
+        """Loading did not work out."""
+        self.state = State.UNAVAILABLE
+        self.reason = reason
+
+    async def unload(self, grace: float = ABANDONED_SECS) -> None:
+        """Be UNLOADING, finish the requests that were accepted, and free the model.
+
+        What nobody waits for any more is ended after `grace` seconds, where it can be.
+        """
+        for instances in self._each:
+            instances.leave(grace)
+        if self._batcher is None or self._leaves:
+            return
+        self._leaves = True
+        self.state = State.UNLOADING
+        drained = asyncio.Event()
+        self._batcher.when_drained(drained.set)
+        await drained.wait()
+        for instances in self._each:
+            instances.close()
+        if self._fail_over is not None:
+            self._fail_over.close()
+        self._batcher.close()
+        if self._account is not None:
+            self._account.leave()
+            self._account = None
+        await asyncio.gather(*(instances.closed() for instances in self._each))
+        self._placements, self._surroundings = {}, []
+        self._memory.clear()
+        self._gpu_memory.clear()
+        if self._host is not None:
+            self._host.close()
+        self._batcher = self._config = self._signature = self.upload = None
+        self._plain = None
+        self.state = State.UNAVAILABLE
+        self.reason = "unloaded"
+
+    @property
+    def _each(self) -> Iterable[Placement]:
+        return self._placements.values()
+
+    def _on_instances(self) -> None:
+        """Something that runs it has gone, or is back, or nothing waits for it any more."""
+        self._given_up = all(instances.given_up for instances in self._each)
+        self.compose()
+
+    def compose(self) -> None:
+        """Compose the stages that a call passes before the queue, the last one first.
+
+        `submit` takes calls as they were decoded, `_queue` those that have been checked. A plain
+        version has none but the check, and doors that have done it call its batcher: `direct`.
+        """
+        self.direct = None
+        self.submit = self._queue = self._refuse
+        batcher, signature = self._batcher, self._signature
+        if batcher is None or signature is None or self._host is None or self._given_up:
+            return
+        bench = self._regions.admission.workbench
+        queue: Submit = batcher.submit
+        if self._fail_over is not None:
+            queue = self._fail_over.submit
+        if self.decoupled:
+            bounds = first_response_bounds(self.config)
+            queue = count_responses(self.statistics.responses, queue, bounds)
+        if self._sequences is not None:
+            queue = self._sequences.before(queue)
+        if self.forwarded_headers is not None:
+            queue = tell_servers(self.forwarded_headers, queue)
+        direct = queue
+        if signature.max_batch_size:
+            queue = divide(signature.max_batch_size, queue, batcher, bench)
+        for stage in self._stages:
+            direct = queue = stage(queue)
+        self._queue = queue
+        special = classify(self._labels, signature.batches, bench, self._queue_checked)
+        special = share(self._regions, batcher, special)
+        submit = self.submit = check(signature, queue, special)
+        if self._host.tracing is not None:
+            self.submit = self._host.tracing.traced(self.model, self.name, submit)
+        if self.ready and self._plain is not None and self.submit is submit:
+            most = signature.max_batch_size or maxsize
+            self.direct = Direct(*self._plain, {}, most, direct)
+
+    def _queue_checked(self, call: Call) -> None:
+        """Queue a call that was checked a while ago; raises `ServerError`."""
+        self._queue(call)
+
+    def _refuse(self, call: Call) -> None:
+        raise self.not_ready() if self._batcher is None else self._waiting_error()
+
+    def _waiting_error(self) -> ServerError:
+        """What a request is told that nothing can run."""
+        source = self._placements[0] if self._fail_over is None else self._fail_over
+        return source.waiting_error()
+
+    def search(self, load: Callable[[], Awaitable[str]]) -> None:
+        """Have the model loaded by `load` once a backend is there that is absent, if any is."""
+        if self._fail_over is not None:
+            self.reason = self._fail_over.reason
+            self._fail_over.search(load)
+
+    def not_ready(self) -> ModelNotReady:
+        """The error for a request that names this version while it does not serve."""
+        return ModelNotReady(
+            f"Request for unknown model: '{self.model}' version {self.name} is not at ready state"
+            f" (it is {self.state})",
+            retry_after=int(self.state is State.LOADING),
+        )
+
+    def _report(self, calls: Sequence[Call], error: Exception) -> None:
+        fields = {"model": self.model, "version": self.name}
+        if len(calls) == 1 and isinstance(error, ServerError):
+            log.error("%s", error, extra=fields | {"request_id": calls[0].id})
+        elif len(calls) == 1:
+            log.error(
+                "model %(model)s version %(version)s failed to execute a request", fields,
+                exc_info=error, extra=fields | {"request_id": calls[0].id},
+            )  # fmt: skip
+        elif not self._split:
+            # Once: such a model answers, but it runs every request several times.
+            self._split = True
+            log.warning(
+                "model %s version %s failed to execute a batch of %d requests, which are run again"
+                " in halves: %s", self.model, self.name, len(calls), error, extra=fields,
+            )  # fmt: skip
+
 
 NO_TRAFFIC = "this server has no rules for the traffic between versions"
 _LONGEST_VERSION = len(str(2**63))
@@ -252,3 +709,22 @@ class Traffic:
     def roll_back(self, name: str, version: str, reason: str = "") -> None:
         """Give a version's requests to the baseline; raises `ServerError`."""
         raise Unavailable(NO_TRAFFIC)
+
+
+def series_of(version: ModelVersion) -> VersionSeries:
+    """What is told of a version that serves."""
+    return VersionSeries(
+        version.model,
+        version.name,
+        version.statistics,
+        version.pending,
+        version.load_seconds,
+        dict(version.config.metric_tags),
+        version.workers,
+        version.memory_bytes,
+        Counter(instance.kind.value for instance in version.instances),
+        version.endpoints,
+        {on_gpu.uuid: on_gpu.nbytes for on_gpu in version.gpu_memory},
+        version.backends,
+        len(version.stalled),
+    )

@@ -32,9 +32,8 @@ from headrace.engine.admission import Admission
 from headrace.engine.control import Loads
 from headrace.engine.doors import Entrance, Target
 from headrace.engine.lifecycle import EXITING
-from headrace.engine.model import Model, parse_version
+from headrace.engine.model import Model, ModelVersion, State, parse_version
 from headrace.engine.residency import ResidencyOptions, Resident, idle, make_room, surplus
-from headrace.engine.version import ModelVersion, State
 from headrace.engine.workbench import LARGE, Deferred
 from headrace.observability.series import MemoryCounts
 from headrace.repository.layout import DUPLICATE, ModelSource, largest_version, looked_at_again

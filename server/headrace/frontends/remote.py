@@ -16,8 +16,7 @@ from headrace.core.call import Call
 from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Admission, Held
-from headrace.engine.doors import NOTHING_KNOWN
-from headrace.engine.readiness import Readiness
+from headrace.engine.doors import NOTHING_KNOWN, Readiness
 from headrace.frontends.channel import Channel
 from headrace.frontends.config import WantedHeaders
 from headrace.observability.logs import LogSettings

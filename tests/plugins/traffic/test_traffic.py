@@ -17,11 +17,9 @@ from headrace.core.errors import InvalidRequest, NotFound, Unavailable
 from headrace.core.tensors import Array, Tensor
 from headrace.core.texts import HEADER_PARAMETER
 from headrace.engine.admission import Admission
-from headrace.engine.doors import Target
+from headrace.engine.doors import FutureCall, Target
 from headrace.engine.engine import Engine
-from headrace.engine.future_call import FutureCall
-from headrace.engine.model import Model
-from headrace.engine.version import ModelVersion
+from headrace.engine.model import Model, ModelVersion
 from headrace.observability.series import TrafficSeries
 from headrace.observability.statistics import ShadowLedger
 from headrace.plugins.traffic.control import TrafficControl

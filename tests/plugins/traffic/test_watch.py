@@ -2,7 +2,7 @@
 
 import asyncio
 
-from headrace.engine.version import ModelVersion
+from headrace.engine.model import ModelVersion
 from headrace.observability.statistics import VersionLedger
 from headrace.plugins.traffic.decisions import Counts
 from headrace.plugins.traffic.model import NOTHING, Samples, TrafficWatch, counts_of

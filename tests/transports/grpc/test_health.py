@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from headrace.core.errors import ServerError
 from headrace.engine.admission import Admission
-from headrace.engine.readiness import Readiness
+from headrace.engine.doors import Readiness
 from headrace.transports.grpc.call import Message
 from headrace.transports.grpc.services import health_handlers
 from headrace.wire.pb import health_pb2 as pb

@@ -13,8 +13,7 @@ from datetime import UTC, datetime
 
 from headrace.core.errors import InvalidRequest
 from headrace.engine.admission import Admission
-from headrace.engine.model import Model
-from headrace.engine.version import ModelVersion
+from headrace.engine.model import Model, ModelVersion
 from headrace.observability.series import TrafficSeries
 from headrace.observability.statistics import LATENCY_BOUNDS, VersionLedger
 from headrace.plugins.traffic.decisions import Counts, verdict

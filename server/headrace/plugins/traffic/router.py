@@ -27,7 +27,7 @@ from headrace.core.signature import Signature
 from headrace.core.tensors import Tensor
 from headrace.core.texts import HEADER_PARAMETER
 from headrace.engine.admission import Admission
-from headrace.engine.version import ModelVersion
+from headrace.engine.model import ModelVersion
 from headrace.observability.statistics import ShadowLedger, VersionLedger
 from headrace.observability.trace_settings import TRACE_PARAMETER
 from headrace.plugins.traffic.decisions import (

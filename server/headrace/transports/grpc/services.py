@@ -17,8 +17,7 @@ from headrace.core.errors import InvalidRequest, ServerExiting
 from headrace.core.tensors import Buffer
 from headrace.core.texts import bounded
 from headrace.engine.admission import Admission
-from headrace.engine.doors import Entrance
-from headrace.engine.readiness import Readiness
+from headrace.engine.doors import Entrance, Readiness
 from headrace.transports.grpc.call import Direct, Handlers, Open, Peer, Unary
 from headrace.transports.grpc.service import InferenceService
 from headrace.transports.grpc.stream import stream_opener

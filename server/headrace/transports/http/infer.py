@@ -16,8 +16,7 @@ from headrace.api.header_rules import HeaderPattern, Key
 from headrace.core.call import InferResponse
 from headrace.core.errors import InvalidRequest, Restricted, ServerExiting
 from headrace.engine.admission import Account
-from headrace.engine.doors import Entrance
-from headrace.engine.future_call import Awaited
+from headrace.engine.doors import Awaited, Entrance
 from headrace.engine.workbench import LARGE
 from headrace.observability.statistics import INFER, OTHER, Answers
 from headrace.transports.http.exchange import (

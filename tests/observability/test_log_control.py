@@ -3,8 +3,7 @@
 import pytest
 
 from headrace.core.errors import InvalidRequest, ServerError, Unsupported
-from headrace.engine.log_control import LogControl
-from headrace.observability.logs import LogSettings
+from headrace.observability.logs import LogControl, LogSettings
 
 
 def test_the_settings_by_their_names() -> None:

@@ -1,9 +1,4 @@
-"""How much memory each version takes, looked at again and again.
-
-Worker processes come and go, and grow. A thread of its own reads what Linux tells of them, because
-that takes the longer the larger they are; versions are told on the event loop. However many there
-are, no more than a hundredth of a core is spent on it.
-"""
+"""Measurements that are repeated on threads: the memory of versions, and the state of GPUs."""
 
 import asyncio
 import logging
@@ -11,7 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
 from typing import Protocol
 
+from headrace.backends.gpus import Gpus
+from headrace.engine.threads import Threads, TookTooLong
 from headrace.observability.machine import memory_of
+from headrace.observability.series import GpuSeries
 
 log = logging.getLogger(__name__)
 
@@ -78,3 +76,50 @@ class MemoryWatch:
         for (version, _), sizes in zip(asked, found, strict=True):
             version.note_memory({name: size for name, size in sizes.items() if size})
         return taken
+
+
+_PATIENCE_SECS = 60  # for a look
+
+
+class GpuWatch:
+    """Knows the last readings. Made, started and stopped on the event loop."""
+
+    def __init__(self, gpus: Gpus, interval_secs: float) -> None:
+        self._gpus = gpus
+        self._interval = interval_secs
+        self._threads = Threads(1, "gpus")  # one that hangs keeps nothing from ending
+        self._task: asyncio.Task[None] | None = None
+        self.series = GpuSeries()
+
+    def start(self) -> None:
+        """Begin to look; where there are no GPUs, that is all."""
+        self._task = asyncio.get_running_loop().create_task(self._watch())
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _watch(self) -> None:
+        try:
+            while True:
+                if not await self.once():
+                    return
+                await asyncio.sleep(self._interval)
+        except TookTooLong:
+            self.series = GpuSeries()
+            log.error("the GPUs have not told how they are for %d s: no more metrics of them are"
+                      " given", _PATIENCE_SECS)  # fmt: skip
+        except Exception:
+            log.exception("bug while looking at the GPUs")
+
+    async def once(self) -> bool:
+        """Look at them now; whether there are any."""
+        self.series, found = await self._threads.run(self._look, _PATIENCE_SECS)
+        return found
+
+    def _look(self) -> tuple[GpuSeries, bool]:
+        readings, pool = self._gpus.readings(), self._gpus.pool
+        pinned = None if pool is None else (pool.limit, pool.used)
+        return GpuSeries(readings, pinned), self._gpus.count > 0

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from headrace.engine.memory import MemoryWatch
+from headrace.engine.sampling import MemoryWatch
 
 
 class Version:
