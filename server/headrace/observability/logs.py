@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from json import dumps
 from time import monotonic
 from typing import Any
@@ -225,22 +226,6 @@ class TextFormatter(logging.Formatter):
         return "\n".join([line, *map(_printable, trace.split("\n"))]) if trace else line
 
 
-class _Levels(logging.Filter):
-    """Lets each level through or not, as Triton's three switches ask."""
-
-    def __init__(self, settings: LogSettings) -> None:
-        super().__init__()
-        self._settings = settings
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        settings = self._settings
-        if record.levelno >= logging.ERROR:
-            return settings.error
-        if record.levelno >= logging.WARNING:
-            return settings.warning
-        return settings.info if record.levelno >= logging.INFO else settings.verbose > 0
-
-
 class _Handler(logging.Handler):
     """Hands lines to a writer, and so does not wait for whoever reads them."""
 
@@ -308,10 +293,19 @@ class Logs:
         json = settings.format == "json"
         formatter = JsonFormatter() if json else TextFormatter(settings.format == "ISO8601")
         self._handler.setFormatter(formatter)
-        self._handler.filters[:] = [_Levels(settings)]
+        self._handler.filters[:] = [partial(_wanted, settings)]
         # Libraries speak from INFO on; only our own lines become more with --log-verbose.
         logging.getLogger().setLevel(logging.INFO)
         logging.getLogger("headrace").setLevel(logging.DEBUG if settings.verbose else logging.INFO)
+
+
+def _wanted(settings: LogSettings, record: logging.LogRecord) -> bool:
+    """Whether a record's level is written, as Triton's three switches ask."""
+    if record.levelno >= logging.ERROR:
+        return settings.error
+    if record.levelno >= logging.WARNING:
+        return settings.warning
+    return settings.info if record.levelno >= logging.INFO else settings.verbose > 0
 
 
 def _standard_error() -> int:

@@ -47,6 +47,7 @@ from headrace.observability.series import (
 from headrace.observability.statistics import (
     FIRST_RESPONSE,
     LATENCY_KINDS,
+    Closed,
     Histogram,
     SummarisedStatistics,
     VersionStatistics,
@@ -265,14 +266,26 @@ def _labels(series: VersionSeries) -> dict[str, str]:
 
 
 def _latency(
-    name: str, help_text: str, read: Callable[[VersionStatistics], int]
+    name: str, read: Callable[[VersionStatistics], int], what: str
 ) -> Family[VersionSeries]:
     """A counter of nanoseconds, told in microseconds."""
-    return Family(name, help_text, "counter", lambda v: read(v.statistics) // 1_000)
+    return Family(
+        f"nv_inference_{name}_us", "counter", lambda v: read(v.statistics) // 1_000,
+        f"Microseconds {what}",
+    )  # fmt: skip
+
+
+def _durations(
+    name: str, read: Callable[[VersionStatistics], Histogram], what: str
+) -> Family[VersionSeries]:
+    """A histogram of nanoseconds, told in seconds."""
+    return Family(
+        f"headrace_{name}_duration_seconds", "histogram", lambda v: _seconds(read(v.statistics)),
+        f"Seconds {what}",
+    )  # fmt: skip
 
 
 def _seconds(histogram: Histogram) -> Buckets:
-    """A histogram of nanoseconds, told in seconds."""
     bounds = [str(bound / 1e9) for bound in histogram.bounds]
     return Buckets(bounds, histogram.counts, histogram.total_ns / 1e9)
 
@@ -296,7 +309,7 @@ def _summary(kind: str, quantiles: Sequence[float]) -> Family[VersionSeries]:
         return Quantiles(found, statistics.success_count, total // 1_000)
 
     text = f"Microseconds of {kind.replace('_', ' ')}, of requests in the last minute"
-    return Family(f"nv_inference_{kind}_summary_us", text, "summary", read)
+    return Family(f"nv_inference_{kind}_summary_us", "summary", read, text)
 
 
 def _batch_rows(version: VersionSeries) -> Buckets:
@@ -308,210 +321,199 @@ def _batch_rows(version: VersionSeries) -> Buckets:
     return Buckets([f"{bound}.0" for bound in _BATCH_BOUNDS], counts, total)
 
 
-_FIRST_RESPONSES: Family[VersionSeries] = Family(
-    FIRST_RESPONSE, "Milliseconds from accepting a request to its first response", "histogram",
-    _first_responses,
+def _batches_closed(version: VersionSeries) -> Mapping[Closed, int] | None:
+    """Without any, no reason takes room."""
+    closed = version.statistics.batches_closed
+    return closed if any(closed.values()) else None
+
+
+_FIRST_RESPONSES = Family(
+    FIRST_RESPONSE, "histogram", _first_responses,
+    "Milliseconds from accepting a request to its first response",
 )  # fmt: skip
-_LATENCY_COUNTERS: tuple[Family[VersionSeries], ...] = (
-    _latency("nv_inference_request_duration_us",
-             "Microseconds from accepting a request to its answer", lambda s: s.success_ns),
-    _latency("nv_inference_queue_duration_us", "Microseconds in the queue", lambda s: s.queue_ns),
-    _latency("nv_inference_compute_input_duration_us", "Microseconds of gathering inputs",
-             lambda s: s.compute_input_ns),
-    _latency("nv_inference_compute_infer_duration_us", "Microseconds of running the model",
-             lambda s: s.compute_infer_ns),
-    _latency("nv_inference_compute_output_duration_us", "Microseconds of giving outputs out",
-             lambda s: s.compute_output_ns),
-)  # fmt: skip
+_LATENCY_COUNTERS = (
+    _latency("request_duration", lambda s: s.success_ns, "from accepting a request to its answer"),
+    _latency("queue_duration", lambda s: s.queue_ns, "in the queue"),
+    _latency("compute_input_duration", lambda s: s.compute_input_ns, "of gathering inputs"),
+    _latency("compute_infer_duration", lambda s: s.compute_infer_ns, "of running the model"),
+    _latency("compute_output_duration", lambda s: s.compute_output_ns, "of giving outputs out"),
+)
 _VERSION_FAMILIES: tuple[Family[VersionSeries], ...] = (
-    Family("nv_inference_request_success", "Successful requests", "counter",
-           lambda v: v.statistics.success_count),
-    Family("nv_inference_count", "Inferences: rows of successful requests", "counter",
-           lambda v: v.statistics.inference_count),
-    Family("nv_inference_exec_count", "Model executions: successful batches", "counter",
-           lambda v: v.statistics.execution_count),
+    Family("nv_inference_request_success", "counter", lambda v: v.statistics.success_count,
+           "Successful requests"),
+    Family("nv_inference_count", "counter", lambda v: v.statistics.inference_count,
+           "Inferences: rows of successful requests"),
+    Family("nv_inference_exec_count", "counter", lambda v: v.statistics.execution_count,
+           "Model executions: successful batches"),
     *_LATENCY_COUNTERS,
-    Family("nv_inference_request_failure", "Failed requests by reason", "counter",
-           lambda v: v.statistics.failures, ("reason",)),
-    Family("headrace_batch_closed_total", "Batches by why they closed", "counter",
-           # Of a version for which nothing was counted, no reason takes room.
-           lambda v: v.statistics.batches_closed if any(v.statistics.batches_closed.values())
-           else None, ("reason",)),
-    Family("nv_inference_pending_request_count", "Accepted requests not yet started", "gauge",
-           lambda v: v.pending),
-    Family("nv_model_load_duration_secs", "Seconds that loading took", "gauge",
-           lambda v: v.load_seconds),
-    Family("headrace_model_memory_bytes", "Memory that a version's instances take", "gauge",
-           lambda v: v.memory_bytes or None),
-    Family("headrace_model_instances", "Instances that run a version", "gauge",
-           lambda v: v.instances, ("kind",)),
-    Family("headrace_stalled_instances", "Instances whose batch makes no progress", "gauge",
-           lambda v: v.stalled),
-    Family("headrace_ended_runs_total",
-           "Runs in the server's process that were ended, by why", "counter",
-           lambda v: v.statistics.ended_runs, ("reason",)),
-    Family("headrace_queue_duration_seconds", "Seconds in the queue", "histogram",
-           lambda v: _seconds(v.statistics.queue_histogram)),
-    Family("headrace_compute_duration_seconds", "Seconds of execution, of the whole batch",
-           "histogram", lambda v: _seconds(v.statistics.compute_histogram)),
-    Family("headrace_request_duration_seconds",
-           "Seconds from accepting a request to its answer", "histogram",
-           lambda v: _seconds(v.statistics.request_histogram)),
-    Family("headrace_batch_rows", "Rows of a batch", "histogram", _batch_rows),
+    Family("nv_inference_request_failure", "counter", lambda v: v.statistics.failures,
+           "Failed requests by reason", ("reason",)),
+    Family("headrace_batch_closed_total", "counter", _batches_closed,
+           "Batches by why they closed", ("reason",)),
+    Family("nv_inference_pending_request_count", "gauge", lambda v: v.pending,
+           "Accepted requests not yet started"),
+    Family("nv_model_load_duration_secs", "gauge", lambda v: v.load_seconds,
+           "Seconds that loading took"),
+    Family("headrace_model_memory_bytes", "gauge", lambda v: v.memory_bytes or None,
+           "Memory that a version's instances take"),
+    Family("headrace_model_instances", "gauge", lambda v: v.instances,
+           "Instances that run a version", ("kind",)),
+    Family("headrace_stalled_instances", "gauge", lambda v: v.stalled,
+           "Instances whose batch makes no progress"),
+    Family("headrace_ended_runs_total", "counter", lambda v: v.statistics.ended_runs,
+           "Runs in the server's process that were ended, by why", ("reason",)),
+    _durations("queue", lambda s: s.queue_histogram, "in the queue"),
+    _durations("compute", lambda s: s.compute_histogram, "of execution, of the whole batch"),
+    _durations("request", lambda s: s.request_histogram, "from accepting a request to its answer"),
+    Family("headrace_batch_rows", "histogram", _batch_rows, "Rows of a batch"),
 )  # fmt: skip
 GPU_MEMORY_FAMILIES: tuple[Family[int], ...] = (
-    Family("headrace_model_gpu_memory_bytes",
-           "Memory of a GPU that a version's instances had taken when they were loaded", "gauge",
-           lambda nbytes: nbytes),
+    Family("headrace_model_gpu_memory_bytes", "gauge", lambda nbytes: nbytes,
+           "Memory of a GPU that a version's instances had taken when they were loaded"),
 )  # fmt: skip
 WORKER_FAMILIES: tuple[Family[WorkerSeries], ...] = (
-    Family("headrace_workers", "Worker processes that there should be", "gauge",
-           lambda w: w.instances),
-    Family("headrace_workers_running", "Worker processes that run", "gauge",
-           lambda w: len(w.resident)),
-    Family("headrace_worker_resident_bytes", "Memory of a worker process in use", "gauge",
-           lambda w: w.resident, ("instance",)),
-    Family("headrace_worker_ends_total", "Worker processes that ended unasked, by how they did",
-           "counter", lambda w: w.counters.ends, ("reason",)),
-    Family("headrace_worker_recycles_total", "Worker processes replaced while they were well",
-           "counter", lambda w: w.counters.recycled, ("reason",)),
-    Family("headrace_quarantined_requests_total",
-           "Requests refused because workers died of their input", "counter",
-           lambda w: w.quarantined),
+    Family("headrace_workers", "gauge", lambda w: w.instances,
+           "Worker processes that there should be"),
+    Family("headrace_workers_running", "gauge", lambda w: len(w.resident),
+           "Worker processes that run"),
+    Family("headrace_worker_resident_bytes", "gauge", lambda w: w.resident,
+           "Memory of a worker process in use", ("instance",)),
+    Family("headrace_worker_ends_total", "counter", lambda w: w.counters.ends,
+           "Worker processes that ended unasked, by how they did", ("reason",)),
+    Family("headrace_worker_recycles_total", "counter", lambda w: w.counters.recycled,
+           "Worker processes replaced while they were well", ("reason",)),
+    Family("headrace_quarantined_requests_total", "counter", lambda w: w.quarantined,
+           "Requests refused because workers died of their input"),
 )  # fmt: skip
 ENDPOINT_FAMILIES: tuple[Family[EndpointSeries], ...] = (
-    Family("headrace_endpoint_requests_total", "Calls to a server of a model", "counter",
-           lambda e: e.counts.requests),
-    Family("headrace_endpoint_failures_total",
-           "Calls that a server of a model has not answered well", "counter",
-           lambda e: e.counts.failures),
-    Family("headrace_endpoint_ejections_total", "Times that a server was left out for its failures",
-           "counter", lambda e: e.counts.ejections),
-    Family("headrace_endpoint_outstanding", "Calls under way", "gauge", lambda e: e.outstanding),
-    Family("headrace_endpoint_healthy", "Whether a server is sent calls", "gauge",
-           lambda e: e.serves),
-    Family("headrace_endpoint_sequences", "Sequences whose state a server has", "gauge",
-           lambda e: e.sequences),
-    Family("headrace_endpoint_differences",
-           "Ways in which a server has a model otherwise than asked", "gauge",
-           lambda e: e.differences),
+    Family("headrace_endpoint_requests_total", "counter", lambda e: e.counts.requests,
+           "Calls to a server of a model"),
+    Family("headrace_endpoint_failures_total", "counter", lambda e: e.counts.failures,
+           "Calls that a server of a model has not answered well"),
+    Family("headrace_endpoint_ejections_total", "counter", lambda e: e.counts.ejections,
+           "Times that a server was left out for its failures"),
+    Family("headrace_endpoint_outstanding", "gauge", lambda e: e.outstanding, "Calls under way"),
+    Family("headrace_endpoint_healthy", "gauge", lambda e: e.serves,
+           "Whether a server is sent calls"),
+    Family("headrace_endpoint_sequences", "gauge", lambda e: e.sequences,
+           "Sequences whose state a server has"),
+    Family("headrace_endpoint_differences", "gauge", lambda e: e.differences,
+           "Ways in which a server has a model otherwise than asked"),
     # Dashboards may have these names: they count calls of a kind that is not made any more.
-    Family("headrace_endpoint_hedges_total", "Always 0", "counter", lambda _: 0),
-    Family("headrace_endpoint_hedge_wins_total", "Always 0", "counter", lambda _: 0),
+    Family("headrace_endpoint_hedges_total", "counter", lambda _: 0, "Always 0"),
+    Family("headrace_endpoint_hedge_wins_total", "counter", lambda _: 0, "Always 0"),
 )  # fmt: skip
 BACKEND_FAMILIES: tuple[Family[BackendSeries], ...] = (
-    Family("headrace_backend_requests_total", "Requests that a backend of a model has answered",
-           "counter", lambda b: b.counts.requests),
-    Family("headrace_backend_batches_total", "Batches that a backend of a model has run",
-           "counter", lambda b: b.counts.batches),
-    Family("headrace_backend_switches_total",
-           "Times that requests went over to a backend of a model", "counter",
-           lambda b: b.counts.switches),
-    Family("headrace_backend_active", "Whether a backend is the one that gets requests", "gauge",
-           lambda b: b.active),
+    Family("headrace_backend_requests_total", "counter", lambda b: b.counts.requests,
+           "Requests that a backend of a model has answered"),
+    Family("headrace_backend_batches_total", "counter", lambda b: b.counts.batches,
+           "Batches that a backend of a model has run"),
+    Family("headrace_backend_switches_total", "counter", lambda b: b.counts.switches,
+           "Times that requests went over to a backend of a model"),
+    Family("headrace_backend_active", "gauge", lambda b: b.active,
+           "Whether a backend is the one that gets requests"),
 )  # fmt: skip
 
 # --- of the traffic between versions, and of the server
 
 TRAFFIC_FAMILIES: tuple[Family[TrafficSeries], ...] = (
-    Family("headrace_traffic_weight",
+    Family("headrace_traffic_weight", "gauge", lambda t: t.shares,
            "Share of the requests without a version that a version gets by the rules, 0 to 1",
-           "gauge", lambda t: t.shares, ("version",)),
-    Family("headrace_traffic_requests_total",
-           "Requests that the rules have sent to a version", "counter",
-           lambda t: {n: ledger.routed for n, ledger in t.ledgers.items()}, ("version",)),
-    Family("headrace_traffic_rollbacks_total",
-           "How often a version has lost its traffic", "counter",
-           lambda t: {n: ledger.rollbacks for n, ledger in t.ledgers.items()}, ("version",)),
-    Family("headrace_shadow_requests_total",
-           "Copies for a shadow version by what became of them", "counter",
+           ("version",)),
+    Family("headrace_traffic_requests_total", "counter",
+           lambda t: {n: ledger.routed for n, ledger in t.ledgers.items()},
+           "Requests that the rules have sent to a version", ("version",)),
+    Family("headrace_traffic_rollbacks_total", "counter",
+           lambda t: {n: ledger.rollbacks for n, ledger in t.ledgers.items()},
+           "How often a version has lost its traffic", ("version",)),
+    Family("headrace_shadow_requests_total", "counter",
            lambda t: {
                (n, outcome): count for n, shadow in t.shadows.items() for outcome, count in (
                    ("success", shadow.success), ("failure", shadow.failure),
                    ("dropped", shadow.dropped),
                )
-           }, ("version", "outcome")),
-    Family("headrace_shadow_duration_seconds",
-           "Seconds from submitting a copy to its answer", "histogram",
+           },
+           "Copies for a shadow version by what became of them", ("version", "outcome")),
+    Family("headrace_shadow_duration_seconds", "histogram",
            lambda t: {n: _seconds(shadow.durations) for n, shadow in t.shadows.items()},
-           ("version",)),
+           "Seconds from submitting a copy to its answer", ("version",)),
 )  # fmt: skip
 SERVER_FAMILIES: tuple[Family[ServerSeries], ...] = (
-    Family("headrace_server_info", "Which process this is, as /v2 says it", "gauge",
-           lambda s: {s.instance_id: 1}, ("id",)),
-    Family("headrace_ready", "Whether the server is ready, 1 or 0", "gauge", lambda s: s.ready),
-    Family("headrace_admitted_requests", "Requests under way", "gauge",
-           lambda s: s.admitted_requests),
-    Family("headrace_admitted_bytes", "Bytes of the requests under way", "gauge",
-           lambda s: s.admitted_bytes),
-    Family("headrace_admitted_bytes_peak", "The most that this has been", "gauge",
-           lambda s: s.peak_bytes),
-    Family("headrace_admitted_requests_limit", "Most requests under way", "gauge",
-           lambda s: s.max_requests),
-    Family("headrace_admitted_bytes_limit", "Most bytes of requests under way", "gauge",
-           lambda s: s.max_bytes),
-    Family("headrace_overloaded_total", "Requests refused at the server's limits", "counter",
-           lambda s: s.overloaded),
-    Family("headrace_incoming_requests",
-           "Requests of which the first part has come; their bytes are admitted, they are not",
-           "gauge", lambda s: s.incoming),
-    Family("headrace_unread_answer_bytes",
-           "Bytes of answers that wait for clients to read them; admitted bytes, too", "gauge",
-           lambda s: s.unread_bytes),
-    Family("headrace_requests_total", "Requests answered, or given up by clients", "counter",
+    Family("headrace_server_info", "gauge", lambda s: {s.instance_id: 1},
+           "Which process this is, as /v2 says it", ("id",)),
+    Family("headrace_ready", "gauge", lambda s: s.ready, "Whether the server is ready, 1 or 0"),
+    Family("headrace_admitted_requests", "gauge", lambda s: s.admitted_requests,
+           "Requests under way"),
+    Family("headrace_admitted_bytes", "gauge", lambda s: s.admitted_bytes,
+           "Bytes of the requests under way"),
+    Family("headrace_admitted_bytes_peak", "gauge", lambda s: s.peak_bytes,
+           "The most that this has been"),
+    Family("headrace_admitted_requests_limit", "gauge", lambda s: s.max_requests,
+           "Most requests under way"),
+    Family("headrace_admitted_bytes_limit", "gauge", lambda s: s.max_bytes,
+           "Most bytes of requests under way"),
+    Family("headrace_overloaded_total", "counter", lambda s: s.overloaded,
+           "Requests refused at the server's limits"),
+    Family("headrace_incoming_requests", "gauge", lambda s: s.incoming,
+           "Requests of which the first part has come; their bytes are admitted, they are not"),
+    Family("headrace_unread_answer_bytes", "gauge", lambda s: s.unread_bytes,
+           "Bytes of answers that wait for clients to read them; admitted bytes, too"),
+    Family("headrace_requests_total", "counter",
            lambda s: {(door, operation, status): count
                       for door, operation, status, count in s.answers},
-           ("door", "operation", "status")),
-    Family("headrace_connections", "Open connections of clients", "gauge",
-           lambda s: {door: s.connections.get(door, 0) for door in ("http", "grpc")}, ("door",)),
-    Family("headrace_connections_limit", "Most connections in each process", "gauge",
-           lambda s: s.max_connections),
-    Family("headrace_refused_connections_total",
-           "Connections closed at once: there were too many", "counter",
-           lambda s: s.refused_connections),
-    Family("headrace_failed_accepts_total",
-           "Connections that could not be accepted, as without a free descriptor", "counter",
-           lambda s: s.failed_accepts),
-    Family("headrace_given_up_total",
+           "Requests answered, or given up by clients", ("door", "operation", "status")),
+    Family("headrace_connections", "gauge",
+           lambda s: {door: s.connections.get(door, 0) for door in ("http", "grpc")},
+           "Open connections of clients", ("door",)),
+    Family("headrace_connections_limit", "gauge", lambda s: s.max_connections,
+           "Most connections in each process"),
+    Family("headrace_refused_connections_total", "counter", lambda s: s.refused_connections,
+           "Connections closed at once: there were too many"),
+    Family("headrace_failed_accepts_total", "counter", lambda s: s.failed_accepts,
+           "Connections that could not be accepted, as without a free descriptor"),
+    Family("headrace_given_up_total", "counter",
+           lambda s: {why: s.given_up.get(why, 0) for why in ("unsent", "unread")},
            "Requests and connections given up: their clients did not send, or read, the rest in"
-           " time", "counter",
-           lambda s: {why: s.given_up.get(why, 0) for why in ("unsent", "unread")}, ("reason",)),
-    Family("headrace_log_lines_dropped_total", "Lines of the log that could not be written",
-           "counter", lambda s: s.dropped_lines),
-    Family("headrace_model_loads_total", "Loads and reloads by outcome", "counter",
+           " time", ("reason",)),
+    Family("headrace_log_lines_dropped_total", "counter", lambda s: s.dropped_lines,
+           "Lines of the log that could not be written"),
+    Family("headrace_model_loads_total", "counter",
            lambda s: {
                (load.model, outcome): count for load in s.loads
                for outcome, count in (("success", load.succeeded), ("failure", load.failed))
-           }, ("model", "outcome")),
+           },
+           "Loads and reloads by outcome", ("model", "outcome")),
 )  # fmt: skip
 MEMORY_FAMILIES: tuple[Family[MemoryCounts], ...] = (
-    Family("headrace_models_in_memory", "Models that are loaded", "gauge", lambda m: m.models),
-    Family("headrace_model_memory_budget_bytes", "Bytes that models may take", "gauge",
-           lambda m: m.budget),
-    Family("headrace_model_evictions_total", "Models unloaded for others, or without requests",
-           "counter", lambda m: m.evictions),
+    Family("headrace_models_in_memory", "gauge", lambda m: m.models, "Models that are loaded"),
+    Family("headrace_model_memory_budget_bytes", "gauge", lambda m: m.budget,
+           "Bytes that models may take"),
+    Family("headrace_model_evictions_total", "counter", lambda m: m.evictions,
+           "Models unloaded for others, or without requests"),
 )  # fmt: skip
 MACHINE_FAMILIES: tuple[Family[Machine], ...] = (
-    Family("nv_cpu_utilization", "Share of the machine's CPU in use, 0 to 1", "gauge",
-           lambda machine: machine.cpu_share()),
-    Family("nv_cpu_memory_total_bytes", "Memory of the machine", "gauge",
-           lambda machine: memory[0] if (memory := machine.memory()) else None),
-    Family("nv_cpu_memory_used_bytes", "Memory in use on the machine", "gauge",
-           lambda machine: memory[1] if (memory := machine.memory()) else None),
+    Family("nv_cpu_utilization", "gauge", lambda machine: machine.cpu_share(),
+           "Share of the machine's CPU in use, 0 to 1"),
+    Family("nv_cpu_memory_total_bytes", "gauge",
+           lambda machine: memory[0] if (memory := machine.memory()) else None,
+           "Memory of the machine"),
+    Family("nv_cpu_memory_used_bytes", "gauge",
+           lambda machine: memory[1] if (memory := machine.memory()) else None,
+           "Memory in use on the machine"),
 )  # fmt: skip
 GPU_FAMILIES: tuple[Family[GpuReading], ...] = (
-    Family("nv_gpu_memory_total_bytes", "Memory of a GPU", "gauge", lambda r: r.memory_total),
-    Family("nv_gpu_memory_used_bytes", "Memory of a GPU in use", "gauge", lambda r: r.memory_used),
-    Family("nv_gpu_utilization", "Share of time that a GPU computes, 0 to 1", "gauge",
-           lambda r: r.utilization),
-    Family("nv_gpu_power_usage", "Watts that a GPU takes", "gauge", lambda r: r.power_usage),
-    Family("nv_gpu_power_limit", "Watts that a GPU may take", "gauge", lambda r: r.power_limit),
-    Family("nv_energy_consumption", "Joules that a GPU has taken since its driver was loaded",
-           "counter", lambda r: r.energy),
+    Family("nv_gpu_memory_total_bytes", "gauge", lambda r: r.memory_total, "Memory of a GPU"),
+    Family("nv_gpu_memory_used_bytes", "gauge", lambda r: r.memory_used, "Memory of a GPU in use"),
+    Family("nv_gpu_utilization", "gauge", lambda r: r.utilization,
+           "Share of time that a GPU computes, 0 to 1"),
+    Family("nv_gpu_power_usage", "gauge", lambda r: r.power_usage, "Watts that a GPU takes"),
+    Family("nv_gpu_power_limit", "gauge", lambda r: r.power_limit, "Watts that a GPU may take"),
+    Family("nv_energy_consumption", "counter", lambda r: r.energy,
+           "Joules that a GPU has taken since its driver was loaded"),
 )  # fmt: skip
 PINNED_FAMILIES: tuple[Family[tuple[int, int]], ...] = (
-    Family("nv_pinned_memory_pool_total_bytes", "Page-locked memory for copies to GPUs", "gauge",
-           lambda pinned: pinned[0]),
-    Family("nv_pinned_memory_pool_used_bytes", "Page-locked memory in use", "gauge",
-           lambda pinned: pinned[1]),
+    Family("nv_pinned_memory_pool_total_bytes", "gauge", lambda pinned: pinned[0],
+           "Page-locked memory for copies to GPUs"),
+    Family("nv_pinned_memory_pool_used_bytes", "gauge", lambda pinned: pinned[1],
+           "Page-locked memory in use"),
 )  # fmt: skip

@@ -141,7 +141,7 @@ class ModelMetrics:
                 (dict(labels), metric.reading(family.kind == "histogram"))
                 for labels, metric in family.metrics.items()
             ]
-            yield Family(name, family.description, family.kind, lambda reading: reading), readings
+            yield Family(name, family.kind, lambda reading: reading, family.description), readings
 
 
 def _labels(document: Mapping[str, Any]) -> Labels:

@@ -48,9 +48,9 @@ class Family(Generic[S]):
     """
 
     name: str
-    help: str
     kind: str
     read: Callable[[S], Reading | Mapping[Any, Reading]]
+    help: str
     labels: tuple[str, ...] = ()
 
 

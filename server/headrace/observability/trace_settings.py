@@ -196,46 +196,29 @@ class SettingsTable:
 
         Raises `InvalidRequest` if nothing could be traced by them, and changes nothing then.
         """
-        made = {model: self._with(model, changes)}
-        if not model:  # what models have of the server changes with it
-            base = made[""][1] or self.config.settings
-            for name, own in self._own.items():
-                if name:
-                    made[name] = own, self._effective(name, own, base)
-        for _, settings in made.values():
-            if settings is not None and (problem := self.config.problem(settings)):
-                raise InvalidRequest(f"Attempting to set invalid trace setting :{problem}")
-        retired: list[Sampler] = []
-        for name, (own, settings) in made.items():
-            old = self._samplers.pop(name, None)
-            if old is not None:
-                old.retired = True
-                retired.append(old)
-            if settings is None:
-                self._own.pop(name, None)
-            else:
-                self._own[name] = dict(own)
-                self._samplers[name] = Sampler(settings)
-        return retired
-
-    def _with(self, model: str, changes: Changes) -> tuple[dict[str, Any], TraceSettings | None]:
-        """What a model, or the server, would have of its own, and what that makes, if anything."""
-        own = dict(self._own.get(model, {}))
-        for field, value in changes.items():
-            own.pop(field, None)
-            if value is not None:
-                own[field] = value
-        if "count" in own and "count" not in changes:
-            own["count"] = self._samplers[model].remaining
-        if model and not own:
-            return own, None
+        made: dict[str, tuple[dict[str, Any], TraceSettings]] = {}
         base = self._samplers[""].now() if model else self.config.settings
-        return own, _merged(base, own)
-
-    def _effective(self, model: str, own: dict[str, Any], base: TraceSettings) -> TraceSettings:
-        if "count" in own:
-            own["count"] = self._samplers[model].remaining
-        return _merged(base, own)
+        # What models have of the server changes with it.
+        for name in [model] if model else ["", *(name for name in self._own if name)]:
+            own = dict(self._own.get(name, {}))
+            if "count" in own:
+                own["count"] = self._samplers[name].remaining
+            if name == model:
+                own = {field: v for field, v in {**own, **changes}.items() if v is not None}
+            made[name] = own, _merged(base, own)
+            if not name:
+                base = made[""][1]
+            if (own or not name) and (problem := self.config.problem(made[name][1])):
+                raise InvalidRequest(f"Attempting to set invalid trace setting :{problem}")
+        retired = [self._samplers.pop(name) for name in made if name in self._samplers]
+        for sampler in retired:
+            sampler.retired = True
+        for name, (own, settings) in made.items():
+            if own or not name:
+                self._own[name], self._samplers[name] = own, Sampler(settings)
+            else:  # as the server has them again
+                self._own.pop(name, None)
+        return retired
 
 
 def _merged(base: TraceSettings, own: Mapping[str, Any]) -> TraceSettings:

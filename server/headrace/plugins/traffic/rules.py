@@ -19,8 +19,16 @@ _MEMBERS = ("split", "baseline", "sticky", "shadow", "rollback")
 _MOST_VERSIONS = 32
 _MOST_WEIGHT = 1e9
 _MOST_PENDING = 10_000
-_LONGEST_LATENCY_MS = LATENCY_BOUNDS[-1] / 1e6
-_LONGEST_WINDOW_SECS = 86_400
+_MOST_REQUESTS = 10**9
+# The numbers of a rule for roll-back, and their least and greatest values: limits, and how is
+# looked at what they limit.
+_LIMITS: dict[str, tuple[float, float]] = {
+    "max_error_rate": (0, 1),
+    "max_error_rate_increase": (0, 1),
+    "max_latency_ms": (0, LATENCY_BOUNDS[-1] / 1e6),
+    "max_latency_ratio": (1, 1_000),
+}
+_LOOKS: dict[str, tuple[float, float]] = {"latency_quantile": (0, 1), "window_secs": (1, 86_400)}
 _VERSION = re.compile(r"[1-9][0-9]{0,18}|0")
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]{1,256}")
 WHOLE = 100.0  # the weight of a version that gets everything
@@ -191,33 +199,21 @@ def _shadow(document: Any, split: Mapping[int, float]) -> Shadow:
 
 
 def _rollback(document: Any) -> RollbackRule:
-    limits: dict[str, tuple[float, float]] = {
-        "max_error_rate": (0, 1),
-        "max_error_rate_increase": (0, 1),
-        "max_latency_ms": (0, _LONGEST_LATENCY_MS),
-        "max_latency_ratio": (1, 1_000),
-    }
-    members = _object(
-        document, "rollback", (*limits, "latency_quantile", "min_requests", "window_secs")
-    )
-    given = {
-        name: _number(members[name], f"rollback.{name}", *limits[name])
-        for name in limits
+    members = _object(document, "rollback", (*_LIMITS, *_LOOKS, "min_requests"))
+    if not members.keys() & _LIMITS.keys():
+        raise InvalidRules(f"rollback: must have at least one of {', '.join(_LIMITS)}")
+    given: dict[str, Any] = {
+        name: _number(members[name], f"rollback.{name}", *bounds)
+        for name, bounds in (_LIMITS | _LOOKS).items()
         if name in members
     }
-    if not given:
-        raise InvalidRules(f"rollback: must have at least one of {', '.join(limits)}")
-    quantile = _number(members.get("latency_quantile", 0.95), "rollback.latency_quantile", 0, 1)
-    if not 0 < quantile < 1:
+    if "min_requests" in members:
+        least = _whole(members["min_requests"], "rollback.min_requests", 1, _MOST_REQUESTS)
+        given["min_requests"] = least
+    rule = RollbackRule(**given)
+    if not 0 < rule.latency_quantile < 1:
         raise InvalidRules("rollback.latency_quantile: must be between 0 and 1")
-    return RollbackRule(
-        **given,
-        latency_quantile=quantile,
-        min_requests=_whole(members.get("min_requests", 50), "rollback.min_requests", 1, 10**9),
-        window_secs=_number(
-            members.get("window_secs", 60), "rollback.window_secs", 1, _LONGEST_WINDOW_SECS
-        ),
-    )
+    return rule
 
 
 def _object(document: Any, where: str, known: tuple[str, ...]) -> dict[str, Any]:
