@@ -40,7 +40,7 @@ from headrace.execution.backend import BackendContext, load_backends
 from headrace.execution.local import core_limit
 from headrace.model_sources import control_options, sources_at_start
 from headrace.observability.logs import LogControl, Logs
-from headrace.observability.statistics import SummarisedStatistics, VersionStatistics
+from headrace.observability.statistics import VersionStatistics
 from headrace.plugins.traffic.control import TrafficControl
 from headrace.repository.layout import ModelSource
 from headrace.server_doors import ServerDoors
@@ -128,7 +128,7 @@ class Application:
             settings.strict_readiness,
             logs,
             self._control,
-            SummarisedStatistics if settings.metrics.summaries else VersionStatistics,
+            partial(VersionStatistics, settings.metrics.summaries),
             tracing,
             Regions(
                 self._admission, settings.max_request_bytes, settings.allow_client_shm,

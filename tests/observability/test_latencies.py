@@ -12,7 +12,6 @@ from headrace.observability.statistics import (
     FIRST_RESPONSE,
     LATENCY_KINDS,
     Histogram,
-    SummarisedStatistics,
     VersionStatistics,
     Window,
 )
@@ -73,7 +72,7 @@ def summaries(statistics: VersionStatistics, *quantiles: float) -> dict[str, Met
 
 def test_summaries_of_a_version() -> None:
     now = monotonic_ns()
-    statistics = SummarisedStatistics()
+    statistics = VersionStatistics(summaries=True)
     statistics.batch_succeeded(
         [now - 9_000_000, now - 8_000_000], 2, 2,
         now - 7_000_000, now - 6_000_000, now - 2_000_000, now,

@@ -13,7 +13,7 @@ from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import ExecutionFailed
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array, Tensor
-from headrace.scheduling.batch import Batch, Outcome, Room
+from headrace.scheduling.batch import Batch, BatchBuffer, Outcome
 from tests.scheduling.fakes import Bench, entered
 
 FP32, INT64, BYTES = Datatype.FP32, Datatype.INT64, Datatype.BYTES
@@ -92,23 +92,23 @@ def test_every_datatype_can_be_joined(datatype: Datatype) -> None:
 
 
 def test_large_batches_are_put_together_in_the_same_memory() -> None:
-    room = Room()
+    buffer = BatchBuffer()
     large = [rows(*range(n), width=40_000) for n in (2, 3)]
-    first = batch(WIDE, *[{"a": array} for array in large]).gather(room)["a"]
+    first = batch(WIDE, *[{"a": array} for array in large]).gather(buffer)["a"]
     assert np.array_equal(first, np.concatenate(large))
     address = np.asarray(first).ctypes.data
     fewer = [rows(7, width=40_000), rows(8, width=40_000)]
-    second = batch(WIDE, *[{"a": array} for array in fewer]).gather(room)["a"]
+    second = batch(WIDE, *[{"a": array} for array in fewer]).gather(buffer)["a"]
     assert np.array_equal(second, np.concatenate(fewer))
     assert np.asarray(second).ctypes.data == address
 
 
 def test_small_batches_and_text_have_memory_of_their_own() -> None:
-    room = Room()
-    small = [batch(TWO, {"a": rows(1)}, {"a": rows(n)}).gather(room)["a"] for n in (2, 3)]
+    buffer = BatchBuffer()
+    small = [batch(TWO, {"a": rows(1)}, {"a": rows(n)}).gather(buffer)["a"] for n in (2, 3)]
     assert [array.tolist() for array in small] == [[[1, 1], [2, 2]], [[1, 1], [3, 3]]]
     words = np.full((1, 70_000), b"word", object)
-    assert room.place("a", [words, words], 2) is None
+    assert buffer.place("a", [words, words], 2) is None
 
 
 def test_shapes_are_relabelled_for_the_model_and_back() -> None:

@@ -57,7 +57,7 @@ from headrace.execution.python_options import (
     start_arguments,
     with_completion,
 )
-from headrace.scheduling.batch import Batch, Deferral, Outcome, Part, Room
+from headrace.scheduling.batch import Batch, BatchBuffer, Deferral, Outcome, Part
 from headrace.wire.documents import to_json
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 from headrace.workers import model_class
@@ -218,7 +218,7 @@ class LoadedInProcess(LoadedModel):
             self._imports.forget()
             raise self._load_failed(error) from error
 
-    def run(self, batch: Batch, room: Room | None = None) -> Outcome:
+    def run(self, batch: Batch, buffer: BatchBuffer | None = None) -> Outcome:
         """Run a batch. Never raises: a failure is an outcome too."""
         started = gathered = ended = monotonic_ns()
         try:

@@ -33,7 +33,7 @@ from headrace.execution.choice import AutoChoice, InstanceKind, measure
 from headrace.execution.host import Host
 from headrace.execution.placement import Placement, Surroundings
 from headrace.execution.warming import Sample, warm_up
-from headrace.scheduling.batch import Batch, Instance, NotStarted, Outcome, Room
+from headrace.scheduling.batch import Batch, BatchBuffer, Instance, NotStarted, Outcome
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 from headrace.workers.allocation import CGROUPS, OWN_CGROUP, groups
 
@@ -187,13 +187,13 @@ class LoadedModel:
         """The placement for instances like this one, which is called `name`."""
         return LocalPlacement(version)
 
-    def run(self, batch: Batch, room: Room | None = None) -> Outcome:
+    def run(self, batch: Batch, buffer: BatchBuffer | None = None) -> Outcome:
         """Gather the inputs of a batch and run them. Never raises: a failure is an outcome too."""
         started = gathered = monotonic_ns()
         arrays: Sequence[TensorArray] = ()
         error: Exception | None = None
         try:
-            inputs = batch.gather(room)
+            inputs = batch.gather(buffer)
             gathered = monotonic_ns()
             arrays = self.infer(inputs, batch.names)
         except Exception as raised:  # whatever a backend raises belongs to this batch alone
@@ -236,8 +236,8 @@ class LocalInstance:
         self._auto = kind if isinstance(kind, AutoChoice) else None
         self._kind = kind.kind if isinstance(kind, AutoChoice) else kind
         self._loop = loop
-        self._room = Room(place)
-        self._run_batch = partial(model.run, room=self._room)
+        self._buffer = BatchBuffer(place)
+        self._run_batch = partial(model.run, buffer=self._buffer)
         self._work: SimpleQueue[tuple[Batch, Done] | Literal["rest"] | None] = SimpleQueue()
         self._rest_secs = rest_secs
         self._ran = False  # since the last look
@@ -367,7 +367,7 @@ class LocalInstance:
             self._verdict = verdict
 
     def _rest(self) -> None:
-        self._room.clear()
+        self._buffer.clear()
         try:
             self._model.rest()
         except Exception:

@@ -49,7 +49,6 @@ from headrace.observability.statistics import (
     LATENCY_KINDS,
     Closed,
     Histogram,
-    SummarisedStatistics,
     VersionStatistics,
 )
 
@@ -301,7 +300,7 @@ def _first_responses(version: VersionSeries) -> Buckets | None:
 def _summary(kind: str, quantiles: Sequence[float]) -> Family[VersionSeries]:
     def read(version: VersionSeries) -> Quantiles | None:
         statistics = version.statistics
-        if not isinstance(statistics, SummarisedStatistics):
+        if statistics.window is None:
             return None
         values = statistics.window.quantiles(kind, quantiles, monotonic_ns())
         found = {f"{q:g}": value / 1_000 for q, value in zip(quantiles, values, strict=True)}

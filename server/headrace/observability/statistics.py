@@ -13,7 +13,7 @@ are those of the protocol: nothing that clients choose becomes a label.
 """
 
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -129,16 +129,12 @@ class Responses:
     """
 
     def __init__(self) -> None:
-        self.ordinals: dict[int, ResponseCounters] = {}
+        self.ordinals: dict[int, ResponseCounters] = defaultdict(ResponseCounters)
         self.first: Histogram | None = None
 
     def of(self, ordinal: int) -> ResponseCounters:
         """The counters of an ordinal."""
-        ordinal = min(ordinal, MOST_ORDINALS)
-        counters = self.ordinals.get(ordinal)
-        if counters is None:
-            counters = self.ordinals[ordinal] = ResponseCounters()
-        return counters
+        return self.ordinals[min(ordinal, MOST_ORDINALS)]
 
 
 @dataclass(slots=True)
@@ -206,10 +202,35 @@ class ShadowLedger:
     durations: Histogram = field(default_factory=Histogram)
 
 
-class VersionStatistics:
-    """The counters of one model version."""
+class Window:
+    """The latencies of the last requests, in nanoseconds, of each of `LATENCY_KINDS`."""
 
     def __init__(self) -> None:
+        self._requests: deque[tuple[int, ...]] = deque(maxlen=_KEPT)
+
+    def add(self, now: int, *durations: int) -> None:
+        """Keep the durations of one request, in the order of kinds, in place of the oldest."""
+        self._requests.append((now, *durations))
+
+    def quantiles(self, kind: str, quantiles: Sequence[float], now: int) -> list[float]:
+        """Nanoseconds for each quantile; NaN if nothing is recent enough."""
+        index = 1 + LATENCY_KINDS.index(kind)
+        recent = [request[index] for request in self._requests if request[0] > now - _AGE_NS]
+        if not recent:
+            return [float("nan")] * len(quantiles)
+        found: list[float] = np.quantile(recent, quantiles, method="inverted_cdf").tolist()
+        return found
+
+
+class VersionStatistics:
+    """The counters of one model version.
+
+    `window` has the latencies of its last requests, which quantiles need: only if they are asked
+    for.
+    """
+
+    def __init__(self, summaries: bool = False) -> None:
+        self.window = Window() if summaries else None
         self.success_count = 0
         self.success_ns = 0
         self.failures = dict.fromkeys(FAILURE_REASONS, 0)
@@ -222,7 +243,7 @@ class VersionStatistics:
         self.inference_count = 0
         self.execution_count = 0
         self.last_inference_ms = 0
-        self.batches: dict[int, BatchCounters] = {}
+        self.batches: dict[int, BatchCounters] = defaultdict(BatchCounters)  # by their rows
         self.batches_closed = dict.fromkeys(Closed, 0)
         self.queue_histogram = Histogram()
         self.compute_histogram = Histogram()
@@ -261,9 +282,7 @@ class VersionStatistics:
         self.compute_infer_ns += infer * count
         self.compute_output_ns += outputs * count
         self.last_inference_ms = time_ns() // 1_000_000
-        batch = self.batches.get(batch_rows)
-        if batch is None:
-            batch = self.batches[batch_rows] = BatchCounters()
+        batch = self.batches[batch_rows]
         batch.count += 1
         batch.compute_input_ns += inputs
         batch.compute_infer_ns += infer
@@ -281,14 +300,15 @@ class VersionStatistics:
         request.total_ns += lasted
         self.queue_ns += waited
         self.success_ns += lasted
+        if self.window is not None:
+            for moment in arrived:
+                self.window.add(ended, ended - moment, started - moment, inputs, infer, outputs)
 
     def batch_opened(self, batch_rows: int, started: int, gathered: int, computed: int) -> None:
         """Count a batch whose requests are answered later."""
         self.execution_count += 1
         self.last_inference_ms = time_ns() // 1_000_000
-        batch = self.batches.get(batch_rows)
-        if batch is None:
-            batch = self.batches[batch_rows] = BatchCounters()
+        batch = self.batches[batch_rows]
         batch.count += 1
         batch.compute_input_ns += gathered - started
         batch.compute_infer_ns += computed - gathered
@@ -307,66 +327,14 @@ class VersionStatistics:
         self.request_histogram.observe(ended - arrived)
         if paused:
             self.paused_histogram.observe(ended - started)
+        if self.window is not None:
+            self.window.add(ended, ended - arrived, started - arrived, 0, ended - started, 0)
 
     def request_failed(self, reason: str, duration_ns: int, fault: bool = False) -> None:
         """Count a request that ended without an answer for one of `FAILURE_REASONS`."""
         self.failures[reason] += 1
         self.faults += fault
         self.fail_ns += duration_ns
-
-
-class Window:
-    """The latencies of the last requests, in nanoseconds, of each of `LATENCY_KINDS`."""
-
-    def __init__(self) -> None:
-        self._requests: deque[tuple[int, ...]] = deque(maxlen=_KEPT)
-
-    def add(self, now: int, *durations: int) -> None:
-        """Keep the durations of one request, in the order of kinds, in place of the oldest."""
-        self._requests.append((now, *durations))
-
-    def quantiles(self, kind: str, quantiles: Sequence[float], now: int) -> list[float]:
-        """Nanoseconds for each quantile; NaN if nothing is recent enough."""
-        index = 1 + LATENCY_KINDS.index(kind)
-        recent = [request[index] for request in self._requests if request[0] > now - _AGE_NS]
-        if not recent:
-            return [float("nan")] * len(quantiles)
-        found: list[float] = np.quantile(recent, quantiles, method="inverted_cdf").tolist()
-        return found
-
-
-class SummarisedStatistics(VersionStatistics):
-    """The counters of one model version, and the latencies of its last requests.
-
-    Summaries have quantiles, which need every latency: kept only if they are asked for.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.window = Window()
-
-    def batch_succeeded(
-        self,
-        arrived: Sequence[int],
-        inferences: int,
-        batch_rows: int,
-        started: int,
-        gathered: int,
-        computed: int,
-        ended: int,
-    ) -> None:
-        """Count a batch; see `VersionStatistics`."""
-        super().batch_succeeded(arrived, inferences, batch_rows, started, gathered, computed, ended)
-        parts = gathered - started, computed - gathered, ended - computed
-        for moment in arrived:
-            self.window.add(ended, ended - moment, started - moment, *parts)
-
-    def request_completed(
-        self, arrived: int, rows: int, started: int, ended: int, paused: bool = False
-    ) -> None:
-        """Count a request with its last response; see `VersionStatistics`."""
-        super().request_completed(arrived, rows, started, ended, paused)
-        self.window.add(ended, ended - arrived, started - arrived, 0, ended - started, 0)
 
 
 class Answers:

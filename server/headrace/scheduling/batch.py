@@ -22,7 +22,10 @@ from headrace.core.tensors import Array, Tensor, TensorArray, brackets, concaten
 log = logging.getLogger(__name__)
 
 _BYTES = Datatype.BYTES
-_ROOM_FROM, _ROOM_TO = 256 << 10, 256 << 20  # bytes of a batch's input that is put into a `Room`
+_BUFFER_FROM, _BUFFER_TO = (
+    256 << 10,
+    256 << 20,
+)  # bytes of a batch's input that is put into a `BatchBuffer`
 
 
 class NotStarted(Exception):
@@ -126,8 +129,8 @@ class Batch:
             self.outputs = _wanted(signature, calls)
             self.names = [spec.name for spec in self.outputs]
 
-    def gather(self, room: "Room | None" = None) -> dict[str, TensorArray]:
-        """The inputs as the model sees them; concatenated, in `room`, only if they are several."""
+    def gather(self, buffer: "BatchBuffer | None" = None) -> dict[str, TensorArray]:
+        """The inputs as the model sees them; concatenated, in `buffer`, if several."""
         signature, calls = self.signature, self.calls
         arrays: dict[str, TensorArray] = {}
         first = calls[0].inputs
@@ -142,7 +145,7 @@ class Batch:
                 if spec.datatype is _BYTES:
                     array = concatenated(parts)
                 else:
-                    place = room.place(name, parts, self.rows) if room is not None else None
+                    place = buffer.place(name, parts, self.rows) if buffer is not None else None
                     array = np.concatenate(parts, out=place)
             if spec.reshape is not None:
                 array = reshaped(array, spec, signature.batches, to_model=True)
@@ -227,7 +230,7 @@ class Batch:
         )
 
 
-class Room:
+class BatchBuffer:
     """Memory in which an instance's batches are put together, one after the other.
 
     Large batches only: for small ones the allocator is as quick. What is in it is valid until the
@@ -243,7 +246,7 @@ class Room:
         """Where input `name` of `rows` rows is to be put; None if nowhere in particular."""
         first = parts[0]
         size = rows * (first.nbytes // max(len(first), 1))
-        if first.dtype == object or not _ROOM_FROM <= size <= _ROOM_TO:
+        if first.dtype == object or not _BUFFER_FROM <= size <= _BUFFER_TO:
             return None
         block = self._blocks.get(name)
         if block is None or block.nbytes < size:

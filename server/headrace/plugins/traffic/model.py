@@ -212,7 +212,7 @@ class ModelTraffic:
         """What has become of the requests of the versions in the split that are ready."""
         versions = self.model.versions
         return {
-            number: counts_of(versions[number], self.ledgers.version(number))
+            number: counts_of(versions[number], self.ledgers.versions[number])
             for number in self.rules.split
             if number in versions and versions[number].ready
         }
@@ -254,7 +254,7 @@ class ModelTraffic:
     def _roll_back_bad(self, number: int, why: str) -> None:
         """A version does not do well enough."""
         name = self.model.name
-        self.ledgers.version(number).rollbacks += 1
+        self.ledgers.versions[number].rollbacks += 1
         self.reasons[number] = f"rolled back: {why}"
         reason = f"version {number}: {why}"
         log.warning(

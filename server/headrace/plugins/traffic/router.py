@@ -16,6 +16,7 @@ Owned by the event-loop thread.
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic_ns
@@ -185,16 +186,8 @@ class Ledgers:
     """The counters of a model's versions, whatever its rules are; made when first asked for."""
 
     def __init__(self) -> None:
-        self.versions: dict[int, VersionLedger] = {}
-        self.shadows: dict[int, ShadowLedger] = {}
-
-    def version(self, number: int) -> VersionLedger:
-        """What was sent to a version."""
-        return self.versions.setdefault(number, VersionLedger())
-
-    def shadow(self, number: int) -> ShadowLedger:
-        """What was copied for a version."""
-        return self.shadows.setdefault(number, ShadowLedger())
+        self.versions: dict[int, VersionLedger] = defaultdict(VersionLedger)
+        self.shadows: dict[int, ShadowLedger] = defaultdict(ShadowLedger)
 
 
 class VersionRouter:
@@ -266,7 +259,7 @@ class VersionRouter:
         self._split = Split(self.model, arrangement.weights)
         self._reference = self._versions[arrangement.reference]
         self._routes = {
-            number: (self._versions[number], self._ledgers.version(number))
+            number: (self._versions[number], self._ledgers.versions[number])
             for number in arrangement.weights
         }
         self._signature = replace(
@@ -338,7 +331,7 @@ class VersionRouter:
             self._shadow = None
         if number and rule is not None:
             self._shadow = ShadowCopies(
-                self._versions[number], rule, self._ledgers.shadow(number), self._admission
+                self._versions[number], rule, self._ledgers.shadows[number], self._admission
             )
 
     def _key(self, request: Call) -> str:
