@@ -31,7 +31,7 @@ OTHERS = {
         "execution.environments", "execution.in_process", "execution.loaded_worker",
         "execution.worker_instance", "execution.remote.model", "execution.remote.options",
         "execution.worker_set", "execution.triton.servers", "execution.worker_process", "frontends",
-        "front_doors", "wire.http_exchange",
+        "wire.http_exchange",
     )
 }  # fmt: skip
 _IMPORT = re.compile(r"^import time: .*\| +(\S+)$", re.MULTILINE)

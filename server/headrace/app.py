@@ -27,6 +27,7 @@ from headrace import __version__
 from headrace.backends.gpus import Gpus
 from headrace.core.errors import LoadFailed, RepositoryError
 from headrace.core.limits import ABANDONED_SECS
+from headrace.doors import ServerDoors
 from headrace.engine.admission import Admission
 from headrace.engine.chain import load_stages
 from headrace.engine.control import ControlMode
@@ -43,7 +44,6 @@ from headrace.observability.logs import LogControl, Logs
 from headrace.observability.statistics import VersionStatistics
 from headrace.plugins.traffic.control import TrafficControl
 from headrace.repository.layout import ModelSource
-from headrace.server_doors import ServerDoors
 from headrace.settings import Settings
 from headrace.start_table import print_models
 from headrace.workers.allocation import keep_memory

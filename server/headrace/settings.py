@@ -22,7 +22,7 @@ from headrace.execution.triton.options import TritonOptions
 from headrace.observability.logs import FORMATS, LogSettings
 from headrace.observability.trace_settings import TraceConfig, old_options, read_trace_config
 from headrace.options import ENV_PREFIX, Option, SettingsError, Value, setting
-from headrace.transports.grpc.options import LEVELS, GrpcOptions
+from headrace.transports.grpc.options import LEVELS, GrpcOptions, TlsFiles
 from headrace.wire.http2.keep_alive import KeepAlive
 
 if TYPE_CHECKING:
@@ -617,6 +617,18 @@ class Settings:
             self.grpc_infer_response_compression_level,
             self.progress_timeout_secs,
             self.grpc_max_connection_idle_secs,
+        )
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """What gRPC is encrypted with, None if it is not."""
+        if not self.grpc_use_ssl:
+            return None
+        return TlsFiles(
+            self.grpc_server_cert,
+            self.grpc_server_key,
+            self.grpc_root_cert,
+            self.grpc_use_ssl_mutual,
         )
 
     @property

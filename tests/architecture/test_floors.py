@@ -16,8 +16,8 @@ ROOT = "headrace"
 
 # The modules that put everything together: one part, though each is a file of its own.
 COMPOSITION = {
-    "cli", "app", "commands", "doors", "extending", "front_doors",
-    "model_sources", "options", "server_doors", "settings", "start_table", "triton",
+    "cli", "app", "commands", "doors", "extending",
+    "model_sources", "options", "settings", "start_table", "triton",
     "__main__",
 }  # fmt: skip
 FLOORS = {
