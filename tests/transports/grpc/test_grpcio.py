@@ -9,20 +9,24 @@ import pytest
 from headrace.core.call import Call
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Admission
-from headrace.transports.grpc.call import Handlers, Reply
+from headrace.transports.grpc.call import Handlers
 from headrace.transports.grpc.grpcio import GrpcioServer
 from headrace.transports.grpc.options import GrpcOptions
+from headrace.transports.grpc.service import InferCall
 
 _PATH = "/any.Service/Any"
 
 
-class Counting(Call):
-    """Counts how often it was given up."""
+class Counting:
+    """An owner that counts how often its call was given up."""
 
     cancelled = 0
 
-    def cancel(self) -> None:
+    def cancel(self, call: Call) -> None:
         self.cancelled += 1
+
+    def hold(self, call: Call, held: bool) -> None:
+        raise NotImplementedError
 
 
 @pytest.mark.parametrize("answered", [True, False])
@@ -30,14 +34,16 @@ def test_a_request_ends_once(answered: bool) -> None:
     """Its answer may come after its client has gone, and before that is seen."""
 
     async def scenario() -> int:
-        asked = Counting("", "", "", {})
-        begun: asyncio.Future[tuple[asyncio.Task[None], Reply]] = asyncio.Future()
+        owner = Counting()
+        begun: asyncio.Future[tuple[asyncio.Task[None], InferCall]] = asyncio.Future()
 
-        def direct(_: Buffer, reply: Reply) -> Call:
+        def direct(_: Buffer, call: InferCall) -> None:
             task = asyncio.current_task()
             assert task is not None
-            begun.set_result((task, reply))
-            return asked
+            call.begin()
+            call.account.enter(0)
+            call.owner, call.nbytes, call.entered = owner, 0, True
+            begun.set_result((task, call))
 
         server = GrpcioServer(
             Handlers({_PATH: direct}, {}, {}), Admission(0, 0), 1, False, GrpcOptions()
@@ -47,13 +53,14 @@ def test_a_request_ends_once(answered: bool) -> None:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             ask: Any = channel.unary_unary(_PATH)
             call = ask(b"")
-            task, reply = await begun
+            task, served = await begun
             task.cancel()
             if answered:
-                reply.answer([b""], b"")
+                served.leave()
+                served.answer([b""], b"")
             await asyncio.wait([task])
             call.cancel()
         await server.stop(0)
-        return asked.cancelled
+        return owner.cancelled
 
     assert asyncio.run(scenario()) == (0 if answered else 1)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from headrace.api.header_rules import Key
-from headrace.core.call import Call
 from headrace.core.errors import ServerError
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Account
@@ -38,16 +37,6 @@ class RpcContext(Protocol):
 
     def set_trailing(self, name: str, value: str) -> None:
         """Send `name: value` with the status, in place of any other value of that name."""
-
-
-class Reply(RpcContext, Protocol):
-    """A unary call that is answered by calling this, exactly once, on the event-loop thread."""
-
-    def answer(self, message: Message, timing: bytes) -> None:
-        """Answer with a message and a good status, and with `timing` as `server-timing`."""
-
-    def fail(self, error: ServerError) -> None:
-        """Answer with an error, and with `server-timing` beside it."""
 
 
 class Peer(RpcContext, Protocol):
@@ -100,8 +89,8 @@ class Server(Protocol):
         """Take no more calls, and wait for those under way, at most `grace` seconds."""
 
 
-# The call is for the transport to cancel; None if the reply was called already.
-Direct = Callable[[Buffer, Reply], Call | None]
+# Given the message and an `InferCall`, which it answers.
+Direct = Callable[[Buffer, Any], None]
 Unary = Callable[[Buffer, Any], Awaitable[bytes]]
 Open = Callable[[Peer], Session]
 
@@ -110,7 +99,7 @@ Open = Callable[[Peer], Session]
 class Handlers:
     """All procedures by their full path, such as `/inference.GRPCInferenceService/ModelInfer`.
 
-    `direct` are unary as well, but are called synchronously and answer through a `Reply`, with no
+    `direct` are unary as well, but are called synchronously; the call is its own answer, with no
     task or future between. `sessions` take and give many messages. A handler raises `ServerError`;
     a transport turns it into a status by `headrace.wire.status`. `keys` are what procedures ask for
     in the metadata.

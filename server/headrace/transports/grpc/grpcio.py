@@ -12,10 +12,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from headrace.core.call import Call
 from headrace.core.errors import Overloaded, ServerError
 from headrace.core.tensors import Buffer
-from headrace.engine.admission import Account, Admission, ConnectionAccount
+from headrace.engine.admission import Admission, ConnectionAccount
 from headrace.transports.grpc.access import (
     CANCELLED,
     error_text,
@@ -34,6 +33,7 @@ from headrace.transports.grpc.call import (
     noted_fields,
 )
 from headrace.transports.grpc.options import LEVELS, GrpcOptions, TlsFiles
+from headrace.transports.grpc.service import InferCall
 from headrace.wire.status import INTERNAL, INTERNAL_TEXT, STATUS
 from headrace.wire.timing import TIMING, exact_timing, time_of
 
@@ -51,9 +51,7 @@ _IN_FLIGHT_BYTES = 1 << 20
 class _AioCall:
     """A call of `grpc.aio`, as handlers see it."""
 
-    __slots__ = ("_context", "_metadata", "_trailing", "account", "noted")
-
-    def __init__(self, context: Any, account: Account) -> None:
+    def __init__(self, context: Any, account: ConnectionAccount) -> None:
         self._context = context
         self.account = account
         self._metadata: dict[str, str] | None = None
@@ -79,34 +77,43 @@ class _AioCall:
         self._context.set_trailing_metadata(tuple(self._trailing))
 
 
-class _FutureReply(_AioCall):
-    """A direct handler's reply that somebody awaits."""
+class _UnaryCall(_AioCall, InferCall):
+    """A unary call, which direct handlers answer while somebody awaits it."""
 
-    __slots__ = ("answered", "future")
-
-    def __init__(self, context: Any, account: Account) -> None:
+    def __init__(self, context: Any, account: ConnectionAccount) -> None:
         super().__init__(context, account)
-        self.future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self.answered = False  # the future may have been cancelled before
+        self._future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     def answer(self, message: Message, timing: bytes) -> None:
-        self.answered = True
         self.set_trailing(TIMING, timing.decode())
-        if not self.future.done():
-            self.future.set_result(b"".join(message))
+        if not self._future.done():
+            self._future.set_result(b"".join(message))
 
     def fail(self, error: ServerError) -> None:
-        self.answered = True
-        if not self.future.done():
-            self.future.set_exception(error)
+        self.leave()
+        if not self._future.done():
+            self._future.set_exception(error)
+
+    async def awaited(self, handler: Direct, data: Buffer) -> bytes:
+        """What a direct handler answers; to cancel the wait cancels the request."""
+        try:
+            handler(data, self)
+            return await self._future
+        except ServerError as error:
+            self.set_trailing(TIMING, exact_timing(time_of(error)).decode())
+            raise
+        except asyncio.CancelledError:
+            if self.entered:  # its answer may have come after its client has gone
+                self.cancel()
+            raise
+        finally:
+            self.leave()
 
 
 class _QueuePeer(_AioCall):
     """A session's client, whose messages are written by whoever iterates over them."""
 
-    __slots__ = ("_error", "_finished", "_messages", "_nbytes", "_news", "_released")
-
-    def __init__(self, context: Any, account: Account) -> None:
+    def __init__(self, context: Any, account: ConnectionAccount) -> None:
         super().__init__(context, account)
         self._messages: deque[bytes] = deque()
         self._nbytes = 0
@@ -181,7 +188,7 @@ class _QueuePeer(_AioCall):
 
 
 # Unary handlers as this transport calls them: its calls are also what direct ones need.
-_Unary = Callable[[Buffer, _FutureReply], Awaitable[bytes]]
+_Unary = Callable[[Buffer, _UnaryCall], Awaitable[bytes]]
 
 
 class _Peers:
@@ -236,7 +243,8 @@ class GrpcioServer:
         self._answers = admission.answers
         self._keys = handlers.keys
         unaries: dict[str, _Unary] = dict(handlers.unary)
-        unaries |= {path: _awaited(direct) for path, direct in handlers.direct.items()}
+        for path, direct in handlers.direct.items():
+            unaries[path] = lambda data, call, direct=direct: call.awaited(direct, data)  # type: ignore[misc]
         methods: dict[str, dict[str, Any]] = {}
         for path, unary in unaries.items():
             _, service, name = path.split("/")
@@ -287,7 +295,7 @@ class GrpcioServer:
             try:
                 try:
                     with self._peers.account(context.peer()) as account:
-                        call = _FutureReply(context, account)
+                        call = _UnaryCall(context, account)
                         self._check_key(path, call)
                         return await handler(data, call)
                 except (asyncio.CancelledError, GeneratorExit):
@@ -375,25 +383,6 @@ def _channel_arguments(options: GrpcOptions) -> list[tuple[str, int]]:
     if rules.grace:
         found.append(("grpc.max_connection_age_grace_ms", round(rules.grace * 1_000)))
     return found
-
-
-def _awaited(handler: Direct) -> _Unary:
-    """A direct handler as a coroutine; cancelling that cancels the request."""
-
-    async def unary(data: Buffer, call: _FutureReply) -> bytes:
-        asked: Call | None = None
-        try:
-            asked = handler(data, call)
-            return await call.future
-        except ServerError as error:
-            call.set_trailing(TIMING, exact_timing(time_of(error)).decode())
-            raise
-        except asyncio.CancelledError:
-            if asked is not None and not call.answered:
-                asked.cancel()
-            raise
-
-    return unary
 
 
 def _address(peer: str) -> str:

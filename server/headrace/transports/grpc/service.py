@@ -1,81 +1,88 @@
 """ModelInfer of `GRPCInferenceService`, from message bytes to message bytes."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from headrace.api.header_rules import HeaderPattern
 from headrace.core.call import Call, InferResponse
-from headrace.core.errors import ServerError, Unsupported
+from headrace.core.errors import Unsupported
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
+from headrace.engine.admission import ConnectionAccount
 from headrace.engine.doors import GRPC_NOT_DECOUPLED, Entrance, Target
 from headrace.engine.workbench import Deferred
-from headrace.transports.grpc.call import Reply
+from headrace.transports.grpc.call import Message, Noted
 from headrace.wire.compression import check_size
 from headrace.wire.timing import add_timing, exact_timing, wants_timing
 from headrace.wire.v2_protobuf import InferMessage, InferReader, InferWriter
 
-_NOTHING: Mapping[str, str] = MappingProxyType({})
 BACKEND_METADATA = "headrace-backend"  # which one has answered, of a model that has several
 
 
-class _InferCall(Call):
-    """One ModelInfer; its transport holds it to cancel it."""
-
-    __slots__ = ("account", "named", "reply", "service", "timed", "told")
+class InferCall(Call):
+    """One ModelInfer, which its transport derives from: the context, and the reply, too."""
 
     door = "GRPC"
     refusal = GRPC_NOT_DECOUPLED
 
-    def __init__(self, service: "InferenceService", reply: Reply, nbytes: int) -> None:
-        super().__init__("", "", "", {}, nbytes=nbytes)
-        self.service = service
-        self.reply = reply
-        self.account = reply.account
-        self.timed = False
-        self.named = True
-        self.told = _NOTHING  # parameters made of its metadata
+    account: ConnectionAccount
+    noted: Noted | None  # for the call's line of the access log
+    service: "InferenceService"
+    entered = False  # whether the account has counted it as a request, with `nbytes`
+    timed = False  # answered with timings among the parameters
+    named = True  # the version that serves it is known before the answer
+
+    # --- for the transport
+
+    def metadata(self) -> Mapping[str, str]:
+        """See `RpcContext`."""
+        raise NotImplementedError
+
+    def set_trailing(self, name: str, value: str) -> None:
+        """See `RpcContext`."""
+        raise NotImplementedError
+
+    def answer(self, message: Message, timing: bytes) -> None:
+        """Answer with a message and a good status, and with `timing` as `server-timing`."""
+        raise NotImplementedError
+
+    # --- for whoever serves it
 
     def charge(self, nbytes: int) -> None:
         """Count what the message becomes; raises `Overloaded`."""
         self.account.grow(nbytes, self.nbytes)
         self.nbytes += nbytes
 
+    def leave(self) -> None:
+        """Count the request out, if it was counted in."""
+        if self.entered:
+            self.entered = False
+            self.account.leave(self.nbytes)
+
     def respond(self, response: InferResponse, final: bool) -> None:
         """Encode and send."""
-        service, reply = self.service, self.reply
-        self.account.leave(self.nbytes)
+        self.leave()
         if self.timed:
             add_timing(response)
         if not self.named:
-            reply.noted = response.model_name, response.model_version, response.id
-        reply.answer(service.writer.pieces(response), exact_timing(response.timing))
-
-    def fail(self, error: ServerError) -> None:
-        """Send the error."""
-        self.account.leave(self.nbytes)
-        self.reply.fail(error)
+            self.noted = response.model_name, response.model_version, response.id
+        self.answer(self.service.writer.pieces(response), exact_timing(response.timing))
 
     def header(self, name: str) -> str:
         """What the client sent under a name in lower case, "" for nothing."""
-        return self.reply.metadata().get(name, "")
-
-    def remaining(self) -> float:
-        """`RpcContext.remaining`."""
-        return self.reply.remaining()
+        return self.metadata().get(name, "")
 
     def routed(self, target: Target) -> None:
         """Take what serves the request, now that it is decided."""
-        self.reply.noted = target.model, target.name, self.id
+        self.noted = target.model, target.name, self.id
 
     def answered_by(self, backend: str) -> None:
         """Send along which backend answers."""
-        self.reply.set_trailing(BACKEND_METADATA, backend)
+        self.set_trailing(BACKEND_METADATA, backend)
 
     def cancel(self) -> None:
-        """Nobody waits any more."""
+        """Drop the call: nobody waits any more."""
         super().cancel()
-        self.account.leave(self.nbytes)
+        self.leave()
 
 
 class InferenceService:
@@ -91,47 +98,48 @@ class InferenceService:
         self.pattern = pattern
         self._limit = max_request_bytes
 
-    def __call__(self, data: Buffer, reply: Reply) -> Call | None:
-        """ModelInfer; raises `ServerError`."""
-        nbytes = len(data)
-        if nbytes > self._limit:
-            check_size(data, self._limit)  # which refuses it
-        account = reply.account
-        account.enter(nbytes)
-        try:
-            asked = self.reader.read(data)
-            found = self.engine.find(asked.model_name, asked.model_version)
-            if found.decoupled:
-                raise Unsupported(GRPC_NOT_DECOUPLED)
-            reply.noted = found.model, found.name, asked.id
-            call = _InferCall(self, reply, nbytes)
-            if self.pattern is not None:
-                call.told = self.pattern.parameters(reply.metadata().items())
-            if not found.name:  # in a front end, or by rules, the answer says which version it was
-                call.named = False
-            if asked.long:
-                self._defer(asked, found.signature, call)
-                return call
-            call.take(asked.request(nbytes))
-            if call.parameters:
-                call.timed = wants_timing(call)
-            call.parameters.update(call.told)
-            found.submit(call)
-            alike, direct = asked.alike, found.direct
-            if alike and direct:
-                direct.remember(alike, call.rows)
-        except BaseException:
-            account.leave(nbytes)
-            raise
-        return call
+    def __call__(self, data: Buffer, call: InferCall) -> None:
+        """ModelInfer; raises `ServerError`, after which the call is to `leave`."""
+        nbytes = check_size(data, self._limit)
+        call.begin()
+        call.account.enter(nbytes)
+        call.entered, call.nbytes, call.service = True, nbytes, self
+        asked = self.reader.read(data)
+        found = self.engine.find(asked.model_name, asked.model_version)
+        if found.decoupled:
+            raise Unsupported(GRPC_NOT_DECOUPLED)
+        call.noted = found.model, found.name, asked.id
+        told = None if self.pattern is None else self.pattern.parameters(call.metadata().items())
+        # In a front end, or by rules, the answer says which version it was.
+        call.named = bool(found.name)
+        if asked.long:
+            self._defer(asked, found.signature, call, told)
+            return
+        self._take(call, asked.request(nbytes), told)
+        found.submit(call)
+        alike, direct = asked.alike, found.direct
+        if alike and direct:
+            direct.remember(alike, call.rows)
 
-    def _defer(self, message: InferMessage, signature: Signature | None, call: _InferCall) -> None:
+    def _take(self, call: InferCall, asked: Call, told: Mapping[str, str] | None) -> None:
+        """Have a call ask what was decoded, and models told what of its metadata they are."""
+        call.take(asked)
+        if call.parameters:
+            call.timed = wants_timing(call)
+        if told:
+            call.parameters.update(told)
+
+    def _defer(
+        self,
+        message: InferMessage,
+        signature: Signature | None,
+        call: InferCall,
+        told: Mapping[str, str] | None,
+    ) -> None:
         """Decode on a thread, then queue the request."""
 
         def submit(asked: Call) -> None:
-            call.take(asked)
-            call.timed = wants_timing(call)
-            call.parameters.update(call.told)
+            self._take(call, asked, told)
             # The model may have been replaced meanwhile.
             self.engine.find(message.model_name, message.model_version).submit(call)
 

@@ -8,28 +8,25 @@ it costs in the transport. Any other goes to the `InferenceService`, as on the o
 from functools import partial
 from typing import Any
 
-from headrace.core.call import Call, Computed, InferResponse
+from headrace.core.call import Computed
 from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
 from headrace.core.tensors import Buffer
-from headrace.engine.doors import GRPC_NOT_DECOUPLED, Direct
+from headrace.engine.doors import Direct
+from headrace.engine.workbench import Job
 from headrace.transports.grpc.call import Message
 from headrace.transports.grpc.native.connection import Rpc, RpcHead
-from headrace.transports.grpc.service import BACKEND_METADATA, InferenceService
+from headrace.transports.grpc.service import InferCall, InferenceService
 from headrace.wire.grpc import PREFIX, unpack_prefix
 from headrace.wire.timing import EXACT_TIMING, TIMING, exact_timing, time_of
 
 
-class InferRpc(Rpc, Call):
-    """One ModelInfer, which is a call itself if it is plain."""
+class InferRpc(Rpc, InferCall):
+    """One ModelInfer."""
 
-    door = "GRPC"
-    refusal = GRPC_NOT_DECOUPLED
     unary = True
-    entered = False  # whether the account has counted it as a request, with `nbytes`
     _data: Buffer | None = None  # the message, until the client has closed its side
-    _ticket: Any = None  # what is cancelled with the call
-    _direct: Direct
-    _service: InferenceService
+    _packing: Job[bytes] | None = None  # compresses the answer
+    _direct: Direct | None = None  # of a plain call
 
     def __init__(self, head: RpcHead, number: int) -> None:
         connection = head.connection
@@ -70,9 +67,7 @@ class InferRpc(Rpc, Call):
             plain = service.pattern is None and service.engine.known
             template = service.reader.fill(self, data) if plain else None
             if template is None or not self._submit(service, template, length):
-                ticket = service(data, self)
-                if not self.finished:
-                    self._ticket = ticket
+                service(data, self)
         except Exception as error:
             self.guard(error)
         return True
@@ -92,9 +87,7 @@ class InferRpc(Rpc, Call):
         if self._charged:
             self.release(self._charged)  # the service counts it
         service: Any = self.head.handler
-        ticket = service(data, self)
-        if not self.finished:
-            self._ticket = ticket
+        service(data, self)
 
     def _submit(self, service: InferenceService, template: object, nbytes: int) -> bool:
         """Queue the call, if its version knows calls like it; raises `ServerError`."""
@@ -108,27 +101,29 @@ class InferRpc(Rpc, Call):
         self.nbytes = nbytes
         self.entered = True
         self.noted = self.model_name, found.name, self.id
-        self._direct, self._service = direct, service
+        self._direct, self.service = direct, service
         self.rows = rows
         direct.submit(self)
-        self._ticket = self
         return True
 
     def respond_from(self, batch: Computed) -> None:
         """Send the call's part of `batch`."""
+        direct = self._direct
+        if direct is None:
+            super().respond_from(batch)
+            return
         self.account.leave(self.nbytes)
         self.entered = False
-        message = self._direct.grpc.pieces(batch, self)
+        message = direct.grpc.pieces(batch, self)
         if message is None:
-            message = self._service.writer.pieces(batch.response(self))
+            message = self.service.writer.pieces(batch.response(self))
         timing = batch.started - self.arrived, batch.compute_ns, batch.rows
         self.answer(message, EXACT_TIMING % timing)
 
     def answer(self, message: Message, timing: bytes) -> None:
-        """`Reply.answer`."""
+        """See `InferCall`."""
         if self.finished:
             return
-        self._ticket = None
         head, connection = self.head, self._connection
         if (
             self._trailing is not None
@@ -136,8 +131,8 @@ class InferRpc(Rpc, Call):
             or not connection.http2.answer(self, message, timing)
         ):
             self.set_trailing(TIMING, timing.decode())
-            self._ticket = self.pack_later(message, partial(self._packed, message))
-            if self._ticket is None:
+            self._packing = self.pack_later(message, partial(self._packed, message))
+            if self._packing is None:
                 self.write(message)
                 self.close()
             return
@@ -152,48 +147,28 @@ class InferRpc(Rpc, Call):
             connection.sender.rouse()  # the others' answers may come in the same turn of the loop
 
     def _packed(self, message: Message, packed: bytes | None, problem: Exception | None) -> None:
-        self._ticket = None
+        self._packing = None
         if packed is None:
             self.guard(problem or ExecutionFailed("no message"))
             return
         self.write(message, packed)
         self.close()
 
-    def respond(self, response: InferResponse, final: bool) -> None:
-        """Send a response that was made for the call alone."""
-        self._leave()
-        message: Message = self._service.writer.pieces(response)
-        self.answer(message, exact_timing(response.timing))
-
     def fail(self, error: ServerError) -> None:
-        """`Reply.fail`."""
-        self._leave()
-        self._ticket = None
+        """Send the error."""
+        self.leave()
         self.set_trailing(TIMING, exact_timing(time_of(error)).decode())
         super().fail(error)
 
     def guard(self, error: Exception) -> None:
         """End the call with what a handler raised."""
-        self._leave()
+        self.leave()
         super().guard(error)
 
-    def header(self, name: str) -> str:
-        """What the client sent under a name in lower case, "" for nothing."""
-        return self.head.metadata.get(name, "")
-
-    def answered_by(self, backend: str) -> None:
-        """Send along which backend answers."""
-        self.set_trailing(BACKEND_METADATA, backend)
-
     def abandon(self) -> None:
-        """Cancel the request."""
-        ticket, self._ticket = self._ticket, None
-        if ticket is not None:
-            ticket.cancel()
-        self._leave()
-
-    def _leave(self) -> None:
-        """Count the request out, if it was counted in here."""
-        if self.entered:
-            self.entered = False
-            self.account.leave(self.nbytes)
+        """Cancel the request, or the compression of its answer."""
+        packing, self._packing = self._packing, None
+        if packing is not None:
+            packing.cancel()
+        elif self.entered:
+            self.cancel()
