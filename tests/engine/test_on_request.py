@@ -16,6 +16,7 @@ from headrace.core.tensors import Tensor
 from headrace.engine.admission import Admission
 from headrace.engine.control import ControlMode, ControlOptions, LoadOverrides
 from headrace.engine.engine import Engine
+from headrace.engine.on_request import OnRequest
 from headrace.engine.opening import LoadOptions
 from headrace.engine.residency import ResidencyOptions
 from headrace.observability.machine import GrowthMeter
@@ -121,8 +122,8 @@ def test_the_one_that_was_not_asked_for_the_longest_goes(tmp_path: Path) -> None
                 world.ahead += 1
                 await world.ask(name)
             assert world.in_memory == {"b", "c"}
-            assert world.engine.on_request is not None
-            assert world.engine.on_request.evictions == 1
+            assert isinstance(world.engine.loads, OnRequest)
+            assert world.engine.loads.evictions == 1
 
     asyncio.run(main())
 
@@ -150,8 +151,8 @@ def test_a_model_stays_for_a_while(tmp_path: Path) -> None:
                 await world.ask("b")
             assert world.in_memory == {"a"}
             world.ahead = 51
-            assert world.engine.on_request is not None
-            await world.engine.on_request.bring("b", patient=True)
+            assert isinstance(world.engine.loads, OnRequest)
+            await world.engine.loads.bring("b", patient=True)
             assert world.in_memory == {"b"}
 
     asyncio.run(main())

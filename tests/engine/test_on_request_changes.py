@@ -25,8 +25,8 @@ ROOM_FOR_ONE = ResidencyOptions(budget=MIB, minimum_secs=0)
 
 
 def on_request(world: World) -> OnRequest:
-    assert world.engine.on_request is not None
-    return world.engine.on_request
+    assert isinstance(world.engine.loads, OnRequest)
+    return world.engine.loads
 
 
 def source(world: World, name: str) -> ModelSource:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from headrace.core.errors import (
     InvalidConfig,
@@ -26,7 +26,7 @@ from headrace.core.errors import (
     Unavailable,
 )
 from headrace.core.model_spec import LoadParameters
-from headrace.engine.lifecycle import EXITING
+from headrace.engine.lifecycle import EXITING, Loads
 from headrace.engine.model import Model, State
 from headrace.engine.opening import Opened
 from headrace.engine.threads import Stopped, Threads
@@ -153,16 +153,6 @@ class ControlOptions:
 
 
 NO_PARAMETERS = LoadParameters()
-
-
-class Loads(Protocol):
-    """What loads and unloads."""
-
-    def load(self, source: ModelSource) -> "asyncio.Future[str]":
-        """Load a model; why it could not be, "" if it serves."""
-
-    def unload(self, name: str) -> "asyncio.Future[None]":
-        """Have a model take no more requests."""
 
 
 class Control:

@@ -15,7 +15,7 @@ from headrace.engine import documents
 from headrace.engine.admission import Admission
 from headrace.engine.control import Control, ControlOptions
 from headrace.engine.doors import Readiness
-from headrace.engine.lifecycle import Lifecycle
+from headrace.engine.lifecycle import Lifecycle, Loads
 from headrace.engine.model import (
     Model,
     ModelVersion,
@@ -26,7 +26,7 @@ from headrace.engine.model import (
     series_of,
 )
 from headrace.engine.model_services import ModelHost
-from headrace.engine.on_request import ColdStart, OnRequest
+from headrace.engine.on_request import OnRequest
 from headrace.engine.opening import LoadOptions, open_model
 from headrace.engine.residency import ResidencyOptions
 from headrace.engine.shared_memory import Regions
@@ -187,12 +187,15 @@ class Engine:
             self._models, backends, options, self._on_change, self._host_for_version, self.regions,
             statistics, self.readiness.may_have_changed,
         )  # fmt: skip
-        self.on_request = (
-            None if residency is None else OnRequest(self._models, self._lifecycle, residency)
-        )
+        self.loads: Loads = self._lifecycle
+        if residency is not None:
+            self.loads = OnRequest(self._models, self._lifecycle, residency)
+        self.load, self.follow, self.unload = (
+            self.loads.load, self.loads.follow, self.loads.unload
+        )  # fmt: skip
         self.control = Control(
             self._models,
-            self.on_request or self._lifecycle,
+            self.loads,
             self.index,
             partial(open_model, backends=backends, options=options),
             control or ControlOptions(),
@@ -200,7 +203,7 @@ class Engine:
 
     # --- inference
 
-    def find(self, name: str, version: str = "") -> ModelVersion | Router | ColdStart:
+    def find(self, name: str, version: str = "") -> ModelVersion | Router:
         """What serves a request: the version that is named, else what the model's traffic rules
         say, else the highest version that is ready, else what loads the model on request.
 
@@ -213,9 +216,9 @@ class Engine:
             try:
                 found = self._find(name, version)
             except (NotFound, Unavailable):
-                if self.on_request is None or not self.on_request.offers(name, version):
+                if (cold := self.loads.cold_start(self, name, version)) is None:
                     raise
-                return ColdStart(self, self.on_request, name, version)
+                return cold
             self.known[name, version] = found
         return found
 
@@ -236,14 +239,14 @@ class Engine:
 
         It is there for as long as the caller does not wait for anything else.
         """
-        while self.on_request is not None:
+        while True:
             try:
                 self.find_version(name, version)
                 return
             except (NotFound, Unavailable):
-                if not self.on_request.offers(name, version):
+                if not self.loads.offers(name, version):
                     return  # whoever looks for it is told why
-                await self.on_request.bring(name)
+                await self.loads.bring(name)
 
     def _find(self, name: str, version: str) -> ModelVersion | Router:
         if not version and (model := self._models.get(name)) is not None:
@@ -310,7 +313,7 @@ class Engine:
         model = self._models.get(name)
         if model is not None and model.newest() is not None:
             return True
-        return self.on_request is not None and self.on_request.offers(name)
+        return self.loads.offers(name)
 
     # --- documents
 
@@ -384,7 +387,7 @@ class Engine:
         loads = [LoadCounts(m.name, m.loads, m.failed_loads) for m in self._models.values()]
         return ServerSeries(
             self.ready, a.requests, a.bytes, a.max_requests, a.max_bytes, a.refused, loads,
-            self.on_request.counts() if self.on_request is not None else None,
+            self.loads.counts(),
             a.messages, a.unread, a.connections, a.shares.connections, a.refused_connections,
             a.aborted, self.logs.dropped, a.peak_bytes, a.answers.samples(), self.instance_id,
             a.failed_accepts,
@@ -415,9 +418,8 @@ class Engine:
                 log.error("failed to load %s: %s%s", source.name, model.reason, where)
         self.readiness.initialise()
         wanted = [model.source for model in self._models.values() if not model.reason]
-        if self.on_request is not None:
-            self.on_request.start()
-            wanted = [source for source in wanted if self.on_request.at_start(source.name)]
+        self.loads.start()
+        wanted = [source for source in wanted if self.loads.at_start(source.name)]
         try:
             await asyncio.gather(*map(self.load, wanted))
         except asyncio.CancelledError:
@@ -425,39 +427,6 @@ class Engine:
             raise
         if not (all_or_none and self.unavailable()):
             self.readiness.start()
-
-    def load(self, source: ModelSource, added: bool = False) -> "asyncio.Future[str]":
-        """Load a model, beside what serves under its name, and have it take the place of that.
-
-        What serves goes on until then, and for good if the new one cannot be loaded; no request is
-        lost. The answer is the reason why it could not be, "" if it was. If a model is handed in
-        again before it is loaded, only the last one counts, and the answer is about that.
-        `added` is for a model that nobody counts on yet: unless it is known already, the server is
-        ready whether it can be loaded or not.
-        """
-        if self.on_request is not None:
-            return self.on_request.load(source)
-        return self._lifecycle.load(source, added)
-
-    def follow(self, source: ModelSource, added: bool) -> None:
-        """A model is new in its repository, or has changed: load it as `load` does.
-
-        One that is loaded on request is loaded only if it is in memory.
-        """
-        if self.on_request is not None:
-            self.on_request.follow(source)
-        else:
-            self._lifecycle.load(source, added)
-
-    def unload(self, name: str) -> "asyncio.Future[None]":
-        """Have a model take no more requests, until it is loaded again; its versions stay known.
-
-        What is being loaded for it never serves. Done when what it had accepted is finished and it
-        is freed, at once for a name that is not known.
-        """
-        if self.on_request is not None:
-            return self.on_request.unload(name)
-        return self._lifecycle.unload(name)
 
     @property
     def loading(self) -> bool:
@@ -467,8 +436,7 @@ class Engine:
     def stop_loading(self) -> None:
         """Load nothing more; what is being loaded now will never serve."""
         self.control.stop()
-        if self.on_request is not None:
-            self.on_request.stop()
+        self.loads.stop()
         self._lifecycle.stop()
 
     async def unload_all(self, grace: float = ABANDONED_SECS) -> None:

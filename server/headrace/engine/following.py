@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -22,8 +22,39 @@ from headrace.repository.watching import (
 log = logging.getLogger(__name__)
 
 
-class Follower:
-    """Has the engine load and unload what has changed. Used on the event-loop thread."""
+class _Following:
+    """A watcher's findings, taken from its thread to the event loop; nothing once it is stopped."""
+
+    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
+        self._engine = engine
+        self._loop = loop
+        self._stopped = False
+        self._watcher: FileWatcher | RepositoryWatcher
+
+    def start(self) -> None:
+        """Begin, once the engine knows the models."""
+        self._watcher.start()
+
+    def stop(self) -> None:
+        """Change nothing from now on."""
+        self._stopped = True
+        self._watcher.stop()
+
+    def _take(self, work: Callable[..., None], *given: object) -> None:
+        """Called by the watcher, on its thread."""
+
+        def take() -> None:
+            if not self._stopped:
+                work(*given)
+
+        try:
+            self._loop.call_soon_threadsafe(take)
+        except RuntimeError:  # the loop is closed: the server has ended
+            self._watcher.stop()
+
+
+class Follower(_Following):
+    """Loads and unloads what has changed in repositories. Used on the event-loop thread."""
 
     def __init__(
         self,
@@ -37,35 +68,17 @@ class Follower:
 
         To be made before they are loaded: then what changes while they are is not missed.
         """
-        self._engine = engine
-        self._loop = loop
-        self._stopped = False
+        super().__init__(engine, loop)
         followed = FollowedRepositories(catalogue, sources)
-        self._watcher = RepositoryWatcher(followed, poll_secs, self._on_changes)
-
-    def start(self) -> None:
-        """Begin, once the engine knows the models."""
-        self._watcher.start()
-
-    def stop(self) -> None:
-        """Change nothing from now on."""
-        self._stopped = True
-        self._watcher.stop()
+        self._watcher: RepositoryWatcher = RepositoryWatcher(
+            followed, poll_secs, partial(self._take, self._apply)
+        )
 
     async def stopped(self) -> None:
         """Wait for threads that must not be there when the process ends."""
         await asyncio.to_thread(self._watcher.join)
 
-    def _on_changes(self, changes: Sequence[Change]) -> None:
-        """Called by the watcher, on its thread."""
-        try:
-            self._loop.call_soon_threadsafe(partial(self._apply, changes))
-        except RuntimeError:  # the loop is closed: the server has ended
-            self._watcher.stop()
-
     def _apply(self, changes: Sequence[Change]) -> None:
-        if self._stopped:
-            return
         for change in changes:
             if isinstance(change, Changed):
                 name = change.source.name
@@ -80,8 +93,8 @@ class Follower:
                 self._engine.unload(change.name)
 
 
-class Reloader:
-    """Has the engine load what has changed. Made, started and stopped on the event-loop thread."""
+class Reloader(_Following):
+    """Loads models from single files again that have changed. Used on the event-loop thread."""
 
     def __init__(
         self, engine: Engine, sources: Sequence[ModelSource], loop: asyncio.AbstractEventLoop
@@ -90,33 +103,13 @@ class Reloader:
 
         To be made before they are loaded: then what changes while they are is not missed.
         """
+        super().__init__(engine, loop)
         names = Counter(source.name for source in sources)
         files = [s.file for s in sources if s.file is not None and names[s.name] == 1]
-        self._engine = engine
-        self._loop = loop
-        self._stopped = False
-        self._watcher = FileWatcher(dict.fromkeys(files, model_files.parts), self._on_change)
-
-    def start(self) -> None:
-        """Begin, once the engine knows the models."""
-        if self._watcher.files:
-            self._watcher.start()
-
-    def stop(self) -> None:
-        """Load nothing again from now on."""
-        self._stopped = True
-        self._watcher.stop()
-
-    def _on_change(self, file: Path, changed: list[Path]) -> None:
-        """Called by the watcher, on its thread."""
-        try:
-            self._loop.call_soon_threadsafe(self._load, file, changed)
-        except RuntimeError:  # the loop is closed: the server has ended
-            self._watcher.stop()
+        parts = dict.fromkeys(files, model_files.parts)
+        self._watcher = FileWatcher(parts, partial(self._take, self._load))
 
     def _load(self, file: Path, changed: list[Path]) -> None:
-        if self._stopped:
-            return
         try:
             source = single_file(file)
         except LoadFailed:

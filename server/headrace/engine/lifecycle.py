@@ -23,13 +23,15 @@ from typing import TypeAlias
 
 from headrace.core.errors import LoadFailed, RepositoryError
 from headrace.core.limits import ABANDONED_SECS
+from headrace.engine.doors import Entrance
 from headrace.engine.loading import Change, LoadedVersion, update
-from headrace.engine.model import Model, ModelVersion, State
+from headrace.engine.model import Model, ModelVersion, Router, State
 from headrace.engine.model_services import LoadingHost, ModelHost
 from headrace.engine.opening import LoadOptions, Opened, open_model
 from headrace.engine.shared_memory import Regions
 from headrace.engine.threads import Stopped, Threads, TookTooLong
 from headrace.execution.backend import Backend
+from headrace.observability.series import MemoryCounts
 from headrace.observability.statistics import VersionStatistics
 from headrace.repository.layout import ModelSource
 from headrace.repository.model_files import Digests
@@ -42,7 +44,63 @@ _UNLOADED = "it was unloaded before it was loaded"
 _LONG_DRAIN_SECS = 30.0  # from which on the log says that a version that goes still runs
 
 
-class Lifecycle:
+class Loads:
+    """What loads and unloads models: the life cycle itself, or `OnRequest` in front of it.
+
+    The defaults are of models that are loaded for good.
+    """
+
+    def load(self, source: ModelSource, added: bool = False) -> "asyncio.Future[str]":
+        """Load a model, beside what serves under its name, and let it take the place of that.
+
+        What serves goes on until then, and for good if the new one cannot be loaded; no request is
+        lost. The answer is the reason why it could not be, "" if it was. If a model is handed in
+        again before it is loaded, only the last one counts, and the answer is about that.
+        `added` is for a model that nobody counts on yet: unless it is known already, the server is
+        ready whether it can be loaded or not.
+        """
+        raise NotImplementedError
+
+    def follow(self, source: ModelSource, added: bool) -> None:
+        """Load a model that is new in its repository, or has changed, as `load` does."""
+        self.load(source, added)
+
+    def unload(self, name: str) -> "asyncio.Future[None]":
+        """Let a model take no more requests, until it is loaded again; its versions stay known.
+
+        What is being loaded for it never serves. Done when what it had accepted is finished and it
+        is freed, at once for a name that is not known. To cancel the wait cancels nothing else.
+        """
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Load nothing more; what is being loaded is closed again if it comes."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Look after memory from now on."""
+
+    def at_start(self, name: str) -> bool:
+        """Whether a model is loaded before anybody asks for it."""
+        return True
+
+    def offers(self, name: str, version: str = "") -> bool:
+        """Whether a model that is not in memory can be brought, with a version if one is named."""
+        return False
+
+    async def bring(self, name: str) -> None:
+        """Load a model that is on offer, and wait for it; raises `ServerError`."""
+
+    def cold_start(self, engine: Entrance, name: str, version: str) -> Router | None:
+        """What serves requests for a model that is on offer, once it is in memory."""
+        return None
+
+    def counts(self) -> MemoryCounts | None:
+        """The models in memory as a scrape sees them; None if they are there for good."""
+        return None
+
+
+class Lifecycle(Loads):
     """Loads and frees the models of an engine.
 
     `changed` is called with a model of which other versions may be found than before, `host` makes
@@ -86,11 +144,7 @@ class Lifecycle:
         return tuple(self._leaving)
 
     def load(self, source: ModelSource, added: bool = False) -> "asyncio.Future[str]":
-        """Load a model, in place of what serves under its name; `added` is for one that is new.
-
-        The answer is for the last change that was handed in until then: why it could not be loaded,
-        "" if it serves. To cancel the wait for it cancels nothing else.
-        """
+        """See `Loads`; to cancel the wait for it cancels nothing else."""
         model = self._models.get(source.name)
         if model is None:
             model = self.know(source)
@@ -111,11 +165,7 @@ class Lifecycle:
         return model
 
     def unload(self, name: str) -> "asyncio.Future[None]":
-        """Have a model take no more requests, and load nothing for it that was handed in before.
-
-        Done when all that it had accepted is finished and it is freed. To cancel the wait for it
-        cancels nothing else. A name that is not known has nothing to finish.
-        """
+        """See `Loads`."""
         model = self._models.get(name)
         leaving: list[asyncio.Task[None]] = []
         if model is not None:
@@ -131,7 +181,7 @@ class Lifecycle:
         return asyncio.shield(asyncio.get_running_loop().create_task(_all(leaving)))
 
     def stop(self) -> None:
-        """Load nothing more; what is being loaded is closed again if it comes."""
+        """See `Loads`."""
         self._stopped = True
         self._threads.stop()
 

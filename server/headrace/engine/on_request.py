@@ -11,11 +11,11 @@ waits for it is told once, either by that task, by its own timer, or by whoever 
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import ceil
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from headrace.core.call import Call, Done, InferResponse, Raw, Stage
 from headrace.core.errors import (
@@ -29,9 +29,8 @@ from headrace.core.errors import (
 )
 from headrace.core.signature import Signature
 from headrace.engine.admission import Admission
-from headrace.engine.control import Loads
 from headrace.engine.doors import Entrance, Target
-from headrace.engine.lifecycle import EXITING
+from headrace.engine.lifecycle import EXITING, Lifecycle, Loads
 from headrace.engine.model import Model, ModelVersion, State, parse_version
 from headrace.engine.residency import ResidencyOptions, Resident, idle, make_room, surplus
 from headrace.engine.workbench import LARGE, Deferred
@@ -137,22 +136,11 @@ _RETRY_SECS, _LONGEST_RETRY_SECS = 1.0, 60.0
 _UNLOADED = "it was unloaded"
 
 
-class KnownLoads(Loads, Protocol):
-    """What loads and unloads, and tells what has not gone yet."""
-
-    def know(self, source: ModelSource) -> Model:
-        """A model of which nothing is loaded yet, known under its name from now on."""
-
-    @property
-    def leaving(self) -> Sequence[ModelVersion]:
-        """Versions that are being unloaded."""
-
-
-class OnRequest:
+class OnRequest(Loads):
     """Brings models into memory and sends them out of it."""
 
     def __init__(
-        self, models: Mapping[str, Model], loads: KnownLoads, options: ResidencyOptions
+        self, models: Mapping[str, Model], loads: Lifecycle, options: ResidencyOptions
     ) -> None:
         self.evictions = 0  # models that went for others, or for want of requests
         self._models = models
@@ -166,14 +154,14 @@ class OnRequest:
         self._sweeper: asyncio.TimerHandle | None = None
 
     def counts(self) -> MemoryCounts:
-        """What a scrape sees."""
+        """See `Loads`."""
         loaded = sum(1 for model in self._models.values() if model.newest() is not None)
         return MemoryCounts(loaded, self._options.budget, self.evictions)
 
     # --- what is asked
 
     def offers(self, name: str, version: str = "") -> bool:
-        """Whether a model that is not in memory can be brought, with a version if one is named."""
+        """See `Loads`."""
         model = self._models.get(name)
         if model is None or model.newest() is not None or self._entry(name).off:
             return False  # what is in memory has no other versions
@@ -231,15 +219,19 @@ class OnRequest:
         finally:
             forget()
 
+    def cold_start(self, engine: Entrance, name: str, version: str) -> "ColdStart | None":
+        """See `Loads`."""
+        return ColdStart(engine, self, name, version) if self.offers(name, version) else None
+
     # --- what operators do, and files
 
     def at_start(self, name: str) -> bool:
-        """Whether a model is loaded before anybody asks for it."""
+        """See `Loads`."""
         first = self._options.first
         return name in self._options.pinned or name in first or "*" in first
 
-    def load(self, source: ModelSource) -> "asyncio.Future[str]":
-        """Load a model that nobody has asked for, or load it again; answers as `Loads.load`.
+    def load(self, source: ModelSource, added: bool = False) -> "asyncio.Future[str]":
+        """Load a model that nobody has asked for, or load it again; see `Loads`.
 
         One that is not in memory waits for room, as long as that takes. If it cannot be loaded, it
         is what it was before.
@@ -262,8 +254,8 @@ class OnRequest:
             entry.off = entry.off or new  # nothing of it was ever good
         return entry.problem
 
-    def follow(self, source: ModelSource) -> None:
-        """A model is new in its repository, or has changed: load it again if it is in memory."""
+    def follow(self, source: ModelSource, added: bool) -> None:
+        """Load a model again if it is in memory, or pinned; know it otherwise."""
         model = self._models.get(source.name) or self._loads.know(source)
         entry = self._entry(source.name)
         entry.off, entry.failure = False, None
@@ -276,7 +268,7 @@ class OnRequest:
             self.load(source)
 
     def unload(self, name: str) -> "asyncio.Future[None]":
-        """Unload a model, also for those who ask for it, until it is loaded; as `Loads.unload`."""
+        """Unload a model, also for those who ask for it, until it is loaded; see `Loads`."""
         gone = self._loads.unload(name)
         if (model := self._models.get(name)) is not None:
             entry = self._entry(name)
@@ -288,7 +280,7 @@ class OnRequest:
         return gone
 
     def start(self) -> None:
-        """Look after memory from now on."""
+        """See `Loads`."""
         loop = asyncio.get_running_loop()
         self._sweeper = loop.call_later(_SWEEP_SECS, self._sweep)
 
@@ -467,19 +459,6 @@ def _nothing() -> None:
     """There is nothing to call off."""
 
 
-class Bringing(Protocol):
-    """What brings models into memory."""
-
-    def failing(self, name: str) -> str:
-        """Why a model cannot be loaded, as far as that is known; "" if it is not."""
-
-    def when_loaded(
-        self, name: str, done: Callable[[ServerError | None], None]
-    ) -> Callable[[], None]:
-        """Have `done` called when a model is in memory, or with an error; returns what calls that
-        off."""
-
-
 class ColdStart:
     """What will serve one call, once its model is in memory; the call's owner until then.
 
@@ -494,7 +473,7 @@ class ColdStart:
 
     __slots__ = ("_bringing", "_call", "_engine", "_forget", "model", "version")
 
-    def __init__(self, engine: Entrance, bringing: Bringing, model: str, version: str) -> None:
+    def __init__(self, engine: Entrance, bringing: OnRequest, model: str, version: str) -> None:
         self.model = model
         self.version = version
         self._engine = engine

@@ -17,17 +17,40 @@ _SHARE = 0.01  # of a core
 
 
 class Watched(Protocol):
-    """A version whose workers are looked at."""
+    """A version whose workers are measured."""
 
     def worker_pids(self) -> Mapping[str, int]:
         """The process of each instance that has one which runs."""
 
     def note_memory(self, found: Mapping[str, int]) -> None:
-        """Know the bytes of instances from now on."""
+        """Take the bytes of instances."""
 
 
-class MemoryWatch:
-    """Has versions know what their workers take. Made, started and stopped on the event loop."""
+class _Sampling:
+    """A measurement that is repeated by a task. Made, started and stopped on the event loop."""
+
+    _task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to measure."""
+        self._task = asyncio.get_running_loop().create_task(self._repeat())
+
+    def stop(self) -> None:
+        """Measure no more."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _repeat(self) -> None:
+        raise NotImplementedError
+
+
+class MemoryWatch(_Sampling):
+    """The memory of versions' workers, which come and go, and grow.
+
+    A thread reads what Linux tells of them, because that takes the longer the larger they are. No
+    more than a hundredth of a core is spent on it.
+    """
 
     def __init__(
         self,
@@ -39,19 +62,8 @@ class MemoryWatch:
         self._versions = versions
         self._interval = interval_secs
         self._look = look
-        self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Begin to look."""
-        self._task = asyncio.get_running_loop().create_task(self._watch())
-
-    def stop(self) -> None:
-        """Look no more."""
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
-
-    async def _watch(self) -> None:
+    async def _repeat(self) -> None:
         while True:
             taken = 0.0
             try:
@@ -81,27 +93,16 @@ class MemoryWatch:
 _PATIENCE_SECS = 60  # for a look
 
 
-class GpuWatch:
-    """Knows the last readings. Made, started and stopped on the event loop."""
+class GpuWatch(_Sampling):
+    """The last readings of the GPUs; where there are none, they are looked for once."""
 
     def __init__(self, gpus: Gpus, interval_secs: float) -> None:
         self._gpus = gpus
         self._interval = interval_secs
         self._threads = Threads(1, "gpus")  # one that hangs keeps nothing from ending
-        self._task: asyncio.Task[None] | None = None
         self.series = GpuSeries()
 
-    def start(self) -> None:
-        """Begin to look; where there are no GPUs, that is all."""
-        self._task = asyncio.get_running_loop().create_task(self._watch())
-
-    def stop(self) -> None:
-        """Look no more."""
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
-
-    async def _watch(self) -> None:
+    async def _repeat(self) -> None:
         try:
             while True:
                 if not await self.once():

@@ -148,15 +148,11 @@ class FileWatcher:
         self._changed = changed
         self._stopped = Event()
 
-    @property
-    def files(self) -> list[Path]:
-        """The models' files."""
-        return [watched.file for watched in self._watched]
-
     def start(self) -> None:
         """Look at the files until `stop`."""
-        # A daemon: a file system that hangs must not keep the process from exiting.
-        Thread(target=self._run, name="watch", daemon=True).start()
+        if self._watched:
+            # A daemon: a file system that hangs must not keep the process from exiting.
+            Thread(target=self._run, name="watch", daemon=True).start()
 
     def stop(self) -> None:
         """Tell of nothing more; nothing is waited for."""
