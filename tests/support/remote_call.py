@@ -2,7 +2,7 @@
 
 import asyncio
 
-from headrace.execution.remote.connection import Connection, RemoteRequest
+from headrace.execution.remote.connection import ProtocolClient, RemoteRequest
 from headrace.wire.v2_protobuf import RemoteAnswer
 
 
@@ -17,7 +17,7 @@ class _Waiting:
         self.result.set_exception(error)
 
 
-async def infer(connection: Connection, request: RemoteRequest, seconds: float) -> RemoteAnswer:
+async def infer(connection: ProtocolClient, request: RemoteRequest, seconds: float) -> RemoteAnswer:
     """The answer; raises `CallFailed`. To cancel the wait cancels the call."""
     waiting = _Waiting()
     call = connection.begin(request, seconds, waiting)

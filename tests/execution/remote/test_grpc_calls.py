@@ -16,9 +16,12 @@ import pytest
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest, ServerError
 from headrace.core.tensors import Buffer
+from headrace.execution.remote.connect_errors import tls_context
 from headrace.execution.remote.connection import CallFailed, RemoteRequest
-from headrace.execution.remote.grpc_client import GrpcClient
+from headrace.execution.remote.grpc_channel import receive_buffer
+from headrace.execution.remote.grpc_client import GrpcClient, GrpcMessages
 from headrace.execution.remote.options import Endpoint, RemoteOptions
+from headrace.execution.remote.protocols import ProtocolClients
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.remote_status import Fate
 from headrace.wire.v2_protobuf import RemoteAnswer, RemoteInput
@@ -100,9 +103,9 @@ def options(port: int, tmp_path: Path) -> RemoteOptions:
     return RemoteOptions.of(parameters, "m", 0, tmp_path)
 
 
-def client_of(options: RemoteOptions) -> tuple[GrpcClient, Endpoint]:
+def client_of(options: RemoteOptions) -> tuple[ProtocolClients, Endpoint]:
     endpoint = next(e for e in options.resolve() if e.address == "127.0.0.1")
-    return GrpcClient(options, "m"), endpoint
+    return ProtocolClients(options, "m"), endpoint
 
 
 def test_on_a_thread(options: RemoteOptions) -> None:
@@ -239,7 +242,7 @@ def test_a_stream(options: RemoteOptions, id: str) -> None:
     asyncio.run(scenario())
 
 
-class Buggy(GrpcClient):
+class Buggy(GrpcMessages):
     """Has not thought of an answer like this."""
 
     def answer(self, data: Buffer) -> RemoteAnswer:
@@ -250,12 +253,14 @@ class Buggy(GrpcClient):
 
 
 def test_a_bug_in_reading_an_answer_is_the_calls_alone(options: RemoteOptions) -> None:
-    client, endpoint = Buggy(options, "m"), client_of(options)[1]
+    messages, endpoint = Buggy(options, "m"), client_of(options)[1]
+    context = tls_context(options.credentials)
+    context.set_alpn_protocols(["h2"])
     array = np.zeros((1, 1), np.float32)
     request = RemoteRequest([RemoteInput("IN", Datatype.FP32, (1, 1), [array])], ["OUT"], {})
 
     async def scenario() -> None:
-        connection = client.connect(endpoint)
+        connection = GrpcClient(endpoint, messages, context, receive_buffer())
         assert await connection.ready(10)
         other = Heard()
         connection.stream(RemoteRequest([], [], {}, "silent"), 20, other)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from headrace.core.errors import ServerError
-from headrace.execution.remote.grpc_client import GrpcClient, GrpcStream
+from headrace.execution.remote.grpc_client import GrpcMessages, GrpcStream
 from headrace.execution.remote.options import RemoteOptions
 from headrace.wire.v2_protobuf import RemoteAnswer
 from tests.wire.http2.server_peer import HEAD
@@ -25,7 +25,7 @@ class Receiver:
 def test_a_stream_that_is_held_keeps_its_window() -> None:
     """What it does not take, the server has to keep."""
     options = RemoteOptions.of({"endpoints": "grpc://127.0.0.1"}, "m", 0, Path())
-    stream = GrpcStream(GrpcClient(options, "m"), [], Receiver(), HEAD, b"", 0, 0)
+    stream = GrpcStream(GrpcMessages(options, "m"), [], Receiver(), HEAD, b"", 0, 0)
     seen = [stream.keeps_window]
     for held in (True, False):
         stream.hold(held)

@@ -15,8 +15,8 @@ import uvloop
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidOption, InvalidRequest
 from headrace.execution.remote.connection import CallFailed, RemoteRequest
-from headrace.execution.remote.http_client import HttpConnection
-from headrace.execution.remote.http_lines import Done, Line, Lines, NotConnected
+from headrace.execution.remote.http_client import HttpClient
+from headrace.execution.remote.http_pool import Done, HttpConnection, HttpPool, NotConnected
 from headrace.execution.remote.options import Endpoint, RemoteOptions
 from headrace.execution.remote.protocols import ProtocolClients
 from headrace.wire.http_exchange import HttpResponse
@@ -64,7 +64,7 @@ class Server:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-        headers = dict(line.split(": ", 1) for line in head[1:] if line)
+        headers = dict(connection.split(": ", 1) for connection in head[1:] if connection)
         await reader.readexactly(int(headers.get("content-length", "0")))
         path = head[0].split(" ")[1]
         self.asked.append((path, headers))
@@ -87,7 +87,7 @@ def options_of(url: str, root: Path, **parameters: str) -> RemoteOptions:
 @asynccontextmanager
 async def connected(
     server: Server, tls: ssl.SSLContext | None = None, root: Path = TLS, **parameters: str
-) -> AsyncIterator[tuple[HttpConnection, ProtocolClients, Endpoint]]:
+) -> AsyncIterator[tuple[HttpClient, ProtocolClients, Endpoint]]:
     """A connection to a server that listens."""
     async with await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls) as listening:
         port = listening.sockets[0].getsockname()[1]
@@ -95,8 +95,8 @@ async def connected(
         options = options_of(url, root, **parameters)
         endpoint = next(e for e in options.resolve() if e.address == "127.0.0.1")
         clients = ProtocolClients(options, "m")
-        connection = clients.of(endpoint).connect(endpoint)
-        assert isinstance(connection, HttpConnection)
+        connection = clients.connect(endpoint)
+        assert isinstance(connection, HttpClient)
         try:
             yield connection, clients, endpoint
         finally:
@@ -203,7 +203,7 @@ def test_failures(answer: bytes | tuple[int, bytes], fate: Fate) -> None:
 
             def wait() -> None:
                 with (
-                    clients.of(endpoint).visit(endpoint) as waiting,
+                    clients.visit(endpoint) as waiting,
                     pytest.raises(CallFailed) as same,
                 ):
                     waiting.infer(ASKED, 10)
@@ -232,7 +232,7 @@ def test_answers_of_unknown_length(answer: bytes) -> None:
                 assert found.outputs["Y"].tolist() == [1, 2]
 
             def wait() -> list[int]:
-                with clients.of(endpoint).visit(endpoint) as waiting:
+                with clients.visit(endpoint) as waiting:
                     given: list[int] = waiting.infer(ASKED, 10).outputs["Y"].tolist()
                     return given
 
@@ -253,7 +253,7 @@ def test_a_server_that_does_not_answer() -> None:
             await server.ended.wait()  # the call is cancelled there
 
             def wait() -> None:
-                with clients.of(endpoint).visit(endpoint) as waiting:
+                with clients.visit(endpoint) as waiting:
                     waiting.infer(ASKED, 0.1)
 
             with pytest.raises(CallFailed) as failed:
@@ -330,14 +330,14 @@ def test_nobody_listens(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with connected(Server()) as (_, clients, endpoint):
             pass
-        connection = clients.of(endpoint).connect(endpoint)
+        connection = clients.connect(endpoint)
         with pytest.raises(CallFailed) as failed:
             await infer(connection, ASKED, 10)
         assert failed.value.failure.fate is Fate.UNSENT
         await connection.close()
 
         def wait() -> None:
-            with clients.of(endpoint).visit(endpoint) as waiting:
+            with clients.visit(endpoint) as waiting:
                 waiting.describe(10)
 
         with pytest.raises(CallFailed, match="Connection refused") as failed:
@@ -357,7 +357,7 @@ def test_a_port_of_another_protocol() -> None:
         async with connected(HangsUp()) as (_, clients, endpoint):
 
             def wait() -> None:
-                with clients.of(endpoint).visit(endpoint) as waiting:
+                with clients.visit(endpoint) as waiting:
                     waiting.describe(10)
 
             with pytest.raises(CallFailed, match="is this its port for HTTP") as failed:
@@ -398,7 +398,7 @@ def test_what_a_server_does_not_offer_is_not_asked_for() -> None:
         async with connected(server) as (connection, clients, endpoint):
 
             def wait() -> None:
-                with clients.of(endpoint).visit(endpoint) as waiting:
+                with clients.visit(endpoint) as waiting:
                     said = waiting.describe(10)
                 assert said.config is None
                 assert said.metadata.inputs[0].datatype == "FP16"
@@ -418,7 +418,7 @@ def test_a_configuration_that_is_none() -> None:
         async with connected(server) as (_, clients, endpoint):
 
             def wait() -> None:
-                with clients.of(endpoint).visit(endpoint) as waiting:
+                with clients.visit(endpoint) as waiting:
                     waiting.describe(10)
 
             with pytest.raises(CallFailed, match="makes no sense"):
@@ -429,20 +429,22 @@ def test_a_configuration_that_is_none() -> None:
 
 def test_a_connection_that_is_lost_before_anything_is_sent() -> None:
     async def scenario() -> None:
-        line = Line(Lines(Endpoint("s", "http", "127.0.0.1", 1, "localhost"), None))
+        connection = HttpConnection(
+            HttpPool(Endpoint("s", "http", "127.0.0.1", 1, "localhost"), None)
+        )
         outcome: asyncio.Future[HttpResponse | Exception]
         outcome = asyncio.get_running_loop().create_future()
-        line.send([b"x"], 10, outcome.set_result)
+        connection.send([b"x"], 10, outcome.set_result)
         assert isinstance(await outcome, NotConnected)  # so that another server may be asked
 
     run(scenario)
 
 
-class KeptLine(Line):
+class KeptConnection(HttpConnection):
     """A connection whose answers come when told."""
 
-    def __init__(self, lines: Lines) -> None:
-        super().__init__(lines)
+    def __init__(self, pool: HttpPool) -> None:
+        super().__init__(pool)
         self.sent = asyncio.Event()
         self.tell: Callable[[HttpResponse | Exception], None] = lambda _: None
         self.aborted = 0
@@ -460,20 +462,20 @@ def test_an_answer_that_comes_as_its_call_is_cancelled(answered: bool) -> None:
     """The connection is another call's before the task knows that it was cancelled."""
 
     async def scenario() -> None:
-        lines = Lines(Endpoint("s", "http", "127.0.0.1", 1, "localhost"), None)
-        line = KeptLine(lines)
+        pool = HttpPool(Endpoint("s", "http", "127.0.0.1", 1, "localhost"), None)
+        connection = KeptConnection(pool)
 
-        async def given(seconds: float) -> Line:
-            return line
+        async def given(seconds: float) -> HttpConnection:
+            return connection
 
-        lines.line = given  # type: ignore[method-assign]
-        task = asyncio.ensure_future(lines.ask([b"x"], 10))
-        await line.sent.wait()
+        pool.connection = given  # type: ignore[method-assign]
+        task = asyncio.ensure_future(pool.ask([b"x"], 10))
+        await connection.sent.wait()
         task.cancel()
         if answered:
-            line.tell(HttpResponse(200, {}, b"", True))
+            connection.tell(HttpResponse(200, {}, b"", True))
         await asyncio.wait([task])
-        assert line.aborted == (0 if answered else 1)
+        assert connection.aborted == (0 if answered else 1)
 
     run(scenario)
 
@@ -506,7 +508,7 @@ def test_tls_and_credentials(tmp_path: Path) -> None:
             assert await connection.ready(10)
 
             def wait() -> None:
-                with clients.of(endpoint).visit(endpoint) as waiting:
+                with clients.visit(endpoint) as waiting:
                     assert waiting.infer(ASKED, 10).outputs["Y"].tolist() == [1, 2]
 
             await asyncio.to_thread(wait)
@@ -530,7 +532,7 @@ def test_a_server_that_is_not_trusted(parameters: dict[str, str]) -> None:
             assert failed.value.failure.fate is Fate.UNSENT
 
             def wait() -> None:
-                with clients.of(endpoint).visit(endpoint) as waiting:
+                with clients.visit(endpoint) as waiting:
                     waiting.describe(10)
 
             with pytest.raises(CallFailed, match="its certificate is not accepted"):

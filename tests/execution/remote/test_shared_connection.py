@@ -17,9 +17,10 @@ import pytest
 from headrace.core.datatypes import Datatype
 from headrace.core.tensors import Array
 from headrace.execution.remote.connection import CallFailed, RemoteRequest
-from headrace.execution.remote.grpc_client import GrpcClient
+from headrace.execution.remote.grpc_channel import receive_buffer
+from headrace.execution.remote.grpc_client import GrpcMessages
 from headrace.execution.remote.options import RemoteOptions
-from headrace.execution.remote.shared_memory import FixedSizes, SharedConnection
+from headrace.execution.remote.shared_memory import FixedSizes, SharedMemoryClient
 from headrace.execution.remote.shared_regions import THRESHOLD, exists
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.remote_status import Fate
@@ -130,12 +131,14 @@ def endpoint(echo: Echo) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def connected(endpoint: str) -> AsyncIterator[SharedConnection]:
+async def connected(endpoint: str) -> AsyncIterator[SharedMemoryClient]:
     """A connection for a model with one output, of as many bytes as go through shared memory."""
     parameters = {"endpoints": endpoint, "shared_memory": "true"}
     options = RemoteOptions.of(parameters, "m", 0, Path())
-    found, client = options.resolve()[0], GrpcClient(options, "m")
-    connection = SharedConnection(found, client, FixedSizes({"Y": THRESHOLD}, True))
+    found, messages = options.resolve()[0], GrpcMessages(options, "m")
+    connection = SharedMemoryClient(
+        found, messages, None, receive_buffer(), FixedSizes({"Y": THRESHOLD}, True)
+    )
     try:
         yield connection
     finally:
@@ -150,7 +153,7 @@ def request(array: Array, id: str = "") -> RemoteRequest:
     return RemoteRequest([RemoteInput("X", Datatype.FP32, array.shape, [array])], ["Y"], {}, id)
 
 
-async def ask(connection: SharedConnection, value: float = 1.0) -> Array:
+async def ask(connection: SharedMemoryClient, value: float = 1.0) -> Array:
     """The answer to a row, which is checked."""
     answer = await infer(connection, request(row(value)), 10)
     found: Array = np.asarray(answer.outputs["Y"])
@@ -158,7 +161,7 @@ async def ask(connection: SharedConnection, value: float = 1.0) -> Array:
     return found
 
 
-async def warm(connection: SharedConnection, echo: Echo) -> None:
+async def warm(connection: SharedMemoryClient, echo: Echo) -> None:
     """Until both tensors go through shared memory."""
     async with asyncio.timeout(10):
         while not (echo.shared and all(echo.shared[-1])):

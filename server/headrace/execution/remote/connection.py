@@ -1,9 +1,8 @@
-"""What a pool needs of the way to one server, whichever protocol is spoken there.
+"""What a pool needs of the client of one server, whichever protocol is spoken there.
 
-A client is one protocol over one transport. Its connections take requests as values and give
-answers as values; how those are written is up to `headrace.wire`. Each model has connections of its
-own, so that what happens to one of them is not another model's. A thread that loads a model has one
-on an event loop of its own, behind a `Visit`.
+A client takes requests as values and gives answers as values; how those are written is up to
+`headrace.wire`. Each model has clients of its own, so that what happens to one of them is not
+another model's. A thread that loads a model has one on an event loop of its own, behind a `Visit`.
 
 On the event loop, whoever makes a call is told what comes of it by a call of its own, without a
 task or a future in between.
@@ -11,14 +10,13 @@ task or a future in between.
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from headrace.core.call import Parameter
 from headrace.core.errors import RemoteBroken, ServerError
 from headrace.core.signature import Signature, TensorSpec
-from headrace.execution.remote.options import Endpoint
 from headrace.observability.traces import TraceContext
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig
@@ -156,8 +154,8 @@ class StreamReceiver(Protocol):
         """
 
 
-class Connection(Protocol):
-    """The way to one server, on the event loop that was running when this was made.
+class ProtocolClient(Protocol):
+    """A client of one server, on the event loop that was running when this was made.
 
     Times are in seconds, 0 for any. What is awaited raises `CallFailed`.
     """
@@ -192,9 +190,9 @@ class Connection(Protocol):
 
 
 class Visit:
-    """A `Connection` for a thread that may wait: each method is one of that, and blocks."""
+    """A `ProtocolClient` for a thread that may wait: each method is one of that, and blocks."""
 
-    def __init__(self, runner: asyncio.Runner, connection: Connection) -> None:
+    def __init__(self, runner: asyncio.Runner, connection: ProtocolClient) -> None:
         self._run = runner.run
         self._connection = connection
 
@@ -216,13 +214,13 @@ class Visit:
 
 
 @contextmanager
-def visiting(connect: Callable[[], Connection]) -> Iterator[Visit]:
+def visiting(connect: Callable[[], ProtocolClient]) -> Iterator[Visit]:
     """A connection on an event loop of its own, on a thread that has none, while `with` lasts.
 
     `connect` makes the connection when that loop is running.
     """
 
-    async def connected() -> Connection:
+    async def connected() -> ProtocolClient:
         return connect()
 
     with asyncio.Runner() as runner:
@@ -231,16 +229,6 @@ def visiting(connect: Callable[[], Connection]) -> Iterator[Visit]:
             yield Visit(runner, connection)
         finally:
             runner.run(connection.close())
-
-
-class ProtocolClient(Protocol):
-    """Makes connections for one model, called `model` here, to servers that speak alike."""
-
-    def visit(self, endpoint: Endpoint) -> AbstractContextManager[Visit]:
-        """See `visiting`."""
-
-    def connect(self, endpoint: Endpoint) -> Connection:
-        """A connection for the event loop that is running."""
 
 
 def with_headers(

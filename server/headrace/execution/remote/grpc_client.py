@@ -1,21 +1,18 @@
 """The V2 protocol over gRPC, as a client of upstreams: messages, calls, streams, connections.
 
-Another protocol over gRPC derives from `GrpcClient`. Owned by the event-loop thread, but for the
-visits of threads that load models.
+Another protocol over gRPC derives from `GrpcMessages`. Owned by the event-loop thread.
 """
 
 import asyncio
 import logging
 import ssl
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import TypeAlias
 
 from google.protobuf.message import DecodeError
 
 from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError, Unavailable
 from headrace.core.tensors import Buffer
-from headrace.execution.remote.connect_errors import tls_context
 from headrace.execution.remote.connection import (
     Call,
     CallFailed,
@@ -24,19 +21,15 @@ from headrace.execution.remote.connection import (
     RemoteRequest,
     RemoteStream,
     StreamReceiver,
-    Visit,
     nonsense,
-    visiting,
 )
 from headrace.execution.remote.grpc_channel import (
     Channel,
     ChannelCall,
     ChannelConnection,
     UnaryCall,
-    receive_buffer,
 )
 from headrace.execution.remote.options import Credentials, Endpoint, RemoteOptions
-from headrace.execution.remote.shared_regions import remove_left_behind
 from headrace.wire.compression import DEFAULT_LEVEL, compress
 from headrace.wire.grpc import (
     UNIMPLEMENTED,
@@ -50,6 +43,8 @@ from headrace.wire.http2.headers import RepeatedFields, literal
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.remote_status import Failure, Fate, failure_of, late, lost, too_large, unsent
 from headrace.wire.v2_protobuf import AnswerReader, RemoteAnswer, RemoteMessages, response_in
+
+log = logging.getLogger(__name__)
 
 _SERVICE = b"/inference.GRPCInferenceService/"
 INFER = _SERVICE + b"ModelInfer"
@@ -111,15 +106,13 @@ def _shown(headers: Sequence[tuple[str, str]]) -> bool:
     return any(name == _AUTHORIZATION for name, _ in headers) if headers else False
 
 
-log = logging.getLogger(__name__)
-
 # A path and a message; and a conversation of such, which are answered by what `ask` gives.
 Question: TypeAlias = tuple[bytes, bytes]
 Description: TypeAlias = Generator[Question, tuple[Buffer | None, End | None], RemoteDescription]
 
 
-class GrpcClient:
-    """`headrace.execution.remote.connection.ProtocolClient`, made on any thread but the loop's.
+class GrpcMessages:
+    """What is said of one model over gRPC, and what is understood; without the connections.
 
     Another protocol over gRPC has this with other procedures and messages.
     """
@@ -127,28 +120,13 @@ class GrpcClient:
     infer_path = INFER
 
     def __init__(self, options: RemoteOptions, model: str) -> None:
-        """Raises `InvalidOption` for what is no certificate or key."""
+        """`model` is what the model is called here, which errors name."""
         self.options = options
         self.model = model
         self.packing = options.compression
         self.packed = bool(self.packing)
-        self.context: ssl.SSLContext | None = None
-        if any(url.scheme == "grpcs" for url in options.urls):
-            self.context = tls_context(options.credentials)
-            self.context.set_alpn_protocols(["h2"])
-        self.buffer = receive_buffer()  # for all connections of the event loop
-        if options.shared_memory and (count := remove_left_behind()):
-            log.info("removed shared memory that ended servers have left: %d regions", count)
         self._messages = RemoteMessages(options.model, options.version)
         self._reader = AnswerReader()
-
-    def visit(self, endpoint: Endpoint) -> AbstractContextManager[Visit]:
-        """For the thread that loads the model."""
-        return visiting(lambda: GrpcConnection(endpoint, self))
-
-    def connect(self, endpoint: Endpoint) -> "GrpcConnection":
-        """For the event loop that is running."""
-        return GrpcConnection(endpoint, self, self.buffer)
 
     def describe(self) -> Description:
         """Ask for the model's metadata, and its configuration where the server offers that."""
@@ -260,11 +238,11 @@ class GrpcClient:
 class GrpcStream(ChannelCall):
     """A stream with one request; `headrace.execution.remote.connection.RemoteStream`."""
 
-    __slots__ = ("_client", "_message", "_receiver")
+    __slots__ = ("_message", "_messages", "_receiver")
 
     def __init__(
         self,
-        client: "GrpcClient",
+        messages: GrpcMessages,
         message: list[Buffer],
         receiver: StreamReceiver,
         head: RepeatedFields,
@@ -273,8 +251,8 @@ class GrpcStream(ChannelCall):
         seconds: float,
     ) -> None:
         """See `ChannelCall`."""
-        super().__init__(head, own, begun, seconds, client.options.largest_response)
-        self._client = client
+        super().__init__(head, own, begun, seconds, messages.options.largest_response)
+        self._messages = messages
         self._message = message
         self._receiver = receiver
 
@@ -289,16 +267,16 @@ class GrpcStream(ChannelCall):
         self.begin(connection.http2)
         size = sum(map(len, self._message))
         connection.http2.sender.request(
-            self, self.head, self.own, self._message, size, self._client.packed
+            self, self.head, self.own, self._message, size, self._messages.packed
         )
 
     def message(self, data: Buffer) -> None:
         """A response has come."""
         try:
-            answer = self._client.stream_answer(data)
+            answer = self._messages.stream_answer(data)
         except Exception as error:  # whatever it is, it belongs to this stream alone
             self.cancel()
-            self._end(error if isinstance(error, CallFailed) else self._client.nonsense(error))
+            self._end(error if isinstance(error, CallFailed) else self._messages.nonsense(error))
             return
         try:
             self._receiver.received(answer)
@@ -307,7 +285,7 @@ class GrpcStream(ChannelCall):
 
     def closed(self, end: End | None) -> None:
         """There is no more."""
-        self._end(None if end is None else self._client.failed(end))
+        self._end(None if end is None else self._messages.failed(end))
 
     def _end(self, failed: CallFailed | None) -> None:
         try:
@@ -322,9 +300,9 @@ class GrpcStream(ChannelCall):
 class InferCall(UnaryCall):
     """A run, for whoever is told by being called; `headrace.execution.remote.connection.Call`."""
 
-    __slots__ = ("client", "receiver")
+    __slots__ = ("messages", "receiver")
 
-    client: "GrpcClient"
+    messages: GrpcMessages
     receiver: Receiver
 
     def done(self, data: Buffer | None, end: End | None) -> None:
@@ -332,10 +310,10 @@ class InferCall(UnaryCall):
         try:
             if data is None:
                 assert end is not None
-                self.receiver.failed(self.client.failed(end))
+                self.receiver.failed(self.messages.failed(end))
                 return
             try:
-                answer = self.client.answer(data)
+                answer = self.messages.answer(data)
             except Exception as error:  # whatever it is, it belongs to this call alone
                 self.receiver.failed(error)
                 return
@@ -357,35 +335,39 @@ class AwaitedCall(UnaryCall):
             self.outcome.set_result((data, end))
 
 
-class GrpcConnection:
-    """`headrace.execution.remote.connection.Connection`."""
+class GrpcClient:
+    """`headrace.execution.remote.connection.ProtocolClient`, over gRPC."""
 
     def __init__(
-        self, endpoint: Endpoint, client: "GrpcClient", buffer: memoryview | None = None
+        self,
+        endpoint: Endpoint,
+        messages: GrpcMessages,
+        context: ssl.SSLContext | None,
+        buffer: memoryview,
     ) -> None:
-        """Bytes are received in `buffer`, which is the loop's, or in one of its own."""
-        options = client.options
-        self._client = client
+        """Bytes are received in `buffer`, which other clients of the loop may have as well.
+
+        `context` is None where there is no TLS.
+        """
+        options = messages.options
+        self._messages = messages
         self._loop = asyncio.get_running_loop()
         self._now = self._loop.time
         self.procedures = Procedures(
-            endpoint, options.credentials, client.packing, client.infer_path
+            endpoint, options.credentials, messages.packing, messages.infer_path
         )
-        context = client.context if endpoint.secure else None
-        self._channel = Channel(
-            endpoint, context, buffer or receive_buffer(), options.largest_response
-        )
-        path, self._question = client.readiness()
+        self._channel = Channel(endpoint, context, buffer, options.largest_response)
+        path, self._question = messages.readiness()
         self._readiness = self.procedures.head(path)
 
     def begin(self, request: RemoteRequest, seconds: float, receiver: Receiver) -> Call:
         """One run."""
-        client, procedures = self._client, self.procedures
+        messages, procedures = self._messages, self.procedures
         call = InferCall(
-            self._channel, procedures.infer(request.headers), client.request(request),
-            self._now(), seconds, procedures.own(request.headers, seconds), client.packed,
+            self._channel, procedures.infer(request.headers), messages.request(request),
+            self._now(), seconds, procedures.own(request.headers, seconds), messages.packed,
         )  # fmt: skip
-        call.client = client
+        call.messages = messages
         call.receiver = receiver
         self._channel.start(call)
         return call
@@ -396,9 +378,9 @@ class GrpcConnection:
         """One run with any number of responses."""
         # Not with `triton_grpc_error`, which would bring the statuses of errors: a Triton dies of a
         # model that goes on after one.
-        procedures, client = self.procedures, self._client
+        procedures, messages = self.procedures, self._messages
         stream = GrpcStream(
-            client, client.request(request), receiver, procedures.stream(request.headers),
+            messages, messages.request(request), receiver, procedures.stream(request.headers),
             procedures.own(request.headers, seconds), self._now(), seconds,
         )  # fmt: skip
         self._channel.start(stream)
@@ -411,12 +393,12 @@ class GrpcConnection:
             assert end is not None
             if end.status == UNIMPLEMENTED:
                 return True  # a server without the procedure cannot say more
-            raise self._client.failed(end)
-        return self._client.is_ready(data)
+            raise self._messages.failed(end)
+        return self._messages.is_ready(data)
 
     async def describe(self, seconds: float) -> RemoteDescription:
         """What the server says of the model."""
-        conversation = self._client.describe()
+        conversation = self._messages.describe()
         try:
             path, message = next(conversation)
             while True:
@@ -428,23 +410,24 @@ class GrpcConnection:
 
     async def infer(self, request: RemoteRequest, seconds: float) -> RemoteAnswer:
         """One run; raises `CallFailed`."""
-        client, head = self._client, self.procedures.infer(request.headers)
-        message = b"".join(client.request(request))
-        return client.answer(client.given(*await self.ask(head, message, seconds, client.packed)))
+        messages, head = self._messages, self.procedures.infer(request.headers)
+        message = b"".join(messages.request(request))
+        found = await self.ask(head, message, seconds, messages.packed)
+        return messages.answer(messages.given(*found))
 
     async def load(self, config: str, seconds: float) -> None:
         """Have the model loaded; raises `CallFailed`."""
-        wanted = pb.RepositoryModelLoadRequest(model_name=self._client.options.model)
+        wanted = pb.RepositoryModelLoadRequest(model_name=self._messages.options.model)
         if config:
             wanted.parameters["config"].string_param = config
         message = wanted.SerializeToString()
-        self._client.given(*await self.ask(self.procedures.load, message, seconds))
+        self._messages.given(*await self.ask(self.procedures.load, message, seconds))
 
     async def unload(self, seconds: float) -> None:
         """Have the model unloaded; raises `CallFailed`."""
-        wanted = pb.RepositoryModelUnloadRequest(model_name=self._client.options.model)
+        wanted = pb.RepositoryModelUnloadRequest(model_name=self._messages.options.model)
         message = wanted.SerializeToString()
-        self._client.given(*await self.ask(self.procedures.unload, message, seconds))
+        self._messages.given(*await self.ask(self.procedures.unload, message, seconds))
 
     async def ask(
         self, head: RepeatedFields, message: bytes, seconds: float, packed: bool = False

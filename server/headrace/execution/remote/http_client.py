@@ -6,16 +6,15 @@ generators, which yield requests, are sent the answer to each, and return what h
 
 import asyncio
 import logging
+import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Generator
-from contextlib import AbstractContextManager
 from typing import Any, TypeAlias, TypeVar
 
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from headrace.core.errors import InvalidRequest, PayloadTooLarge, ServerError, Unsupported
-from headrace.execution.remote.connect_errors import tls_context
 from headrace.execution.remote.connection import (
     Call,
     CallFailed,
@@ -25,15 +24,13 @@ from headrace.execution.remote.connection import (
     RemoteRequest,
     RemoteStream,
     StreamReceiver,
-    Visit,
     nonsense,
-    visiting,
     with_headers,
 )
-from headrace.execution.remote.http_lines import (
+from headrace.execution.remote.http_pool import (
     Disconnected,
-    Line,
-    Lines,
+    HttpConnection,
+    HttpPool,
     NoAnswer,
     NotConnected,
     deadline_in,
@@ -167,99 +164,34 @@ _ENCODING = b"content-encoding"
 class HttpClient:
     """`headrace.execution.remote.connection.ProtocolClient`, over HTTP."""
 
-    def __init__(
-        self, options: RemoteOptions, model: str, rest: Callable[[], Rest], secure: bool
-    ) -> None:
-        """`rest` makes what is spoken, for one server each. Raises `InvalidOption`."""
-        self.options = options
-        self.model = model
-        self.rest = rest
-        self.tls = tls_context(options.credentials) if secure else None
-
-    def visit(self, endpoint: Endpoint) -> AbstractContextManager[Visit]:
-        """For the thread that loads the model."""
-        return visiting(lambda: HttpConnection(endpoint, self))
-
-    def connect(self, endpoint: Endpoint) -> "HttpConnection":
-        """For the event loop that is running."""
-        return HttpConnection(endpoint, self)
-
-    def headers(self, endpoint: Endpoint) -> list[tuple[str, str]]:
-        """What all requests to a server have in common, names in lower case."""
-        found = [("host", endpoint.authority), ("user-agent", "headrace")]
-        if self.options.compression:
-            found.append(("accept-encoding", "gzip, deflate"))
-        if self.options.credentials.authorization:
-            found.append(("authorization", self.options.credentials.authorization))
-        return found
-
-    def placed(self, request: HttpRequest, endpoint: Endpoint) -> HttpRequest:
-        """A request with the path that a server has it at, and with its body packed."""
-        headers, body = request.headers, request.body
-        if body and self.options.compression:
-            encoding = self.options.compression
-            headers = {**headers, "content-encoding": encoding}
-            body = [compress(b"".join(body), encoding)]
-        return HttpRequest(request.method, endpoint.path + request.path, headers, body)
-
-    def unpacked(self, response: HttpResponse, endpoint: Endpoint) -> HttpResponse:
-        """An answer with its body unpacked; raises `CallFailed`."""
-        encoding = response.headers.get(_ENCODING)
-        if encoding is None:
-            return response
-        try:
-            name, largest = encoding.decode("latin-1"), self.options.largest_response
-            body = decompress(response.body, name, largest, "answer", max_ratio=ANSWER_RATIO)
-        except ServerError as error:
-            raise self.failed(error, endpoint, grown=True) from None
-        return HttpResponse(response.status, response.headers, body, response.reusable)
-
-    def failed(self, error: Exception, endpoint: Endpoint, grown: bool = False) -> CallFailed:
-        """What it means that there is no answer, or none that can be used."""
-        if isinstance(error, NotConnected):
-            return CallFailed(unsent(self.model), str(error))
-        if isinstance(error, NoAnswer):
-            return CallFailed(late(self.model), "no answer in time")
-        if isinstance(error, Disconnected):
-            return CallFailed(lost(self.model), str(error))
-        log.error("model %s: the answer of server %s cannot be used: %s", self.model, endpoint.name,
-                  error, extra={"model": self.model})  # fmt: skip
-        if isinstance(error, PayloadTooLarge):
-            limit = self.options.largest_response
-            return CallFailed(too_large(self.model, limit, grown), str(error))
-        return nonsense(self.model, error)
-
-
-class HttpConnection:
-    """`headrace.execution.remote.connection.Connection`."""
-
-    def __init__(self, endpoint: Endpoint, client: HttpClient) -> None:
+    def __init__(self, endpoint: Endpoint, rest: Rest, tls: ssl.SSLContext | None) -> None:
+        """`rest` is what is spoken, for this server alone; `tls` is None for none."""
         self._endpoint = endpoint
-        self._client = client
-        self._headers = client.headers(endpoint)
+        self._options = options = rest.options
+        self._headers = [("host", endpoint.authority), ("user-agent", "headrace")]
+        if options.compression:
+            self._headers.append(("accept-encoding", "gzip, deflate"))
+        if options.credentials.authorization:
+            self._headers.append(("authorization", options.credentials.authorization))
         self._common = header_lines(self._headers)
-        self._lines = Lines(endpoint, client.tls, client.options.largest_response)
-        self._rest = client.rest()
+        self._pool = HttpPool(endpoint, tls, options.largest_response)
+        self._rest = rest
         self._learned = False
 
     def begin(self, request: RemoteRequest, seconds: float, receiver: Receiver) -> Call:
         """One run."""
-        client, endpoint = self._client, self._endpoint
-        line = None
-        if self._learned and not client.options.compression:
+        connection = None
+        if self._learned and not self._options.compression:
             try:
                 common = self._lines_for(request)
-                placed = client.placed(self._rest.request(request), endpoint)
-                line = self._lines.take()
+                placed = self._placed(self._rest.request(request))
+                connection = self._pool.take()
             except CallFailed:  # which the task tells, once this has ended
                 pass
-        if line is None:
+        if connection is None:
             return TaskCall(self.infer(request, seconds), receiver)
-        call = HttpCall(
-            line, client, endpoint,
-            lambda found: self._rest.answer(client.unpacked(found, endpoint)), receiver,
-        )  # fmt: skip
-        line.send(request_pieces(placed, common), seconds, call.done)
+        call = HttpCall(connection, self._read, self._failed, receiver)
+        connection.send(request_pieces(placed, common), seconds, call.done)
         return call
 
     def stream(
@@ -298,7 +230,7 @@ class HttpConnection:
 
     async def close(self) -> None:
         """End the connections, with whatever is under way."""
-        await self._lines.close()
+        await self._pool.close()
 
     def _lines_for(self, request: RemoteRequest) -> str:
         """The header lines of a call; raises `CallFailed`."""
@@ -323,20 +255,64 @@ class HttpConnection:
             return result
 
     async def _ask(self, request: HttpRequest, until: float, common: str = "") -> HttpResponse:
-        client, large = self._client, sum(map(len, request.body)) > LARGE
+        large = sum(map(len, request.body)) > LARGE
         loop = asyncio.get_running_loop()
-        if large and client.options.compression:
-            request = await loop.run_in_executor(None, client.placed, request, self._endpoint)
+        if large and self._options.compression:
+            request = await loop.run_in_executor(None, self._placed, request)
         else:
-            request = client.placed(request, self._endpoint)
+            request = self._placed(request)
         pieces = request_pieces(request, common or self._common)
         try:
-            response = await self._lines.ask(pieces, seconds_left(until) or 0.0)
+            response = await self._pool.ask(pieces, seconds_left(until) or 0.0)
         except (NotConnected, Disconnected, NoAnswer, InvalidRequest) as error:
-            raise client.failed(error, self._endpoint) from None
-        if _ENCODING in response.headers and len(response.body) > LARGE:
-            return await loop.run_in_executor(None, client.unpacked, response, self._endpoint)
-        return client.unpacked(response, self._endpoint)
+            raise self._failed(error) from None
+        if takes_long(response):
+            return await loop.run_in_executor(None, self._unpacked, response)
+        return self._unpacked(response)
+
+    def _placed(self, request: HttpRequest) -> HttpRequest:
+        """A request with the path that the server has it at, and with its body packed."""
+        headers, body, encoding = request.headers, request.body, self._options.compression
+        if body and encoding:
+            headers = {**headers, "content-encoding": encoding}
+            body = [compress(b"".join(body), encoding)]
+        return HttpRequest(request.method, self._endpoint.path + request.path, headers, body)
+
+    def _read(self, response: HttpResponse) -> RemoteAnswer:
+        return self._rest.answer(self._unpacked(response))
+
+    def _unpacked(self, response: HttpResponse) -> HttpResponse:
+        """An answer with its body unpacked; raises `CallFailed`."""
+        encoding = response.headers.get(_ENCODING)
+        if encoding is None:
+            return response
+        try:
+            name, largest = encoding.decode("latin-1"), self._options.largest_response
+            body = decompress(response.body, name, largest, "answer", max_ratio=ANSWER_RATIO)
+        except ServerError as error:
+            raise self._failed(error, grown=True) from None
+        return HttpResponse(response.status, response.headers, body, response.reusable)
+
+    def _failed(self, error: Exception, grown: bool = False) -> CallFailed:
+        """What it means that there is no answer, or none that can be used."""
+        model = self._rest.model
+        if isinstance(error, NotConnected):
+            return CallFailed(unsent(model), str(error))
+        if isinstance(error, NoAnswer):
+            return CallFailed(late(model), "no answer in time")
+        if isinstance(error, Disconnected):
+            return CallFailed(lost(model), str(error))
+        log.error("model %s: the answer of server %s cannot be used: %s", model,
+                  self._endpoint.name, error, extra={"model": model})  # fmt: skip
+        if isinstance(error, PayloadTooLarge):
+            limit = self._options.largest_response
+            return CallFailed(too_large(model, limit, grown), str(error))
+        return nonsense(model, error)
+
+
+def takes_long(response: HttpResponse) -> bool:
+    """Whether an answer is to be unpacked on a thread."""
+    return _ENCODING in response.headers and len(response.body) > LARGE
 
 
 class HttpCall:
@@ -344,17 +320,15 @@ class HttpCall:
 
     def __init__(
         self,
-        line: Line,
-        client: HttpClient,
-        endpoint: Endpoint,
+        connection: HttpConnection,
         read: Callable[[HttpResponse], RemoteAnswer],
+        failed: Callable[[Exception], CallFailed],
         receiver: Receiver,
     ) -> None:
-        """`read` gives what an answer says, or raises `CallFailed`."""
-        self._line = line
-        self._client = client
-        self._endpoint = endpoint
+        """`read` gives what an answer says or raises; `failed` gives what an error means."""
+        self._connection = connection
         self._read = read
+        self._failed = failed
         self._receiver: Receiver | None = receiver
         self._reading: TaskCall | None = None  # of an answer that takes long
 
@@ -362,7 +336,7 @@ class HttpCall:
         """End the connection with it, unless the answer is here."""
         if self._receiver is not None:
             self._receiver = None
-            self._line.abort()
+            self._connection.abort()
         elif self._reading is not None:
             self._reading.cancel()
 
@@ -372,9 +346,9 @@ class HttpCall:
         if receiver is None:
             return
         if not isinstance(outcome, HttpResponse):
-            receiver.failed(self._client.failed(outcome, self._endpoint))
+            receiver.failed(self._failed(outcome))
             return
-        if _ENCODING in outcome.headers and len(outcome.body) > LARGE:
+        if takes_long(outcome):
             work = asyncio.to_thread(self._read, outcome)
             self._reading = TaskCall(work, receiver)
             return

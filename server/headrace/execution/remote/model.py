@@ -20,7 +20,6 @@ from headrace.execution.placement import Placement, Surroundings
 from headrace.execution.remote import policies
 from headrace.execution.remote.connection import (
     CallFailed,
-    Connection,
     RemoteDescription,
     RemoteRequest,
 )
@@ -84,8 +83,6 @@ def load_remote(
     options = RemoteOptions.of(spec.parameters, spec.model, directory, spec.root)
     clients = ProtocolClients(options, spec.model)
     endpoints = options.resolve()
-    for endpoint in endpoints:
-        clients.of(endpoint)  # each here: they read files
     control = ControlOptions.of(spec.parameters)
     visits = Visits(options, spec.model)
     keeper: RepositoryKeeper | None = None
@@ -103,7 +100,7 @@ def _described(
     problems = []
     try:
         for endpoint in endpoints:
-            with clients.of(endpoint).visit(endpoint) as connection:
+            with clients.visit(endpoint) as connection:
                 try:
                     said = connection.describe(_METADATA_SECS)
                 except CallFailed as failed:
@@ -315,17 +312,6 @@ class RemoteModel(LoadedModel):
                 raise LoadFailed(failed.text) from None
         return differences(self._asked, said, self.options.version)
 
-    def connect(self, endpoint: Endpoint, signature: Signature) -> Connection:
-        """A connection for the event loop that is running."""
-        client = self.clients.of(endpoint)
-        if not self.options.shared_memory:
-            return client.connect(endpoint)
-        from headrace.execution.remote.grpc_client import GrpcClient
-        from headrace.execution.remote.shared_memory import FixedSizes, SharedConnection
-
-        assert isinstance(client, GrpcClient)  # the options see to that
-        return SharedConnection(endpoint, client, FixedSizes.of(signature))
-
     def infer(
         self, inputs: Mapping[str, TensorArray], outputs: Sequence[str]
     ) -> Sequence[TensorArray]:
@@ -342,7 +328,7 @@ class RemoteModel(LoadedModel):
             for name, array in inputs.items()
         ]
         request = RemoteRequest(tensors, outputs, {})
-        with self.clients.of(self.answered).visit(self.answered) as connection:
+        with self.clients.visit(self.answered) as connection:
             try:
                 answer = connection.infer(request, self.options.timeout)
             except CallFailed as failed:

@@ -31,7 +31,7 @@ class UpstreamProtocol:
     """What servers speak; a plugin of `headrace.protocols` gives one.
 
     `ports` are those of URLs without one, by scheme. `grpc` is the class that derives from
-    `headrace.execution.remote.grpc_client.GrpcClient` for it, `rest` that from
+    `headrace.execution.remote.grpc_client.GrpcMessages` for it, `rest` that from
     `headrace.execution.remote.http_client.Rest`, each as `module:name`, "" where there is none.
     `parameters` of models are its own; `check` raises `InvalidOption` for what they cannot be.
     """
@@ -49,7 +49,7 @@ def v2_protocol() -> UpstreamProtocol:
     return UpstreamProtocol(
         V2,
         {"grpc": 8001, "grpcs": 8001, "http": 8000, "https": 443},
-        grpc="headrace.execution.remote.grpc_client:GrpcClient",
+        grpc="headrace.execution.remote.grpc_client:GrpcMessages",
         rest="headrace.execution.remote.v2_rest:V2Rest",
     )
 

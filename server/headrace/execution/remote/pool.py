@@ -177,10 +177,10 @@ class UpstreamPool(Placement):
 
     def _upstream(self, endpoint: Endpoint, reachable: bool = False) -> Upstream:
         counts = self._version.endpoints.setdefault(endpoint.name, EndpointCounts())
+        model = self._model
         return Upstream(
-            endpoint, self._model.connect(endpoint, self._version.signature), self._model.options,
-            self._label, self._loop, self._on_upstream, reachable, self._model.upkeep(endpoint),
-            counts,
+            endpoint, model.clients.connect(endpoint, self._version.signature), model.options,
+            self._label, self._loop, self._on_upstream, reachable, model.upkeep(endpoint), counts,
         )  # fmt: skip
 
     # --- whether anything can be reached

@@ -16,8 +16,9 @@ Owned by the event-loop thread.
 
 import logging
 import math
+import ssl
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,15 +27,12 @@ from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
 from headrace.execution.remote.connection import Call, Receiver, RemoteRequest
 from headrace.execution.remote.grpc_channel import UnaryCall
-from headrace.execution.remote.grpc_client import GrpcConnection
+from headrace.execution.remote.grpc_client import GrpcClient, GrpcMessages
 from headrace.execution.remote.options import Endpoint
 from headrace.execution.remote.shared_regions import THRESHOLD, SharedLease, SharedRegions
 from headrace.wire.compression import DEFAULT_LEVEL, compress
 from headrace.wire.grpc import End, Reason
 from headrace.wire.v2_protobuf import Place, RemoteAnswer, RemoteInput, shared_request
-
-if TYPE_CHECKING:
-    from headrace.execution.remote.grpc_client import GrpcClient
 
 _ALIGNMENT = 64
 
@@ -119,12 +117,12 @@ _TOO_SMALL = "shared memory size specified with the request"
 class SharedCall(UnaryCall):
     """A run with tensors in shared memory; `headrace.execution.remote.connection.Call`."""
 
-    __slots__ = ("client", "inputs", "outputs", "owner", "receiver", "request", "rooms")
+    __slots__ = ("inputs", "messages", "outputs", "owner", "receiver", "request", "rooms")
 
-    client: "GrpcClient"
+    messages: GrpcMessages
     inputs: SharedLease | None
     outputs: SharedLease | None
-    owner: "SharedConnection"
+    owner: "SharedMemoryClient"
     receiver: Receiver
     request: RemoteRequest
     rooms: Mapping[str, Place]
@@ -135,7 +133,7 @@ class SharedCall(UnaryCall):
             if data is None:
                 assert end is not None
                 if not self._failed(end):
-                    self.receiver.failed(self.client.failed(end))
+                    self.receiver.failed(self.messages.failed(end))
                 return
             try:
                 answer = self._answer(data)
@@ -164,7 +162,7 @@ class SharedCall(UnaryCall):
             view = whole.data
             for name, place in self.rooms.items():
                 shared[name] = view[place.offset : place.offset + place.size]
-        answer = self.client.shared_answer(data, shared)
+        answer = self.messages.shared_answer(data, shared)
         self.inputs = self.outputs = None
         if inputs is not None:
             regions.give_back(inputs)
@@ -191,7 +189,7 @@ class SharedCall(UnaryCall):
         if not unknown:
             return False
         self.renew()
-        self.pieces = self.client.request(self.request)
+        self.pieces = self.messages.request(self.request)
         self.size = sum(map(len, self.pieces))
         self.channel.start(self)
         return True
@@ -203,13 +201,20 @@ class SharedCall(UnaryCall):
         self.inputs = self.outputs = None
 
 
-class SharedConnection(GrpcConnection):
-    """`headrace.execution.remote.connection.Connection`; streams share no memory."""
+class SharedMemoryClient(GrpcClient):
+    """`headrace.execution.remote.connection.ProtocolClient`; streams share no memory."""
 
-    def __init__(self, endpoint: Endpoint, client: "GrpcClient", sizes: FixedSizes) -> None:
-        """`sizes` are those of the model's outputs."""
-        super().__init__(endpoint, client, client.buffer)
-        self.regions = SharedRegions(self._ask_path, client.model, endpoint.name)
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        messages: GrpcMessages,
+        context: ssl.SSLContext | None,
+        buffer: memoryview,
+        sizes: FixedSizes,
+    ) -> None:
+        """`sizes` are those of the model's outputs; see `GrpcClient` for the rest."""
+        super().__init__(endpoint, messages, context, buffer)
+        self.regions = SharedRegions(self._ask_path, messages.model, endpoint.name)
         self._sizes = sizes
         self._name = endpoint.name
         self._channel.when_lost = self.regions.renew
@@ -246,19 +251,19 @@ class SharedConnection(GrpcConnection):
         rooms = laid_out(wanted, outputs.region.name) if outputs else {}
         if inputs is not None:
             write(request.inputs, places, inputs.region.memory)
-        client, procedures = self._client, self.procedures
-        options = client.options
+        messages, procedures = self._messages, self.procedures
+        options = messages.options
         message = shared_request(
             options.model, options.version, request.inputs, request.outputs, request.parameters,
             request.id, places, rooms,
         )  # fmt: skip
-        if client.packing:
-            message = [compress(b"".join(message), client.packing, DEFAULT_LEVEL)]
+        if messages.packing:
+            message = [compress(b"".join(message), messages.packing, DEFAULT_LEVEL)]
         call = SharedCall(
             self._channel, procedures.infer(request.headers), message, self._now(), seconds,
-            procedures.own(request.headers, seconds), client.packed,
+            procedures.own(request.headers, seconds), messages.packed,
         )  # fmt: skip
-        call.client, call.owner, call.request = client, self, request
+        call.messages, call.owner, call.request = messages, self, request
         call.inputs, call.outputs, call.rooms = inputs, outputs, rooms
         return call
 
@@ -273,7 +278,7 @@ class SharedConnection(GrpcConnection):
             self._sizes = FixedSizes({}, self._sizes.batches)
             log.warning(
                 "model %s: server %s: outputs go over the wire: one was larger than declared",
-                self._client.model, self._name, extra={"model": self._client.model},
+                self._messages.model, self._name, extra={"model": self._messages.model},
             )  # fmt: skip
 
     async def close(self) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from headrace.execution.remote.connection import (
     Call,
     CallFailed,
-    Connection,
+    ProtocolClient,
     Receiver,
     RemoteRequest,
     RemoteStream,
@@ -66,7 +66,7 @@ class Upstream:
     def __init__(
         self,
         endpoint: Endpoint,
-        connection: Connection,
+        connection: ProtocolClient,
         options: RemoteOptions,
         model: str,
         loop: asyncio.AbstractEventLoop,

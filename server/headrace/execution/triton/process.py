@@ -22,7 +22,8 @@ from pathlib import Path
 
 from headrace.execution.child_process import ChildProcess, ProcessOutput, Reaping, RestartPolicy
 from headrace.execution.daemon_thread import run_in_daemon_thread
-from headrace.execution.remote.grpc_client import GrpcClient, GrpcConnection
+from headrace.execution.remote.grpc_channel import receive_buffer
+from headrace.execution.remote.grpc_client import GrpcClient, GrpcMessages
 from headrace.execution.remote.options import Credentials, RemoteOptions
 from headrace.execution.triton.options import Place, TritonOptions
 
@@ -152,7 +153,7 @@ class TritonProcess:
         given = {"endpoints": f"grpc://127.0.0.1:{self.port}"}
         remote = RemoteOptions.of(given, self.label, 0, Path())
         credentials = Credentials(metadata=secret.metadata)
-        self._client = GrpcClient(replace(remote, credentials=credentials), self.label)
+        self._messages = GrpcMessages(replace(remote, credentials=credentials), self.label)
         [self._endpoint] = remote.resolve()
         self._task: asyncio.Task[None] | None = None
         self._ending = asyncio.Event()
@@ -235,7 +236,7 @@ class TritonProcess:
         self._child = child
         exited = asyncio.Event()
         child.attach(asyncio.get_running_loop(), exited.set)
-        connection = GrpcConnection(self._endpoint, self._client)
+        connection = GrpcClient(self._endpoint, self._messages, None, receive_buffer())
         if self._is_ending():  # meanwhile
             child.kill()
         try:
@@ -251,7 +252,7 @@ class TritonProcess:
         return f"{why} and {child.end}" if why else f"{child.end}{last}"
 
     async def _watch(
-        self, child: ChildProcess, exited: asyncio.Event, connection: GrpcConnection
+        self, child: ChildProcess, exited: asyncio.Event, connection: GrpcClient
     ) -> str:
         """Until it has ended; why it was killed, if it was."""
         loop = asyncio.get_running_loop()
@@ -275,7 +276,7 @@ class TritonProcess:
             await _wait(exited, _LOOK_SECS if started else _START_LOOK_SECS)
         return ""
 
-    async def _answers(self, connection: GrpcConnection) -> bool:
+    async def _answers(self, connection: GrpcClient) -> bool:
         # ServerLiveRequest has no fields, and ServerLiveResponse one, a bool.
         answer, _ = await connection.ask(connection.procedures.live, b"", _ANSWER_SECS)
         return bool(answer)

@@ -41,7 +41,7 @@ class Visits:
     def to(self, endpoint: Endpoint) -> AbstractContextManager[Visit]:
         """A connection for as long as `with` lasts."""
         # A client is for one thread at a time, and that of the pool is the event loop's.
-        return ProtocolClients(self.options, self.model).of(endpoint).visit(endpoint)
+        return ProtocolClients(self.options, self.model).visit(endpoint)
 
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from headrace.execution.remote.connection import (
     RemoteRequest,
     nonsense,
 )
-from headrace.execution.remote.grpc_client import Description, GrpcClient, Question
+from headrace.execution.remote.grpc_client import Description, GrpcMessages, Question
 from headrace.execution.remote.http_client import (
     Conversation,
     Rest,
@@ -213,8 +213,8 @@ def signatures_of(metadata: Mapping[str, tf.Any]) -> tf.SignatureDefMap:
         raise InvalidRequest(f"not a SignatureDefMap: {error}") from None
 
 
-class TfServingGrpc(GrpcClient):
-    """`GrpcClient` with TensorFlow Serving's procedures."""
+class TfServingGrpc(GrpcMessages):
+    """`GrpcMessages` with TensorFlow Serving's procedures."""
 
     infer_path = _PREDICTIONS + b"Predict"
 

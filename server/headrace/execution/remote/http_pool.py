@@ -49,7 +49,7 @@ def seconds_left(until: float) -> float | None:
 Done = Callable[[HttpResponse | Exception], None]
 
 
-class Lines:
+class HttpPool:
     """The connections to one server; `tls` is None for none. Answers may have `largest_body`."""
 
     def __init__(
@@ -59,40 +59,40 @@ class Lines:
         self._tls = tls
         self.largest_body = largest_body
         self._loop = asyncio.get_running_loop()
-        self._idle: list[Line] = []
+        self._idle: list[HttpConnection] = []
         # Weak, since uvloop does not tell of the end of a connection whose making was cancelled.
-        self._open: WeakSet[Line] = WeakSet()
+        self._open: WeakSet[HttpConnection] = WeakSet()
         self._closed = False
 
-    def take(self) -> "Line | None":
+    def take(self) -> "HttpConnection | None":
         """An idle connection that can still be used; it belongs to the caller until it has sent."""
         oldest = self._loop.time() - _IDLE_SECS
         while self._idle:
-            line = self._idle.pop()
-            if line.idle_since >= oldest and not line.stale():
-                return line
-            line.close()
+            connection = self._idle.pop()
+            if connection.idle_since >= oldest and not connection.stale():
+                return connection
+            connection.close()
         return None
 
-    async def line(self, seconds: float) -> "Line":
+    async def connection(self, seconds: float) -> "HttpConnection":
         """An idle connection or a new one, within so many seconds; raises `NotConnected`."""
-        line = self.take()
-        if line is not None:
-            return line
+        connection = self.take()
+        if connection is not None:
+            return connection
         if self._closed:
             raise NotConnected("closed")
         endpoint = self._endpoint
         try:
             async with asyncio.timeout(min(seconds or CONNECT_SECS, CONNECT_SECS)):
-                _, line = await self._loop.create_connection(
-                    lambda: Line(self), endpoint.address, endpoint.port, ssl=self._tls,
+                _, connection = await self._loop.create_connection(
+                    lambda: HttpConnection(self), endpoint.address, endpoint.port, ssl=self._tls,
                     server_hostname=endpoint.host if self._tls is not None else None,
                 )  # fmt: skip
         except TimeoutError:
             raise NotConnected("no connection in time") from None
         except (OSError, ssl.CertificateError) as error:
             raise NotConnected(connect_error(error)) from None
-        return line
+        return connection
 
     async def ask(self, pieces: Sequence[Buffer], seconds: float) -> HttpResponse:
         """The answer to a request; 0 is any time.
@@ -101,7 +101,7 @@ class Lines:
         cancel the wait ends the connection.
         """
         begun = self._loop.time()
-        line = await self.line(seconds)
+        connection = await self.connection(seconds)
         left = max(seconds - (self._loop.time() - begun), 0.001) if seconds else 0.0
         future: asyncio.Future[HttpResponse] = self._loop.create_future()
         told = False
@@ -116,52 +116,53 @@ class Lines:
             else:
                 future.set_exception(outcome)
 
-        line.send(pieces, left, done)
+        connection.send(pieces, left, done)
         try:
             return await future
         except asyncio.CancelledError:
-            # The answer may have come since the future was cancelled: the line is another's by now.
+            # The answer may have come since the future was cancelled, and the connection be
+            # another's by now.
             if not told:
-                line.abort()
+                connection.abort()
             raise
 
-    def opened(self, line: "Line") -> None:
+    def opened(self, connection: "HttpConnection") -> None:
         """A connection has been made."""
-        self._open.add(line)
+        self._open.add(connection)
         if self._closed:
-            line.abort()
+            connection.abort()
 
-    def rest(self, line: "Line") -> None:
+    def rest(self, connection: "HttpConnection") -> None:
         """A connection can take another request."""
-        self._idle.append(line)
+        self._idle.append(connection)
 
-    def ending(self, line: "Line") -> None:
+    def ending(self, connection: "HttpConnection") -> None:
         """A connection takes no further request."""
-        if line in self._idle:
-            self._idle.remove(line)
+        if connection in self._idle:
+            self._idle.remove(connection)
 
-    def ended(self, line: "Line") -> None:
+    def ended(self, connection: "HttpConnection") -> None:
         """A connection is no more."""
-        self.ending(line)
-        self._open.discard(line)
+        self.ending(connection)
+        self._open.discard(connection)
 
     async def close(self) -> None:
         """End all connections with whatever is under way; nothing is asked any more."""
         self._closed = True
         self._idle.clear()
-        for line in list(self._open):
-            line.abort()
+        for connection in list(self._open):
+            connection.abort()
         await asyncio.sleep(0)  # in which they are closed
 
 
-class Line(asyncio.BufferedProtocol):
+class HttpConnection(asyncio.BufferedProtocol):
     """One connection. It is idle, or `send` has been called and its outcome is not known."""
 
-    def __init__(self, lines: Lines) -> None:
+    def __init__(self, pool: HttpPool) -> None:
         self.idle_since = 0.0
-        self._lines = lines
+        self._pool = pool
         self._loop = asyncio.get_running_loop()
-        self._reader = ResponseReader(lines.largest_body)
+        self._reader = ResponseReader(pool.largest_body)
         self._transport: asyncio.Transport | None = None
         self._done: Done | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -210,7 +211,7 @@ class Line(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's class is another one
-        self._lines.opened(self)
+        self._pool.opened(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._reader.buffer()
@@ -231,18 +232,18 @@ class Line(asyncio.BufferedProtocol):
             done, self._done = self._done, None
             self._stop_timer()
             self.idle_since = self._loop.time()
-            self._lines.rest(self)
+            self._pool.rest(self)
             done(response)
         else:
             self._finish(response)
 
     def eof_received(self) -> bool:
-        self._lines.ending(self)
+        self._pool.ending(self)
         return False  # the transport closes itself
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        self._lines.ended(self)
+        self._pool.ended(self)
         if self._done is not None:
             whole = None if error is not None else self._reader.closed()
             # Once there was an answer it is not the wrong port.
@@ -262,7 +263,7 @@ class Line(asyncio.BufferedProtocol):
 
     def _end(self) -> None:
         self._stop_timer()
-        self._lines.ending(self)
+        self._pool.ending(self)
         if self._transport is not None:
             self._transport.abort()
 
