@@ -5,8 +5,7 @@ ready. End, on SIGTERM or SIGINT: not ready, wait for `shutdown_delay_secs` so t
 notice, have clients go elsewhere, admit nothing new, finish what was admitted, close the doors,
 free the models, exit 0. A second signal ends at once. Where models are still loading, they are
 given up, and what runs past `exit_timeout_secs` is, too: their threads cannot be stopped, so that
-the process ends beneath them.
-"""
+the process ends beneath them."""
 
 import asyncio
 import gc
@@ -18,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from time import monotonic
 from typing import NoReturn
 
@@ -25,27 +25,27 @@ import uvloop
 
 from headrace import __version__
 from headrace.backends.gpus import Gpus
+from headrace.commands.text import table
 from headrace.core.errors import LoadFailed, RepositoryError
 from headrace.core.limits import ABANDONED_SECS
 from headrace.doors import ServerDoors
 from headrace.engine.admission import Admission
 from headrace.engine.chain import load_stages
-from headrace.engine.control import ControlMode
+from headrace.engine.control import ControlMode, ControlOptions, LoadOverrides
 from headrace.engine.engine import Engine
 from headrace.engine.following import Follower, Reloader
+from headrace.engine.model import ModelVersion
 from headrace.engine.opening import LoadOptions
 from headrace.engine.sampling import GpuWatch, MemoryWatch
 from headrace.engine.shared_memory import Regions
 from headrace.engine.tracing import Tracing, make_tracing
 from headrace.execution.backend import BackendContext, load_backends
 from headrace.execution.local import core_limit
-from headrace.model_sources import control_options, sources_at_start
 from headrace.observability.logs import LogControl, Logs
 from headrace.observability.statistics import VersionStatistics
 from headrace.plugins.traffic.control import TrafficControl
-from headrace.repository.layout import ModelSource
+from headrace.repository.layout import NO_SUCH, Catalogue, ModelSource, at_start, find_sources
 from headrace.settings import Settings
-from headrace.start_table import print_models
 from headrace.workers.allocation import keep_memory
 
 log = logging.getLogger(__name__)
@@ -313,6 +313,58 @@ class Application:
             log.error("still running after %d s: %s", self._settings.exit_timeout_secs, names)
             return False
         return True
+
+
+def sources_at_start(settings: Settings) -> tuple[list[ModelSource], list[str]]:
+    """The models to load at first, and what looks wrong; raises as `find_sources` does."""
+    sources, warnings = find_sources(
+        [Path(path) for path in settings.model_repository],
+        [Path(path) for path in settings.model_file],
+        settings.model_config_name,
+        settings.model_namespacing,
+    )
+    if settings.residency is not None:
+        named = at_start(sources, [*settings.pin_model, *settings.load_model])
+        sources += [source for source in named if source.problem == NO_SUCH]
+    elif ControlMode(settings.model_control_mode) is ControlMode.EXPLICIT:
+        sources = at_start(sources, settings.load_model)
+    return sources, warnings
+
+
+def control_options(settings: Settings) -> ControlOptions:
+    """Who decides which models are served, and what may be loaded."""
+    return ControlOptions(
+        ControlMode(settings.model_control_mode),
+        Catalogue(
+            tuple(map(Path, settings.model_repository)),
+            tuple(map(Path, settings.model_file)),
+            settings.model_config_name,
+            settings.model_namespacing,
+        ),
+        LoadOverrides[settings.load_overrides.upper()],
+        settings.max_override_bytes,
+    )
+
+
+def print_models(versions: list[ModelVersion], unavailable: list[tuple[str, str]]) -> None:
+    """Print the table of models; `unavailable` are those without any version, or `name/number`."""
+    rows = []
+    for version in versions:
+        instances = backend = ""
+        if version.ready:
+            kinds = [str(instance.kind) for instance in version.instances]
+            instances = ", ".join(f"{kinds.count(k)} x {k}" for k in dict.fromkeys(kinds))
+            backend = version.config.backend
+            if gpus := {gpu for group in version.config.instance_group for gpu in group.gpus}:
+                instances += f" (GPU {', '.join(map(str, sorted(gpus)))})"
+        rows.append(
+            (version.model, version.name, backend, instances, str(version.state),
+             f"{version.load_seconds:.2f} s" if version.ready else "")
+        )  # fmt: skip
+    rows += [(name, "", "", "", "UNAVAILABLE", "") for name, _ in unavailable if "/" not in name]
+    head = ("model", "version", "backend", "instances", "state", "load")
+    lines = table(head, rows) if rows else ["no model is loaded"]
+    print(*lines, sep="\n", flush=True)
 
 
 def _exit_at_once(status: int) -> NoReturn:

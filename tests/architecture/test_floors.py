@@ -17,7 +17,7 @@ ROOT = "headrace"
 # The modules that put everything together: one part, though each is a file of its own.
 COMPOSITION = {
     "cli", "app", "commands", "doors", "extending",
-    "model_sources", "options", "settings", "start_table", "triton",
+    "options", "settings", "triton",
     "__main__",
 }  # fmt: skip
 FLOORS = {
