@@ -31,7 +31,7 @@ def test_what_is_no_address(text: str) -> None:
 
 def test_a_kept_connection_that_was_closed_meanwhile(scripted: Scripted) -> None:
     connection = scripted(response(b"1"), b"", response(b"2"), response(b"3"))
-    assert [connection.get("/a").body for _ in range(3)] == [b"1", b"2", b"3"]
+    assert [connection.ask("GET", "/a").body for _ in range(3)] == [b"1", b"2", b"3"]
 
 
 @pytest.mark.parametrize(
@@ -54,27 +54,27 @@ def test_errors_in_words(
 ) -> None:
     connection = scripted(answer, b"")
     with pytest.raises(kind, match=text):
-        connection.post("/x", [b"body"])
+        connection.ask("POST", "/x", [b"body"])
 
 
 def test_a_refusal_keeps_the_connection(scripted: Scripted) -> None:
     connection = scripted(response(b"", "", "503 x"), response(b"[1]"))
     with pytest.raises(Refused) as refused:
-        connection.get("/x")
+        connection.ask("GET", "/x")
     assert refused.value.status == 503
-    assert connection.get("/x").json() == [1]
+    assert connection.ask("GET", "/x").json() == [1]
 
 
 def test_a_server_that_goes_without_an_answer(scripted: Scripted) -> None:
     connection = scripted(b"", response(b"1"))
     with pytest.raises(NotReached, match="before it had answered"):
-        connection.get("/x")
-    assert connection.get("/x").body == b"1"  # the next request has a connection of its own
+        connection.ask("GET", "/x")
+    assert connection.ask("GET", "/x").body == b"1"  # the next request has a connection of its own
 
 
 def test_no_json(scripted: Scripted) -> None:
     with pytest.raises(BadAnswer, match="no JSON: hello"):
-        scripted(response(b"hello")).get("/x").json()
+        scripted(response(b"hello")).ask("GET", "/x").json()
 
 
 def test_events(scripted: Scripted) -> None:

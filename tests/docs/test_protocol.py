@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.api.operations import Route
 from headrace.engine.documents import EXTENSIONS
 from headrace.wire.pb import POOL
 from tests.contract.test_openapi import ROUTES
@@ -68,26 +69,19 @@ def test_nothing_is_said_twice(section: str) -> None:
 
 def test_every_route_is_named() -> None:
     named = set()
-    for row in rows("HTTP endpoints"):
-        for methods, path in re.findall(r"`([A-Z, ]+) (/\S+)`", row[0]):
-            for method, target in product(methods.split(", "), spelled_out(path)):
-                named.add((method.lower(), target))
+    for row in rows("Operations"):
+        for methods, path in re.findall(r"`([A-Z, ]+) (/\S+)`", row[1]):
+            for method, target in product(methods.split(", "), Route("", path, "").forms):
+                parts = [NAMES.get(part, part) for part in target.split("/")]
+                named.add((method.lower(), "/".join(parts)))
     assert named == ROUTES
 
 
-def spelled_out(path: str) -> list[str]:
-    """A path with and without the part in brackets, in the words of the OpenAPI document."""
-    ways = [re.sub(r"\[.*\]", "", path), path.replace("[", "").replace("]", "")]
-    return [
-        "/".join(NAMES.get(part, part) for part in way.split("/")) for way in dict.fromkeys(ways)
-    ]
-
-
 def test_every_procedure_is_named() -> None:
-    named = " ".join(row[0] for row in rows("gRPC procedures"))
+    named = {row[0]: row[2] for row in rows("Operations")}
     for service in SERVICES:
         for method in POOL.FindServiceByName(service).methods:
-            assert f"`{method.name}`" in named, method.full_name
+            assert f"`{service}`" in named[f"`{method.name}`"], method.full_name
 
 
 def test_every_extension_is_named() -> None:

@@ -7,7 +7,7 @@ messages, `json` answers instead. Both may be coroutines, and raise `ServerError
 
 import base64
 import binascii
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any
@@ -37,7 +37,7 @@ from headrace.wire.pb import grpc_service_pb2 as pb
 
 Parts = Mapping[str, str]  # the parameters of a path
 Document = dict[str, Any]
-Unary = Callable[[Buffer, object], Awaitable[bytes]]
+Unary = Callable[[Buffer, object], Coroutine[Any, Any, bytes]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,26 +48,22 @@ class Connection:
         self._connection = kind(address.host, address.port, timeout=timeout)
         self._kept = False  # whether an answer has come over it
 
-    def get(self, path: str) -> Answer:
-        """Ask for `path`; raises `ClientError`."""
+    def ask(
+        self,
+        method: str,
+        path: str,
+        pieces: Sequence["Buffer"] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """Send a request with a body of `pieces`, if any; raises `ClientError`."""
         kept = self._kept
         try:
-            return self._whole("GET", path)
+            return self._whole(method, path, pieces, headers)
         except NotReached as error:
-            # The server may have closed what was idle for long.
-            if not kept or isinstance(error.__cause__, TimeoutError):
+            # The server may have closed what was idle for long; what changes is not sent twice.
+            if method != "GET" or not kept or isinstance(error.__cause__, TimeoutError):
                 raise
-        return self._whole("GET", path)
-
-    def post(
-        self, path: str, pieces: Sequence["Buffer"] = (), headers: Mapping[str, str] | None = None
-    ) -> Answer:
-        """Send a body of `pieces`; raises `ClientError`."""
-        return self._whole("POST", path, pieces, headers)
-
-    def delete(self, path: str) -> Answer:
-        """Ask to delete what `path` names; raises `ClientError`."""
-        return self._whole("DELETE", path)
+        return self._whole(method, path, pieces, headers)
 
     def events(self, path: str, body: bytes) -> Iterator[str]:
         """Send `body` and yield the data of each server-sent event as it comes.
@@ -92,8 +88,8 @@ class Connection:
         self,
         method: str,
         path: str,
-        pieces: Sequence["Buffer"] | None = None,
-        headers: Mapping[str, str] | None = None,
+        pieces: Sequence["Buffer"] | None,
+        headers: Mapping[str, str] | None,
     ) -> Answer:
         response = self._send(method, path, pieces, headers)
         body = self._read(response)

@@ -47,9 +47,9 @@ def _infer(options: argparse.Namespace, server: Server) -> int:
     """Ask as the command line says, and print what comes."""
     model, version = options.model, options.version or ""
     config: Document = {}
-    metadata = server.metadata(model, version)
+    metadata = server.document("ModelMetadata", name=model, version=version)
     with suppress(Refused):  # not every server of the protocol has configurations
-        config = server.config(model, version)
+        config = server.document("ModelConfig", name=model, version=version)
     known = taken(metadata, config)
     images = ImageOptions(options.layout, options.scale, options.mean, options.std)
     make_up = Random(options.rows, options.seed, dict(options.shape)) if options.random else None

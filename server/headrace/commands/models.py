@@ -101,7 +101,7 @@ def _list(options: argparse.Namespace, server: Server) -> int:
     """Print the index, each version on a line."""
     entries = [
         {"name": "", "version": "", "state": "", "reason": ""} | entry
-        for entry in server.index(options.ready)
+        for entry in server.documents("RepositoryIndex", {"ready": options.ready})
     ]
     if options.pattern:
         entries = [
@@ -141,7 +141,7 @@ def _description(server: Server, entry: Document) -> Document:
     if entry["state"] != "READY":
         return {}
     try:
-        metadata = server.metadata(entry["name"], entry["version"])
+        metadata = server.document("ModelMetadata", name=entry["name"], version=entry["version"])
     except Refused:  # it has gone meanwhile
         return {}
     properties = metadata.get("properties", {})
@@ -187,7 +187,12 @@ def _load(options: argparse.Namespace, server: Server) -> int:
 
 def _unload(options: argparse.Namespace, server: Server) -> int:
     """Unload models, one after the other."""
-    return _each(options, server, "unloaded", lambda name: server.unload(name, options.dependents))
+    given = {"parameters": {"unload_dependents": options.dependents}}
+
+    def unload(name: str) -> None:
+        server.ask("RepositoryModelUnload", given, name=name)
+
+    return _each(options, server, "unloaded", unload)
 
 
 def _each(
@@ -215,7 +220,9 @@ def _stats(options: argparse.Namespace, server: Server) -> int:
     """Print counters since the server's start: a line a version, or all about one model."""
     if options.version and not options.model:
         options.parser.error("--version is of a model: name one")
-    document = server.statistics(options.model or "", options.version or "")
+    document = server.document(
+        "ModelStatistics", name=options.model or "", version=options.version or ""
+    )
     versions = document.get("model_stats", [])
     if options.json:
         print_json(document)
@@ -291,7 +298,7 @@ def _ratio(whole: int, parts: int) -> float | None:
 
 def _config(options: argparse.Namespace, server: Server) -> int:
     """Print a complete configuration as a `config.pbtxt`."""
-    document = server.config(options.model, options.version or "")
+    document = server.document("ModelConfig", name=options.model, version=options.version or "")
     if options.json:
         print_json(document)
     else:

@@ -97,7 +97,9 @@ def explain(error: ClientError, server: Server, model: str = "") -> str:
         return text
     names: list[str] = []
     with suppress(ClientError):
-        names = list(dict.fromkeys(str(item.get("name")) for item in server.index()))
+        names = list(
+            dict.fromkeys(str(item.get("name")) for item in server.documents("RepositoryIndex", {}))
+        )
     if model in names or not names:
         return text
     if near := difflib.get_close_matches(model, names, 1):

@@ -103,7 +103,7 @@ class _Metrics:
         connection, identity = self._locate()
         at = connection.address
         try:
-            text = connection.get("/metrics").body.decode("utf-8", "replace")
+            text = connection.ask("GET", "/metrics").body.decode("utf-8", "replace")
             samples = parse(text)
         except NotReached as error:
             self.close()
@@ -186,10 +186,10 @@ def _where(options: argparse.Namespace, server: Server) -> tuple[Address, str]:
     if given is not None:
         identity = ""
         with suppress(NotReached):  # who names the metrics may be where only they can be reached
-            identity = str((server.server_metadata().get("headrace") or {}).get("id", ""))
+            identity = str((server.document("ServerMetadata").get("headrace") or {}).get("id", ""))
         return replace(given, prefix=given.prefix.removesuffix("/metrics")), identity
     own = address(options)
-    told = server.server_metadata().get("headrace")
+    told = server.document("ServerMetadata").get("headrace")
     if told is None:  # Triton says nothing
         return replace(own, port=METRICS_PORT, prefix=""), ""
     try:

@@ -19,15 +19,16 @@ def _traffic(options: argparse.Namespace, server: Server) -> int:
     model: str = options.model
     match options.action:
         case "set":
-            found = server.change_traffic(model, "", _rules(options.rules))
+            found = server.document("SetModelTraffic", _rules(options.rules), name=model)
         case "reset":
-            found = server.reset_traffic(model)
-        case "promote" | "rollback":
+            found = server.document("ResetModelTraffic", name=model)
+        case "promote" | "rollback" as action:
             given = {"version": options.version, "reason": options.reason}
             document: Document = {name: value for name, value in given.items() if value}
-            found = server.change_traffic(model, options.action, document)
+            name = "PromoteModelVersion" if action == "promote" else "RollBackModelVersion"
+            found = server.document(name, document, name=model)
         case _:
-            found = server.traffic(model)
+            found = server.document("ModelTraffic", name=model)
     if options.json:
         print_json(found)
     else:

@@ -1,11 +1,11 @@
 """What both transports do for every call: its key, its label, its error and its line in the log."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 
 from headrace.api.header_rules import Key
-from headrace.api.operations import by_procedure
+from headrace.api.operations import OPERATIONS, Operation, by_procedure
 from headrace.core.errors import Restricted, ServerError
 from headrace.core.texts import bounded
 from headrace.observability.statistics import OTHER, STATUS_NAMES
@@ -15,7 +15,14 @@ from headrace.wire.status import retry_after
 access = logging.getLogger("headrace.access")
 
 OK, CANCELLED, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 0, 1, 4, 12, 13, 14
-_COUNTED = {path: operation.counted for path, operation in by_procedure().items()}
+
+
+def labels(operations: Sequence[Operation] = OPERATIONS) -> dict[str, str]:
+    """The labels of procedures in the metrics, by their paths."""
+    return {path: found.counted for path, found in by_procedure(operations).items()}
+
+
+_COUNTED = labels()
 
 
 def operation_of(path: str) -> str:

@@ -4,7 +4,7 @@ The operations of the table come as `unary`: from the engine, or handed on to it
 door answers itself is here, too: health, reflection, inference.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -12,7 +12,15 @@ from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.message import DecodeError
 
 from headrace.api.header_rules import HeaderRules, Key
-from headrace.api.operations import HEALTH, INFERENCE, REFLECTION, TRAFFIC, by_procedure
+from headrace.api.operations import (
+    HEALTH,
+    INFERENCE,
+    OPERATIONS,
+    REFLECTION,
+    TRAFFIC,
+    Operation,
+    by_procedure,
+)
 from headrace.core.errors import InvalidRequest, ServerExiting
 from headrace.core.tensors import Buffer
 from headrace.core.texts import bounded
@@ -61,12 +69,14 @@ def all_handlers(
     return restricted(handlers, rules)
 
 
-def restricted(handlers: Handlers, rules: HeaderRules) -> Handlers:
+def restricted(
+    handlers: Handlers, rules: HeaderRules, operations: Sequence[Operation] = OPERATIONS
+) -> Handlers:
     """Handlers that ask for the keys of their categories.
 
     Raises `LookupError` for a procedure that is no operation of the table: none can be forgotten.
     """
-    table, keys = by_procedure(), rules.keys()
+    table, keys = by_procedure(operations), rules.keys()
     by_path: dict[str, Key] = {}
     for path in handlers.paths():
         if path not in table:

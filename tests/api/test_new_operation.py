@@ -1,0 +1,127 @@
+"""A new operation is an entry in the table and a handler, and is there everywhere then."""
+
+import asyncio
+import runpy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.api.handlers import HANDLERS, Handler, unary_handlers
+from headrace.api.header_rules import HeaderRules, Key
+from headrace.api.openapi import document
+from headrace.api.operations import OPERATIONS, Category, Operation, Route, handed_on
+from headrace.client.connection import Answer, Connection
+from headrace.client.server import Server
+from headrace.core.errors import InvalidRequest
+from headrace.engine.admission import Admission
+from headrace.engine.engine import Engine
+from headrace.transports.grpc.access import labels
+from headrace.transports.grpc.call import Handlers
+from headrace.transports.grpc.services import restricted
+from headrace.transports.http.app import create_app
+from headrace.wire.pb import grpc_service_pb2 as pb
+from tests.engine.test_engine_loading import LOAD_OPTIONS
+from tests.transports.http.test_changing_routes import ask
+
+ECHO = Operation(
+    "Echo",
+    Category.METADATA,
+    [Route("POST", "/v2/echo/{name}", "Say a name", [400], body=True)],
+    request="ModelReadyRequest",
+    response="ModelMetadataRequest",
+)
+PATH = "/inference.GRPCInferenceService/Echo"
+RULES = HeaderRules(restricted=["metadata:x-key=right"])
+
+
+def echo(engine: Engine, asked: pb.ModelReadyRequest) -> pb.ModelMetadataRequest:
+    return pb.ModelMetadataRequest(name=asked.name, version=asked.version or "none")
+
+
+TABLE = (*OPERATIONS, ECHO)
+ANSWERING: Mapping[str, Handler] = {**HANDLERS, "Echo": Handler(echo)}
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine("server", "0", {}, LOAD_OPTIONS, Admission(0, 0))
+
+
+def test_over_http(engine: Engine) -> None:
+    app = create_app(engine, 1 << 20, RULES, TABLE, ANSWERING)
+    key = (b"x-key", b"right")
+    evil = (b"origin", b"http://evil.example")
+    assert asyncio.run(ask(app, "POST", "/v2/echo/a", key)) == 200
+    assert asyncio.run(ask(app, "POST", "/v2/echo/a")) == 403
+    assert asyncio.run(ask(app, "POST", "/v2/echo/a", key, evil)) == 403
+    assert asyncio.run(ask(app, "GET", "/v2/echo/a", key)) == 405
+
+
+def test_over_grpc(engine: Engine) -> None:
+    unary = unary_handlers(engine, 1 << 20, TABLE, ANSWERING)
+    answer = asyncio.run(unary[PATH](pb.ModelReadyRequest(name="a").SerializeToString(), None))
+    assert pb.ModelMetadataRequest.FromString(answer) == echo(
+        engine, pb.ModelReadyRequest(name="a")
+    )
+    with pytest.raises(InvalidRequest, match="not a valid ModelReadyRequest message"):
+        asyncio.run(unary[PATH](b"\xff", None))
+    handlers = Handlers({}, unary, {})
+    assert restricted(handlers, RULES, TABLE).keys[PATH] == Key("x-key", "right")
+    assert labels(TABLE)[PATH] == "metadata"
+
+
+def test_an_operation_without_a_handler_is_not_served(engine: Engine) -> None:
+    with pytest.raises(KeyError, match="Echo"):
+        unary_handlers(engine, 1 << 20, TABLE)
+    with pytest.raises(KeyError, match="Echo"):
+        create_app(engine, 1 << 20, RULES, TABLE)
+
+
+def test_every_operation_has_a_handler_and_the_other_way_round() -> None:
+    assert {found.name for found in OPERATIONS if not found.in_door} == HANDLERS.keys()
+
+
+def test_a_front_end_hands_it_on() -> None:
+    assert PATH in handed_on(TABLE)
+
+
+def test_it_is_described() -> None:
+    described: Any = document((), TABLE)
+    found = described["paths"]["/v2/echo/{name}"]["post"]
+    assert found["tags"] == ["metadata"]
+    for named in ("ModelReadyRequest", "ModelMetadataRequest"):
+        assert described["components"]["schemas"][named]["properties"].keys() == {"name", "version"}
+
+
+class Recorded(Connection):
+    """Answers every request with the same, and notes it."""
+
+    def __init__(self, body: bytes) -> None:
+        self.body = body
+        self.asked: list[tuple[str, str, list[bytes]]] = []
+
+    def ask(
+        self, method: str, path: str, pieces: Sequence[Any] | None = None, headers: object = None
+    ) -> Answer:
+        self.asked.append((method, path, list(pieces or ())))
+        return Answer({}, self.body)
+
+
+def test_the_command_lines_client_asks_for_it() -> None:
+    connection = Recorded(b'{"name": "a/b"}')
+    server = Server(connection, TABLE)
+    assert server.document("Echo", {"version": "1"}, name="a/b") == {"name": "a/b"}
+    assert connection.asked == [("POST", "/v2/echo/a%2Fb", [b'{"version": "1"}'])]
+
+
+def test_the_page_of_the_protocol_lists_it() -> None:
+    root = Path(__file__).parents[2]
+    script = runpy.run_path(str(root / "scripts" / "protocol_docs"))
+    page = (root / "docs" / "protocol.md").read_text(encoding="utf-8")
+    assert script["render"](page) == page
+    row = (
+        "| `Echo` | `POST /v2/echo/NAME` | `inference.GRPCInferenceService` | metadata | yes | - |"
+    )
+    assert row in script["render"](page, TABLE)
