@@ -46,7 +46,7 @@ def flat(value: list[Any]) -> list[Any]:
 def whole(value: Any) -> Any:
     """With the long arrays read, and all arrays flat."""
     if isinstance(value, LongArray):
-        return flat(list(value.pieces(parse)))
+        return flat(list(value.pieces()))
     if isinstance(value, dict):
         return {name: whole(member) for name, member in value.items()}
     if isinstance(value, list):
@@ -57,7 +57,7 @@ def whole(value: Any) -> Any:
 
 
 def in_pieces(text: bytes) -> Any:
-    return whole(parse_long(text, parse, SMALL))
+    return whole(parse_long(text, SMALL))
 
 
 @PROPERTY
@@ -93,7 +93,7 @@ def test_wrong_arrays(array: str) -> None:
 
 def test_a_member_cannot_pretend_to_be_a_long_array() -> None:
     text = b'{"inputs":[{"data":{"":0}},{"data":{"0":0}},{"data":[1,2,3,4,5,6]}]}'
-    first, second, third = parse_long(text, parse, SMALL)["inputs"]
+    first, second, third = parse_long(text, SMALL)["inputs"]
     assert (first["data"], second["data"]) == ({"": 0}, {"0": 0})
     assert whole(third["data"]) == [1, 2, 3, 4, 5, 6]
 
@@ -110,9 +110,9 @@ def test_values_beside_long_arrays_are_bounded(filling: str) -> None:
     inner = (filling * (MAX_VALUES + 2))[:-1]
     text = f'{{"x":{{{inner}}}}}' if ":" in filling else f"[{inner}, {{}}]"
     with pytest.raises(InvalidRequest, match=f"more than {MAX_VALUES} values"):
-        parse_long(text.encode(), parse)
+        parse_long(text.encode())
 
 
 def test_commas_in_strings_are_not_counted() -> None:
     text = b'{"text":"%b"}' % (b"," * (2 * MAX_VALUES))
-    assert len(parse_long(text, parse)["text"]) == 2 * MAX_VALUES
+    assert len(parse_long(text)["text"]) == 2 * MAX_VALUES

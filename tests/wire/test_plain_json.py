@@ -17,8 +17,8 @@ from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array, Tensor
 from headrace.wire.elements import FLAT
 from headrace.wire.json_text import LONG
+from headrace.wire.parameters import server_timing
 from headrace.wire.plain_json import HTTP_ANSWER, PlainJson
-from headrace.wire.timing import server_timing
 from headrace.wire.v2_json import ResponseForm, decode_infer
 from tests.wire.strategies import PROPERTY, any_text, mutations, outcome, tensors
 

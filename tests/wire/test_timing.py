@@ -3,7 +3,7 @@
 import pytest
 
 from headrace.core.errors import InvalidRequest
-from headrace.wire.timing import parse_grpc_timeout, timeout_of
+from headrace.wire.parameters import parse_grpc_timeout, timeout_of
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.workers.channel import Link
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import (
     FrameReader,
@@ -20,7 +21,6 @@ from headrace.workers.frames import (
     pack_batch,
     pack_request,
 )
-from headrace.workers.link import Link
 from headrace.workers.session import Session
 from headrace.workers.triton_requests import (
     Answering,

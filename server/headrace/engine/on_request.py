@@ -39,8 +39,8 @@ from headrace.repository.layout import DUPLICATE, ModelSource, largest_version, 
 from headrace.repository.model_files import Fingerprint, fingerprint
 from headrace.wire.elements import Charge, charge_objects, uncharged
 from headrace.wire.generate import decode_generate
+from headrace.wire.parameters import add_timing, wants_timing
 from headrace.wire.status import INTERNAL_TEXT
-from headrace.wire.timing import add_timing, wants_timing
 from headrace.wire.v2_json import body_of, decode_raw, takes_long
 
 Told = Callable[[ServerError | None], None]

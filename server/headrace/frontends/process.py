@@ -25,8 +25,7 @@ from headrace.api.operations import handed_on
 from headrace.engine.admission import Admission
 from headrace.frontends.channel import allow_many_files
 from headrace.frontends.config import FrontendConfig, GrpcConfig, HttpConfig
-from headrace.frontends.forward import forwarding_app, forwarding_handler
-from headrace.frontends.remote import EngineLink, RemoteEngine
+from headrace.frontends.remote import EngineLink, RemoteEngine, forwarding_app, forwarding_handler
 from headrace.observability.logs import Logs
 from headrace.transports.grpc.call import Handlers, Server
 from headrace.transports.grpc.native.server import NativeServer

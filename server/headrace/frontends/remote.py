@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import orjson
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.core.blocks import BLOCKS
 from headrace.core.call import Call
@@ -21,6 +22,9 @@ from headrace.frontends.channel import Channel
 from headrace.frontends.config import WantedHeaders
 from headrace.observability.logs import LogSettings
 from headrace.observability.statistics import Grown
+from headrace.transports.grpc.call import Unary
+from headrace.transports.http.infer import Disconnected, Route
+from headrace.transports.http.protocol import OPERATION
 from headrace.wire.link_infer import (
     Flag,
     Kind,
@@ -30,7 +34,8 @@ from headrace.wire.link_infer import (
     read_error,
     read_numbers,
 )
-from headrace.wire.status import INTERNAL_TEXT
+from headrace.wire.status import INTERNAL_TEXT, STATUS, retry_after
+from headrace.wire.v2_json import error_body
 from headrace.workers.frames import IN_FILE, INLINE, BrokenFrame, Header
 
 _NUMBERS = 2**32
@@ -64,9 +69,13 @@ class RemoteTarget:
         self._door = door
 
     def submit(self, call: Call) -> None:
-        """Send the call to the engine."""
+        """Send the call to the engine, with the values of headers that it wants as parameters."""
         self.call = call
         call.owner = self
+        if self._link.headers is not None:
+            for name, parameter in self._link.headers.of(self.model, self.name):
+                if value := call.header(name):
+                    call.parameters[parameter] = value
         flags = self._door
         if call.raw is not None:
             flags |= Flag.RAW
@@ -87,52 +96,6 @@ class RemoteTarget:
             self._link.hold(self.number, held)
 
 
-class HeaderTarget:
-    """What serves one call to which the values of headers belong."""
-
-    direct = None
-
-    __slots__ = ("_door", "_headers", "_link", "model", "name")
-
-    signature = None
-    decoupled = False
-
-    def __init__(
-        self,
-        link: "EngineLink",
-        door: int,
-        model: str,
-        version: str,
-        headers: Sequence[tuple[str, str]],
-    ) -> None:
-        self.model = model
-        self.name = version
-        self._link = link
-        self._door = door
-        self._headers = headers
-
-    def submit(self, call: Call) -> None:
-        """Send the call to the engine, with the headers' values as parameters."""
-        target = RemoteTarget(self._link, self._door, self.model, self.name)
-        for name, parameter in self._headers:
-            if value := call.header(name):
-                call.parameters[parameter] = value
-        call.routed(target)
-        target.submit(call)
-
-
-def _target_with_header(
-    link: "EngineLink", door: int, model: str, version: str
-) -> RemoteTarget | HeaderTarget:
-    headers = link.headers.of(model, version)
-    if headers:
-        return HeaderTarget(link, door, model, version, headers)
-    return RemoteTarget(link, door, model, version)
-
-
-_MakeTarget = Callable[["EngineLink", int, str, str], RemoteTarget | HeaderTarget]
-
-
 class EngineLink:
     """This front end's end of the link. `lost` is called when the engine is gone."""
 
@@ -144,8 +107,7 @@ class EngineLink:
         lost: Callable[[str], None],
     ) -> None:
         """`on_setup` gets what this front end is to be, `on_drain` the seconds it has to end."""
-        self.headers = WantedHeaders()  # what requests bring along
-        self.target: _MakeTarget = RemoteTarget
+        self.headers: WantedHeaders | None = None  # what requests bring along
         self._on_setup = on_setup
         self._on_drain = on_drain
         self.readiness = Readiness(lambda: self._serves)  # the server's, as it was last told
@@ -298,8 +260,7 @@ class EngineLink:
         elif header.kind is Kind.FINISH:
             self._finish(header.number)
         elif header.kind is Kind.HEADERS:
-            self.headers = WantedHeaders(**orjson.loads(meta))
-            self.target = _target_with_header if self.headers else RemoteTarget
+            self.headers = WantedHeaders(**orjson.loads(meta)) or None
         elif header.kind is Kind.SETUP:
             self._on_setup(orjson.loads(meta))
         elif header.kind is Kind.LOGS:
@@ -369,6 +330,76 @@ class RemoteEngine:
         """Whether nothing new is admitted any more."""
         return self.admission.exiting
 
-    def find(self, name: str, version: str = "") -> RemoteTarget | HeaderTarget:
+    def find(self, name: str, version: str = "") -> RemoteTarget:
         """What serves a request; whether there is such a model turns out when it is submitted."""
-        return self._link.target(self._link, self._door, name, version)
+        return RemoteTarget(self._link, self._door, name, version)
+
+
+_NO_BODY = b"0"  # a length
+
+
+def forwarding_app(link: EngineLink, routes: Sequence[Route]) -> ASGIApp:
+    """An application that takes what its routes claim itself, and hands everything else on."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        for route in routes:
+            if route.claims(scope["method"], scope["path"]):
+                await route.handle(scope, receive, send)
+                return
+        scope[OPERATION] = ""  # the engine's process counts it
+        try:
+            document, content = await link.call(_head(scope), pieces=_pieces(receive))
+        except Disconnected:
+            return
+        except ServerError as error:
+            content = error_body(str(error))
+            json = [("content-type", "application/json"), ("content-length", str(len(content)))]
+            if seconds := retry_after(error):
+                json.append(("retry-after", str(seconds)))
+            document = {"status": STATUS[type(error)].http, "headers": json}
+        headers = [(n.encode("latin-1"), v.encode("latin-1")) for n, v in document["headers"]]
+        start: dict[str, Any] = {"type": "http.response.start", "status": document["status"]}
+        await send(start | {"headers": headers})
+        await send({"type": "http.response.body", "body": content})
+
+    return app
+
+
+def _head(scope: Scope) -> dict[str, object]:
+    """A request without its body, as JSON has it."""
+    headers = scope["headers"]
+    return {
+        "method": scope["method"],
+        "path": scope["path"],
+        "raw_path": scope["raw_path"].decode("latin-1"),
+        "query": scope["query_string"].decode("latin-1"),
+        "headers": [(n.decode("latin-1"), v.decode("latin-1")) for n, v in headers],
+        "client": (scope.get("client") or ("",))[0],
+        "server": scope.get("server"),
+        "body": any(
+            name == b"transfer-encoding" or (name == b"content-length" and value != _NO_BODY)
+            for name, value in headers
+        ),
+    }
+
+
+def _pieces(receive: Receive) -> Pieces:
+    async def next_piece() -> tuple[bytes, bool]:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Disconnected
+        return message.get("body", b""), not message.get("more_body", False)
+
+    return next_piece
+
+
+def forwarding_handler(link: EngineLink, path: str) -> Unary:
+    """A procedure that is answered by the engine's process."""
+
+    async def handler(data: Buffer, call: object) -> bytes:
+        _, message = await link.call({"grpc": path}, data)
+        return message
+
+    return handler

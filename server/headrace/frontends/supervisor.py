@@ -18,10 +18,9 @@ from headrace.engine.doors import Entrance
 from headrace.execution.child_process import ChildProcess, RestartPolicy
 from headrace.execution.private_process import is_private
 from headrace.execution.python_options import passed_environment
-from headrace.frontends.calls import Calls
 from headrace.frontends.channel import allow_many_files
 from headrace.frontends.config import FrontendConfig, WantedHeaders
-from headrace.frontends.host import Host
+from headrace.frontends.host import Calls, Host
 from headrace.observability.logs import LogSettings
 
 log = logging.getLogger(__name__)

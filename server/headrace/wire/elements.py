@@ -20,7 +20,7 @@ from headrace.core.bytes_array import BytesArray, bytes_array
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import MAX_RANK, Array, Tensor, TensorArray, brackets, element_count
-from headrace.wire.json_text import LongArray, Parse
+from headrace.wire.json_text import LongArray
 from headrace.workers.elements import join
 
 MAX_DEPTH = 100
@@ -147,7 +147,7 @@ def tensor_from_json(name: str, datatype: Datatype, shape: list[int], data: list
 
 
 def tensor_from_long(
-    name: str, datatype: Datatype, shape: list[int], data: LongArray, parse: Parse, charge: Charge
+    name: str, datatype: Datatype, shape: list[int], data: LongArray, charge: Charge
 ) -> Tensor:
     """As `tensor_from_json`, piece by piece; `charge` is called with the bytes it takes, first."""
     _check_form(name, datatype)
@@ -160,7 +160,7 @@ def tensor_from_long(
     array: Array = np.empty(0 if bytes_tensor else count, NUMPY[datatype])
     joined: list[bytes] = []
     filled = empty_depth = depth = 0
-    for piece in data.pieces(parse):
+    for piece in data.pieces():
         values, types, its_depth = _flattened(name, piece)
         _check_types(name, datatype, types)
         if values:

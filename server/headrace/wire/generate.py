@@ -26,9 +26,8 @@ from headrace.wire.elements import (
     tensor_from_long,
     uncharged,
 )
-from headrace.wire.json_text import LongArray, parse_json, parse_piece
-from headrace.wire.parameters import is_reserved, json_parameter, split_parameters
-from headrace.wire.timing import TIMING_PARAMETER
+from headrace.wire.json_text import LongArray, parse_json
+from headrace.wire.parameters import TIMING_PARAMETER, is_reserved, json_parameter, split_parameters
 
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 _PARAMETERS = "parameters"
@@ -68,7 +67,7 @@ class _Members:
             self.inputs[name] = (
                 tensor_from_json(name, spec.datatype, shape, data)
                 if long is None
-                else tensor_from_long(name, spec.datatype, shape, long, parse_piece, self._charge)
+                else tensor_from_long(name, spec.datatype, shape, long, self._charge)
             )
         except InvalidRequest as error:
             raise InvalidRequest(self._worded(str(error), spec, data)) from None

@@ -24,7 +24,7 @@ from headrace.wire.http2.connection import ClientConnection, ClientStream
 from headrace.wire.http2.headers import Headers, RepeatedFields, literal
 from headrace.wire.http2.protocol import ErrorCode, StreamFailure
 from headrace.wire.http2.streams import Fields, Stream
-from headrace.wire.timing import parse_grpc_timeout
+from headrace.wire.parameters import parse_grpc_timeout
 
 OK, CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED = 0, 1, 2, 4, 8
 UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 12, 13, 14

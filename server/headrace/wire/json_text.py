@@ -13,7 +13,7 @@ refuse in the whole.
 import gc
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from secrets import token_hex
 from typing import Any, NamedTuple
 
@@ -27,8 +27,6 @@ WHOLE = 1 << 20  # bytes of a text up to which it is parsed at once: some millis
 MAX_VALUES = 1_000_000  # in what is parsed at once of a longer one: a few tens of milliseconds
 _SPACE = b" \t\r\n"
 _OPEN, _CLOSE = ord("["), ord("]")
-
-Parse = Callable[[bytes], Any]
 
 
 class Sizes(NamedTuple):
@@ -69,8 +67,8 @@ class LongArray:
             return commas + 1
         return 1 if bytes(self._text[self._start + 1 : self._stop - 1]).strip(_SPACE) else 0
 
-    def pieces(self, parse: Parse) -> Iterator[list[Any]]:
-        """Its elements in lists as deep as they lie in it; `parse` may raise."""
+    def pieces(self) -> Iterator[list[Any]]:
+        """Its elements in lists as deep as they lie in it; raises `InvalidRequest`."""
         text, end = self._text, self._stop - 1
         start, depth = self._start + 1, 1
         while start <= end:
@@ -84,7 +82,7 @@ class LongArray:
                 _check_cut(text, start, cut)
             if after < 1:  # what is cut out has as many of both
                 raise InvalidRequest("failed to parse the request JSON buffer: unbalanced brackets")
-            yield parse(b"[" * depth + piece + b"]" * after)
+            yield parse_piece(b"[" * depth + piece + b"]" * after)
             start, depth = cut + 1, after
 
     def _cut(self, start: int, end: int) -> int:
@@ -102,12 +100,11 @@ class LongArray:
         return end
 
 
-def parse_long(given: Buffer, parse: Parse, sizes: Sizes = _SIZES) -> Any:
+def parse_long(given: Buffer, sizes: Sizes = _SIZES) -> Any:
     """The document in `given`, with a `LongArray` for every long array that is a member.
 
     That is looked for where requests have tensors: not deeper than in objects of a list of the
-    outermost object. `parse` reads what remains; raises what it raises, and `InvalidRequest` for
-    more than `MAX_VALUES` in that.
+    outermost object. Raises `InvalidRequest`, also for more than `MAX_VALUES` in what remains.
     """
     # A copy of it in one piece would hold the interpreter for as long as its pages take to come.
     text = memoryview(given)
@@ -125,7 +122,7 @@ def parse_long(given: Buffer, parse: Parse, sizes: Sizes = _SIZES) -> Any:
         and _commas(memoryview(rest), 0, len(rest), sizes) > MAX_VALUES
     ):
         raise _too_many()
-    document = parse(rest)
+    document = parse_piece(rest)
     if spans and type(document) is dict:
         arrays = [LongArray(text, start, stop, sizes) for start, stop in spans]
         _put_back(document, mark, arrays)
@@ -330,7 +327,7 @@ def parse_json(text: Buffer, lifts: bool = False) -> Any:
     gc.disable()
     try:
         if lifts and len(text) > WHOLE:
-            return parse_long(text, parse_piece)
+            return parse_long(text)
         return parse_piece(text)
     finally:
         if collecting:

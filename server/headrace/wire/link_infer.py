@@ -93,17 +93,18 @@ _PLAIN = (0, 0, 0, False, False)
 _NONSENSE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, InvalidRequest)
 
 Layout = list[tuple[str, Datatype, np.dtype[Any], tuple[int, ...], int]]
-Value = TypeVar("Value")
 C = TypeVar("C", bound=Call)
+Value = TypeVar("Value")
 
 
-class _Memory(dict[Any, Value]):
-    """A dictionary that starts afresh when it has become too long."""
+class _Metas(dict[Any, bytes]):
+    """Metas that have been written, by what they say; it starts afresh when it is too long."""
 
-    def keep(self, key: Any, value: Value) -> None:
-        if len(self) >= _KNOWN:
-            self.clear()
-        self[key] = value
+    def keep(self, key: Any, meta: bytes) -> None:
+        if len(meta) <= _KNOWN_SIZE:
+            if len(self) >= _KNOWN:
+                self.clear()
+            self[key] = meta
 
 
 # --- writing
@@ -113,7 +114,7 @@ class RequestWriter:
     """Writes requests."""
 
     def __init__(self) -> None:
-        self._known: _Memory[bytes] = _Memory()
+        self._known = _Metas()
 
     def parts(self, request: Call) -> tuple[bytes, list[Buffer]]:
         """`meta`, and the pieces of `rest`."""
@@ -132,8 +133,7 @@ class RequestWriter:
         meta = self._known.get(key)
         if meta is None:
             meta = _request_meta(request, layout, reserved)
-            if len(meta) <= _KNOWN_SIZE:
-                self._known.keep(key, meta)
+            self._known.keep(key, meta)
         return meta, pieces
 
 
@@ -141,7 +141,7 @@ class ResponseWriter:
     """Writes responses."""
 
     def __init__(self) -> None:
-        self._known: _Memory[bytes] = _Memory()
+        self._known = _Metas()
 
     def parts(self, response: InferResponse) -> tuple[bytes, list[Buffer]]:
         """`meta`, and the pieces of `rest`."""
@@ -155,7 +155,7 @@ class ResponseWriter:
         if meta is None:
             parameters = _spelled(response.parameters)
             meta = orjson.dumps([response.model_name, response.model_version, layout, parameters])
-            if not response.parameters and len(meta) <= _KNOWN_SIZE:
+            if not response.parameters:
                 self._known.keep(key, meta)
         return meta, pieces
 
@@ -223,11 +223,29 @@ class _Template:
         self.parameters: dict[str, Parameter] = parameters
 
 
+class _Templates(dict[bytes, _Template]):
+    """What is known of metas; one that is not is read, and remembered if it is short."""
+
+    def __init__(self, read: Callable[[Any], _Template]) -> None:
+        self._read = read
+
+    def __missing__(self, meta: bytes) -> _Template:
+        try:
+            template = self._read(orjson.loads(meta))
+        except _NONSENSE as error:
+            raise BrokenFrame(f"a meta that makes no sense: {error}") from None
+        if len(meta) <= _KNOWN_SIZE:
+            if len(self) >= _KNOWN:
+                self.clear()
+            self[meta] = template
+        return template
+
+
 class RequestReader:
     """Reads requests."""
 
     def __init__(self) -> None:
-        self._known: _Memory[_Template] = _Memory()
+        self._known = _Templates(_request_template)
 
     def read(
         self,
@@ -240,11 +258,7 @@ class RequestReader:
 
         Raises `BrokenFrame`, `InvalidRequest`.
         """
-        template = self._known.get(meta)
-        if template is None:
-            template = _read_meta(meta, _request_template)
-            if len(meta) <= _KNOWN_SIZE:
-                self._known.keep(meta, template)
+        template = self._known[meta]
         position = _REQUEST.size
         if position > len(rest):
             raise BrokenFrame("the numbers are not there")
@@ -272,15 +286,11 @@ class ResponseReader:
     """Reads responses."""
 
     def __init__(self) -> None:
-        self._known: _Memory[_Template] = _Memory()
+        self._known = _Templates(_response_template)
 
     def read(self, meta: bytes, rest: Buffer) -> InferResponse:
         """The response; raises `BrokenFrame`."""
-        template = self._known.get(meta)
-        if template is None:
-            template = _read_meta(meta, _response_template)
-            if len(meta) <= _KNOWN_SIZE:
-                self._known.keep(meta, template)
+        template = self._known[meta]
         position = _RESPONSE.size
         if position > len(rest):
             raise BrokenFrame("the numbers are not there")
@@ -307,20 +317,6 @@ def read_error(meta: bytes, text: bytes) -> tuple[ServerError | None, str]:
         return error.of_request(*spent) if spent else error, version
     except (ValueError, TypeError):
         raise BrokenFrame(f"an error with the numbers {numbers}") from None
-
-
-def _read_meta(meta: bytes, read: Callable[[Any], _Template]) -> _Template:
-    try:
-        return read(orjson.loads(meta))
-    except (
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-        OverflowError,
-        InvalidRequest,
-    ) as error:
-        raise BrokenFrame(f"a meta that makes no sense: {error}") from None
 
 
 def _request_template(document: Any) -> _Template:

@@ -63,7 +63,7 @@ from headrace.wire.elements import (
     tensor_from_long,
     uncharged,
 )
-from headrace.wire.json_text import LONG, LongArray, parse_json, parse_piece
+from headrace.wire.json_text import LONG, LongArray, parse_json
 from headrace.wire.parameters import (
     REGION,
     json_parameters,
@@ -256,7 +256,7 @@ class _Inputs:
         data = item["data"]
         if type(data) is LongArray:
             self._check(name, datatype, shape)
-            return tensor_from_long(name, datatype, shape, data, parse_piece, self._charge)
+            return tensor_from_long(name, datatype, shape, data, self._charge)
         data = _member(item, "data", list)
         if len(data) > LONG:
             self._check(name, datatype, shape)

@@ -5,6 +5,7 @@ from collections.abc import Container, Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
+from headrace.workers.channel import TOO_LONG, Link, Parcel
 from headrace.workers.elements import Buffer, raw, view
 from headrace.workers.frames import (
     MAX_SLOTS,
@@ -18,7 +19,6 @@ from headrace.workers.frames import (
     pack_result,
     unpack_layout,
 )
-from headrace.workers.link import TOO_LONG, Link, Parcel
 from headrace.workers.triton_requests import (
     Exchange,
     InferenceRequest,

@@ -1,16 +1,32 @@
-"""One end of a socket pair between two of the server's processes: frames, and files beside them."""
+"""Sockets between the server's processes: frames both ways, with open files beside them.
+
+`FrameSocket` is one end of a pair, whoever has it; `Link` is the worker's, which waits.
+"""
 
 import array
 import os
+import select
 import socket
+import sys
+import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from enum import IntEnum
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from headrace.workers.elements import Buffer
-from headrace.workers.frames import FrameReader, Header
+from headrace.workers.frames import (
+    INLINE,
+    MAX_TOLD,
+    FrameReader,
+    Header,
+    Kind,
+    pack_header,
+    told_frame,
+)
+from headrace.workers.memory import BatchFiles, write_file
+from headrace.workers.triton_tensors import TritonModelException
 
 READ = 64 << 10  # bytes; Python makes room for as many each time, and much room is slow to get
 _SPACE = socket.CMSG_SPACE(4 * 253)  # for as many files as the system lets come with one message
@@ -61,3 +77,177 @@ class FrameSocket(Generic[K]):
         self.sock.close()
         while self.files:
             os.close(self.files.popleft())
+
+
+_AT_ONCE = int(socket.MSG_DONTWAIT)
+# Data in the frame, b"" where they are in a file; their size; flags; a new file's descriptor or -1.
+Parcel = tuple[bytes, int, int, int]
+Received = tuple[Header[Kind], bytes, Buffer]
+
+
+TOO_LONG = f"what is told of a response, beside its tensors, takes more than {MAX_TOLD >> 20} MiB"
+
+
+class Link:
+    """Frames over a blocking socket. Any thread may send; one at a time receives.
+
+    A process that was forked from the worker may not use it: it is `foreign` there, sends and
+    writes nothing, and ends the process when that is to receive something, which it only does where
+    the model's code has returned in both processes.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = FrameSocket(sock, FrameReader(Kind))
+        self._files = BatchFiles({Kind.EXECUTE})
+        self._lock = threading.RLock()
+        self._sending = False  # whether who has the lock is sending
+        self._later: deque[bytes] = deque()  # frames that wait for the lock
+        self.foreign = False
+
+    def receive(self) -> list[Received] | None:
+        """Wait for frames: their headers, meta, and data unless `mapped` has it.
+
+        None if the server has gone.
+        """
+        while True:
+            received = self._read(0)
+            if received is None or received:
+                return received
+
+    def poll(self) -> list[Received] | None:
+        """The frames that have come, without waiting; raises `BlockingIOError` if none has."""
+        return self._read(_AT_ONCE)
+
+    def fileno(self) -> int:
+        """The socket, to wait for."""
+        self._end_if_foreign()
+        return self._socket.sock.fileno()
+
+    def data_of(self, header: Header[Kind], data: Buffer) -> Buffer:
+        """The data of a batch, which may be in its slot's file; `data` is what was received."""
+        return self._files.data(header, data)
+
+    def disown(self) -> None:
+        """This process has been forked from the one that the link belongs to."""
+        self.foreign = True
+        self._socket.sock.close()
+        self._lock = threading.RLock()  # whoever has held it is not in this process
+        self._later.clear()
+
+    def send(self, frame: bytes) -> None:
+        """Send a whole frame; raises `OSError`.
+
+        It may come from a destructor that runs while this thread sends another one, which goes
+        first then.
+        """
+        self._send_whole(frame, -1)
+
+    def send_soon(self, frame: bytes) -> None:
+        """Send a whole frame now or after what is being sent, by whatever thread."""
+        self._later.append(frame)
+        with suppress(OSError):  # the server has gone, which whoever receives finds out
+            self._send_later()
+
+    def _send_later(self) -> None:
+        # Whoever adds a frame and does not get the lock leaves it to who has it, who looks for more
+        # after having let go of it.
+        while self._later and self._lock.acquire(blocking=False):
+            try:
+                if self._sending:
+                    return  # by this thread, further up, which goes on with these
+                self._sending = True
+                try:
+                    while self._later:
+                        frame = self._later.popleft()
+                        if not self.foreign:
+                            self._socket.sock.sendall(frame)
+                finally:
+                    self._sending = False
+            finally:
+                self._lock.release()
+
+    def _send_whole(self, frame: bytes, descriptor: int) -> None:
+        if self.foreign:
+            return
+        with self._lock:
+            if self._sending:  # by this thread, further up
+                self._later.append(frame)
+                return
+            self._sending = True
+            try:
+                if descriptor < 0:
+                    self._socket.sock.sendall(frame)
+                else:
+                    sent = self._socket.send(frame, [descriptor])
+                    self._socket.sock.sendall(frame[sent:])
+            finally:
+                self._sending = False
+        if self._later:
+            self._send_later()
+
+    def send_loose(
+        self, kind: Kind, document: dict[str, Any], blocks: Sequence[Sequence[Buffer]]
+    ) -> None:
+        """Send a frame whose data, of which it tells the sizes, belong to no slot.
+
+        Raises `TritonModelException` if there is too much beside the data.
+        """
+        try:
+            told, pieces, size = told_frame(kind, document, blocks, MAX_TOLD)
+        except ValueError:
+            raise TritonModelException(TOO_LONG) from None
+        self._send_and_close(told, write_file(pieces, size) if size else -1)
+
+    def _send_and_close(self, frame: bytes, descriptor: int) -> None:
+        try:
+            self._send_whole(frame, descriptor)
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def put(self, slot: int, pieces: Sequence[Buffer], size: int) -> Parcel:
+        """Data of `size` bytes, joined or in the slot's file, so that `pieces` may go."""
+        if size <= INLINE or self.foreign:
+            return b"".join(pieces), size, 0, -1
+        return b"", size, *self._files.put(slot, pieces, size)
+
+    def send_parcel(self, kind: Kind, slot: int, meta: bytes, parcel: Parcel) -> None:
+        """Send a frame with data, once nothing but the model itself refers to the slot's input."""
+        data, size, flags, descriptor = parcel
+        if slot in self._files.slots and not self.foreign:
+            flags |= self._files.slots[slot].used()
+        head = pack_header(kind, flags, slot, len(meta), size)
+        self._send_and_close(b"".join([head, meta, data]), descriptor)
+
+    def _read(self, flags: int) -> list[Received] | None:
+        """What one read gives; None if that is the end."""
+        if self.foreign:
+            self._end_if_foreign()
+        received = self._socket.receive(flags)
+        if received is None:
+            return None
+        files = self._socket.files
+        return [
+            (header, meta, self._files.take(header, data, files))
+            if header.flags or header.number in self._files.slots
+            else (header, meta, data)
+            for header, meta, data in received
+        ]
+
+    def _end_if_foreign(self) -> None:
+        if self.foreign:
+            text = "a process that the model has forked came back from it, and is ended"
+            print(text, file=sys.stderr, flush=True)
+            os._exit(1)
+
+
+def end_with(sock: socket.socket) -> None:
+    """End this process when the server's end of `sock` is closed, whatever it is doing."""
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(sock, select.POLLRDHUP)
+        poll.poll()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="watch", daemon=True).start()

@@ -10,9 +10,9 @@ from time import monotonic_ns
 from typing import Any
 
 from headrace.workers.batches import Batches
+from headrace.workers.channel import Link, Received
 from headrace.workers.execute import READY_SECS, Executor, error_texts
 from headrace.workers.frames import Kind, unpack_batch
-from headrace.workers.link import Link, Received
 from headrace.workers.session import Session
 
 log = logging.getLogger("model")

@@ -12,9 +12,9 @@ from time import monotonic_ns
 from typing import Any
 
 from headrace.workers.batches import Batches, Layout, Sent
+from headrace.workers.channel import Link
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import BatchMeta, Header, Kind, frame, unpack_batch
-from headrace.workers.link import Link
 from headrace.workers.model_class import its_traceback, one_line, wrong_responses
 from headrace.workers.session import Session
 from headrace.workers.triton_requests import (

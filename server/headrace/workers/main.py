@@ -19,10 +19,10 @@ from headrace.workers import model_class
 from headrace.workers import triton_api as pb
 from headrace.workers.allocation import keep_memory
 from headrace.workers.batches import Batches
+from headrace.workers.channel import Link, end_with
 from headrace.workers.execute import Executor
 from headrace.workers.forked import Forks
 from headrace.workers.frames import Kind, frame
-from headrace.workers.link import Link, end_with
 from headrace.workers.model_class import import_freshly
 from headrace.workers.session import NOT_NOW, Session
 from headrace.workers.triton_config import Contradicted

@@ -18,9 +18,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.workers.batches import tell_response, tell_tensors
+from headrace.workers.channel import Link, Received
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import Header, Kind, frame, pack_header, unpack_request
-from headrace.workers.link import Link, Received
 from headrace.workers.triton_calls import Call, ResponseIterator
 from headrace.workers.triton_requests import InferenceRequest, InferenceResponse, TritonError
 from headrace.workers.triton_tensors import TritonModelException

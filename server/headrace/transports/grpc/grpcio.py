@@ -34,8 +34,8 @@ from headrace.transports.grpc.call import (
 )
 from headrace.transports.grpc.options import LEVELS, GrpcOptions, TlsFiles
 from headrace.transports.grpc.service import InferCall
+from headrace.wire.parameters import TIMING, exact_timing, time_of
 from headrace.wire.status import INTERNAL, INTERNAL_TEXT, STATUS
-from headrace.wire.timing import TIMING, exact_timing, time_of
 
 log = logging.getLogger(__name__)
 

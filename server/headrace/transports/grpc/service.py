@@ -12,7 +12,7 @@ from headrace.engine.doors import GRPC_NOT_DECOUPLED, Entrance, Target
 from headrace.engine.workbench import Deferred
 from headrace.transports.grpc.call import Message, Noted
 from headrace.wire.compression import check_size
-from headrace.wire.timing import add_timing, exact_timing, wants_timing
+from headrace.wire.parameters import add_timing, exact_timing, wants_timing
 from headrace.wire.v2_protobuf import InferMessage, InferReader, InferWriter
 
 BACKEND_METADATA = "headrace-backend"  # which one has answered, of a model that has several

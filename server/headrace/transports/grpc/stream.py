@@ -26,8 +26,8 @@ from headrace.observability.statistics import INFER
 from headrace.transports.grpc.access import CANCELLED
 from headrace.transports.grpc.call import Message, Open, Peer, Session
 from headrace.wire.compression import check_size
+from headrace.wire.parameters import add_timing, wants_timing
 from headrace.wire.status import INTERNAL_TEXT, STATUS
-from headrace.wire.timing import add_timing, wants_timing
 from headrace.wire.v2_protobuf import (
     InferMessage,
     InferReader,

@@ -30,8 +30,8 @@ from headrace.wire.compression import (
     too_large,
 )
 from headrace.wire.elements import Charge, charge_objects, uncharged
+from headrace.wire.parameters import add_timing, server_timing, time_of, wants_timing
 from headrace.wire.status import INTERNAL, INTERNAL_TEXT, STATUS, retry_after
-from headrace.wire.timing import add_timing, server_timing, time_of, wants_timing
 from headrace.wire.v2_json import (
     ResponseForm,
     decode_infer,

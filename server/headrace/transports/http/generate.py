@@ -36,7 +36,7 @@ from headrace.transports.http.infer import (
 )
 from headrace.wire.elements import Charge, charge_objects, uncharged
 from headrace.wire.generate import EVENT_STREAM, decode_generate, encode_generate, event
-from headrace.wire.timing import add_timing, server_timing, wants_timing
+from headrace.wire.parameters import add_timing, server_timing, wants_timing
 from headrace.wire.v2_json import error_body, pass_raw
 
 

@@ -11,7 +11,7 @@ from headrace.api.header_rules import HeaderPattern, Key
 from headrace.core.errors import InvalidRequest, Restricted
 from headrace.engine.doors import Entrance
 from headrace.transports.http.protocol import without_upgrade
-from headrace.wire.timing import timeout_of
+from headrace.wire.parameters import timeout_of
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from headrace.transports.grpc.call import Message
 from headrace.transports.grpc.native.connection import Rpc, RpcHead
 from headrace.transports.grpc.service import InferCall, InferenceService
 from headrace.wire.grpc import PREFIX, unpack_prefix
-from headrace.wire.timing import EXACT_TIMING, TIMING, exact_timing, time_of
+from headrace.wire.parameters import EXACT_TIMING, TIMING, exact_timing, time_of
 
 
 class InferRpc(Rpc, InferCall):
