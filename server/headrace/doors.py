@@ -159,7 +159,7 @@ class ServerDoors:
 
         def build() -> ASGIApp:
             # Which imports prometheus_client: 20 ms and 4 MB.
-            from headrace.observability.metrics import (
+            from headrace.engine.metrics import (
                 CONTENT_TYPE,
                 ServerCollector,
                 process_registry,
@@ -167,10 +167,7 @@ class ServerDoors:
             )
             from headrace.transports.http.routes import create_metrics_app
 
-            collector = ServerCollector(
-                engine.server_series, engine.version_series, machine, engine.model_metrics,
-                settings.metrics, engine.traffic.series, self._gpus,
-            )  # fmt: skip
+            collector = ServerCollector(engine, machine, settings.metrics, self._gpus)
             process = process_registry()
             return create_metrics_app(
                 lambda: scrape(collector, process, engine.model_metrics.plain_counters),

@@ -232,8 +232,8 @@ def test_the_old_one_goes_on_if_the_new_one_cannot_be_loaded(
         assert await world.replace("3") == ""
         assert world.index() == [("1", "READY", "")]
         assert await world.ask() == 3
-        (loads,) = world.engine.server_series().loads
-        assert loads == ("m", 2, 1)
+        (model,) = world.engine.models()
+        assert (model.loads, model.failed_loads) == (2, 1)
 
     with caplog.at_level("INFO"):
         run(tmp_path, test)
@@ -289,8 +289,8 @@ def test_counters_go_on(tmp_path: Path) -> None:
         await world.ask()
         await world.replace("2")
         await world.ask()
-        (series,) = world.engine.version_series()
-        assert series.statistics.success_count == 2
+        (version,) = [v for v in world.engine.versions() if v.ready]
+        assert version.statistics.success_count == 2
         (document,) = world.engine.model_statistics("m").model_stats
         assert document.inference_count == 2
 
@@ -592,8 +592,8 @@ def test_what_has_not_changed_is_not_loaded_again(tmp_path: Path) -> None:
         assert await world.engine.load(world.source()) == ""
         assert world.engine.find("m") is old
         assert world.backend.begun == ["1"]
-        (loads,) = world.engine.server_series().loads
-        assert loads == ("m", 1, 0)
+        (model,) = world.engine.models()
+        assert (model.loads, model.failed_loads) == (1, 0)
         assert await world.replace("nonsense") != ""
         (world.root / "1").rename(world.root / ".away")
         assert "no version directory" in await world.engine.load(world.source())

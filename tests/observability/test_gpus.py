@@ -4,18 +4,17 @@ from collections.abc import Iterator
 
 from prometheus_client.core import Metric
 
-from headrace.observability.metrics import ServerCollector
-from headrace.observability.model_metrics import ModelMetrics
 from headrace.observability.nvml import GpuReading
-from headrace.observability.series import GpuSeries, ServerSeries
+from headrace.observability.series import GpuSeries
+from tests.observability.fakes import FakeEngine, collector
 
 
 def gpu_families(gpus: GpuSeries) -> Iterator[Metric]:
     """The families of GPUs, and of memory for them, in a scrape of a server without models."""
-    server = ServerSeries(True, 0, 0, 0, 0, 0)
-    collector = ServerCollector(lambda: server, tuple, None, ModelMetrics(), gpus=lambda: gpus)
     names = ("nv_gpu", "nv_energy", "nv_pinned")
-    return (part for part in collector.parts() if part.name.startswith(names))
+    return (
+        part for part in collector(FakeEngine(), gpus=gpus).parts() if part.name.startswith(names)
+    )
 
 
 def test_without_gpus_there_are_no_families() -> None:

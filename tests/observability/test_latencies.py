@@ -6,8 +6,8 @@ from time import monotonic_ns
 import pytest
 from prometheus_client.core import Metric
 
-from headrace.observability.metrics import collected, version_families
-from headrace.observability.series import MetricsOptions, VersionSeries
+from headrace.engine.metrics import collected, version_families
+from headrace.observability.series import MetricsOptions
 from headrace.observability.statistics import (
     FIRST_RESPONSE,
     LATENCY_KINDS,
@@ -15,6 +15,7 @@ from headrace.observability.statistics import (
     VersionStatistics,
     Window,
 )
+from tests.observability.fakes import a_version
 
 LABELS = {"model": "m", "version": "1"}
 MINUTE = 60 * 10**9
@@ -60,7 +61,7 @@ def test_as_many_are_kept_as_there_is_room_for() -> None:
 
 def families(statistics: VersionStatistics, options: MetricsOptions) -> dict[str, Metric]:
     """The families of a version by name that are there only by these options."""
-    version = VersionSeries("m", "1", statistics, 0, 0.0)
+    version = a_version(statistics)
     plain = {family.name for family in version_families(MetricsOptions())}
     asked = [family for family in version_families(options) if family.name not in plain]
     return {metric.name: metric for metric in collected(asked, [(LABELS, version)])}

@@ -1,23 +1,21 @@
 """Prometheus series from the counters, in text that Prometheus' own parser reads."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from headrace.core.limits import Shares
+from headrace.engine.admission import Admission
+from headrace.engine.metrics import CONTENT_TYPE, ServerCollector, process_registry
+from headrace.engine.metrics import scrape as scrape_in_turns
 from headrace.observability.machine import Machine
-from headrace.observability.metrics import (
-    CONTENT_TYPE,
-    ServerCollector,
-    process_registry,
-)
-from headrace.observability.metrics import scrape as scrape_in_turns
-from headrace.observability.model_metrics import ModelMetrics
-from headrace.observability.series import LoadCounts, ServerSeries, VersionSeries
 from headrace.observability.statistics import LATENCY_BOUNDS, Closed, VersionStatistics
+from tests.observability.fakes import FakeEngine, FakeVersion, collector
 
 COUNTERS = {
     "nv_inference_request_success",
@@ -59,7 +57,6 @@ HISTOGRAMS = {
     "headrace_request_duration_seconds",
     "headrace_batch_rows",
 }
-SERVER = ServerSeries(True, 3, 4_096, 100, 10**9, 7, [LoadCounts("m", 2, 1)])
 ONE = {"model": "m", "version": "1"}
 
 
@@ -74,16 +71,16 @@ def worked() -> VersionStatistics:
     return counted
 
 
-def scrape(*versions: VersionSeries, server: ServerSeries = SERVER) -> str:
-    return text(ServerCollector(lambda: server, lambda: versions, Machine(), ModelMetrics()))
+def scrape(*versions: FakeVersion, engine: FakeEngine | None = None) -> str:
+    return text(collector(engine or FakeEngine(versions), Machine()))
 
 
-def text(collector: ServerCollector) -> str:
-    return asyncio.run(scrape_in_turns(collector, process_registry())).decode()
+def text(server: ServerCollector) -> str:
+    return asyncio.run(scrape_in_turns(server, process_registry())).decode()
 
 
-def series(statistics: VersionStatistics, tags: Mapping[str, str] | None = None) -> VersionSeries:
-    return VersionSeries("m", "1", statistics, 5, 0.25, tags or {})
+def series(statistics: VersionStatistics, tags: Mapping[str, str] | None = None) -> FakeVersion:
+    return FakeVersion("m", "1", statistics, 5, 0.25, tags or {})
 
 
 def families(text: str) -> dict[str, Metric]:
@@ -134,7 +131,7 @@ def test_why_batches_closed_is_told_once_any_has() -> None:
 def test_what_hangs_is_told() -> None:
     counted = worked()
     counted.ended_runs["limit"] += 2
-    found = scrape(VersionSeries("m", "1", counted, 0, 0.0, stalled=3))
+    found = scrape(FakeVersion("m", "1", counted, stalled=[1, 2, 3]))
     assert values(found, ONE)["headrace_stalled_instances"] == 3
     assert values(found, {"reason": "limit", **ONE})["headrace_ended_runs_total"] == 2
 
@@ -146,7 +143,7 @@ def test_no_sample_or_header_of_these_names_ends_in_total() -> None:
 
 
 @pytest.mark.parametrize("versions", [(), (series(VersionStatistics()),)])
-def test_every_family_is_announced_once_with_its_type(versions: tuple[VersionSeries, ...]) -> None:
+def test_every_family_is_announced_once_with_its_type(versions: tuple[FakeVersion, ...]) -> None:
     text = scrape(*versions)
     types = [line.split()[2:] for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(types) == len({name for name, _ in types})
@@ -223,15 +220,15 @@ def test_metric_tags_become_labels() -> None:
 
 def test_text_in_labels_is_escaped() -> None:
     odd = 'a "b"\\\nc'
-    text = scrape(VersionSeries(odd, "1", VersionStatistics(), 0, 0.0))
+    text = scrape(FakeVersion(odd, "1", VersionStatistics(), 0, 0.0))
     assert values(text, {"model": odd, "version": "1"})["nv_inference_count"] == 0
 
 
 def test_versions_stand_side_by_side() -> None:
     text = scrape(
-        VersionSeries("a", "1", worked(), 0, 0.0),
-        VersionSeries("a", "2", VersionStatistics(), 0, 0.0),
-        VersionSeries("b", "1", VersionStatistics(), 0, 0.0),
+        FakeVersion("a", "1", worked(), 0, 0.0),
+        FakeVersion("a", "2", VersionStatistics(), 0, 0.0),
+        FakeVersion("b", "1", VersionStatistics(), 0, 0.0),
     )
     family = families(text)["nv_inference_request_success"]
     assert [(s.labels["model"], s.labels["version"], s.value) for s in family.samples] == [
@@ -270,23 +267,28 @@ def test_batch_sizes_are_counted_by_execution() -> None:
 
 
 def test_the_server_tells_its_load_and_limits() -> None:
-    found = values(scrape())
+    engine = FakeEngine(admission=Admission(100, 10**9))
+    admission = engine.admission
+    admission.requests, admission.bytes, admission.refused = 3, 4_096, 7
+    found = values(scrape(engine=engine))
     assert found["headrace_ready"] == 1
     assert found["headrace_admitted_requests"] == 3
     assert found["headrace_admitted_bytes"] == 4_096
     assert found["headrace_admitted_requests_limit"] == 100
     assert found["headrace_admitted_bytes_limit"] == 10**9
     assert found["headrace_overloaded_total"] == 7
-    assert values(scrape(server=ServerSeries(False, 0, 0, 0, 0, 0)))["headrace_ready"] == 0
+    assert values(scrape(engine=FakeEngine(ready=False)))["headrace_ready"] == 0
 
 
 def test_connections() -> None:
-    series = ServerSeries(
-        True, 0, 0, 0, 0, 0, incoming=2, unread_bytes=3, connections={"http": 4, "grpc": 5},
-        max_connections=6, refused_connections=7, given_up={"unsent": 8, "unread": 9},
-        peak_bytes=10, failed_accepts=10,
-    )  # fmt: skip
-    text = scrape(server=series)
+    shares = Shares(connections=6)
+    engine = FakeEngine(admission=Admission(0, 0, shares))
+    admission = engine.admission
+    admission.messages, admission.unread, admission.peak_bytes = 2, 3, 10
+    admission.refused_connections, admission.failed_accepts = 7, 10
+    admission.connections.update({"http": 4, "grpc": 5})
+    admission.aborted.update({"unsent": 8, "unread": 9})
+    text = scrape(engine=engine)
     found = values(text)
     assert found["headrace_incoming_requests"] == 2
     assert found["headrace_unread_answer_bytes"] == 3
@@ -301,7 +303,7 @@ def test_connections() -> None:
 
 
 def test_loads_are_counted_by_model_and_outcome() -> None:
-    text = scrape()
+    text = scrape(engine=FakeEngine(known=[("m", 2, 1)]))
     for outcome, count in (("success", 2), ("failure", 1)):
         labels = {"model": "m", "outcome": outcome}
         assert values(text, labels) == {"headrace_model_loads_total": count}
@@ -315,34 +317,32 @@ def test_the_machine_and_the_process_tell_theirs() -> None:
 
 
 def test_a_machine_that_tells_nothing_is_left_out(tmp_path: Path) -> None:
-    collector = ServerCollector(lambda: SERVER, lambda: [], Machine(tmp_path), ModelMetrics())
-    assert "nv_cpu" not in text(collector)
+    assert "nv_cpu" not in text(collector(FakeEngine(), Machine(tmp_path)))
 
 
 def test_a_scrape_sees_the_counters_as_they_are_then() -> None:
     statistics = VersionStatistics()
-    collector = ServerCollector(
-        lambda: SERVER, lambda: [series(statistics)], Machine(), ModelMetrics()
-    )
-    before = text(collector)
+    found = collector(FakeEngine([series(statistics)]), Machine())
+    before = text(found)
     statistics.request_failed("OTHER", 1)
-    after = text(collector)
+    after = text(found)
     labels = {**ONE, "reason": "OTHER"}
     assert values(before, labels) == {"nv_inference_request_failure": 0}
     assert values(after, labels) == {"nv_inference_request_failure": 1}
 
 
 def test_many_versions_leave_turns_to_others() -> None:
-    made = list[int]()
+    looked = list[int]()
 
-    def many() -> Iterator[VersionSeries]:
-        for n in range(223):
-            made.append(turns)
-            yield VersionSeries(f"m{n}", "1", VersionStatistics(), n, 0.0)
+    class Version(FakeVersion):
+        @property
+        def config(self) -> SimpleNamespace:
+            looked.append(turns)
+            return super().config
 
-    loads = [LoadCounts(f"m{n}", n, 0) for n in range(2_000)]
-    server = ServerSeries(True, 0, 0, 0, 0, 0, loads=loads)
-    collector = ServerCollector(lambda: server, many, Machine(), ModelMetrics())
+    versions = [Version(f"m{n}", "1", VersionStatistics(), n) for n in range(223)]
+    loads = [(f"m{n}", n, 0) for n in range(2_000)]
+    server = collector(FakeEngine(versions, loads), Machine())
     turns = 0
 
     async def main() -> str:
@@ -355,14 +355,14 @@ def test_many_versions_leave_turns_to_others() -> None:
                 await asyncio.sleep(0)
 
         beside = asyncio.create_task(others())
-        found = await scrape_in_turns(collector, process_registry())
+        found = await scrape_in_turns(server, process_registry())
         done = True
         await beside
         return found.decode()
 
     found = asyncio.run(main())
     assert turns >= len(found.splitlines()) // 1_000
-    assert len(set(made)) > 40  # nor is everything looked up at once
+    assert len(set(looked)) > 40  # nor is everything looked up at once
     assert found.count("\nheadrace_model_loads_total{") == 4_000
     heads = [line for line in found.splitlines() if line.startswith("# TYPE ")]
     assert len(heads) == len(set(heads))

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from headrace.observability.metrics import collected
+from headrace.engine.metrics import collected
 from headrace.observability.model_metrics import ModelMetrics
 
 

@@ -1,6 +1,6 @@
 """The series of the traffic between versions."""
 
-from headrace.observability.metrics import TRAFFIC_FAMILIES, collected
+from headrace.engine.metrics import TRAFFIC_FAMILIES, collected
 from headrace.observability.series import TrafficSeries
 from headrace.observability.statistics import ShadowLedger, VersionLedger
 

@@ -2,8 +2,8 @@
 
 from prometheus_client.metrics_core import Metric
 
+from headrace.engine.metrics import WORKER_FAMILIES, collected
 from headrace.observability.machine import resident_bytes
-from headrace.observability.metrics import WORKER_FAMILIES, collected
 from headrace.observability.series import WorkerSeries
 from headrace.observability.statistics import (
     EndKind,

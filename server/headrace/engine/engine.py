@@ -6,7 +6,7 @@ event-loop thread; how models are loaded and replaced is in `headrace.engine.lif
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 from headrace.core.errors import InvalidRequest, NotFound, Unavailable
@@ -23,7 +23,6 @@ from headrace.engine.model import (
     State,
     Traffic,
     parse_version,
-    series_of,
 )
 from headrace.engine.model_services import ModelHost
 from headrace.engine.on_request import OnRequest
@@ -34,7 +33,6 @@ from headrace.engine.tracing import Tracing
 from headrace.execution.backend import Backend
 from headrace.observability.logs import LogControl, LogSettings
 from headrace.observability.model_metrics import ModelMetrics
-from headrace.observability.series import LoadCounts, ServerSeries, VersionSeries
 from headrace.observability.statistics import VersionStatistics
 from headrace.observability.trace_settings import TraceConfig
 from headrace.repository.layout import ModelSource, ambiguous, namespaced
@@ -363,6 +361,10 @@ class Engine:
         """Every model version of the repositories with its state; models without any by name."""
         return documents.index(self._models, self.traffic.reason, ready_only)
 
+    def models(self) -> Collection[Model]:
+        """All models."""
+        return self._models.values()
+
     def versions(self) -> Iterator[ModelVersion]:
         """All versions of all models, by name and number."""
         for name in sorted(self._models):
@@ -378,24 +380,6 @@ class Engine:
             if v.state is State.UNAVAILABLE and not self._models[v.model].unloaded
         ]
         return sorted(failed)
-
-    # --- metrics
-
-    def server_series(self) -> ServerSeries:
-        """The server as a scrape sees it."""
-        a = self.admission
-        loads = [LoadCounts(m.name, m.loads, m.failed_loads) for m in self._models.values()]
-        return ServerSeries(
-            self.ready, a.requests, a.bytes, a.max_requests, a.max_bytes, a.refused, loads,
-            self.loads.counts(),
-            a.messages, a.unread, a.connections, a.shares.connections, a.refused_connections,
-            a.aborted, self.logs.dropped, a.peak_bytes, a.answers.samples(), self.instance_id,
-            a.failed_accepts,
-        )  # fmt: skip
-
-    def version_series(self) -> Iterator[VersionSeries]:
-        """The versions as a scrape sees them, each when it is asked for: those that are loaded."""
-        return (series_of(version) for version in list(self.versions()) if version.ready)
 
     # --- loading
 

@@ -4,7 +4,6 @@ Owned by the event-loop thread."""
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from sys import maxsize
@@ -24,7 +23,7 @@ from headrace.engine.shared_memory import Regions, share
 from headrace.execution.choice import InstanceKind
 from headrace.execution.placement import PlacedInstance, Placement, Surroundings
 from headrace.observability.endpoints import EndpointSeries
-from headrace.observability.series import BackendSeries, TrafficSeries, VersionSeries, WorkerSeries
+from headrace.observability.series import BackendSeries, TrafficSeries, WorkerSeries
 from headrace.observability.statistics import VersionStatistics
 from headrace.repository.layout import ModelSource
 from headrace.repository.model_files import Origin
@@ -709,22 +708,3 @@ class Traffic:
     def roll_back(self, name: str, version: str, reason: str = "") -> None:
         """Give a version's requests to the baseline; raises `ServerError`."""
         raise Unavailable(NO_TRAFFIC)
-
-
-def series_of(version: ModelVersion) -> VersionSeries:
-    """What is told of a version that serves."""
-    return VersionSeries(
-        version.model,
-        version.name,
-        version.statistics,
-        version.pending,
-        version.load_seconds,
-        dict(version.config.metric_tags),
-        version.workers,
-        version.memory_bytes,
-        Counter(instance.kind.value for instance in version.instances),
-        version.endpoints,
-        {on_gpu.uuid: on_gpu.nbytes for on_gpu in version.gpu_memory},
-        version.backends,
-        len(version.stalled),
-    )

@@ -12,6 +12,7 @@ imported for the first scrape.
 import asyncio
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from time import monotonic_ns
@@ -26,9 +27,11 @@ from prometheus_client import (
 )
 from prometheus_client.core import Metric
 
+from headrace.engine.admission import Admission
+from headrace.engine.engine import Engine
+from headrace.engine.model import ModelVersion
 from headrace.observability.endpoints import EndpointSeries
 from headrace.observability.machine import Machine
-from headrace.observability.model_metrics import ModelMetrics
 from headrace.observability.nvml import GpuReading
 from headrace.observability.series import (
     BackendSeries,
@@ -39,9 +42,7 @@ from headrace.observability.series import (
     MetricsOptions,
     Quantiles,
     Reading,
-    ServerSeries,
     TrafficSeries,
-    VersionSeries,
     WorkerSeries,
 )
 from headrace.observability.statistics import (
@@ -69,20 +70,14 @@ class ServerCollector:
 
     def __init__(
         self,
-        server: Callable[[], ServerSeries],
-        versions: Callable[[], Iterable[VersionSeries]],
+        engine: Engine,
         machine: Machine | None,
-        model_metrics: ModelMetrics,
         options: MetricsOptions | None = None,
-        traffic: Callable[[], Iterable[TrafficSeries]] = tuple,
         gpus: Callable[[], GpuSeries] = GpuSeries,
     ) -> None:
         """Without a `machine`, nothing is told of it."""
-        self._server = server
-        self._versions = versions
+        self._engine = engine
         self._machine = machine
-        self._model_metrics = model_metrics
-        self._traffic = traffic
         self._gpus = gpus
         self._version_families = version_families(options or MetricsOptions())
 
@@ -91,7 +86,7 @@ class ServerCollector:
 
         Those of one family have the same name; what they tell is looked up when they are asked for.
         """
-        versions = iter(self._versions())
+        versions = (version for version in list(self._engine.versions()) if version.ready)
         group = list(islice(versions, _VERSIONS_A_PART))
         yield from self._of_versions(group)
         while group := list(islice(versions, _VERSIONS_A_PART)):
@@ -102,20 +97,18 @@ class ServerCollector:
                 part.samples = family.samples[first : first + _SAMPLES_A_TURN]
                 yield part
 
-    def _of_versions(self, versions: list[VersionSeries]) -> Iterator[Metric]:
+    def _of_versions(self, versions: list[ModelVersion]) -> Iterator[Metric]:
         """The families with samples of these versions."""
         labelled = [(_labels(version), version) for version in versions]
         yield from collected(self._version_families, labelled)
-        yield from collected(
-            GPU_MEMORY_FAMILIES,
-            [
-                ({**own, "gpu_uuid": n}, size)
-                for own, v in labelled
-                for n, size in v.gpu_memory.items()
-            ],
-            optional=True,
-        )
-        yield from collected(WORKER_FAMILIES, [(o, v.workers) for o, v in labelled if v.workers])
+        gpu_memory = [
+            ({**own, "gpu_uuid": each.uuid}, each.nbytes)
+            for own, version in labelled
+            for each in version.gpu_memory
+        ]
+        yield from collected(GPU_MEMORY_FAMILIES, gpu_memory, optional=True)
+        workers = [(own, found) for own, version in labelled if (found := version.workers)]
+        yield from collected(WORKER_FAMILIES, workers)
         yield from collected(
             ENDPOINT_FAMILIES,
             [({**own, "endpoint": each.name}, each) for own, v in labelled for each in v.endpoints],
@@ -127,19 +120,20 @@ class ServerCollector:
 
     def _of_server(self) -> Iterator[Metric]:
         """The other families."""
-        traffic = [({"model": series.model}, series) for series in self._traffic()]
+        engine, gpus = self._engine, self._gpus()
+        traffic = [({"model": series.model}, series) for series in engine.traffic.series()]
         yield from collected(TRAFFIC_FAMILIES, traffic)
-        server, gpus = self._server(), self._gpus()
-        yield from collected(SERVER_FAMILIES, [({}, server)])
-        if server.memory is not None:
-            yield from collected(MEMORY_FAMILIES, [({}, server.memory)])
+        yield from collected(SERVER_FAMILIES, [({}, engine)])
+        yield from collected(ADMISSION_FAMILIES, [({}, engine.admission)])
+        if (memory := engine.loads.counts()) is not None:
+            yield from collected(MEMORY_FAMILIES, [({}, memory)])
         if self._machine is not None:
             yield from collected(MACHINE_FAMILIES, [({}, self._machine)], optional=True)
         readings = [({"gpu_uuid": reading.uuid}, reading) for reading in gpus.readings]
         yield from collected(GPU_FAMILIES, readings, optional=True)
         if gpus.pinned is not None:
             yield from collected(PINNED_FAMILIES, [({}, gpus.pinned)])
-        for family, found in self._model_metrics.collect():
+        for family, found in engine.model_metrics.collect():
             yield from collected([family], found)
 
 
@@ -249,7 +243,7 @@ def render(source: "CollectorRegistry | _Families", plain: Container[str] = ()) 
 # --- of versions
 
 
-def version_families(options: MetricsOptions) -> list[Family[VersionSeries]]:
+def version_families(options: MetricsOptions) -> list[Family[ModelVersion]]:
     """The families with samples of each version; which of Triton's latencies, `options` say."""
     families = [f for f in _VERSION_FAMILIES if options.counters or f not in _LATENCY_COUNTERS]
     if options.histograms:
@@ -259,14 +253,14 @@ def version_families(options: MetricsOptions) -> list[Family[VersionSeries]]:
     return families
 
 
-def _labels(series: VersionSeries) -> dict[str, str]:
-    tags = {f"_{key}": value for key, value in series.tags.items()}
-    return {"model": series.model, "version": series.version, **tags}
+def _labels(version: ModelVersion) -> dict[str, str]:
+    tags = {f"_{key}": value for key, value in version.config.metric_tags.items()}
+    return {"model": version.model, "version": version.name, **tags}
 
 
 def _latency(
     name: str, read: Callable[[VersionStatistics], int], what: str
-) -> Family[VersionSeries]:
+) -> Family[ModelVersion]:
     """A counter of nanoseconds, told in microseconds."""
     return Family(
         f"nv_inference_{name}_us", "counter", lambda v: read(v.statistics) // 1_000,
@@ -276,7 +270,7 @@ def _latency(
 
 def _durations(
     name: str, read: Callable[[VersionStatistics], Histogram], what: str
-) -> Family[VersionSeries]:
+) -> Family[ModelVersion]:
     """A histogram of nanoseconds, told in seconds."""
     return Family(
         f"headrace_{name}_duration_seconds", "histogram", lambda v: _seconds(read(v.statistics)),
@@ -289,7 +283,7 @@ def _seconds(histogram: Histogram) -> Buckets:
     return Buckets(bounds, histogram.counts, histogram.total_ns / 1e9)
 
 
-def _first_responses(version: VersionSeries) -> Buckets | None:
+def _first_responses(version: ModelVersion) -> Buckets | None:
     first = version.statistics.responses.first
     if first is None:
         return None
@@ -297,8 +291,8 @@ def _first_responses(version: VersionSeries) -> Buckets | None:
     return Buckets(bounds, first.counts, first.total_ns / 1e6)
 
 
-def _summary(kind: str, quantiles: Sequence[float]) -> Family[VersionSeries]:
-    def read(version: VersionSeries) -> Quantiles | None:
+def _summary(kind: str, quantiles: Sequence[float]) -> Family[ModelVersion]:
+    def read(version: ModelVersion) -> Quantiles | None:
         statistics = version.statistics
         if statistics.window is None:
             return None
@@ -311,7 +305,7 @@ def _summary(kind: str, quantiles: Sequence[float]) -> Family[VersionSeries]:
     return Family(f"nv_inference_{kind}_summary_us", "summary", read, text)
 
 
-def _batch_rows(version: VersionSeries) -> Buckets:
+def _batch_rows(version: ModelVersion) -> Buckets:
     counts = [0] * (len(_BATCH_BOUNDS) + 1)
     total = 0
     for rows, batch in version.statistics.batches.items():
@@ -320,7 +314,7 @@ def _batch_rows(version: VersionSeries) -> Buckets:
     return Buckets([f"{bound}.0" for bound in _BATCH_BOUNDS], counts, total)
 
 
-def _batches_closed(version: VersionSeries) -> Mapping[Closed, int] | None:
+def _batches_closed(version: ModelVersion) -> Mapping[Closed, int] | None:
     """Without any, no reason takes room."""
     closed = version.statistics.batches_closed
     return closed if any(closed.values()) else None
@@ -337,7 +331,7 @@ _LATENCY_COUNTERS = (
     _latency("compute_infer_duration", lambda s: s.compute_infer_ns, "of running the model"),
     _latency("compute_output_duration", lambda s: s.compute_output_ns, "of giving outputs out"),
 )
-_VERSION_FAMILIES: tuple[Family[VersionSeries], ...] = (
+_VERSION_FAMILIES: tuple[Family[ModelVersion], ...] = (
     Family("nv_inference_request_success", "counter", lambda v: v.statistics.success_count,
            "Successful requests"),
     Family("nv_inference_count", "counter", lambda v: v.statistics.inference_count,
@@ -355,9 +349,10 @@ _VERSION_FAMILIES: tuple[Family[VersionSeries], ...] = (
            "Seconds that loading took"),
     Family("headrace_model_memory_bytes", "gauge", lambda v: v.memory_bytes or None,
            "Memory that a version's instances take"),
-    Family("headrace_model_instances", "gauge", lambda v: v.instances,
+    Family("headrace_model_instances", "gauge",
+           lambda v: Counter(instance.kind.value for instance in v.instances),
            "Instances that run a version", ("kind",)),
-    Family("headrace_stalled_instances", "gauge", lambda v: v.stalled,
+    Family("headrace_stalled_instances", "gauge", lambda v: len(v.stalled),
            "Instances whose batch makes no progress"),
     Family("headrace_ended_runs_total", "counter", lambda v: v.statistics.ended_runs,
            "Runs in the server's process that were ended, by why", ("reason",)),
@@ -437,51 +432,53 @@ TRAFFIC_FAMILIES: tuple[Family[TrafficSeries], ...] = (
            lambda t: {n: _seconds(shadow.durations) for n, shadow in t.shadows.items()},
            "Seconds from submitting a copy to its answer", ("version",)),
 )  # fmt: skip
-SERVER_FAMILIES: tuple[Family[ServerSeries], ...] = (
-    Family("headrace_server_info", "gauge", lambda s: {s.instance_id: 1},
+SERVER_FAMILIES: tuple[Family[Engine], ...] = (
+    Family("headrace_server_info", "gauge", lambda e: {e.instance_id: 1},
            "Which process this is, as /v2 says it", ("id",)),
-    Family("headrace_ready", "gauge", lambda s: s.ready, "Whether the server is ready, 1 or 0"),
-    Family("headrace_admitted_requests", "gauge", lambda s: s.admitted_requests,
-           "Requests under way"),
-    Family("headrace_admitted_bytes", "gauge", lambda s: s.admitted_bytes,
-           "Bytes of the requests under way"),
-    Family("headrace_admitted_bytes_peak", "gauge", lambda s: s.peak_bytes,
-           "The most that this has been"),
-    Family("headrace_admitted_requests_limit", "gauge", lambda s: s.max_requests,
-           "Most requests under way"),
-    Family("headrace_admitted_bytes_limit", "gauge", lambda s: s.max_bytes,
-           "Most bytes of requests under way"),
-    Family("headrace_overloaded_total", "counter", lambda s: s.overloaded,
-           "Requests refused at the server's limits"),
-    Family("headrace_incoming_requests", "gauge", lambda s: s.incoming,
-           "Requests of which the first part has come; their bytes are admitted, they are not"),
-    Family("headrace_unread_answer_bytes", "gauge", lambda s: s.unread_bytes,
-           "Bytes of answers that wait for clients to read them; admitted bytes, too"),
-    Family("headrace_requests_total", "counter",
-           lambda s: {(door, operation, status): count
-                      for door, operation, status, count in s.answers},
-           "Requests answered, or given up by clients", ("door", "operation", "status")),
-    Family("headrace_connections", "gauge",
-           lambda s: {door: s.connections.get(door, 0) for door in ("http", "grpc")},
-           "Open connections of clients", ("door",)),
-    Family("headrace_connections_limit", "gauge", lambda s: s.max_connections,
-           "Most connections in each process"),
-    Family("headrace_refused_connections_total", "counter", lambda s: s.refused_connections,
-           "Connections closed at once: there were too many"),
-    Family("headrace_failed_accepts_total", "counter", lambda s: s.failed_accepts,
-           "Connections that could not be accepted, as without a free descriptor"),
-    Family("headrace_given_up_total", "counter",
-           lambda s: {why: s.given_up.get(why, 0) for why in ("unsent", "unread")},
-           "Requests and connections given up: their clients did not send, or read, the rest in"
-           " time", ("reason",)),
-    Family("headrace_log_lines_dropped_total", "counter", lambda s: s.dropped_lines,
+    Family("headrace_ready", "gauge", lambda e: e.ready, "Whether the server is ready, 1 or 0"),
+    Family("headrace_log_lines_dropped_total", "counter", lambda e: e.logs.dropped,
            "Lines of the log that could not be written"),
     Family("headrace_model_loads_total", "counter",
-           lambda s: {
-               (load.model, outcome): count for load in s.loads
-               for outcome, count in (("success", load.succeeded), ("failure", load.failed))
+           lambda e: {
+               (model.name, outcome): count for model in e.models()
+               for outcome, count in (("success", model.loads), ("failure", model.failed_loads))
            },
            "Loads and reloads by outcome", ("model", "outcome")),
+)  # fmt: skip
+ADMISSION_FAMILIES: tuple[Family[Admission], ...] = (
+    Family("headrace_admitted_requests", "gauge", lambda a: a.requests,
+           "Requests under way"),
+    Family("headrace_admitted_bytes", "gauge", lambda a: a.bytes,
+           "Bytes of the requests under way"),
+    Family("headrace_admitted_bytes_peak", "gauge", lambda a: a.peak_bytes,
+           "The most that this has been"),
+    Family("headrace_admitted_requests_limit", "gauge", lambda a: a.max_requests,
+           "Most requests under way"),
+    Family("headrace_admitted_bytes_limit", "gauge", lambda a: a.max_bytes,
+           "Most bytes of requests under way"),
+    Family("headrace_overloaded_total", "counter", lambda a: a.refused,
+           "Requests refused at the server's limits"),
+    Family("headrace_incoming_requests", "gauge", lambda a: a.messages,
+           "Requests of which the first part has come; their bytes are admitted, they are not"),
+    Family("headrace_unread_answer_bytes", "gauge", lambda a: a.unread,
+           "Bytes of answers that wait for clients to read them; admitted bytes, too"),
+    Family("headrace_requests_total", "counter",
+           lambda a: {(door, operation, status): count
+                      for door, operation, status, count in a.answers.samples()},
+           "Requests answered, or given up by clients", ("door", "operation", "status")),
+    Family("headrace_connections", "gauge",
+           lambda a: {door: a.connections.get(door, 0) for door in ("http", "grpc")},
+           "Open connections of clients", ("door",)),
+    Family("headrace_connections_limit", "gauge", lambda a: a.shares.connections,
+           "Most connections in each process"),
+    Family("headrace_refused_connections_total", "counter", lambda a: a.refused_connections,
+           "Connections closed at once: there were too many"),
+    Family("headrace_failed_accepts_total", "counter", lambda a: a.failed_accepts,
+           "Connections that could not be accepted, as without a free descriptor"),
+    Family("headrace_given_up_total", "counter",
+           lambda a: {why: a.aborted.get(why, 0) for why in ("unsent", "unread")},
+           "Requests and connections given up: their clients did not send, or read, the rest in"
+           " time", ("reason",)),
 )  # fmt: skip
 MEMORY_FAMILIES: tuple[Family[MemoryCounts], ...] = (
     Family("headrace_models_in_memory", "gauge", lambda m: m.models, "Models that are loaded"),

@@ -1,0 +1,82 @@
+"""A server and its versions as the metrics look at them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+from headrace.engine.admission import Admission
+from headrace.engine.engine import Engine
+from headrace.engine.metrics import ServerCollector
+from headrace.engine.model import ModelVersion, Traffic
+from headrace.observability.machine import Machine
+from headrace.observability.model_metrics import ModelMetrics
+from headrace.observability.series import GpuSeries, MetricsOptions
+from headrace.observability.statistics import VersionStatistics
+
+
+@dataclass
+class FakeVersion:
+    """A version that serves."""
+
+    model: str
+    name: str
+    statistics: VersionStatistics
+    pending: int = 0
+    load_seconds: float = 0.0
+    tags: Mapping[str, str] = field(default_factory=dict)
+    stalled: Sequence[object] = ()
+    ready: bool = True
+    workers: None = None
+    memory_bytes: int = 0
+    instances: Sequence[object] = ()
+    endpoints: Sequence[object] = ()
+    gpu_memory: Sequence[object] = ()
+    backends: Sequence[object] = ()
+
+    @property
+    def config(self) -> SimpleNamespace:
+        return SimpleNamespace(metric_tags=self.tags)
+
+
+@dataclass
+class FakeEngine:
+    """An engine with these versions, and models that were loaded so often, and failed to be."""
+
+    serving: Sequence[FakeVersion] = ()
+    known: Sequence[tuple[str, int, int]] = ()
+    ready: bool = True
+    admission: Admission = field(default_factory=lambda: Admission(0, 0))
+    instance_id: str = "this"
+    loads: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(counts=lambda: None))
+    logs: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(dropped=0))
+    model_metrics: ModelMetrics = field(default_factory=ModelMetrics)
+
+    @property
+    def traffic(self) -> Traffic:
+        return Traffic({}, self.admission, lambda: None)
+
+    def versions(self) -> Iterator[FakeVersion]:
+        return iter(self.serving)
+
+    def models(self) -> list[Any]:
+        return [
+            SimpleNamespace(name=name, loads=loads, failed_loads=failed)
+            for name, loads, failed in self.known
+        ]
+
+
+def collector(
+    engine: FakeEngine,
+    machine: Machine | None = None,
+    options: MetricsOptions | None = None,
+    gpus: GpuSeries | None = None,
+) -> ServerCollector:
+    """What turns the state of an engine into families."""
+    found = gpus or GpuSeries()
+    return ServerCollector(cast(Engine, engine), machine, options, lambda: found)
+
+
+def a_version(statistics: VersionStatistics) -> ModelVersion:
+    """A version with these counters."""
+    return cast(ModelVersion, FakeVersion("m", "1", statistics))
