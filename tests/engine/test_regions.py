@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.backends.gpus import CudaDriver, CudaError
-from headrace.core.call import Stretch
+from headrace.core.call import RegionSlice
 from headrace.core.errors import (
     AlreadyExists,
     ExecutionFailed,
@@ -64,7 +64,7 @@ def test_a_region(shared: SharedFile) -> None:
     status = regions.system_status("r").regions["r"]
     assert (status.name, status.key, status.offset, status.byte_size) == ("r", shared.key, 2, 6)
     assert regions.system_status() == regions.system_status("r")
-    region = regions.take(Stretch("r", 1, 5))
+    region = regions.take(RegionSlice("r", 1, 5))
     data = bytearray(5)
     region.read(memoryview(data), 1)
     assert data == b"34567"
@@ -206,22 +206,26 @@ def test_there_is_an_end_to_regions(shared: SharedFile) -> None:
 @pytest.mark.parametrize(
     ("place", "error", "part"),
     [
-        (Stretch("x", 0, 1), NotFound, "Unable to find shared memory region: 'x'"),
-        (Stretch("r", 100, 0), InvalidRequest, "Invalid offset for shared memory region"),
-        (Stretch("r", 2**63, 1), InvalidRequest, "Invalid offset for shared memory region"),
-        (Stretch("r", 99, 2), InvalidRequest, "Invalid offset \\+ byte size for shared memory"),
-        (Stretch("r", 1, 2**63), InvalidRequest, "Invalid offset \\+ byte size for shared memory"),
+        (RegionSlice("x", 0, 1), NotFound, "Unable to find shared memory region: 'x'"),
+        (RegionSlice("r", 100, 0), InvalidRequest, "Invalid offset for shared memory region"),
+        (RegionSlice("r", 2**63, 1), InvalidRequest, "Invalid offset for shared memory region"),
+        (RegionSlice("r", 99, 2), InvalidRequest, "Invalid offset \\+ byte size for shared memory"),
+        (
+            RegionSlice("r", 1, 2**63),
+            InvalidRequest,
+            "Invalid offset \\+ byte size for shared memory",
+        ),
     ],
 )
-def test_stretches_outside(
-    shared: SharedFile, place: Stretch, error: type[ServerError], part: str
+def test_slices_outside(
+    shared: SharedFile, place: RegionSlice, error: type[ServerError], part: str
 ) -> None:
     regions = regions_of()
     register(regions, "r", shared.key, 0, 100)
     with pytest.raises(error, match=part):
         regions.take(place)
-    regions.take(Stretch("r", 99, 1))
-    regions.take(Stretch("r", 0, 100))
+    regions.take(RegionSlice("r", 99, 1))
+    regions.take(RegionSlice("r", 0, 100))
 
 
 def test_unregister(shared: SharedFile) -> None:
@@ -247,13 +251,13 @@ def test_a_region_in_use_stays_until_it_is_not(shared: SharedFile) -> None:
     regions = regions_of()
     register(regions, "r", shared.key)
     shared.put(b"still here")
-    region = regions.take(Stretch("r", 0, SIZE))
+    region = regions.take(RegionSlice("r", 0, SIZE))
     regions.unregister("r", cuda=False)
     regions.unregister("", cuda=False)
     assert set(regions.system_status().regions) == {"r"}
     with pytest.raises(AlreadyExists):
         register(regions, "r", shared.key)
-    assert regions.take(Stretch("r", 0, 1)) is region
+    assert regions.take(RegionSlice("r", 0, 1)) is region
     data = bytearray(10)
     region.read(memoryview(data), 0)
     assert data == b"still here"
@@ -269,7 +273,7 @@ def test_a_region_in_use_stays_until_it_is_not(shared: SharedFile) -> None:
 def test_a_file_that_becomes_shorter(shared: SharedFile) -> None:
     regions = regions_of()
     register(regions, "r", shared.key)
-    region = regions.take(Stretch("r", 0, SIZE))
+    region = regions.take(RegionSlice("r", 0, SIZE))
     shared.resize(100)
     with pytest.raises(InvalidRequest, match="'r' does not have the bytes any more"):
         region.read(memoryview(bytearray(200)), 0)
@@ -295,7 +299,7 @@ def test_it_is_off_by_default(shared: SharedFile) -> None:
         with pytest.raises(Unsupported, match="Start the server with '--allow-client-shm=true'"):
             attempt()
     with pytest.raises(NotFound, match=r"Unable to find shared memory region: 'r'\. .*=true'"):
-        regions.take(Stretch("r", 0, 1))
+        regions.take(RegionSlice("r", 0, 1))
 
 
 # --- any registration
@@ -392,7 +396,7 @@ def test_cuda_with_a_gpu() -> None:
     status = regions.cuda_status("c").regions["c"]
     assert (status.name, status.device_id, status.byte_size) == ("c", 0, 16)
     assert not regions.system_status().regions
-    region = regions.take(Stretch("c", 4, 8))
+    region = regions.take(RegionSlice("c", 4, 8))
     region.write(memoryview(b"abcd"), 4)
     assert cuda.buffers[1][4:8] == b"abcd"
     data = bytearray(2)

@@ -13,9 +13,9 @@ import pytest
 from headrace.core.call import (
     Call,
     InferResponse,
+    RegionSlice,
     Shared,
     SharedInput,
-    Stretch,
     Timing,
 )
 from headrace.core.datatypes import Datatype
@@ -98,13 +98,13 @@ class Scene:
 
     def floats(self, nbytes: int, offset: int = 0, region: str = "r") -> None:
         """Have an input `x` there."""
-        place = Stretch(region, offset, nbytes)
+        place = RegionSlice(region, offset, nbytes)
         inputs = {"x": SharedInput(Datatype.FP32, (nbytes // 4,), place)}
         self.shared = self.shared._replace(inputs=inputs)
 
     def room(self, nbytes: int, offset: int = 0) -> None:
         """Have room for an output `y` there."""
-        self.shared = self.shared._replace(outputs={"y": Stretch("r", offset, nbytes)})
+        self.shared = self.shared._replace(outputs={"y": RegionSlice("r", offset, nbytes)})
 
     def begin(self) -> KeptCall:
         self.call.shared = self.shared
@@ -118,7 +118,7 @@ class Scene:
 
     @property
     def in_use(self) -> int:
-        region = self.regions.take(Stretch("r", 0, 0))
+        region = self.regions.take(RegionSlice("r", 0, 0))
         self.regions.release(region)
         return region.users
 
@@ -167,7 +167,7 @@ def test_an_input_of_strings(count: int) -> None:
             array = object_array([str(n).encode() * 3 for n in range(count)], [count])
             raw = raw_bytes(array)
             s.file.put(bytes(raw))
-            place = Stretch("r", 0, len(raw))
+            place = RegionSlice("r", 0, len(raw))
             s.shared = Shared({"x": SharedInput(Datatype.BYTES, (count,), place)})
             call = s.begin()
             await s.until(lambda: s.work.submitted)
@@ -183,7 +183,7 @@ def test_strings_that_make_no_sense(nbytes: int) -> None:
     async def scenario() -> None:
         async with scene() as s:
             s.file.put(b"\xff" * nbytes)
-            place = Stretch("r", 0, nbytes)
+            place = RegionSlice("r", 0, nbytes)
             s.shared = Shared({"x": SharedInput(Datatype.BYTES, (1,), place)})
             await refused(s, InvalidRequest, "incomplete string data")
 

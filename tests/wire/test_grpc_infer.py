@@ -14,8 +14,8 @@ from headrace.core.call import (
     Call,
     InferResponse,
     Parameter,
+    RegionSlice,
     SharedInput,
-    Stretch,
     Timing,
 )
 from headrace.core.datatypes import Datatype
@@ -296,11 +296,11 @@ def test_tensors_in_shared_memory() -> None:
         "b": [1], "d": [2]
     }  # fmt: skip
     assert request.shared.inputs == {
-        "a": SharedInput(Datatype.FP32, (2,), Stretch("r", 16, 8)),
-        "c": SharedInput(Datatype.BYTES, (1,), Stretch("r", 0, 99)),
+        "a": SharedInput(Datatype.FP32, (2,), RegionSlice("r", 16, 8)),
+        "c": SharedInput(Datatype.BYTES, (1,), RegionSlice("r", 0, 99)),
     }
     assert (request.outputs, request.classes) == (("y", "z"), {"z": 2})
-    assert request.shared.outputs == {"y": Stretch("r", 8, 0)}
+    assert request.shared.outputs == {"y": RegionSlice("r", 8, 0)}
 
 
 def test_typed_contents_beside_shared_memory() -> None:

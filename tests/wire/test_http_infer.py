@@ -15,8 +15,8 @@ from headrace.core.call import (
     MAX_TENSORS,
     Call,
     InferResponse,
+    RegionSlice,
     SharedInput,
-    Stretch,
     Timing,
 )
 from headrace.core.datatypes import NUMPY, Datatype
@@ -223,8 +223,8 @@ def test_inputs_in_shared_memory() -> None:
     assert (request.id, request.priority, request.classes) == ("", 2, {})
     assert list(request.inputs) == ["here", "raw"]
     assert request.shared.inputs == {
-        "x": SharedInput(Datatype.FP32, (2,), Stretch("r", 16, 8)),
-        "s": SharedInput(Datatype.BYTES, (1, 2), Stretch("r", 0, 99)),
+        "x": SharedInput(Datatype.FP32, (2,), RegionSlice("r", 16, 8)),
+        "s": SharedInput(Datatype.BYTES, (1, 2), RegionSlice("r", 0, 99)),
     }
     assert request.shared.outputs == {}
     assert form == ResponseForm()
@@ -242,7 +242,7 @@ def test_outputs_in_shared_memory() -> None:
     assert request.outputs == ("y", "z", "b")
     assert request.classes == {"z": 3}
     assert request.parameters == {"mine": 1}
-    assert request.shared.outputs == {"y": Stretch("r", 0, 0)}
+    assert request.shared.outputs == {"y": RegionSlice("r", 0, 0)}
     assert form == ResponseForm(False, {"y": False, "z": False, "b": True}, frozenset("y"))
 
 

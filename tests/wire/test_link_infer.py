@@ -14,9 +14,9 @@ from headrace.core.call import (
     Call,
     InferResponse,
     Raw,
+    RegionSlice,
     Shared,
     SharedInput,
-    Stretch,
     Timing,
 )
 from headrace.core.datatypes import Datatype
@@ -116,12 +116,12 @@ def test_responses(given: list[InferResponse]) -> None:
             assert_same(one, other)
 
 
-stretches = st.builds(Stretch, texts, st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1))
+slices = st.builds(RegionSlice, texts, st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1))
 shared_inputs = st.builds(
     SharedInput,
     st.sampled_from(Datatype),
     st.lists(st.integers(0, 9), max_size=3).map(tuple),
-    stretches,
+    slices,
 )
 
 
@@ -130,13 +130,13 @@ shared_inputs = st.builds(
     requests,
     st.dictionaries(texts, st.integers(1, 9), max_size=2),
     st.dictionaries(texts, shared_inputs, max_size=3),
-    st.dictionaries(texts, stretches, max_size=3),
+    st.dictionaries(texts, slices, max_size=3),
 )
 def test_requests_with_shared_memory(
     given: Call,
     classes: dict[str, int],
     inputs: dict[str, SharedInput],
-    outputs: dict[str, Stretch],
+    outputs: dict[str, RegionSlice],
 ) -> None:
     writer, reader = RequestWriter(), RequestReader()
     request = given.like(classes=classes, shared=Shared(inputs, outputs))

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from headrace.core.call import Parameter, Stretch
+from headrace.core.call import Parameter, RegionSlice
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest
-from headrace.wire.parameters import read_stretch
+from headrace.wire.parameters import read_region_slice
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.v2_protobuf import (
     AnswerReader,
@@ -40,12 +40,16 @@ def test_what_has_a_place_is_not_in_the_message() -> None:
     pieces = shared_request("m", "", INPUTS, ["Y", "Z"], {}, "", places, rooms)
     message = pb.ModelInferRequest.FromString(b"".join(pieces))
     first, *others = message.inputs
-    assert read_stretch("input 'A'", parameter_values(first.parameters)) == Stretch("in", 64, 32)
+    assert read_region_slice("input 'A'", parameter_values(first.parameters)) == RegionSlice(
+        "in", 64, 32
+    )
     assert not any(item.parameters for item in others)
     assert len(message.raw_input_contents) == 2
     assert message.raw_input_contents[1] == ROW.tobytes()
     room, wire = message.outputs
-    assert read_stretch("output 'Y'", parameter_values(room.parameters)) == Stretch("out", 0, 16)
+    assert read_region_slice("output 'Y'", parameter_values(room.parameters)) == RegionSlice(
+        "out", 0, 16
+    )
     assert not wire.parameters
 
 

@@ -58,7 +58,7 @@ NOBODY = Nobody()
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class RegionSlice:
     """`byte_size` bytes of a shared memory region, from `offset` in it on."""
 
     region: str
@@ -72,14 +72,14 @@ class SharedInput:
 
     datatype: Datatype
     shape: tuple[int, ...]
-    place: Stretch
+    place: RegionSlice
 
 
 class Shared(NamedTuple):
     """The tensors of a request that are in shared memory: inputs, and places for outputs."""
 
     inputs: Mapping[str, SharedInput] = {}
-    outputs: Mapping[str, Stretch] = {}
+    outputs: Mapping[str, RegionSlice] = {}
 
 
 class Raw(Enum):

@@ -30,10 +30,10 @@ from headrace.core.call import (
     Done,
     InferResponse,
     Owner,
+    RegionSlice,
     Shared,
     SharedInput,
     Stage,
-    Stretch,
     Submit,
 )
 from headrace.core.datatypes import NUMPY, Datatype
@@ -228,10 +228,10 @@ class Regions:
 
     # --- requests
 
-    def take(self, place: Stretch) -> Region:
-        """The region of a stretch, in use until it is given back with `release`.
+    def take(self, place: RegionSlice) -> Region:
+        """The region of a slice, in use until it is given back with `release`.
 
-        Raises `NotFound`, and `InvalidRequest` for a stretch that is not within it.
+        Raises `NotFound`, and `InvalidRequest` for a slice that is not within it.
         """
         region = self._regions.get(place.region)
         if region is None:
@@ -533,7 +533,7 @@ class SharedMemory(Stage):
         self._nbytes = nbytes
         return [partial(self._read, call.inputs, *source) for source in sources]
 
-    def _use(self, place: Stretch) -> Region:
+    def _use(self, place: RegionSlice) -> Region:
         region = self._regions.take(place)
         self._used.append(region)
         return region

@@ -24,9 +24,9 @@ from headrace.core.call import (
     InferResponse,
     Parameter,
     Raw,
+    RegionSlice,
     Shared,
     SharedInput,
-    Stretch,
     Timing,
 )
 from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
@@ -341,19 +341,19 @@ def _shared(inputs: Any, outputs: Any) -> Shared:
             _is(str, name): SharedInput(
                 BY_NAME[given["datatype"]],
                 tuple([_is(int, d) for d in given["shape"]]),
-                _stretch(given["place"]),
+                _region_slice(given["place"]),
             )
             for name, given in inputs.items()
         },
-        {_is(str, name): _stretch(given) for name, given in outputs.items()},
+        {_is(str, name): _region_slice(given) for name, given in outputs.items()},
     )
 
 
-def _stretch(given: Any) -> Stretch:
+def _region_slice(given: Any) -> RegionSlice:
     offset, byte_size = _is(int, given["offset"]), _is(int, given["byte_size"])
     if offset < 0 or byte_size < 0:
-        raise ValueError("a stretch of a region that begins or ends before it")
-    return Stretch(_is(str, given["region"]), offset, byte_size)
+        raise ValueError("a slice of a region that begins or ends before it")
+    return RegionSlice(_is(str, given["region"]), offset, byte_size)
 
 
 def _response_template(document: Any) -> _Template:

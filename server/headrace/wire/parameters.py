@@ -2,7 +2,7 @@
 
 Those of infer requests (reserved names, and the rest, which models may read), those by which a
 tensor says where it lies in shared memory, and those of requests to load and unload models. Whether
-there is such a region of shared memory, and whether a stretch lies within it, is not known here.
+there is such a region of shared memory, and whether a slice lies within it, is not known here.
 
 Times are told in parameters and in headers: how long a request may take, and where its time went.
 What a request may take comes as gRPC writes it, in `grpc-timeout`: a number and a unit, such as
@@ -23,8 +23,8 @@ from headrace.core.call import (
     Call,
     InferResponse,
     Parameter,
+    RegionSlice,
     SharedInput,
-    Stretch,
     Timing,
 )
 from headrace.core.datatypes import ITEM_SIZES, Datatype
@@ -128,7 +128,7 @@ PARAMETERS = (REGION, _OFFSET, _SIZE)
 _MOST = 2**63 - 1
 
 
-def read_stretch(what: str, parameters: Mapping[str, Any]) -> Stretch:
+def read_region_slice(what: str, parameters: Mapping[str, Any]) -> RegionSlice:
     """The place that a tensor's parameters name; `what` is the tensor, for messages.
 
     Raises `InvalidRequest`.
@@ -154,7 +154,7 @@ def read_stretch(what: str, parameters: Mapping[str, Any]) -> Stretch:
             f"Invalid offset + byte size for shared memory region: '{region}'."
             f" {what[:1].upper()}{what[1:]} asks for {offset} + {size}"
         )
-    return Stretch(region, offset, size)
+    return RegionSlice(region, offset, size)
 
 
 def shared_input(
@@ -169,7 +169,7 @@ def shared_input(
 
     Raises `InvalidRequest`.
     """
-    place = read_stretch(f"input '{name}'", parameters)
+    place = read_region_slice(f"input '{name}'", parameters)
     count = element_count(name, shape)
     if datatype is Datatype.BYTES:
         if count * 4 > place.byte_size:
@@ -182,14 +182,14 @@ def shared_input(
     return SharedInput(datatype, tuple(shape), place)
 
 
-def shared_output(name: str, parameters: Mapping[str, Any]) -> Stretch:
+def shared_output(name: str, parameters: Mapping[str, Any]) -> RegionSlice:
     """The room for an output in shared memory; raises `InvalidRequest`."""
     if parameters.get("classification", 0) != 0:
         raise InvalidRequest(
             f"output '{name}': 'classification' can not be had in shared memory,"
             f" set it or '{REGION}'"
         )
-    return read_stretch(f"output '{name}'", parameters)
+    return read_region_slice(f"output '{name}'", parameters)
 
 
 _CONFIG = "config"

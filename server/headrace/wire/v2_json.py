@@ -30,9 +30,9 @@ from headrace.core.call import (
     InferResponse,
     Parameter,
     Raw,
+    RegionSlice,
     Shared,
     SharedInput,
-    Stretch,
     Timing,
 )
 from headrace.core.datatypes import BY_NAME, ITEM_SIZES, Datatype
@@ -192,7 +192,7 @@ def decode_infer(
             f" {len(tail)} bytes follow the JSON, the inputs use {inputs.position}"
         )
     classes: dict[str, int] = {}
-    places: dict[str, Stretch] = {}
+    places: dict[str, RegionSlice] = {}
     if document.get("outputs") is not None:
         classes, places = _outputs(_tensors(document, "outputs"), form)
     tensors, shared = inputs.found, None
@@ -269,13 +269,13 @@ class _Inputs:
 
 def _outputs(
     items: list[dict[str, Any]], form: ResponseForm
-) -> tuple[dict[str, int], dict[str, Stretch]]:
+) -> tuple[dict[str, int], dict[str, RegionSlice]]:
     """Put how each named output is to be sent into `form`.
 
     The class counts of those that ask, and the places of those for shared memory.
     """
     classes: dict[str, int] = {}
-    places: dict[str, Stretch] = {}
+    places: dict[str, RegionSlice] = {}
     if len(items) > MAX_TENSORS:
         raise InvalidRequest(f"a request may name {MAX_TENSORS} outputs, got {len(items)}")
     for item in items:

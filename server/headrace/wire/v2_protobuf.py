@@ -28,9 +28,9 @@ from headrace.core.call import (
     Computed,
     InferResponse,
     Parameter,
+    RegionSlice,
     Shared,
     SharedInput,
-    Stretch,
 )
 from headrace.core.datatypes import BY_NAME, ITEM_SIZES, NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
@@ -251,10 +251,10 @@ def _from_contents(
 
 def _outputs(
     message: pb.ModelInferRequest,
-) -> tuple[tuple[str, ...], dict[str, int], dict[str, Stretch]]:
+) -> tuple[tuple[str, ...], dict[str, int], dict[str, RegionSlice]]:
     """The wanted outputs, the class counts of some, and the places of those for shared memory."""
     classes: dict[str, int] = {}
-    shared: dict[str, Stretch] = {}
+    shared: dict[str, RegionSlice] = {}
     if len(message.outputs) > MAX_TENSORS:
         raise InvalidRequest(
             f"a request may name {MAX_TENSORS} outputs, got {len(message.outputs)}"

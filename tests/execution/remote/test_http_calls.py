@@ -64,7 +64,7 @@ class Server:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-        headers = dict(connection.split(": ", 1) for connection in head[1:] if connection)
+        headers = dict(line.split(": ", 1) for line in head[1:] if line)
         await reader.readexactly(int(headers.get("content-length", "0")))
         path = head[0].split(" ")[1]
         self.asked.append((path, headers))
