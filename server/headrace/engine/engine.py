@@ -24,7 +24,7 @@ from headrace.engine.model import (
     Traffic,
     parse_version,
 )
-from headrace.engine.model_services import ModelHost
+from headrace.engine.model_services import EngineServices
 from headrace.engine.on_request import OnRequest
 from headrace.engine.opening import LoadOptions, open_model
 from headrace.engine.residency import ResidencyOptions
@@ -433,5 +433,5 @@ class Engine:
         standing = [v for v in self.versions() if v.state is State.UNLOADING]
         return list(dict.fromkeys([*standing, *self._lifecycle.leaving]))
 
-    def _host_for_version(self, version: ModelVersion) -> ModelHost:
-        return ModelHost(self, self.model_metrics, version, self.tracing)
+    def _host_for_version(self, version: ModelVersion) -> EngineServices:
+        return EngineServices(self, self.model_metrics, version, self.tracing)

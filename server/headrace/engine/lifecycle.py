@@ -26,7 +26,7 @@ from headrace.core.limits import ABANDONED_SECS
 from headrace.engine.doors import Entrance
 from headrace.engine.loading import Change, LoadedVersion, update
 from headrace.engine.model import Model, ModelVersion, Router, State
-from headrace.engine.model_services import LoadingHost, ModelHost
+from headrace.engine.model_services import EngineServices, LoadingServices
 from headrace.engine.opening import LoadOptions, Opened, open_model
 from headrace.engine.shared_memory import Regions
 from headrace.engine.threads import Stopped, Threads, TookTooLong
@@ -114,7 +114,7 @@ class Lifecycle(Loads):
         backends: Mapping[str, Backend],
         options: LoadOptions,
         changed: Callable[[Model], None],
-        host: Callable[[ModelVersion], ModelHost],
+        host: Callable[[ModelVersion], EngineServices],
         regions: Regions,
         statistics: Callable[[], VersionStatistics] = VersionStatistics,
         announce: Callable[[], None] = lambda: None,
@@ -249,7 +249,7 @@ class Lifecycle(Loads):
         while not self._is_stopped():
             asked = self._host(version)
             asked.loading = opened.source.name
-            host = LoadingHost(asked, loop, self._threads.wait)
+            host = LoadingServices(asked, loop, self._threads.wait)
             options = replace(self._options, host=host)
             work = partial(update, version.serving, opened, version.number, options)
             try:

@@ -18,7 +18,7 @@ from headrace.engine.chain import Compose, check, classify, count_responses, div
 from headrace.engine.doors import Direct, FutureCall, Target
 from headrace.engine.fail_over import FailOver
 from headrace.engine.loading import Change, GpuMemory, LoadedInstance, LoadedVersion, Serving
-from headrace.engine.model_services import ModelHost
+from headrace.engine.model_services import EngineServices
 from headrace.engine.shared_memory import Regions, share
 from headrace.execution.choice import InstanceKind
 from headrace.execution.placement import PlacedInstance, Placement, Surroundings
@@ -103,7 +103,7 @@ class ModelVersion:
         self._batcher: Batcher | None = None
         self._config: ModelConfig | None = None
         self._signature: Signature | None = None
-        self._host: ModelHost | None = None
+        self._host: EngineServices | None = None
         self._labels: Mapping[str, Sequence[str]] = {}  # of outputs, for classes
         self._regions: Regions
         self._account: ModelAccount | None = None
@@ -256,7 +256,7 @@ class ModelVersion:
         self,
         loaded: LoadedVersion,
         loop: asyncio.AbstractEventLoop,
-        host: ModelHost,
+        host: EngineServices,
         regions: Regions,
     ) -> None:
         """Take requests from now on. `host` is what the model reaches of the server, `regions` are

@@ -3,7 +3,7 @@
 What they ask for is part of a request that was admitted, so it is not admitted again, and goes on
 while the server finishes what it has. What a model asks for while it is started or warmed up, on a
 loading thread, is asked on the server's event loop, and what comes of it is told on the event loop
-of that thread (`LoadingHost`). Meanwhile the load does not count among those that are done at a
+of that thread (`LoadingServices`). Meanwhile the load does not count among those that are done at a
 time: what it waits for may have to be loaded, too. Models that are not ready yet cannot be asked.
 """
 
@@ -17,7 +17,7 @@ from headrace.core.call import Call, InferResponse
 from headrace.core.errors import ExecutionFailed, InvalidRequest, NotFound, ServerError, Unsupported
 from headrace.core.model_spec import LoadParameters
 from headrace.engine.tracing import TracedCall, Tracing
-from headrace.execution.host import Host
+from headrace.execution.services import ModelServices
 from headrace.observability.model_metrics import ModelMetrics
 from headrace.observability.trace_settings import TRACE_PARAMETER
 from headrace.wire.parameters import load_parameters_of_json
@@ -64,8 +64,8 @@ class Models(Protocol):
         """Whether requests for a model are taken; raises `InvalidRequest`."""
 
 
-class ModelHost:
-    """What one version of a model reaches of the server; see `headrace.execution.host.Host`."""
+class EngineServices:
+    """What one version of a model reaches of the server."""
 
     def __init__(
         self,
@@ -160,11 +160,11 @@ class ModelHost:
 Answer = Callable[[object, ServerError | None], None]
 
 
-class LoadingHost:
+class LoadingServices:
     """Hands on what a model asks `host` for, which belongs to `loop`; to be used on other loops."""
 
     def __init__(
-        self, host: Host, loop: asyncio.AbstractEventLoop, wait: Callable[[bool], None]
+        self, host: ModelServices, loop: asyncio.AbstractEventLoop, wait: Callable[[bool], None]
     ) -> None:
         """`wait` is told when the load begins to wait for somebody, and when it does not."""
         self._host = host
@@ -222,7 +222,7 @@ class LoadingHost:
 class _Asked(Call):
     """What a call of the loading thread asks for, on the server's event loop."""
 
-    def __init__(self, owner: LoadingHost, here: asyncio.AbstractEventLoop, call: Call) -> None:
+    def __init__(self, owner: LoadingServices, here: asyncio.AbstractEventLoop, call: Call) -> None:
         """`call` belongs to the event loop `here`."""
         super().__init__("", "", "", {})
         self.take(call)
@@ -232,7 +232,7 @@ class _Asked(Call):
         self._call = call
         self._over = False
 
-    def go(self, host: Host, inside: bool) -> None:
+    def go(self, host: ModelServices, inside: bool) -> None:
         """Submit it."""
         self._loads.count(1)
         try:

@@ -14,7 +14,7 @@ from headrace.core.limits import ExecutionLimits
 from headrace.core.model_spec import EnvironmentOptions
 from headrace.engine.chain import StagePlugin
 from headrace.execution.backend import Backend
-from headrace.execution.host import Host
+from headrace.execution.services import ModelServices
 from headrace.observability.machine import GrowthMeter
 from headrace.observability.statistics import FIRST_RESPONSE
 from headrace.repository import completion, fail_over, reading, validation
@@ -48,7 +48,7 @@ class LoadOptions:
     retries: int = 0
     limit_secs: float = 0.0
     meter: GrowthMeter = field(default_factory=GrowthMeter)
-    host: Host | None = None
+    host: ModelServices | None = None
     elsewhere: bool = False
     gpus: Gpus = field(default_factory=Gpus)
     limits: ExecutionLimits = field(default_factory=ExecutionLimits)

@@ -27,7 +27,7 @@ from headrace.execution.batch_frames import (
     printable,
     read_array,
 )
-from headrace.execution.host import Host
+from headrace.execution.services import ModelServices
 from headrace.execution.worker_process import WorkerProcess
 from headrace.observability.trace_settings import TRACE_PARAMETER
 from headrace.scheduling.batch import Answer, Batch, Deferral, Instance, NotStarted, Outcome
@@ -75,7 +75,7 @@ class ModelCall(Call):
 class ModelCalls:
     """The calls of one worker process."""
 
-    def __init__(self, process: WorkerProcess, host: Host) -> None:
+    def __init__(self, process: WorkerProcess, host: ModelServices) -> None:
         self.moves = 0  # calls that were begun, and replies
         self._process = process
         self._host = host
@@ -287,7 +287,7 @@ class Conversation:
         concurrent: bool,
         give: Give,
         report: Callable[[Batch, str, str], None],
-        host: Host,
+        host: ModelServices,
     ) -> None:
         self.under_way: dict[int, Slot] = {}  # in the order in which the worker takes them
         self._process = process

@@ -49,7 +49,6 @@ from headrace.execution.batch_frames import (
 )
 from headrace.execution.choice import AutoChoice, InstanceKind
 from headrace.execution.environments.resolve import demand_of
-from headrace.execution.host import Host
 from headrace.execution.local import LoadedModel
 from headrace.execution.python_options import (
     CODE_ROWS,
@@ -57,6 +56,7 @@ from headrace.execution.python_options import (
     start_arguments,
     with_completion,
 )
+from headrace.execution.services import ModelServices
 from headrace.scheduling.batch import Batch, BatchBuffer, Deferral, Outcome, Part
 from headrace.wire.documents import to_json
 from headrace.wire.pb.model_config_pb2 import ModelConfig
@@ -205,7 +205,11 @@ class LoadedInProcess(LoadedModel):
         return InstanceKind(wanted)
 
     def begin(
-        self, config: ModelConfig, signature: Signature, batches: bool, host: Host | None = None
+        self,
+        config: ModelConfig,
+        signature: Signature,
+        batches: bool,
+        host: ModelServices | None = None,
     ) -> None:
         """Start the model with its whole configuration; raises `LoadFailed`."""
         if config.model_transaction_policy.decoupled:

@@ -21,7 +21,6 @@ from headrace.core.texts import whole_number
 from headrace.execution.choice import AutoChoice, InstanceKind
 from headrace.execution.conversation import Conversation, ModelCalls, Slot
 from headrace.execution.environments.resolve import environment_of
-from headrace.execution.host import Host, NoHost
 from headrace.execution.local import DEFAULT_ROWS, LoadedModel
 from headrace.execution.placement import Surroundings
 from headrace.execution.python_options import (
@@ -32,6 +31,7 @@ from headrace.execution.python_options import (
     start_arguments,
     with_completion,
 )
+from headrace.execution.services import ModelServices, NoServices
 from headrace.execution.warming import Sample, Warming
 from headrace.execution.worker_process import WorkerProcess
 from headrace.execution.worker_set import WorkerSet
@@ -52,7 +52,7 @@ def ask_worker(
     kind: Kind,
     document: Mapping[str, Any],
     seconds: float,
-    host: Host | None = None,
+    host: ModelServices | None = None,
 ) -> dict[str, Any]:
     """Send a worker a question on a loading thread, and wait for its answer.
 
@@ -61,14 +61,18 @@ def ask_worker(
     `seconds`.
     """
     try:
-        return asyncio.run(_ask(process, kind, document, seconds, host or NoHost(_NOT_STARTED)))
+        return asyncio.run(_ask(process, kind, document, seconds, host or NoServices(_NOT_STARTED)))
     except BaseException:
         process.kill()
         raise
 
 
 async def _ask(
-    process: WorkerProcess, kind: Kind, document: Mapping[str, Any], seconds: float, host: Host
+    process: WorkerProcess,
+    kind: Kind,
+    document: Mapping[str, Any],
+    seconds: float,
+    host: ModelServices,
 ) -> dict[str, Any]:
     loop = asyncio.get_running_loop()
     answered: asyncio.Future[dict[str, Any]] = loop.create_future()
@@ -112,7 +116,7 @@ def warm_up_worker(
     version: str,
     samples: Sequence[Sample],
     concurrent: bool,
-    host: Host | None = None,
+    host: ModelServices | None = None,
 ) -> None:
     """Run all samples, on a loading thread; `concurrent` as of `Conversation`.
 
@@ -123,7 +127,7 @@ def warm_up_worker(
 
     async def work() -> None:
         warming = Warming(signature, version)
-        talk = _Talk(process, signature, concurrent, warming, host or NoHost(_NOT_WARM))
+        talk = _Talk(process, signature, concurrent, warming, host or NoServices(_NOT_WARM))
         try:
             async with asyncio.timeout(process.patience):
                 await warming.work(Slot(talk, 0), samples)
@@ -152,7 +156,7 @@ class _Talk:
         signature: Signature,
         concurrent: bool,
         warming: Warming,
-        host: Host,
+        host: ModelServices,
     ) -> None:
         self._process = process
         self._signature = signature
@@ -239,7 +243,7 @@ class LoadedWorker(LoadedModel):
         self.process, self._completed = self._loaded(spec.auto_complete, spec.deadline)
         self._config = "{}"
         self._decoupled = False
-        self._host: Host | None = None
+        self._host: ModelServices | None = None
         self._samples: tuple[Signature, Sequence[Sample]] | None = None
 
     @property
@@ -263,7 +267,11 @@ class LoadedWorker(LoadedModel):
         return InstanceKind.PROCESS
 
     def begin(
-        self, config: ModelConfig, signature: Signature, batches: bool, host: Host | None = None
+        self,
+        config: ModelConfig,
+        signature: Signature,
+        batches: bool,
+        host: ModelServices | None = None,
     ) -> None:
         """See `LoadedModel`; `host` may also be asked in workers that are started later."""
         self._host = host

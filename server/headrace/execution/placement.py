@@ -19,7 +19,7 @@ from headrace.core.limits import ExecutionLimits
 from headrace.core.signature import Signature
 from headrace.core.tensors import Array
 from headrace.execution.choice import AutoChoice, InstanceKind
-from headrace.execution.host import Host
+from headrace.execution.services import ModelServices
 from headrace.observability.endpoints import EndpointCounts, EndpointSeries
 from headrace.observability.series import WorkerSeries
 from headrace.scheduling.batch import Answer, Instance
@@ -65,7 +65,7 @@ class Surroundings:
 
     signature: Signature
     scheduler: Scheduler
-    host: Host
+    host: ModelServices
     loop: asyncio.AbstractEventLoop
     changed: Callable[[], None]
     endpoints: dict[str, EndpointCounts] = field(default_factory=dict)

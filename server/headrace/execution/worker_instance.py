@@ -27,8 +27,8 @@ from headrace.execution.child_process import RestartPolicy
 from headrace.execution.choice import InstanceKind
 from headrace.execution.conversation import Conversation, Slot
 from headrace.execution.daemon_thread import NoResources, run_in_daemon_thread
-from headrace.execution.host import Host
 from headrace.execution.python_options import Ways
+from headrace.execution.services import ModelServices
 from headrace.execution.worker_process import WorkerProcess
 from headrace.observability.statistics import EndKind, WorkerCounters
 from headrace.scheduling.batch import Answer, Batch, Instance, NotStarted, Outcome
@@ -48,7 +48,7 @@ class Outside(Protocol):
     """What an instance's batches come from and go to."""
 
     @property
-    def host(self) -> Host:
+    def host(self) -> ModelServices:
         """Who its model may ask for something."""
 
     def suspend(self, slot: Instance) -> None:

@@ -14,7 +14,6 @@ from headrace.core.model_spec import LoadSpec, TensorInfo
 from headrace.core.signature import Signature
 from headrace.core.tensors import TensorArray
 from headrace.execution.choice import AutoChoice, InstanceKind
-from headrace.execution.host import Host
 from headrace.execution.local import LoadedModel
 from headrace.execution.placement import Placement, Surroundings
 from headrace.execution.remote import policies
@@ -26,6 +25,7 @@ from headrace.execution.remote.connection import (
 from headrace.execution.remote.options import V2, Endpoint, RemoteOptions
 from headrace.execution.remote.protocols import ProtocolClients
 from headrace.execution.remote.requests import Forwarding
+from headrace.execution.services import ModelServices
 from headrace.execution.triton.drift import Difference, differences
 from headrace.execution.triton.late import LoadCounts
 from headrace.execution.triton.options import (
@@ -273,7 +273,11 @@ class RemoteModel(LoadedModel):
                 yield path, f"the model's server does not tell its {path}s: declare them here"
 
     def begin(
-        self, config: ModelConfig, signature: Signature, batches: bool, host: Host | None = None
+        self,
+        config: ModelConfig,
+        signature: Signature,
+        batches: bool,
+        host: ModelServices | None = None,
     ) -> None:
         """See `LoadedModel`; raises `Contradiction` where the servers say something else."""
         problems = list(self._problems(config))

@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.core.call import Call, InferResponse, Timing
 from headrace.core.errors import InvalidRequest, NotFound, ServerError
-from headrace.engine.model_services import LoadingHost
+from headrace.engine.model_services import LoadingServices
 
 
 class Server:
@@ -64,7 +64,7 @@ class Answers(Call):
         self.done.set()
 
 
-def beside(work: Callable[[LoadingHost, Server], Coroutine[Any, Any, None]]) -> None:
+def beside(work: Callable[[LoadingServices, Server], Coroutine[Any, Any, None]]) -> None:
     """Do that on the event loop of another thread, with a server on this one's."""
     failures: list[BaseException] = []
 
@@ -73,7 +73,7 @@ def beside(work: Callable[[LoadingHost, Server], Coroutine[Any, Any, None]]) -> 
 
         def load() -> None:
             try:
-                asyncio.run(work(LoadingHost(server, loop, server.waits.append), server))
+                asyncio.run(work(LoadingServices(server, loop, server.waits.append), server))
             except BaseException as error:
                 failures.append(error)
             loop.call_soon_threadsafe(done.set)
@@ -89,7 +89,7 @@ def beside(work: Callable[[LoadingHost, Server], Coroutine[Any, Any, None]]) -> 
 
 
 def test_responses_come_to_the_loading_thread() -> None:
-    async def work(host: LoadingHost, server: Server) -> None:
+    async def work(host: LoadingServices, server: Server) -> None:
         host.submit(answers := Answers("m"), True)
         await answers.done.wait()
         assert answers.got == ["0", "1"]
@@ -98,7 +98,7 @@ def test_responses_come_to_the_loading_thread() -> None:
 
 
 def test_a_model_that_is_not_there() -> None:
-    async def work(host: LoadingHost, server: Server) -> None:
+    async def work(host: LoadingServices, server: Server) -> None:
         host.submit(answers := Answers("none"), True)
         await answers.done.wait()
         [error] = answers.got
@@ -109,7 +109,7 @@ def test_a_model_that_is_not_there() -> None:
 
 
 def test_holding_and_cancelling() -> None:
-    async def work(host: LoadingHost, server: Server) -> None:
+    async def work(host: LoadingServices, server: Server) -> None:
         host.submit(ticket := Answers("never"), True)
         ticket.hold(True)
         ticket.hold(False)
@@ -123,7 +123,7 @@ def test_holding_and_cancelling() -> None:
 
 
 def test_other_questions() -> None:
-    async def work(host: LoadingHost, server: Server) -> None:
+    async def work(host: LoadingServices, server: Server) -> None:
         loop = asyncio.get_running_loop()
         for document in ({"model": "m"}, {}):
             answered: asyncio.Future[tuple[object, ServerError | None]] = loop.create_future()
@@ -140,7 +140,7 @@ def test_other_questions() -> None:
 
 
 def test_a_load_that_is_over_waits_for_nobody() -> None:
-    async def work(host: LoadingHost, server: Server) -> None:
+    async def work(host: LoadingServices, server: Server) -> None:
         host.submit(ticket := Answers("never"), True)
         host.submit(answers := Answers("m"), True)
         await answers.done.wait()

@@ -7,7 +7,7 @@ from headrace.core.call import Call
 from headrace.core.errors import ServerError, Unavailable
 
 
-class Host(Protocol):
+class ModelServices(Protocol):
     """The server, as far as models may ask something of it."""
 
     def submit(self, call: Call, inside: bool) -> None:
@@ -25,7 +25,7 @@ class Host(Protocol):
         """Change one of the model's own metrics; raises what nonsense raises."""
 
 
-class NoHost:
+class NoServices:
     """Nobody to ask: every question is answered with `text`."""
 
     def __init__(self, text: str) -> None:
