@@ -194,7 +194,7 @@ class _Families:
 
 
 def process_registry() -> CollectorRegistry:
-    """What the library tells of this process.
+    """The library's own series of this process.
 
     A registry of its own: nothing that is registered globally gets into the answer.
     """

@@ -143,7 +143,7 @@ def _span_context(context: TraceContext, remote: bool) -> SpanContext:
 
 
 def _attributes(config: TraceConfig) -> dict[str, str]:
-    """What spans say of the server; OpenTelemetry's variables may say more."""
+    """The attributes of the server in spans; OpenTelemetry's variables may add more."""
     given = dict(config.resource or {})
     named = os.environ.get("OTEL_SERVICE_NAME") or f"{_SERVICE}=" in os.environ.get(
         "OTEL_RESOURCE_ATTRIBUTES", ""

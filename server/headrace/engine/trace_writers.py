@@ -1,4 +1,4 @@
-"""What becomes of finished traces: a thread, and the writer of Triton's trace file.
+"""Writing of finished traces: the thread, and the writer of Triton's trace file.
 
 The event loop hands over to the thread and never waits. What waits is bounded by number and by the
 bytes of its tensors; what is beyond is dropped, and the log says how many. A writer gets all that
@@ -47,7 +47,7 @@ Item = Trace | Sampler  # a sampler of which nothing more comes
 
 
 class TraceWriter(Protocol):
-    """What becomes of traces. All of it is called on the one thread."""
+    """A destination of traces. All methods are called on the one thread."""
 
     def write(self, items: Sequence[Item]) -> None:
         """Take traces; must not raise."""
@@ -86,7 +86,7 @@ class TraceThread:
             self._thread.start()
 
     def close(self, seconds: float) -> None:
-        """Have everything written, within so much time."""
+        """Write everything, within so much time."""
         self._closed.set()
         with self._change:
             self._change.notify()
@@ -153,7 +153,7 @@ def whole_file(traces: Sequence[bytes]) -> bytes:
 
 
 def addition(traces: Sequence[bytes]) -> bytes:
-    """What takes the place of the last byte of a file that has traces already."""
+    """The bytes that replace the last one of a file that has traces already."""
     return b"".join(b",\n" + trace for trace in traces) + END
 
 

@@ -197,7 +197,7 @@ class Traced(Stage):
 
 
 def _context(call: Call) -> TraceContext | None:
-    """What the call's client says of its own trace."""
+    """The trace context that the call's client has sent; None for none."""
     parent, state = CONTEXT_HEADERS
     text = call.parameters.pop(HEADER_PARAMETER + parent, None)
     if text is not None:  # from a front end
@@ -281,7 +281,7 @@ class Tracing:
     # --- requests
 
     def traced(self, model: str, version: str, submit: Submit) -> Submit:
-        """What comes before `submit` of a version: nothing, unless the model is traced."""
+        """The stage before `submit` of a version: none, unless the model is traced."""
         sampler = self._table.sampler(model)
         return trace_stage(self, sampler, version, submit) if self._traces(sampler) else submit
 
@@ -324,7 +324,7 @@ class Tracing:
         Traced(self, trace).submit(call, submit)
 
     def begin_call(self, link: str) -> TracedCall | None:
-        """What the call of a request to another server is part of; None for nothing.
+        """The span of a request's call to another server; None without a trace.
 
         `link` is what the request has under `TRACE_PARAMETER`.
         """
@@ -359,12 +359,12 @@ class Tracing:
         self._end_retired(sampler)
 
     def _end_retired(self, sampler: Sampler) -> None:
-        """Tell the writer if nothing more comes of a sampler."""
+        """Hand a sampler to the writer if nothing more comes of it."""
         if self._thread is not None and sampler.retired and not sampler.open:
             self._thread.put(sampler)
 
     def close(self, seconds: float) -> None:
-        """Have everything written, within so much time. Blocks; no request is under way."""
+        """Write everything, within so much time. Blocks; no request is under way."""
         if self._thread is not None:
             self._thread.close(seconds)
 

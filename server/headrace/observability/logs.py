@@ -1,4 +1,4 @@
-"""How log lines look: for people, or one JSON object a line.
+"""The log: lines for people, or one JSON object a line, and the thread that writes them.
 
 Names, paths and request ids in them are the clients' own text. Whatever would not print, above all
 line breaks and the escape sequences of terminals, is written as an escape, so that no client can
@@ -160,7 +160,7 @@ _STANDARD_ERROR = 2
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """Which levels are written, where to (no `file` means standard error), and in what form."""
+    """Settings of the log: levels, `file` (none means standard error), and format."""
 
     verbose: int = 0
     info: bool = True

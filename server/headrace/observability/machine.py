@@ -1,4 +1,4 @@
-"""How busy the machine is, and how much memory models take, as Linux tells it in /proc.
+"""CPU and memory of the machine, and the memory of models, by what Linux tells in /proc.
 
 A process's share is its own pages and its part of those that it shares (PSS), also where they are
 swapped out: shares of different processes can be added up, and are about what the end of one gives
@@ -142,7 +142,7 @@ def in_process_estimate(file_bytes: int, growth: int | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """How things were when a measurement began."""
+    """The state of the process when a measurement began."""
 
     number: int
     resident: int
@@ -150,7 +150,7 @@ class Beginning:
 
 
 class GrowthMeter:
-    """What this process grows by while something is loaded. For any thread."""
+    """Measures the growth of this process while something is loaded. For any thread."""
 
     def __init__(self, resident: Callable[[], int] = lambda: resident_bytes(os.getpid())) -> None:
         """`resident` gives the bytes of this process's memory in use."""

@@ -62,7 +62,7 @@ class ModelMetrics:
         self._families: dict[str, _Family] = {}
 
     def change(self, owner: object, document: Mapping[str, Any]) -> None:
-        """Do what a model has told: of a family, of a metric, of a value.
+        """Apply a change that a model has sent: of a family, of a metric, or of a value.
 
         What contradicts what there is already is logged and left. Raises what nonsense raises.
         """

@@ -1,4 +1,4 @@
-"""How GPUs are, as NVIDIA's management library tells it.
+"""State of GPUs, by NVIDIA's management library.
 
 The library comes with the driver and is called directly, so that no package has to be there. Its
 calls may block for milliseconds, and belong on a thread.
@@ -64,7 +64,7 @@ class Nvml:
         self._call("nvmlInit_v2")
 
     def name(self, uuid: str) -> str:
-        """What a GPU, or a part of one, is called by its UUID; raises `NvmlError`."""
+        """The name of a GPU, or of a part of one, by its UUID; raises `NvmlError`."""
         try:
             self._handle(f"GPU-{uuid}")
         except NvmlError:
@@ -79,7 +79,7 @@ class Nvml:
         return memory.total, memory.used
 
     def read(self, name: str) -> GpuReading:
-        """How a GPU is now; raises `NvmlError` if not even its memory is told."""
+        """Read the state of a GPU; raises `NvmlError` if not even its memory is told."""
         total, used = self.memory(name)
         handle = self._handle(name)
         milliwatts = self._number("nvmlDeviceGetPowerUsage", handle, c_uint())

@@ -1,4 +1,4 @@
-"""What a scrape of the metrics sees: the server, its versions, and which families there are."""
+"""Metric families and the values that they are read from, and which of them there are."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

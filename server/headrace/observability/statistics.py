@@ -1,4 +1,4 @@
-"""What the server and its model versions have done so far, as plain integers.
+"""Counters of the server and its model versions, as plain integers.
 
 Added to on the event-loop thread, once per batch, call or answer, and read by the statistics
 endpoint and by Prometheus scrapes on the same thread: there is no lock and nothing is published.
@@ -105,7 +105,7 @@ class Duration:
 
 
 class ResponseCounters:
-    """What has become of the responses of one ordinal.
+    """Counters of the responses of one ordinal.
 
     `compute_infer` and `compute_output` are parts of `success`. `empty_response` is an end that
     came as a message of its own, `cancel` a request that was given up while this one was awaited.
@@ -139,7 +139,7 @@ class Responses:
 
 @dataclass(slots=True)
 class BackendCounts:
-    """What has become of one backend of a version.
+    """Counters of one backend of a version.
 
     `requests` counts those that it has answered, be it with an error, `batches` those that it has
     run, `switches` how often requests went over to it from another one.
@@ -151,7 +151,7 @@ class BackendCounts:
 
 
 class EndKind(StrEnum):
-    """How a worker came to its end, unless the server wanted it to end."""
+    """The way in which a worker has ended unasked."""
 
     EXIT = "exit"  # by itself, with whatever status
     SIGNAL = "signal"  # it crashed, or something else has killed it
@@ -170,7 +170,7 @@ class RecycleReason(StrEnum):
 
 @dataclass(slots=True)
 class WorkerCounters:
-    """What has happened to the workers of one version so far."""
+    """Counters of the workers of one version: ends by kind, replacements by reason."""
 
     ends: dict[EndKind, int] = field(default_factory=lambda: dict.fromkeys(EndKind, 0))
     recycled: dict[RecycleReason, int] = field(
@@ -180,7 +180,7 @@ class WorkerCounters:
 
 @dataclass(slots=True)
 class VersionLedger:
-    """What the rules have sent to one version.
+    """Counters of the requests that traffic rules have sent to one version.
 
     `routed` requests that it took, `refused` those that it did not because nothing can execute
     them, which no other counter has. `rollbacks` is how often it has lost its traffic for being
@@ -194,7 +194,7 @@ class VersionLedger:
 
 @dataclass(slots=True)
 class ShadowLedger:
-    """What has become of the copies for one version; `durations` of those that succeeded."""
+    """Counters of the shadow requests for one version; `durations` of those that succeeded."""
 
     success: int = 0
     failure: int = 0
@@ -352,7 +352,7 @@ class Answers:
         return counts
 
     def take(self) -> list[Grown]:
-        """What was counted since the last time, for the process that is told."""
+        """Take the counts since the last time, for the process that is told."""
         grown = [
             (*key, status, count)
             for key, counts in self._counts.items()

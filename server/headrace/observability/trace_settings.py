@@ -1,4 +1,4 @@
-"""What is traced, and where to: settings of the server and of single models.
+"""Settings of traces, of the server and of single models.
 
 Each setting is declared once, in `_NUMBERS` and `_COLLECTOR`: its name on the command line
 (`--trace-config [MODE,]KEY=VALUE`, or one of Triton's older options), the name that clients know,
@@ -57,7 +57,7 @@ _URL_VARIABLE, _BASE_VARIABLE = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPO
 
 
 class Mode(StrEnum):
-    """What becomes of traces."""
+    """The form of traces."""
 
     TRITON = "triton"  # a JSON file, in the form that Triton's tools read
     OPENTELEMETRY = "opentelemetry"  # spans for a collector
@@ -73,7 +73,7 @@ _MODE_KEYS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class TraceSettings:
-    """What to trace: one request in `rate`, 0 for none unless its client traces it.
+    """Settings that may change: one request in `rate` is traced, 0 for those that clients trace.
 
     `count` is how many more, -1 for any number. Every `log_frequency` traces are a file of their
     own, unless it is 0.
@@ -92,14 +92,14 @@ class TraceSettings:
 
     @property
     def levels(self) -> list[str]:
-        """What is recorded, by the protocol's names."""
+        """The levels by the protocol's names."""
         names = [TIMESTAMPS] * self.timestamps + [TENSORS] * self.tensors
         return names or [OFF]
 
 
 @dataclass(frozen=True, slots=True)
 class TraceConfig:
-    """What is fixed at start-up: where traces go, and the settings to begin with.
+    """Settings that are fixed at start-up: where traces go, and what to begin with.
 
     `options` are what is told of the mode beside, in the order of its documentation.
     """
@@ -184,11 +184,11 @@ class SettingsTable:
 
     @property
     def models(self) -> list[str]:
-        """Those with settings of their own, and "" for the server."""
+        """The models with settings of their own, and "" for the server."""
         return list(self._samplers)
 
     def sampler(self, model: str = "") -> Sampler:
-        """What picks a model's requests, or those of models without settings of their own."""
+        """The sampler of a model, or of all models without settings of their own."""
         return self._samplers.get(model) or self._samplers[""]
 
     def change(self, model: str, changes: Changes) -> list[Sampler]:
@@ -230,7 +230,7 @@ def _merged(base: TraceSettings, own: Mapping[str, Any]) -> TraceSettings:
 
 
 def read_changes(document: Mapping[str, Sequence[object] | None]) -> dict[str, Any]:
-    """What a client has asked for, by field: lists of values, of which none at all means unset.
+    """The changes that a client asks for, by field: lists of values; an empty one means unset.
 
     Raises `InvalidRequest`, or `Unsupported` for what is fixed.
     """
@@ -294,7 +294,7 @@ Given = dict[tuple[str, str], list[str]]  # by mode ("" for what is general) and
 def read_trace_config(
     texts: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> TraceConfig:
-    """What to trace, and where to; of several values for a key the last one counts.
+    """The settings of the command line; of several values for a key the last one counts.
 
     Raises `ValueError` that quotes what is wrong and says what was expected.
     """
@@ -316,7 +316,7 @@ def read_trace_config(
 def old_options(
     file: str, levels: Sequence[str], rate: int, count: int, log_frequency: int
 ) -> list[str]:
-    """What Triton's older options say, in the form of the newer one."""
+    """Triton's older options in the form of the newer one."""
     texts = [f"level={level}" for level in levels]
     texts += [f"triton,file={file}"] if file else []
     return [*texts, f"rate={rate}", f"count={count}", f"triton,log-frequency={log_frequency}"]

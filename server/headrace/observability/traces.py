@@ -47,7 +47,7 @@ class TraceContext:
 
 
 class TraceLink(NamedTuple):
-    """What a request says: the number of a trace of this server, 0 for none, and the context."""
+    """The trace of a request: its number in this server, 0 for none, and the context."""
 
     number: int
     context: TraceContext | None
@@ -76,7 +76,7 @@ def write_link(link: TraceLink) -> str:
 
 
 def read_link(text: object) -> TraceLink:
-    """What the parameter says; clients may have put anything there."""
+    """Read the parameter, in which clients may have put anything."""
     number, _, rest = str(text).partition(" ")
     parent, _, state = rest.partition(" ")
     known = number.isascii() and number.isdigit() and len(number) <= _LONGEST_NUMBER
@@ -165,7 +165,7 @@ class Trace:
 
 
 def _size(datatype: Datatype, array: TensorArray, most: int) -> int:
-    """What a tensor takes; of strings that are too many for `most` bytes, only a part of it."""
+    """Bytes of a tensor; of strings that are too many for `most` bytes, only a part of them."""
     size: int = array.nbytes
     if datatype is Datatype.BYTES and 0 < size <= most and not isinstance(array, BytesArray):
         size += sum(map(len, array.ravel().tolist())) + _OBJECT * array.size
@@ -174,7 +174,7 @@ def _size(datatype: Datatype, array: TensorArray, most: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SpanIds:
-    """Who a traced request is among spans.
+    """The spans of a traced request.
 
     `root` is the span of the whole exchange, 0 where a model has asked; `parent` is what that, or
     else the model's span, is part of.

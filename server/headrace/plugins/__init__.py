@@ -1,1 +1,1 @@
-"""What not everyone needs, each a folder that could leave: registered as plugins of others are."""
+"""Extras that not everyone needs, each a folder that could leave, registered like any plugin."""

@@ -1,1 +1,1 @@
-"""Which requests run together, and when. Decisions are plain functions over values."""
+"""The scheduler: queue, policy, batches and instances. Decisions are functions over values."""

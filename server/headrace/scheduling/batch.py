@@ -1,4 +1,4 @@
-"""What is queued, what one execution gets, and what it gives back."""
+"""Batches: the calls that run together, their inputs, and the outcome of an execution."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +34,7 @@ class NotStarted(Exception):
 
 @dataclass(slots=True)
 class Part:
-    """What an execution gave for one request alone: some of its outputs, by name."""
+    """The outputs of an execution for one request alone, by name; some of them may be missing."""
 
     arrays: Mapping[str, TensorArray]
     parameters: dict[str, Parameter]
@@ -57,7 +57,7 @@ class Part:
 
 
 class Deferral(Enum):
-    """What an execution says of a request instead of an answer."""
+    """The reason why an execution gives a request no answer now."""
 
     LATER = "its responses come by themselves"
     AGAIN = "it is to be run again, alone"
@@ -83,7 +83,7 @@ class Unanswered(NamedTuple):
 
 @dataclass(slots=True)
 class Outcome:
-    """What an execution gave: arrays in the order of `Batch.outputs`, or the error; when, in ns.
+    """The result of an execution: arrays in the order of `Batch.outputs`, or an error; times in ns.
 
     `parts`, where they are there, are for each request what it gets, instead of `arrays`.
     """
@@ -243,7 +243,7 @@ class BatchBuffer:
         self._allocate = allocate
 
     def place(self, name: str, parts: Sequence[Array], rows: int) -> Array | None:
-        """Where input `name` of `rows` rows is to be put; None if nowhere in particular."""
+        """The array for input `name` of `rows` rows; None if any memory will do."""
         first = parts[0]
         size = rows * (first.nbytes // max(len(first), 1))
         if first.dtype == object or not _BUFFER_FROM <= size <= _BUFFER_TO:
@@ -254,7 +254,7 @@ class BatchBuffer:
         return block[:size].view(first.dtype).reshape(rows, *first.shape[1:])
 
     def clear(self) -> None:
-        """Let go of the memory."""
+        """Free the memory."""
         self._blocks.clear()
 
     def _block(self, size: int) -> Array:

@@ -65,7 +65,7 @@ class Timer(Protocol):
     """Something scheduled that can be called off."""
 
     def cancel(self) -> None:
-        """Do not run it."""
+        """Cancel the callback."""
 
 
 class Clock(Protocol):
@@ -112,7 +112,7 @@ class Instances:
         return len(self.idle) + len(self._suspended) < len(self._all)
 
     def add(self, instance: Instance) -> None:
-        """Let an idle instance take part."""
+        """Add an idle instance."""
         self._all.append(instance)
         self.idle.append(instance)
 
@@ -133,7 +133,7 @@ class Instances:
             self._suspended.append(instance)
 
     def resume(self, instance: Instance) -> bool:
-        """Let a suspended instance take part again; whether it was one."""
+        """Make a suspended instance idle again; whether it was suspended."""
         if instance not in self._suspended:
             return False
         self._suspended.remove(instance)
@@ -222,7 +222,7 @@ class Batcher:
         return bool(waiting) or self._instances.busy
 
     def add_instance(self, instance: Instance) -> None:
-        """Let `instance` take part from now on."""
+        """Add an instance, which gets batches from now on."""
         self._instances.add(instance)
         self._schedule_flush()
 
@@ -236,7 +236,7 @@ class Batcher:
         self._instances.suspend(instance)
 
     def resume(self, instance: Instance) -> None:
-        """Let a suspended instance take part again."""
+        """Give a suspended instance batches again."""
         if self._instances.resume(instance):
             self._schedule_flush()
 
@@ -297,7 +297,7 @@ class Batcher:
         self._check_drained()
 
     def hold(self, call: Call, held: bool) -> None:
-        """Have the model pause the further responses to `call`, or go on."""
+        """Ask the model to pause the further responses to `call`, or to go on."""
         call.held = held
         if call.execution is not None and not call.ended:
             call.execution.hold(call, held)
@@ -392,7 +392,7 @@ class Batcher:
                 return Batch(self._signature, calls)
 
     def _screened(self, calls: list[Call], now: int) -> list[Call]:
-        """Those that may run now; those that are to run alone do so next."""
+        """The calls that may run now; suspects run alone next, and refused calls end."""
         clear, suspects, refused = self.quarantine.screen(calls, now)
         if not clear:
             clear, suspects = suspects[:1], suspects[1:]
@@ -479,7 +479,7 @@ class Batcher:
         self._check_drained()
 
     def _succeed(self, batch: Batch, outcome: Outcome) -> None:
-        """Let those have their answers who still wait, and count the batch."""
+        """Answer the calls of a batch that have not ended, and count the batch."""
         alive: list[Call] = []
         arrived: list[int] = []
         rows = 0

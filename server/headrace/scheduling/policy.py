@@ -1,4 +1,4 @@
-"""When a batch closes and how a queue treats its requests: pure decisions without clock or queue.
+"""The policies of batches and queues: pure decisions without clock or queue.
 
 Times are in nanoseconds of one monotonic clock. Deadlines are absolute, so that a late wake-up can
 neither stretch nor shrink a delay.
@@ -22,7 +22,7 @@ _NOBODY, _ALONE = range(0), range(1)
 
 @dataclass(frozen=True, slots=True)
 class BatchPolicy:
-    """Which requests of a queue form the next batch.
+    """The rule by which requests of a queue form the next batch.
 
     The head of the queue is in every batch, with those behind it of the same key. Others keep their
     places: `LOOK_AHEAD` of them may be passed over for one batch, so that a request at position n
@@ -109,7 +109,7 @@ def _half_time(request: Call) -> int:
 
 
 class TimeoutAction(Enum):
-    """What happens to a request that waited for too long."""
+    """The fate of a request that has waited for too long."""
 
     REJECT = 0
     DELAY = 1  # it goes behind all others of its level that have not timed out
@@ -130,7 +130,7 @@ class QueuePolicy:
     configured: bool = True
 
     def deadline(self, arrived: int, timeout_us: int) -> int | None:
-        """When a request that asked for `timeout_us` (0: did not ask) times out.
+        """The deadline of a request that asked for `timeout_us` (0: did not ask); None for none.
 
         Under a configured policy a request can only shorten the default, and with no default it has
         nothing to shorten: so it is in Triton, and clients rely on it.

@@ -102,7 +102,7 @@ class Quarantine:
         return screened
 
     def error(self) -> Quarantined:
-        """What a refused request is told."""
+        """The error of a refused request."""
         return Quarantined(
             f"the input is quarantined: {self._deaths} worker processes of model"
             f" '{self._model}' ended while they executed it; it is not run again for now"
@@ -172,7 +172,7 @@ class Quarantine:
 
 
 def _sketch(request: Call) -> int:
-    """What differs for most inputs that differ, and costs the same for large ones as for small."""
+    """A cheap hash, of the ends of tensors: equal inputs have equal ones, most others do not."""
     inputs = request.inputs
     return hash(
         (

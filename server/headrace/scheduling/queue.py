@@ -70,7 +70,7 @@ class RequestQueue:
         return call.deadline
 
     def _place(self, level: int) -> int:
-        """Where the first deque of a level is, which may be new."""
+        """The index of the first deque of a level, which may be new."""
         at = bisect_left(self._levels, level)
         if at < len(self._levels) and self._levels[at] == level:
             return 2 * at
@@ -172,7 +172,7 @@ class RequestQueue:
         return rejected
 
     def next_deadline(self) -> int | None:
-        """When `expire` will next have something to do, as far as is known."""
+        """The earliest deadline of a queued request; None without any."""
         while self.deadlines and (self.deadlines[0][2].started or self.deadlines[0][2].ended):
             heapq.heappop(self.deadlines)
         return self.deadlines[0][0] if self.deadlines else None

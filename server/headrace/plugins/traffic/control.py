@@ -76,7 +76,7 @@ class TrafficControl(Traffic):
             traffic.declare(text)
 
     def router(self, model: Model) -> VersionRouter | None:
-        """What divides a model's requests by its rules; None without rules, or a ready version."""
+        """The router of a model's requests; None without rules, or without a ready version."""
         traffic = self._by_model.get(model.name)
         if traffic is None or traffic.model is not model or traffic.router is None:
             return None
@@ -90,7 +90,7 @@ class TrafficControl(Traffic):
         return self._by_model.get(name) or ModelTraffic(model, self.admission, self._on_change)
 
     def to_change(self, name: str) -> ModelTraffic:
-        """The same, for changing it; raises `Unavailable` where that is not allowed."""
+        """The traffic of a model, for changing it; raises `Unavailable` if that is not allowed."""
         if not self._allowed:
             raise Unavailable(TRAFFIC_DISABLED)
         return self._known(self.of(name).model)

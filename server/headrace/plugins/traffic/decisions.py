@@ -1,4 +1,4 @@
-"""What follows from rules: who takes part, which version gets a request, and who does badly.
+"""Decisions by rules: which versions take part, which gets a request, and which does badly.
 
 All are plain functions over values. Rules are held against the versions that are ready
 (`arrange`); a version is judged by what it made of its requests (`verdict`); and each request gets
@@ -33,7 +33,7 @@ SILVER = 0x6A09E667F3BCC909  # the square root of two, likewise: independent of 
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """Who gets what.
+    """The versions that get requests, and copies.
 
     `weights` are those of the versions that get requests, `shadow` is 0 if nothing is copied.
     Requests are read by the signature of `reference`. `reasons` say why a version that the rules
@@ -133,7 +133,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a version has made of requests: how many, how many failed, latencies of the others.
+    """Counts of a version's requests: all, failures, and latencies of the others.
 
     `latencies` counts by `LATENCY_BOUNDS`, and at last those above all bounds.
     """
@@ -143,7 +143,7 @@ class Counts:
     latencies: tuple[int, ...]
 
     def since(self, earlier: "Counts") -> "Counts":
-        """What has been added to `earlier`."""
+        """The difference to `earlier`."""
         latencies = zip(self.latencies, earlier.latencies, strict=True)
         return Counts(
             self.requests - earlier.requests,

@@ -36,7 +36,7 @@ NOTHING = Counts(0, 0, (0,) * (len(LATENCY_BOUNDS) + 1))
 
 
 def counts_of(version: ModelVersion, ledger: VersionLedger) -> Counts:
-    """What a version has made of its requests so far, whoever sent them there.
+    """Counts of a version's requests so far, whoever sent them there.
 
     Only what no client can bring about by how it asks: failures are those of executing, latencies
     those of execution, without the time in the queue and without what clients made slow by not
@@ -72,7 +72,7 @@ class Samples:
 
     @property
     def recent(self) -> Counts:
-        """What was added within the window."""
+        """The counts within the window."""
         if not self._samples:
             return NOTHING
         return self._samples[-1][1].since(self._samples[0][1])
@@ -103,7 +103,7 @@ class TrafficWatch:
         self._stopped = False
 
     def recent(self, number: int) -> Counts:
-        """What has become of a version's requests within the window."""
+        """Counts of a version's requests within the window."""
         samples = self._samples.get(number)
         return NOTHING if samples is None else samples.recent
 
@@ -170,7 +170,7 @@ class ModelTraffic:
         self.apply(rules, "config" if text else "none", "")
 
     def apply(self, rules: TrafficRules, source: str, reason: str) -> None:
-        """Have rules take effect with the next request."""
+        """Apply rules from the next request on."""
         self.rules, self.source, self.reason = rules, source, reason
         now = datetime.now(UTC).replace(tzinfo=None)
         self.since = f"{now.isoformat(timespec='milliseconds')}Z"
@@ -184,7 +184,7 @@ class ModelTraffic:
         )  # fmt: skip
 
     def attach(self, model: Model, again: bool = False) -> None:
-        """Have the rules stand for a model, which may be another one of its name."""
+        """Attach the rules to a model, which may be another one of its name."""
         if self.model is model and not again:
             return
         if self.router is not None:
@@ -209,7 +209,7 @@ class ModelTraffic:
         self._changed(self.model)
 
     def counts(self) -> dict[int, Counts]:
-        """What has become of the requests of the versions in the split that are ready."""
+        """Counts of the requests of the versions in the split that are ready."""
         versions = self.model.versions
         return {
             number: counts_of(versions[number], self.ledgers.versions[number])
@@ -283,7 +283,7 @@ class ModelTraffic:
 
     @property
     def shares(self) -> Mapping[int, float]:
-        """What part of the requests without a version each version gets now."""
+        """The share of the requests without a version that each version gets now."""
         router = self.router
         return router.shares if router is not None else {}
 

@@ -1,4 +1,4 @@
-"""What serves requests for a model that name no version, where the model has rules for them.
+"""The router of requests that name no version, for a model with rules for them.
 
 To a door the router is a version like any other; which one a request goes to is decided when it is
 submitted. Requests are read by the signature of one version, the baseline if it is ready; those of
@@ -274,11 +274,11 @@ class VersionRouter:
 
     @property
     def shares(self) -> Mapping[int, float]:
-        """What part of the requests each version gets."""
+        """The share of the requests that each version gets."""
         return self._split.shares if self._routes else {}
 
     def submit(self, call: Call) -> None:
-        """Have one of the versions check and queue a call; raises `ServerError`."""
+        """Submit a call to one of the versions; raises `ServerError`."""
         key = self._key(call) if self._sticky is not None else ""
         number = self._split.of(key) if key else self._split.at(self._points.next())
         version, ledger = self._routes[number]
@@ -335,7 +335,7 @@ class VersionRouter:
             )
 
     def _key(self, request: Call) -> str:
-        """What the request has in common with those that get the same version; "" for nothing."""
+        """The key of a request: those with the same one get the same version; "" for none."""
         assert self._sticky is not None
         name = self._sticky.parameter
         if name:

@@ -36,7 +36,7 @@ WHOLE = 100.0  # the weight of a version that gets everything
 
 @dataclass(frozen=True, slots=True)
 class Sticky:
-    """What requests have in common that always get the same version.
+    """The source of the key by which requests always get the same version.
 
     Either `header` (lower case) or `parameter` is set.
     """
@@ -59,7 +59,7 @@ class Shadow:
 
 @dataclass(frozen=True, slots=True)
 class RollbackRule:
-    """When a version is bad enough to lose its traffic to the baseline; None is no limit.
+    """Limits beyond which a version loses its traffic to the baseline; None is no limit.
 
     Rates are shares of requests (0 to 1). The latency is the `latency_quantile` of those that were
     answered. What is judged are the requests of the last `window_secs`, if they are at least
@@ -77,7 +77,7 @@ class RollbackRule:
 
 @dataclass(frozen=True, slots=True)
 class TrafficRules:
-    """Where requests for a model go that name no version.
+    """Rules for the requests for a model that name no version.
 
     `split` has weights by version; it is empty for "the highest that is ready, but the shadow". The
     other versions of it are held against its `baseline`.
@@ -95,7 +95,7 @@ class TrafficRules:
         return sorted(n for n, weight in self.split.items() if weight and n != self.baseline)
 
     def only(self, version: int) -> "TrafficRules":
-        """The same rules with all requests for one version, which is the baseline then."""
+        """These rules with all requests for one version, which is the baseline then."""
         split = {**dict.fromkeys(self.split, 0.0), version: WHOLE}
         shadow = self.shadow
         if shadow is not None and shadow.version == version:
@@ -103,7 +103,7 @@ class TrafficRules:
         return replace(self, split=split, baseline=version, shadow=shadow)
 
     def without(self, version: int) -> "TrafficRules":
-        """The same rules with the weight of one version given to the baseline."""
+        """These rules with the weight of one version given to the baseline."""
         split = dict(self.split)
         split[self.baseline] = split.get(self.baseline, 0.0) + split.get(version, 0.0)
         split[version] = 0.0
