@@ -30,12 +30,12 @@ from prometheus_client.core import Metric
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from headrace.engine.model import ModelVersion
-from headrace.observability.endpoints import EndpointSeries
 from headrace.observability.machine import Machine
 from headrace.observability.nvml import GpuReading
 from headrace.observability.series import (
     BackendSeries,
     Buckets,
+    EndpointSeries,
     Family,
     GpuSeries,
     MemoryCounts,

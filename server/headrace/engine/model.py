@@ -22,8 +22,7 @@ from headrace.engine.model_services import EngineServices
 from headrace.engine.shared_memory import Regions, share
 from headrace.execution.choice import InstanceKind
 from headrace.execution.placement import PlacedInstance, Placement, Surroundings
-from headrace.observability.endpoints import EndpointSeries
-from headrace.observability.series import BackendSeries, TrafficSeries, WorkerSeries
+from headrace.observability.series import BackendSeries, EndpointSeries, TrafficSeries, WorkerSeries
 from headrace.observability.statistics import VersionStatistics
 from headrace.repository.layout import ModelSource
 from headrace.repository.model_files import Origin

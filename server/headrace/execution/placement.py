@@ -20,8 +20,8 @@ from headrace.core.signature import Signature
 from headrace.core.tensors import Array
 from headrace.execution.choice import AutoChoice, InstanceKind
 from headrace.execution.services import ModelServices
-from headrace.observability.endpoints import EndpointCounts, EndpointSeries
-from headrace.observability.series import WorkerSeries
+from headrace.observability.series import EndpointSeries, WorkerSeries
+from headrace.observability.statistics import EndpointCounts
 from headrace.scheduling.batch import Answer, Instance
 from headrace.scheduling.quarantine import Quarantine
 from headrace.scheduling.sequences import SequenceQueue

@@ -7,6 +7,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from headrace.observability.nvml import GpuReading
 from headrace.observability.statistics import (
     BackendCounts,
+    EndpointCounts,
     ShadowLedger,
     VersionLedger,
     WorkerCounters,
@@ -62,6 +63,23 @@ class WorkerSeries:
     resident: Mapping[str, int]
     counters: WorkerCounters
     quarantined: int
+
+
+@dataclass(slots=True)
+class EndpointSeries:
+    """An upstream as it is now.
+
+    `outstanding` calls are under way, `serves` is whether it gets any. `sequences` have their state
+    there; None for a model without sequences. In `differences` ways it has the model otherwise than
+    was asked for.
+    """
+
+    name: str
+    counts: EndpointCounts
+    outstanding: int = 0
+    serves: bool = False
+    sequences: int | None = None
+    differences: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,6 @@ from time import time_ns
 
 import numpy as np
 
-from headrace.observability.endpoints import EndpointCounts
-
 # Upper bounds in nanoseconds, from 50 microseconds to 10 seconds, in steps of about 2.2.
 LATENCY_BOUNDS: tuple[int, ...] = tuple(
     int(ms * 1_000_000)
@@ -148,6 +146,19 @@ class BackendCounts:
     requests: int = 0
     batches: int = 0
     switches: int = 0
+
+
+@dataclass(slots=True)
+class EndpointCounts:
+    """Counters of one upstream of a version.
+
+    `requests` counts the calls that it was sent, each with a batch, `failures` those of them that
+    it has not answered as a healthy server does, `ejections` how often it was left out for those.
+    """
+
+    requests: int = 0
+    failures: int = 0
+    ejections: int = 0
 
 
 class EndKind(StrEnum):

@@ -16,7 +16,7 @@ from headrace.execution.placement import Surroundings
 from headrace.execution.remote.backend import RemoteBackend
 from headrace.execution.remote.model import RemoteModel
 from headrace.execution.remote.pool import UpstreamPool
-from headrace.observability.endpoints import EndpointCounts
+from headrace.observability.statistics import EndpointCounts
 from headrace.scheduling.quarantine import Quarantine
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig

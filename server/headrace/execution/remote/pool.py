@@ -28,7 +28,8 @@ from headrace.execution.remote.model import RemoteModel
 from headrace.execution.remote.options import Endpoint
 from headrace.execution.remote.requests import Forwarding, inputs_of, take_answer, take_error
 from headrace.execution.remote.upstream import Upstream
-from headrace.observability.endpoints import EndpointCounts, EndpointSeries
+from headrace.observability.series import EndpointSeries
+from headrace.observability.statistics import EndpointCounts
 from headrace.scheduling.batch import Batch, Deferral, Instance, NotStarted, Outcome, Part
 from headrace.scheduling.sequences import SequenceQueue, SequenceTable
 from headrace.scheduling.upstreams import Condition, choose

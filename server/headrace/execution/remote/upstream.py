@@ -22,7 +22,8 @@ from headrace.execution.remote.connection import (
 )
 from headrace.execution.remote.options import Endpoint, RemoteOptions
 from headrace.execution.triton.reconciler import Reconciler
-from headrace.observability.endpoints import EndpointCounts, EndpointSeries
+from headrace.observability.series import EndpointSeries
+from headrace.observability.statistics import EndpointCounts
 from headrace.scheduling import upstreams
 from headrace.scheduling.upstreams import Condition, Ending
 from headrace.wire.remote_status import Fate
