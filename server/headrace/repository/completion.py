@@ -13,13 +13,14 @@ unless the group lists some.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from headrace.core.datatypes import CONFIG_NUMBERS
 from headrace.core.errors import InvalidConfig
 from headrace.core.model_spec import TensorInfo
-from headrace.repository.config import ConfigFile, Problem
+from headrace.repository.config import ConfigFile, Problem, parameter
 from headrace.wire.pb import model_config_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
@@ -51,8 +52,7 @@ def complete_backend(
     `filenames` are the entries of the first version's directory. Raises `InvalidConfig` if no
     backend of this server is meant.
     """
-    config = ModelConfig()
-    config.CopyFrom(file.config)
+    config = deepcopy(file.config)
     config.name = model
     names = list(filenames)
     if not config.backend:
@@ -91,8 +91,7 @@ def complete_tensors(
 
     An input that the model has a value for itself is only offered if the configuration declares it.
     """
-    result = ModelConfig()
-    result.CopyFrom(config)
+    result = deepcopy(config)
     required = [info for info in inputs if not info.optional]
     if inputs and not file.sets("max_batch_size") and _can_batch(result, [*required, *outputs]):
         result.max_batch_size = default_max_batch_size
@@ -116,8 +115,7 @@ def complete_tensors(
 
 def normalise(config: ModelConfig) -> ModelConfig:
     """A copy of `config` with the defaults written out that hold when a field is not set."""
-    result = ModelConfig()
-    result.CopyFrom(config)
+    result = deepcopy(config)
     if result.version_policy.WhichOneof("policy_choice") is None:
         result.version_policy.latest.num_versions = 1
     if batches(result):
@@ -152,9 +150,9 @@ def batches(config: ModelConfig) -> bool:
         return False  # another server is sent each request by itself, on a stream of its own
     if not config.input and config.backend in _WHOLE:
         return False  # nothing in a batch would say of how many requests it is
-    if config.backend == _ELSEWHERE and _parameter(config, "forward") == "transparent":
+    if config.backend == _ELSEWHERE and parameter(config, "forward") == "transparent":
         return False  # what is left of forwarding bytes: each request is a call of its own
-    return _parameter(config, "batching") != "off"
+    return parameter(config, "batching") != "off"
 
 
 def divides(config: ModelConfig, completed: bool) -> bool:
@@ -163,7 +161,7 @@ def divides(config: ModelConfig, completed: bool) -> bool:
     `completed` is whether it was this server that chose the size of a batch.
     """
     if "split_requests" in config.parameters:
-        return _parameter(config, "split_requests") == "on"
+        return parameter(config, "split_requests") == "on"
     return completed and can_divide(config)
 
 
@@ -171,10 +169,6 @@ def can_divide(config: ModelConfig) -> bool:
     """Whether requests may be divided: rows are each for themselves, and so are answers."""
     ordered = config.dynamic_batching.preserve_ordering or config.HasField("sequence_batching")
     return batches(config) and not (config.model_transaction_policy.decoupled or ordered)
-
-
-def _parameter(config: ModelConfig, name: str) -> str:
-    return config.parameters[name].string_value if name in config.parameters else ""
 
 
 def model_dims(tensor: ModelTensor) -> Sequence[int]:
@@ -289,8 +283,7 @@ def may_use_gpus(config: ModelConfig, preferred: bool) -> bool:
 
 def on_devices(config: ModelConfig, count: int, use: GpuUse) -> ModelConfig:
     """A copy of `config` whose instance groups say where they are, with `count` GPUs there."""
-    result = ModelConfig()
-    result.CopyFrom(config)
+    result = deepcopy(config)
     usable = count > 0 and not use.obstacle
     if not result.instance_group and usable and use.preferred:
         result.instance_group.add(name=result.name, count=1)

@@ -152,6 +152,11 @@ def refuse(file: ConfigFile, found: Iterable[Problem]) -> None:
         raise InvalidConfig("\n".join(lines))
 
 
+def parameter(config: ModelConfig, name: str, default: str = "") -> str:
+    """The value of one of a configuration's parameters."""
+    return config.parameters[name].string_value if name in config.parameters else default
+
+
 def read_config(path: Path | None, model: str) -> ConfigFile:
     """The configuration in `path`, or an empty one without; raises `InvalidConfig`."""
     if path is None:

@@ -6,10 +6,11 @@ configuration of its own, with the same inputs and outputs.
 """
 
 from collections.abc import Collection, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 
 from headrace.core.texts import whole_number
-from headrace.repository.config import Problem
+from headrace.repository.config import Problem, parameter
 from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 PARAMETER = "fail_over"
@@ -42,7 +43,7 @@ class InvalidOrder(Exception):
 
 def needs_files(config: ModelConfig) -> bool:
     """Whether any entry runs the model here."""
-    return any("://" not in entry for entry in _split(_text(config, PARAMETER)))
+    return any("://" not in entry for entry in _split(parameter(config, PARAMETER)))
 
 
 def read_order(
@@ -58,7 +59,7 @@ def read_order(
     local = [name for name in backends if name not in remote]
     names = [config.backend]
     entries: list[Entry] = []
-    for text in _split(_text(config, PARAMETER)):
+    for text in _split(parameter(config, PARAMETER)):
         if "://" in text:
             backend, endpoints = next(iter(remote)), text
         elif text in local:
@@ -88,7 +89,7 @@ def problems(config: ModelConfig) -> Iterator[Problem]:
     if config.HasField("sequence_batching"):
         yield Problem(path, "is for models without state, and this one has sequences")
     for name, most in ((QUEUE_SIZE, _MOST_WAITING), (INSTANCES, _MOST_INSTANCES)):
-        text = _text(config, name)
+        text = parameter(config, name)
         if name in config.parameters and whole_number(text, 1, most) is None:
             expected = f"expected a whole number from 1 to {most}, got '{text[:40]}'"
             yield Problem(f"parameters['{name}']", expected)
@@ -96,21 +97,19 @@ def problems(config: ModelConfig) -> Iterator[Problem]:
 
 def queue_size(config: ModelConfig) -> int:
     """With so many requests waiting the next backend helps out; 0 is for never."""
-    return int(_text(config, QUEUE_SIZE) or 0)
+    return int(parameter(config, QUEUE_SIZE) or 0)
 
 
 def without_execution(config: ModelConfig) -> ModelConfig:
     """A copy without what is said of instances here, for a backend that has none."""
-    result = ModelConfig()
-    result.CopyFrom(config)
+    result = deepcopy(config)
     result.parameters.pop("execution", None)
     return result
 
 
 def entry_config(config: ModelConfig, entry: Entry) -> ModelConfig:
     """The configuration of an entry, before its backend is completed."""
-    result = ModelConfig()
-    result.CopyFrom(config)
+    result = deepcopy(config)
     result.backend = entry.backend
     for name in ("platform", "default_model_filename", "instance_group"):
         result.ClearField(name)
@@ -118,7 +117,7 @@ def entry_config(config: ModelConfig, entry: Entry) -> ModelConfig:
         result.parameters["endpoints"].string_value = entry.endpoints
         result.parameters.pop("execution", None)
         return result
-    count = int(_text(config, INSTANCES) or 1)
+    count = int(parameter(config, INSTANCES) or 1)
     name = f"{config.name}_{entry.name}"
     result.instance_group.add(name=name, kind=ModelInstanceGroup.KIND_CPU, count=count)
     return result
@@ -126,21 +125,16 @@ def entry_config(config: ModelConfig, entry: Entry) -> ModelConfig:
 
 def with_own_fields(complete: ModelConfig, own: ModelConfig) -> ModelConfig:
     """A complete configuration as another backend of the same model has it."""
-    result = ModelConfig()
-    result.CopyFrom(complete)
+    result = deepcopy(complete)
     for name in _OWN_FIELDS:
         result.ClearField(name)  # type: ignore[arg-type]  # a name of a field
     result.backend, result.platform = own.backend, own.platform
     result.default_model_filename = own.default_model_filename
     result.instance_group.extend(own.instance_group)
-    for name, parameter in own.parameters.items():
-        result.parameters[name].CopyFrom(parameter)
+    for name, value in own.parameters.items():
+        result.parameters[name].CopyFrom(value)
     return result
 
 
 def _split(text: str) -> list[str]:
     return [entry.strip() for entry in text.split(_SEPARATOR) if entry.strip()]
-
-
-def _text(config: ModelConfig, name: str) -> str:
-    return config.parameters[name].string_value if name in config.parameters else ""

@@ -34,6 +34,7 @@ import re
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, TypeAlias
@@ -442,8 +443,7 @@ def origins(
 
 def content_of(config: ModelConfig) -> bytes:
     """A normalised configuration without what can change while a version serves."""
-    fixed = ModelConfig()
-    fixed.CopyFrom(config)
+    fixed = deepcopy(config)
     fixed.ClearField("version_policy")
     fixed.ClearField("instance_group")
     fixed.parameters.pop(TRAFFIC, None)

@@ -18,10 +18,13 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from threading import RLock, Thread
 from weakref import finalize
+
+from google.protobuf.field_mask_pb2 import FieldMask
 
 from headrace.core.errors import InvalidRequest, LoadFailed
 from headrace.core.tensors import Buffer
@@ -265,10 +268,7 @@ def _changes_accelerators(whole: ModelConfig, change: ModelConfig) -> bool:
 def _alone(config: ModelConfig, name: str) -> bytes:
     """One field of a configuration."""
     alone = ModelConfig()
-    alone.CopyFrom(config)
-    for field, _ in config.ListFields():
-        if field.name != name:
-            alone.ClearField(field.name)  # type: ignore[arg-type]  # a name of a field
+    FieldMask(paths=[name]).MergeMessage(config, alone)
     return alone.SerializeToString(deterministic=True)
 
 
@@ -278,18 +278,10 @@ def _kept(path: str) -> Problem:
 
 
 def _merged(base: ConfigFile, override: ConfigFile) -> ConfigFile:
-    change, merged = override.config, ModelConfig()
-    merged.CopyFrom(base.config)
-    for name in FREE_FIELDS:
-        merged.ClearField(name)  # type: ignore[arg-type]  # a name of a field
-    for name in [name for name in merged.parameters if name in FREE_PARAMETERS]:
+    change, merged = override.config, deepcopy(base.config)
+    FieldMask(paths=FREE_FIELDS).MergeMessage(change, merged, True, True)
+    for name in FREE_PARAMETERS & set(merged.parameters):
         del merged.parameters[name]
-    free = ModelConfig()
-    free.CopyFrom(change)
-    for field, _ in change.ListFields():
-        if field.name not in FREE_FIELDS:
-            free.ClearField(field.name)  # type: ignore[arg-type]
-    merged.MergeFrom(free)
     for name in FREE_PARAMETERS & set(change.parameters):
         merged.parameters[name].CopyFrom(change.parameters[name])
     if change.HasField("optimization"):

@@ -21,7 +21,7 @@ from headrace.core.tensors import Array, Tensor, brackets, element_count
 from headrace.execution.warming import Sample, SampleInput, Synthetic
 from headrace.observability.statistics import FIRST_RESPONSE, FIRST_RESPONSE_BOUNDS
 from headrace.repository.completion import batches
-from headrace.repository.config import ConfigFile, Problem, refuse
+from headrace.repository.config import ConfigFile, Problem, parameter, refuse
 from headrace.scheduling.policy import BatchPolicy, QueuePolicy, SchedulingPolicy, TimeoutAction
 from headrace.wire.documents import to_json
 from headrace.wire.pb import model_config_pb2 as pb
@@ -58,10 +58,8 @@ def _strict_outputs(config: ModelConfig) -> bool:
 
     For models on other servers that was up to them.
     """
-    named = config.parameters
-    if "strict_outputs" in named and named["strict_outputs"].string_value == "true":
-        return True
-    return config.backend not in ("python", "triton")
+    strict = parameter(config, "strict_outputs") == "true"
+    return strict or config.backend not in ("python", "triton")
 
 
 def scheduling_policy(config: ModelConfig) -> SchedulingPolicy:
@@ -134,14 +132,12 @@ def _enabled(
 
 def parameters(config: ModelConfig) -> dict[str, str]:
     """The configuration's parameters as strings."""
-    return {name: parameter.string_value for name, parameter in config.parameters.items()}
+    return {name: value.string_value for name, value in config.parameters.items()}
 
 
 def execution(config: ModelConfig) -> str:
     """The instance kind that the configuration asks for: auto, inline, thread or process."""
-    return (
-        config.parameters["execution"].string_value if "execution" in config.parameters else "auto"
-    )
+    return parameter(config, "execution", "auto")
 
 
 def first_response_bounds(config: ModelConfig) -> Sequence[float]:
