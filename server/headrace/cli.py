@@ -1,12 +1,23 @@
-"""The `headrace` command: its parser, and the end of the process."""
+"""The `headrace` command: its parser, commands by entry points, and `--list-plugins`."""
 
+import argparse
+import inspect
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from functools import partial
+from itertools import chain
+from typing import Any, NoReturn
 
 from headrace import __version__
-from headrace.commands.command import EXIT_INTERRUPTED, CommandParser
-from headrace.commands.plugins import ListPlugins, add_commands
+from headrace.commands.command import (
+    EXIT_FAILURE,
+    EXIT_INTERRUPTED,
+    Command,
+    CommandParser,
+    Commands,
+)
+from headrace.commands.text import table
+from headrace.core import plugins
 from headrace.workers.allocation import memory_limit
 
 
@@ -30,3 +41,62 @@ def main(
         sys.exit(options.run(options))
     except KeyboardInterrupt:  # workers end with this process
         sys.exit(EXIT_INTERRUPTED)
+
+
+_ALL_COMMANDS = ("completion",)  # which is about every command
+
+
+def add_commands(commands: Commands, words: Sequence[str]) -> None:
+    """Declare the commands that matter for this command line, so that no other is imported.
+
+    Installed packages are looked through only for a command that is not known without, or for all.
+    """
+    name = next((word for word in words if not word.startswith("-")), "")
+    found = plugins.own(plugins.COMMANDS)
+    if name in found and name not in _ALL_COMMANDS:
+        found = {name: found[name]}
+    else:
+        found = plugins.installed(plugins.COMMANDS)
+    for plugin in found.values():
+        plugin.try_to(lambda add: add(commands))
+
+
+class ListPlugins(argparse.Action):
+    """`--list-plugins`: print every plugin with what it offers; 1 if one cannot be loaded."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(
+            option_strings, dest, nargs=0, default=argparse.SUPPRESS,
+            help="list what installed packages add: backends, stages and commands, and whether they"
+            " can be loaded",
+        )  # fmt: skip
+
+    def __call__(self, parser: argparse.ArgumentParser, *given: Any) -> None:
+        rows = []
+        for plugin in chain.from_iterable(plugins.installed(g).values() for g in plugins.GROUPS):
+            offered = plugin.try_to(partial(_offered, plugin.group))
+            failed = isinstance(offered, Exception)
+            text = f"{type(offered).__name__}: {offered}" if failed else str(offered)
+            state = "failed" if failed else "loaded"
+            rows.append((plugin.kind, plugin.name, plugin.package, state, text))
+        print(*table(("kind", "name", "package", "state", "offers"), rows), sep="\n")
+        parser.exit(EXIT_FAILURE if any(row[3] == "failed" for row in rows) else 0)
+
+
+def _offered(group: str, target: Any) -> str:
+    """What a plugin's object says of itself: the files of a backend, else its summary line."""
+    if group == plugins.BACKENDS:
+        # Imported late: other command lines do not need what backends need.
+        from headrace.execution.backend import make_backend
+
+        made = make_backend(target)
+        return ", ".join(made.filenames) or f"platform {made.platform}"
+    if group == plugins.STAGES:
+        from headrace.engine.chain import make_stage
+
+        target = type(make_stage(target))
+    if isinstance(target, Command):
+        return target.help
+    if not callable(target):
+        raise TypeError(f"expected something to call, got {target!r}")
+    return (inspect.getdoc(target) or "").partition("\n")[0]
