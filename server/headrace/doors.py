@@ -201,7 +201,7 @@ class ServerDoors:
 
     async def _open_front_ends(self, count: int) -> tuple[int, int]:
         """Start front ends, which answer over HTTP and gRPC; the ports, 0 for what is closed."""
-        from headrace.frontends.host import EngineCalls
+        from headrace.frontends.session import EngineCalls
         from headrace.frontends.supervisor import Supervisor
 
         settings, engine = self._settings, self._engine

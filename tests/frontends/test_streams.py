@@ -11,8 +11,8 @@ import pytest
 from headrace.core.call import Call, InferResponse
 from headrace.core.errors import ExecutionFailed, InvalidRequest, NotFound, Overloaded, ServerError
 from headrace.engine.admission import Admission
-from headrace.frontends.host import Host
-from headrace.frontends.remote import EngineLink, RemoteEngine, RemoteTarget
+from headrace.frontends.engine_session import EngineSession, RemoteEngine, RemoteTarget
+from headrace.frontends.session import FrontEndSession
 from headrace.wire.link_infer import Flag, Kind, RequestWriter
 from headrace.wire.v2_json import pass_raw
 from headrace.workers.frames import FrameReader, frame
@@ -61,8 +61,8 @@ class Link:
         self.engine = FakeEngine()
         self.lost: list[str] = []
         ours, theirs = socket.socketpair()
-        self.host = Host(ours, self.engine, Calls(), lambda: None, self.lost.append)
-        self.front_end = EngineLink(theirs, _nothing, _nothing, self.lost.append)
+        self.host = FrontEndSession(ours, self.engine, Calls(), lambda: None, self.lost.append)
+        self.front_end = EngineSession(theirs, _nothing, _nothing, self.lost.append)
         self.admission = Admission(0, 0)
         self.front_end.watch(self.admission)
 
@@ -326,7 +326,7 @@ class Stuck:
     def __init__(self, give_up_bytes: int) -> None:
         self.engine = FakeEngine()
         ours, self.sock = socket.socketpair()
-        self.host = Host(
+        self.host = FrontEndSession(
             ours, self.engine, Calls(), lambda: None, lambda _: None, give_up_bytes=give_up_bytes
         )
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.workers.channel import Link
+from headrace.workers.channel import WorkerChannel
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import (
     FrameReader,
@@ -63,7 +63,7 @@ def connected() -> Iterator[tuple[Session, Server]]:
     ours, theirs = socket.socketpair()
     ours.settimeout(30)
     with ours, theirs:
-        session = Session(Link(theirs), lambda form: None)
+        session = Session(WorkerChannel(theirs), lambda form: None)
         session.open = True
         yield session, Server(ours)
 

@@ -25,7 +25,12 @@ from headrace.api.operations import handed_on
 from headrace.engine.admission import Admission
 from headrace.frontends.channel import allow_many_files
 from headrace.frontends.config import FrontendConfig, GrpcConfig, HttpConfig
-from headrace.frontends.remote import EngineLink, RemoteEngine, forwarding_app, forwarding_handler
+from headrace.frontends.engine_session import (
+    EngineSession,
+    RemoteEngine,
+    forwarding_app,
+    forwarding_handler,
+)
 from headrace.observability.logs import Logs
 from headrace.transports.grpc.call import Handlers, Server
 from headrace.transports.grpc.native.server import NativeServer
@@ -40,7 +45,7 @@ from headrace.workers.allocation import keep_memory
 class Doors:
     """Opens and closes them."""
 
-    def __init__(self, config: FrontendConfig, link: EngineLink, admission: Admission) -> None:
+    def __init__(self, config: FrontendConfig, link: EngineSession, admission: Admission) -> None:
         self._config = config
         self._link = link
         self._admission = admission
@@ -141,7 +146,7 @@ async def _serve(sock: socket.socket) -> int:
     loop = asyncio.get_running_loop()
     setup: asyncio.Future[dict[str, Any]] = loop.create_future()
     drain: asyncio.Future[float] = loop.create_future()
-    link = EngineLink(sock, setup.set_result, drain.set_result, _without_engine)
+    link = EngineSession(sock, setup.set_result, drain.set_result, _without_engine)
     config = FrontendConfig.of(await setup)
     logs = Logs(link.logs or config.logs)
     link.on_logs = logs.apply

@@ -20,7 +20,7 @@ from headrace.execution.private_process import is_private
 from headrace.execution.python_options import passed_environment
 from headrace.frontends.channel import allow_many_files
 from headrace.frontends.config import FrontendConfig, WantedHeaders
-from headrace.frontends.host import Calls, Host
+from headrace.frontends.session import Calls, FrontEndSession
 from headrace.observability.logs import LogSettings
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class _FrontEnd:
     def __init__(self, owner: "Supervisor", number: int) -> None:
         self.number = number
         self.ready = False
-        self.host: Host | None = None
+        self.host: FrontEndSession | None = None
         self.process: ChildProcess | None = None
         self.restarts = RestartPolicy(pause=_LOOP_SECS)
         self.restart: asyncio.TimerHandle | None = None
@@ -66,7 +66,7 @@ class _FrontEnd:
             theirs.close()
         self._begun = owner.loop.time()
         self.process.attach(owner.loop, self._on_exit)
-        self.host = Host(
+        self.host = FrontEndSession(
             ours, owner.engine, owner.calls, self._on_ready, self._on_lost, moved=owner.tell_soon
         )
         self.host.set_up(owner.document)

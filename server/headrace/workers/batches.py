@@ -5,7 +5,7 @@ from collections.abc import Container, Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
-from headrace.workers.channel import TOO_LONG, Link, Parcel
+from headrace.workers.channel import TOO_LONG, Parcel, WorkerChannel
 from headrace.workers.elements import Buffer, raw, view
 from headrace.workers.frames import (
     MAX_SLOTS,
@@ -133,7 +133,7 @@ class Layout:
 class Batches:
     """Reads the batches of one model, and lays out what is sent back."""
 
-    def __init__(self, link: Link, decoupled: bool, declared: Container[str]) -> None:
+    def __init__(self, link: WorkerChannel, decoupled: bool, declared: Container[str]) -> None:
         """`declared` are the names of the model's outputs."""
         self._link = link
         self._decoupled = decoupled

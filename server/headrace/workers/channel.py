@@ -1,6 +1,6 @@
 """Sockets between the server's processes: frames both ways, with open files beside them.
 
-`FrameSocket` is one end of a pair, whoever has it; `Link` is the worker's, which waits.
+`FrameSocket` is one end of a pair, whoever has it; `WorkerChannel` is the worker's, which waits.
 """
 
 import array
@@ -88,7 +88,7 @@ Received = tuple[Header[Kind], bytes, Buffer]
 TOO_LONG = f"what is told of a response, beside its tensors, takes more than {MAX_TOLD >> 20} MiB"
 
 
-class Link:
+class WorkerChannel:
     """Frames over a blocking socket. Any thread may send; one at a time receives.
 
     A process that was forked from the worker may not use it: it is `foreign` there, sends and

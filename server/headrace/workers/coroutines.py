@@ -10,7 +10,7 @@ from time import monotonic_ns
 from typing import Any
 
 from headrace.workers.batches import Batches
-from headrace.workers.channel import Link, Received
+from headrace.workers.channel import Received, WorkerChannel
 from headrace.workers.execute import READY_SECS, Executor, error_texts
 from headrace.workers.frames import Kind, unpack_batch
 from headrace.workers.session import Session
@@ -24,7 +24,13 @@ class CoroutineExecutor(Executor):
     is_async = True
 
     def __init__(
-        self, link: Link, model: Any, name: str, decoupled: bool, batches: Batches, session: Session
+        self,
+        link: WorkerChannel,
+        model: Any,
+        name: str,
+        decoupled: bool,
+        batches: Batches,
+        session: Session,
     ) -> None:
         super().__init__(link, model, name, decoupled, batches, session)
         self._ending = False

@@ -12,7 +12,7 @@ from time import monotonic_ns
 from typing import Any
 
 from headrace.workers.batches import Batches, Layout, Sent
-from headrace.workers.channel import Link
+from headrace.workers.channel import WorkerChannel
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import BatchMeta, Header, Kind, frame, unpack_batch
 from headrace.workers.model_class import its_traceback, one_line, wrong_responses
@@ -37,7 +37,13 @@ class Executor:
     is_async = False
 
     def __init__(
-        self, link: Link, model: Any, name: str, decoupled: bool, batches: Batches, session: Session
+        self,
+        link: WorkerChannel,
+        model: Any,
+        name: str,
+        decoupled: bool,
+        batches: Batches,
+        session: Session,
     ) -> None:
         self._link = link
         self._model = model

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from headrace.workers.channel import Link
+from headrace.workers.channel import WorkerChannel
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import Kind, offsets
 from headrace.workers.session import NOT_NOW, Session
@@ -27,7 +27,7 @@ class Forks:
 
     def __init__(
         self,
-        link: Link,
+        link: WorkerChannel,
         session: Callable[[], Session | None],
         tell: Callable[[Mapping[str, Any]], None],
     ) -> None:
@@ -67,7 +67,7 @@ class Forks:
             return
         theirs, ours = self._pair.ends
         theirs.close()
-        self._link = Link(ours)
+        self._link = WorkerChannel(ours)
         session = Session(self._link, lambda form: None)
         session.open = True
         self._session, self._tell = (lambda: session), session.tell
@@ -85,7 +85,7 @@ class _Child:
         on_end: Callable[[socket.socket], None],
     ) -> None:
         self._sock = sock
-        self._link = Link(sock)
+        self._link = WorkerChannel(sock)
         self._session = session
         self._tell = tell
         self._on_end = on_end

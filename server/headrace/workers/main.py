@@ -19,7 +19,7 @@ from headrace.workers import model_class
 from headrace.workers import triton_api as pb
 from headrace.workers.allocation import keep_memory
 from headrace.workers.batches import Batches
-from headrace.workers.channel import Link, end_with
+from headrace.workers.channel import WorkerChannel, end_with
 from headrace.workers.execute import Executor
 from headrace.workers.forked import Forks
 from headrace.workers.frames import Kind, frame
@@ -47,7 +47,7 @@ def main(descriptor: int) -> None:
     sys.path.append(
         os.path.join(os.path.dirname(__file__), "shared")
     )  # for processes that a model spawns
-    link = Link(sock)
+    link = WorkerChannel(sock)
     worker = Worker(link)
     # Hooks run in the order in which they were registered, those before a fork the other way round.
     Forks(link, worker.session, worker.tell).register()
@@ -108,7 +108,7 @@ def _kind(model: Any) -> type[Executor]:
 class Worker:
     """One model in this process, and what its own functions reach of the server."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: WorkerChannel) -> None:
         self._link = link
         self._class: Any = None
         self._model: Any = None
@@ -221,7 +221,7 @@ class Worker:
 class _Handler(logging.Handler):
     """Sends what is logged to the server."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: WorkerChannel) -> None:
         super().__init__()
         self.setFormatter(logging.Formatter("%(message)s"))
         self._link = link

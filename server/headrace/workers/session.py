@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.workers.batches import tell_response, tell_tensors
-from headrace.workers.channel import Link, Received
+from headrace.workers.channel import Received, WorkerChannel
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import Header, Kind, frame, pack_header, unpack_request
 from headrace.workers.triton_calls import Call, ResponseIterator
@@ -41,7 +41,7 @@ class Session:
 
     def __init__(
         self,
-        link: Link,
+        link: WorkerChannel,
         on_form: Callable[[dict[str, Any]], None],
         declared: Container[str] = frozenset(),
     ) -> None:

@@ -57,7 +57,7 @@ class RemoteTarget:
 
     signature = None
 
-    def __init__(self, link: "EngineLink", door: int, model: str, version: str) -> None:
+    def __init__(self, link: "EngineSession", door: int, model: str, version: str) -> None:
         self.model = model
         self.name = version
         self.decoupled = False  # until the engine says so
@@ -96,7 +96,7 @@ class RemoteTarget:
             self._link.hold(self.number, held)
 
 
-class EngineLink:
+class EngineSession:
     """This front end's end of the link. `lost` is called when the engine is gone."""
 
     def __init__(
@@ -320,7 +320,7 @@ class RemoteEngine:
 
     known = NOTHING_KNOWN
 
-    def __init__(self, link: EngineLink, admission: Admission, door: int) -> None:
+    def __init__(self, link: EngineSession, admission: Admission, door: int) -> None:
         self.admission = admission
         self._link = link
         self._door = door
@@ -338,7 +338,7 @@ class RemoteEngine:
 _NO_BODY = b"0"  # a length
 
 
-def forwarding_app(link: EngineLink, routes: Sequence[Route]) -> ASGIApp:
+def forwarding_app(link: EngineSession, routes: Sequence[Route]) -> ASGIApp:
     """An application that takes what its routes claim itself, and hands everything else on."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -395,7 +395,7 @@ def _pieces(receive: Receive) -> Pieces:
     return next_piece
 
 
-def forwarding_handler(link: EngineLink, path: str) -> Unary:
+def forwarding_handler(link: EngineSession, path: str) -> Unary:
     """A procedure that is answered by the engine's process."""
 
     async def handler(data: Buffer, call: object) -> bytes:

@@ -23,7 +23,7 @@ from headrace.core.tensors import Buffer, Tensor
 from headrace.engine.admission import Admission, Held
 from headrace.engine.doors import NOTHING_KNOWN
 from headrace.frontends.channel import Channel
-from headrace.frontends.host import Host
+from headrace.frontends.session import FrontEndSession
 from headrace.wire.link_infer import Flag, Kind, RequestWriter, numbers_rest, read_error
 from headrace.workers.frames import IN_FILE, Header, frame, pack_header
 from tests.wire.strategies import PROPERTY
@@ -105,7 +105,7 @@ class FrontEnd:
         self.lost: list[str] = []
         self.ready = 0
         ours, theirs = socket.socketpair()
-        self.host = Host(ours, self.engine, Calls(), self._on_ready, self.lost.append)
+        self.host = FrontEndSession(ours, self.engine, Calls(), self._on_ready, self.lost.append)
         self.sock: socket.socket = theirs
         self.channel = Channel(theirs, self._take, self.lost.append)
 

@@ -203,7 +203,7 @@ class FrontEndCall(Call):
 
     __slots__ = ("_held_by", "_told", "door", "found", "host", "refusal", "tag", "until", "version")
 
-    def __init__(self, host: "Host", tag: int, flags: int, *asked: Any) -> None:
+    def __init__(self, host: "FrontEndSession", tag: int, flags: int, *asked: Any) -> None:
         """`tag` is its number on the link, `flags` are those of its frame."""
         super().__init__(*asked)
         self.host = host
@@ -279,7 +279,7 @@ class FrontEndCall(Call):
             self.hold(held)
 
 
-class Host:
+class FrontEndSession:
     """Takes one front end's frames. `ready` is called once its doors are open."""
 
     def __init__(
