@@ -19,8 +19,9 @@ from headrace.transports.grpc.native.server import NativeServer
 from headrace.transports.grpc.services import all_handlers
 from headrace.transports.http.generate import inference_routes
 from headrace.transports.http.infer import CountedApp
+from headrace.transports.http.protocol import BoundedProtocol
 from headrace.transports.http.routes import LateApp, late_app
-from headrace.transports.http.server import FastPath, HttpServer, bind, reserve
+from headrace.transports.http.server import HttpServer, bind, fast_protocol, reserve
 
 if TYPE_CHECKING:
     from headrace.frontends.config import FrontendConfig
@@ -109,9 +110,9 @@ class ServerDoors:
             self._listen("HTTP"),
             settings.http_keep_alive_secs,
             settings.http_body_timeout_secs,
-            FastPath.by_rules(engine, limit, settings.access_log, rules)
+            fast_protocol(engine, limit, settings.access_log, rules)
             if settings.http_fast_path
-            else None,
+            else BoundedProtocol,
             keep_names=bool(settings.http_header_forward_pattern),
             max_age_secs=settings.http_max_connection_age_secs,
             admission=engine.admission,

@@ -1,4 +1,4 @@
-"""What answers each operation: functions over messages and the engine.
+"""Handlers of the operations: functions over messages and the engine.
 
 Over gRPC a handler's `answer` gets the request's message. Over HTTP it gets one made of the path's
 parameters and the body, and its answer is sent as JSON; where Triton's documents are not those

@@ -208,15 +208,15 @@ class HeaderRules:
     restricted_at_both: Sequence[str] = ()
 
     def pattern(self) -> HeaderPattern | None:
-        """What to forward, None for nothing; raises `ValueError`."""
+        """The pattern of headers to forward, None for nothing; raises `ValueError`."""
         return HeaderPattern(self.forward) if self.forward else None
 
     def allowed_origins(self) -> AllowedOrigins:
-        """Whose pages may change models and settings; raises `ValueError`."""
+        """The origins whose pages may change models and settings; raises `ValueError`."""
         return AllowedOrigins(self.origins, self.address)
 
     def keys(self) -> dict[Category, Key]:
-        """What restricted categories ask for; raises `ValueError`."""
+        """The keys of restricted categories; raises `ValueError`."""
         keys: dict[Category, Key] = {}
         _add_keys(keys, self.restricted_at_both, _NAME_FOR_BOTH)
         _add_keys(keys, self.restricted, _HEADER_NAME, self.prefix)

@@ -37,7 +37,8 @@ from headrace.transports.grpc.native.server import NativeServer
 from headrace.transports.grpc.services import all_handlers
 from headrace.transports.http.generate import inference_routes
 from headrace.transports.http.infer import CountedApp
-from headrace.transports.http.server import FastPath, HttpServer, bind
+from headrace.transports.http.protocol import BoundedProtocol
+from headrace.transports.http.server import HttpServer, bind, fast_protocol
 from headrace.wire.link_infer import Flag
 from headrace.workers.allocation import keep_memory
 
@@ -83,13 +84,13 @@ class Doors:
         limit, rules = config.max_request_bytes, http.rules
         routes = inference_routes(entrance, limit, rules, generate)
         app = forwarding_app(self._link, routes)
-        fast_path = FastPath.by_rules(entrance, limit, config.access_log, rules)
+        fast_path = fast_protocol(entrance, limit, config.access_log, rules)
         self._http = HttpServer(
             CountedApp(app, self._admission.answers, config.access_log),
             bind(http.address, http.port, shared=True),
             http.keep_alive_secs,
             http.body_timeout_secs,
-            fast_path if http.fast_path else None,
+            fast_path if http.fast_path else BoundedProtocol,
             keep_names=bool(rules.forward),
             max_age_secs=http.max_age_secs,
             admission=self._admission,

@@ -5,7 +5,7 @@ import socket
 
 from starlette.applications import Starlette
 
-from headrace.transports.http.server import FastPath, HttpServer
+from headrace.transports.http.server import HttpServer, fast_protocol
 from tests.transports.fakes import FakeEngine
 
 _BODY = b'{"inputs":[{"name":"x","datatype":"INT32","shape":[1,1],"data":[1]}]}'
@@ -19,7 +19,7 @@ def test_an_answer_that_waits_for_those_before_it_counts() -> None:
     async def scenario() -> None:
         engine, listener = FakeEngine(), socket.create_server(("127.0.0.1", 0))
         listener.setblocking(False)
-        fast, admission = FastPath(engine, 1 << 20, False), engine.admission
+        fast, admission = fast_protocol(engine, 1 << 20, False), engine.admission
         server = HttpServer(Starlette(), listener, 5, 60, fast, admission=admission)
         server.start()
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)

@@ -18,7 +18,6 @@ from headrace.transports.http.generate import (
     NOT_ONE_RESPONSE,
     GenerateRoute,
     Responses,
-    generate_target,
 )
 from tests.transports.fakes import FakeEngine, Work
 
@@ -127,21 +126,21 @@ def document(text: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("path", "target"),
+    ("path", "claimed"),
     [
-        ("/v2/models/m/generate", (("m", ""), False)),
-        ("/v2/models/m/generate_stream", (("m", ""), True)),
-        ("/v2/models/m/versions/2/generate", (("m", "2"), False)),
-        ("/v2/models/m/versions/2/generate_stream", (("m", "2"), True)),
-        ("/v2/models/m/versions/x/generate", None),
-        ("/v2/models/m/infer", None),
-        ("/v2/models//generate", None),
-        ("/v2/models/m/n/generate", None),
-        ("/generate", None),
+        ("/v2/models/m/generate", True),
+        ("/v2/models/m/generate_stream", True),
+        ("/v2/models/m/versions/2/generate", True),
+        ("/v2/models/m/versions/2/generate_stream", True),
+        ("/v2/models/m/versions/x/generate", False),
+        ("/v2/models/m/infer", False),
+        ("/v2/models//generate", False),
+        ("/v2/models/m/n/generate", False),
+        ("/generate", False),
     ],
 )
-def test_paths(path: str, target: object) -> None:
-    assert generate_target(path) == target
+def test_paths(path: str, claimed: bool) -> None:
+    assert GenerateRoute(FakeEngine(), 1).claims("POST", path) is claimed
 
 
 def test_one_response() -> None:

@@ -1,4 +1,4 @@
-"""What both transports do for every call: its key, its label, its error and its line in the log."""
+"""Keys, labels, errors and lines of the access log: for every call, over either transport."""
 
 import logging
 from collections.abc import Mapping, Sequence

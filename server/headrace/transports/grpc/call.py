@@ -1,4 +1,4 @@
-"""What a handler sees of a call, whatever transport carries it, and what handlers look like."""
+"""Calls as handlers see them, whatever transport carries them, and the types of handlers."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ Noted = tuple[str, str, str]  # a model, its version and the id of a request
 
 
 def noted_fields(noted: Noted | None) -> dict[str, str]:
-    """What a line of the access log has of it."""
+    """Fields of the access log's line."""
     return dict(zip(("model", "version", "request_id"), noted or (), strict=False))
 
 
@@ -26,11 +26,11 @@ class RpcContext(Protocol):
     noted: Noted | None  # for the call's line of the access log
 
     def metadata(self) -> Mapping[str, str]:
-        """What the client sent along; names in lower case, text values only."""
+        """The metadata that the client sent; names in lower case, text values only."""
 
     @property
     def account(self) -> Account:
-        """What the client's connection counts with."""
+        """The account of the client's connection."""
 
     def remaining(self) -> float:
         """Seconds until the client's deadline; 0 if it has none."""
@@ -57,7 +57,7 @@ class Peer(RpcContext, Protocol):
 
 
 class Session(Protocol):
-    """What takes the messages of one stream, on the event-loop thread. Must not wait.
+    """The receiver of one stream's messages, on the event-loop thread. Must not wait.
 
     May raise `ServerError`, which ends the stream. After `finish` nothing is called but `closed`.
     """

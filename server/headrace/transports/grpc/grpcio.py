@@ -95,7 +95,7 @@ class _UnaryCall(_AioCall, InferCall):
             self._future.set_exception(error)
 
     async def awaited(self, handler: Direct, data: Buffer) -> bytes:
-        """What a direct handler answers; to cancel the wait cancels the request."""
+        """The answer of a direct handler; to cancel the wait cancels the request."""
         try:
             handler(data, self)
             return await self._future
@@ -150,7 +150,7 @@ class _QueuePeer(_AioCall):
             self._released.set()
 
     async def run(self, requests: AsyncIterator[Buffer], session: Session) -> AsyncIterator[bytes]:
-        """What a session sends, which is given the client's messages; ends as the session does."""
+        """The messages of a session, which gets those of the client; ends as the session does."""
         reader = asyncio.create_task(self._read(requests, session))
         try:
             while self._messages or not self._finished:

@@ -68,7 +68,7 @@ class InferCall(Call):
         self.answer(self.service.writer.pieces(response), exact_timing(response.timing))
 
     def header(self, name: str) -> str:
-        """What the client sent under a name in lower case, "" for nothing."""
+        """The value of metadata by their name in lower case, "" for none."""
         return self.metadata().get(name, "")
 
     def routed(self, target: Target) -> None:
@@ -122,7 +122,7 @@ class InferenceService:
             direct.remember(alike, call.rows)
 
     def _take(self, call: InferCall, asked: Call, told: Mapping[str, str] | None) -> None:
-        """Have a call ask what was decoded, and models told what of its metadata they are."""
+        """Take over a decoded request, with the parameters made of its metadata."""
         call.take(asked)
         if call.parameters:
             call.timed = wants_timing(call)

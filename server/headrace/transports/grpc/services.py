@@ -126,7 +126,7 @@ class Watch:
         self.sent()
 
     def sent(self) -> None:
-        """Tell what has changed, once there is room for it."""
+        """Send the status if it has changed, once there is room for it."""
         if not self._begun or self._peer.congested:
             return
         exiting = self._admission.exiting

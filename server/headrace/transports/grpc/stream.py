@@ -105,7 +105,7 @@ class Slot(Call):
         self.fail(error)
 
     def header(self, name: str) -> str:
-        """What the client sent under a name in lower case, "" for nothing."""
+        """The value of metadata by their name in lower case, "" for none."""
         return self.stream.metadata().get(name, "")
 
     def remaining(self) -> float:
@@ -324,7 +324,7 @@ class StreamInfer:
             self._ready.append(slot)
 
     def _offer_first(self) -> None:
-        """The same for the first of those that have an order."""
+        """Give a turn to the first of the requests that have an order."""
         ordered = self._ordered
         while ordered:
             slot = ordered[0]
@@ -476,7 +476,7 @@ def stream_opener(
     give_up_bytes: int = GIVE_UP_BYTES,
     pattern: HeaderPattern | None = None,
 ) -> Open:
-    """What opens the sessions of ModelStreamInfer.
+    """The factory of sessions of ModelStreamInfer.
 
     Beyond `give_up_bytes` that wait in one stream, a request that is held is given up. `pattern`
     picks what of the metadata models are told.

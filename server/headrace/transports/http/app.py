@@ -105,7 +105,7 @@ def _is_probe(operation: Operation, route: Route) -> bool:
 
 
 class _Operations:
-    """What all routes have in common."""
+    """Endpoints of the operations' routes."""
 
     def __init__(self, engine: Engine, max_request_bytes: int, rules: HeaderRules) -> None:
         self._engine = engine
@@ -116,7 +116,7 @@ class _Operations:
     def endpoint(
         self, operation: Operation, route: Route, handler: Handler
     ) -> Callable[[Request], Awaitable[Response]]:
-        """What answers requests for a route of an operation; raises `ServerError`."""
+        """The endpoint of a route of an operation; raises `ServerError`."""
 
         async def answer(request: Request) -> Response:
             scope, parts = request.scope, request.path_params
@@ -139,7 +139,7 @@ class _Operations:
         return answer
 
     async def _body(self, request: Request, route: Route, handler: Handler) -> Any:
-        """What a handler makes of the body."""
+        """The request's body, as the handler has read it."""
 
         def read() -> Any:
             return handler.read(parse_object(body))
@@ -268,7 +268,7 @@ _METRICS = "metrics have a port of their own, 8002 unless --metrics-port says an
 
 @cache
 def _known() -> tuple[list[str], list[str]]:
-    """What stands behind a model's name in paths, and all other paths."""
+    """The ends of paths behind a model's name, and all other paths."""
     forms = [form for found in OPERATIONS for route in found.routes for form in route.forms]
     ends = [form.removeprefix(_MODEL) for form in forms if form.startswith(_MODEL)]
     others = [form for form in forms if "{" not in form]

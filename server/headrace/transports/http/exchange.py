@@ -175,7 +175,7 @@ class Exchange(Call):
             self.timeout = timeout
 
     def header(self, name: str) -> str:
-        """What the client sent under a name in lower case, "" for nothing."""
+        """The value of a header by its name in lower case, "" for none."""
         return self.head.headers.get(name.encode("latin-1"), "")
 
     def routed(self, target: Target) -> None:
@@ -215,7 +215,7 @@ class Exchange(Call):
         return self._engine.admission.workbench
 
     def succeed_later(self, response: InferResponse, done: Callable[[Answer], None]) -> Job[Answer]:
-        """Have `done` called with what `success` gives, once that has been made on a thread."""
+        """Make the answer of `success` on a thread, and call `done` with it."""
 
         def finish(answer: Answer | None, problem: Exception | None) -> None:
             done(self.failure(problem or Unsupported("no answer")) if answer is None else answer)
@@ -266,7 +266,7 @@ class Exchange(Call):
         self._held, self.entered = False, True
 
     def fields(self) -> dict[str, str]:
-        """What the access log says of the request besides its path."""
+        """Fields of the access log's line besides the path."""
         if self.found is None:
             return {}
         return {
@@ -274,7 +274,7 @@ class Exchange(Call):
         }  # fmt: skip
 
     def _find(self) -> Target:
-        """What serves the request now; raises `ServerError`."""
+        """The model version that serves the request now; raises `ServerError`."""
         if self.head.fault:
             raise InvalidRequest(self.head.fault)
         self.found = found = self._engine.find(self.head.model, self.head.version)

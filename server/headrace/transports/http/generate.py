@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
+from types import MappingProxyType
 
 from starlette.types import Receive, Scope, Send
 
@@ -23,7 +24,7 @@ from headrace.engine.admission import Account
 from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES, Entrance, not_read
 from headrace.engine.workbench import LARGE, Job, Workbench
 from headrace.transports.http.exchange import CLOSE, JSON, Answer, Exchange
-from headrace.transports.http.head import Head, head_of, model_target
+from headrace.transports.http.head import Head
 from headrace.transports.http.infer import (
     InferRoute,
     PostRoute,
@@ -34,6 +35,7 @@ from headrace.transports.http.infer import (
     send_head,
     watch_disconnect,
 )
+from headrace.transports.http.protocol import OPERATION
 from headrace.wire.elements import Charge, charge_objects, uncharged
 from headrace.wire.generate import EVENT_STREAM, decode_generate, encode_generate, event
 from headrace.wire.parameters import add_timing, server_timing, wants_timing
@@ -41,7 +43,7 @@ from headrace.wire.v2_json import error_body, pass_raw
 
 
 class Responses:
-    """What came for one generate request and is not taken yet, as JSON.
+    """Responses to one generate request that are not taken yet, as JSON.
 
     Owned by the event loop. Invariants: the call is held exactly while the model was asked to
     pause; after `ended` or `gone` nothing more is taken in.
@@ -210,7 +212,7 @@ class Responses:
         await self._news.wait()
 
     def take(self) -> list[bytes]:
-        """What has come since the last time; the model goes on."""
+        """The responses since the last time; the model goes on."""
         texts, self._texts = self._texts, []
         self._nbytes = 0
         self._charge()
@@ -308,31 +310,17 @@ class GenerateExchange(Exchange):
 
 
 class GenerateRoute(PostRoute):
-    """Matches `/v2/models/{name}[/versions/{digits}]/generate[_stream]` and answers it."""
+    """The routes of generate requests."""
 
-    def claims(self, method: str, path: str) -> bool:
-        """`Route.claims`."""
-        return generate_target(path) is not None
+    ends = MappingProxyType({"/generate": "generate", "/generate_stream": "generate_stream"})
 
-    def operation(self, path: str) -> str:
-        """`PostRoute.operation`."""
-        return path.rpartition("/")[2]
-
-    async def post(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. Never raises."""
-        found = generate_target(scope["path"])
-        assert found is not None, "a route that does not match. This is a bug."
-        target, streams = found
-        try:
-            told = self.told(scope)
-            head = head_of(self._engine, scope["path"], target, scope["headers"], told)
-        except InvalidRequest as error:
-            await send_answer(send, Answer(400, JSON + CLOSE, [error_body(str(error))]))
-            return
+    async def post(self, head: Head, scope: Scope, receive: Receive, send: Send) -> None:
+        """`PostRoute.post`."""
         exchange = GenerateExchange(self._limit, head, self.account(scope))
         responses = exchange.responses
         try:
             if await self._submit(exchange, responses, receive, send):
+                streams = scope[OPERATION] == "generate_stream"
                 give = self._stream if streams else self._answer
                 await _watched(give(exchange, responses, send), responses, receive)
         finally:
@@ -419,15 +407,6 @@ class GenerateRoute(PostRoute):
         if self._engine.exiting and not answer.closes:
             answer.lines += CLOSE
         await send_answer(send, answer)
-
-
-def generate_target(path: str) -> tuple[tuple[str, str], bool] | None:
-    """Model and version of a generate path, and whether it is for a stream; None for any other."""
-    target = model_target(path, "/generate")
-    if target is not None:
-        return target, False
-    target = model_target(path, "/generate_stream")
-    return None if target is None else (target, True)
 
 
 def _one_answer(exchange: GenerateExchange, responses: Responses, texts: list[bytes]) -> Answer:

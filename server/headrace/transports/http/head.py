@@ -1,4 +1,4 @@
-"""What the head of an infer request says, and whose it is."""
+"""Heads of infer requests: parsed once, and then known by their bytes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from headrace.wire.parameters import timeout_of
 
 @dataclass(slots=True)
 class Head:
-    """What the head of an infer request says; `length` is None for a chunked body.
+    """The head of an infer request; `length` is None for a chunked body.
 
     `version` is "" where the path names none. `json_size` and the encodings are the headers' text.
     `entrance` is where the request goes, `headers` are all that came. `timeout` is as of
@@ -53,7 +53,7 @@ class Head:
 def told(
     pattern: HeaderPattern | None, headers: Sequence[tuple[bytes, bytes]]
 ) -> tuple[dict[str, str], str]:
-    """What models are told of these headers, and why they must not be, "" if they may."""
+    """Parameters for models made of these headers, and why they must not be, "" if they may."""
     if pattern is None:
         return {}, ""
     try:
@@ -74,11 +74,6 @@ def check_key(key: Key | None, headers: Sequence[tuple[bytes, bytes]]) -> None:
         raise Restricted(f"This API is restricted, expecting header '{key.header}'")
 
 
-def infer_target(path: str) -> tuple[str, str] | None:
-    """Model name and version (or "") of an infer path; None for any other path."""
-    return model_target(path, "/infer")
-
-
 def model_target(path: str, suffix: str) -> tuple[str, str] | None:
     """Model name and version (or "") of a model's path with this end; None for any other path."""
     if not path.startswith("/v2/models/") or not path.endswith(suffix):
@@ -89,20 +84,6 @@ def model_target(path: str, suffix: str) -> tuple[str, str] | None:
     if len(parts) == 3 and parts[0] and parts[1] == "versions" and parts[2].isdigit():
         return parts[0], parts[2]
     return None
-
-
-def read_head(
-    entrance: Entrance,
-    path: str,
-    headers: Sequence[tuple[bytes, bytes]],
-    told: tuple[Mapping[str, str], str] = ({}, ""),
-) -> Head | None:
-    """The head of a request for `path` (unquoted), with header names in lower case.
-
-    None if it is no infer request; raises `InvalidRequest`.
-    """
-    target = infer_target(path)
-    return None if target is None else head_of(entrance, path, target, headers, told)
 
 
 def head_of(
@@ -166,7 +147,7 @@ class Heads:
         self._key = key
 
     def read(self, raw: bytes) -> Head | None:
-        """What `raw`, up to and with its empty line, says."""
+        """The head whose bytes are `raw`, up to and with its empty line."""
         if not raw.startswith(_START):
             return None
         try:
@@ -194,7 +175,9 @@ class Heads:
         if self._key is not None and not opens(self._key, headers):
             return None
         try:
-            return read_head(self._engine, path, headers, told(self._pattern, reader.headers))
+            target = model_target(path, "/infer")
+            models = told(self._pattern, reader.headers)
+            return target and head_of(self._engine, path, target, headers, models)
         except InvalidRequest:  # which the plain route tells
             return None
 

@@ -6,9 +6,10 @@ what it leaves: chunked bodies, `Expect: 100-continue`, HTTP/1.0.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import perf_counter
-from typing import Protocol, cast
+from types import MappingProxyType
+from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -25,7 +26,7 @@ from headrace.transports.http.exchange import (
     Answer,
     Exchange,
 )
-from headrace.transports.http.head import Head, check_key, infer_target, read_head, told
+from headrace.transports.http.head import Head, check_key, head_of, model_target, told
 from headrace.transports.http.protocol import ACCOUNT, GONE, NAMES, OPERATION, log_access
 from headrace.wire.status import STATUS
 from headrace.wire.v2_json import error_body
@@ -48,7 +49,7 @@ class _RouteCall(Awaited, Exchange):
 
 
 class Route(Protocol):
-    """What answers some paths in front of an application."""
+    """A bare endpoint for some paths, in front of an application."""
 
     def claims(self, method: str, path: str) -> bool:
         """Whether such requests are for this route."""
@@ -58,7 +59,12 @@ class Route(Protocol):
 
 
 class PostRoute:
-    """A route for POST that reads bodies itself; a subclass says for which paths."""
+    """Inference by POST on the paths `/v2/models/{name}[/versions/{digits}]END`.
+
+    `ends` has the labels of requests in the metrics by the path's end.
+    """
+
+    ends: Mapping[str, str]
 
     def __init__(
         self,
@@ -73,63 +79,56 @@ class PostRoute:
         self._pattern = pattern
         self._limit = max_request_bytes
 
+    def claims(self, method: str, path: str) -> bool:
+        """`Route.claims`."""
+        return self._found(path) is not None
+
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """`Route.handle`."""
-        scope[OPERATION] = self.operation(scope["path"])
+        found = self._found(scope["path"])
+        assert found is not None, "a route that does not claim the path. This is a bug."
+        target, scope[OPERATION] = found
+        headers = scope["headers"]
         try:
-            check_key(self._key, scope["headers"])
-        except Restricted as error:
-            answer = Answer(STATUS[Restricted].http, JSON, [error_body(str(error))])
-            await send_answer(send, answer)
-            return
-        if scope["method"] != "POST":
+            check_key(self._key, headers)
+            if scope["method"] != "POST":
+                text = "Method Not Allowed: this path takes POST"
+                await send_answer(send, Answer(405, JSON, [error_body(text)]))
+                return
+            models = told(self._pattern, scope.get(NAMES) or headers)
+            head = head_of(self._engine, scope["path"], target, headers, models)
+        except (Restricted, InvalidRequest) as error:
+            lines = JSON + (CLOSE if isinstance(error, InvalidRequest) else b"")
             await send_answer(
-                send, Answer(405, JSON, [error_body("Method Not Allowed: this path takes POST")])
+                send, Answer(STATUS[type(error)].http, lines, [error_body(str(error))])
             )
             return
-        await self.post(scope, receive, send)
-
-    def told(self, scope: Scope) -> tuple[dict[str, str], str]:
-        """What models are told of a request's headers; see `Head`."""
-        return told(self._pattern, scope.get(NAMES) or scope["headers"])
+        await self.post(head, scope, receive, send)
 
     def account(self, scope: Scope) -> Account:
-        """What the connection of a request counts with; the server's where nobody knows of one."""
+        """The account of a request's connection, the server's where that has none."""
         found: Account = scope.get(ACCOUNT) or self._engine.admission
         return found
 
-    def claims(self, method: str, path: str) -> bool:
-        """`Route.claims`."""
-        raise NotImplementedError
-
-    def operation(self, path: str) -> str:
-        """What a request for a path that it claims is counted as."""
-        raise NotImplementedError
-
-    async def post(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def post(self, head: Head, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Never raises."""
         raise NotImplementedError
+
+    def _found(self, path: str) -> tuple[tuple[str, str], str] | None:
+        """Model and version of a path, and its label; None for a path of no route."""
+        for end, label in self.ends.items():
+            if (target := model_target(path, end)) is not None:
+                return target, label
+        return None
 
 
 class InferRoute(PostRoute):
-    """Matches `/v2/models/{name}[/versions/{digits}]/infer` and answers it."""
+    """The route of infer requests."""
 
-    def claims(self, method: str, path: str) -> bool:
-        """`Route.claims`."""
-        return infer_target(path) is not None
+    ends = MappingProxyType({"/infer": INFER})
 
-    def operation(self, path: str) -> str:
-        """`PostRoute.operation`."""
-        return INFER
-
-    async def post(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. Never raises."""
-        try:
-            told = self.told(scope)
-            head = cast(Head, read_head(self._engine, scope["path"], scope["headers"], told))
-        except InvalidRequest as error:
-            await send_answer(send, Answer(400, JSON + CLOSE, [error_body(str(error))]))
-            return
+    async def post(self, head: Head, scope: Scope, receive: Receive, send: Send) -> None:
+        """`PostRoute.post`."""
         exchange = _RouteCall(self._limit, head, self.account(scope))
         try:
             answer = await self._answer(exchange, receive)
@@ -175,7 +174,7 @@ async def _encoded(exchange: Exchange, response: InferResponse) -> Answer:
 
 
 def answer_instead(exchange: Exchange, error: BaseException) -> Answer | None:
-    """What to answer when `error` came instead of a response; None if nobody is to have it."""
+    """The answer where `error` came instead of a response; None if nobody is to have it."""
     if isinstance(error, Disconnected):
         return None
     if isinstance(error, asyncio.CancelledError):

@@ -164,7 +164,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._retire_at = at
 
     def check_age(self, now: float) -> None:
-        """Have the next answer be the last, if the connection is old enough."""
+        """Close the connection with its next answer, if it is old enough."""
         if now >= self._retire_at:
             self.retire()
 
@@ -173,7 +173,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return self.idle and self._touched > since and not self.transport.is_closing()
 
     def retire(self) -> None:
-        """Have the next answer be the last; a connection that is idle waits for one more request.
+        """Close the connection with its next answer; one that is idle waits for one more request.
 
         Closing it at once could lose a request that is on its way.
         """
@@ -230,7 +230,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._tell_gone()
 
     def _tell_gone(self) -> None:
-        """Tell the application of every request that is not answered that nobody waits for it.
+        """Disconnect every request of the application that is not answered.
 
         uvicorn tells it of the last one only, and has it answer the others into nothing.
         """

@@ -6,7 +6,6 @@ import logging
 import re
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from random import uniform
 from typing import Any, cast
 
@@ -14,7 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
-from headrace.api.header_rules import HeaderPattern, HeaderRules, Key
+from headrace.api.header_rules import NO_RULES, HeaderRules
 from headrace.api.operations import Category
 from headrace.engine.admission import Admission
 from headrace.engine.doors import Entrance
@@ -29,34 +28,12 @@ _BACKLOG = 2048
 _JITTER = 0.1  # so that not all clients come back at once
 _LOOK_SECS = 1.0  # between two looks at what clients have left unfinished
 _LAST_WRITES_SECS = 0.1  # for the answers to what is given up
-_Factory = Callable[..., BoundedProtocol]
+Protocols = Callable[..., BoundedProtocol]
 
 
 # The fast path leans on how uvicorn's protocol class works inside; other versions, which
 # pyproject.toml keeps from being installed, get the plain route.
 TESTED_UVICORN = ((0, 34), (0, 54))  # the first and the last version
-
-
-@dataclass(frozen=True, slots=True)
-class FastPath:
-    """What answering infer requests in front of the application needs.
-
-    `pattern` picks the headers that models are told; `key` is what inference asks for.
-    """
-
-    engine: Entrance
-    max_request_bytes: int
-    access_log: bool
-    pattern: HeaderPattern | None = None
-    key: Key | None = None
-
-    @classmethod
-    def by_rules(
-        cls, engine: Entrance, max_request_bytes: int, access_log: bool, rules: HeaderRules
-    ) -> "FastPath":
-        """With what rules for headers say."""
-        key = rules.keys().get(Category.INFERENCE)
-        return cls(engine, max_request_bytes, access_log, rules.pattern(), key)
 
 
 class HttpServer:
@@ -68,7 +45,7 @@ class HttpServer:
         listener: socket.socket,
         keep_alive_secs: int,
         patience_secs: int,
-        fast_path: FastPath | None = None,
+        protocol: Protocols = BoundedProtocol,
         keep_names: bool = False,
         max_age_secs: int = 0,
         admission: Admission | None = None,
@@ -83,7 +60,7 @@ class HttpServer:
         closed with the next answer after `max_age_secs`, give or take a tenth; 0 for never.
         """
         made: Any = functools.partial(
-            _protocol(fast_path), patience_secs=patience_secs, keep_names=keep_names,
+            protocol, patience_secs=patience_secs, keep_names=keep_names,
             admission=admission, read_secs=read_secs,
         )  # fmt: skip
 
@@ -188,9 +165,13 @@ class HttpServer:
         self._look = loop.call_later(_LOOK_SECS, self._check_time)
 
 
-def _protocol(fast_path: FastPath | None) -> _Factory:
-    if fast_path is None:
-        return BoundedProtocol
+def fast_protocol(
+    engine: Entrance, max_request_bytes: int, access_log: bool, rules: HeaderRules = NO_RULES
+) -> Protocols:
+    """The protocol of connections whose infer requests are answered in front of the application.
+
+    With versions of uvicorn that it was not tested with, that of all others.
+    """
     first, last = TESTED_UVICORN
     version = re.match(r"(\d+)\.(\d+)", uvicorn.__version__)
     if version is None or not first <= (int(version[1]), int(version[2])) <= last:
@@ -202,10 +183,10 @@ def _protocol(fast_path: FastPath | None) -> _Factory:
         return BoundedProtocol
     return functools.partial(
         FastProtocol,
-        engine=fast_path.engine,
-        heads=Heads(fast_path.engine, fast_path.pattern, fast_path.key),
-        max_request_bytes=fast_path.max_request_bytes,
-        access_log=fast_path.access_log,
+        engine=engine,
+        heads=Heads(engine, rules.pattern(), rules.keys().get(Category.INFERENCE)),
+        max_request_bytes=max_request_bytes,
+        access_log=access_log,
     )
 
 
