@@ -3,7 +3,7 @@
 import pytest
 from google.protobuf import text_format
 
-from headrace.execution.remote import policies
+from headrace.execution.remote import model
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 OLDEST = (
@@ -20,8 +20,8 @@ def config(text: str) -> ModelConfig:
 def completed(ours: str, theirs: str) -> tuple[ModelConfig, list[str]]:
     """The completed configuration, and the fields that are wrong with it."""
     result, remote = config(ours), config(theirs)
-    policies.complete(result, remote)
-    return result, [path for path, _ in policies.problems(result, remote, 0)]
+    model.complete(result, remote)
+    return result, [path for path, _ in model.problems(result, remote, 0)]
 
 
 @pytest.mark.parametrize(
@@ -69,21 +69,21 @@ def test_contradictions(ours: str, theirs: str, path: str) -> None:
 
 
 def test_what_is_not_completed_is_told() -> None:
-    found = [path for path, _ in policies.problems(ModelConfig(), config(OLDEST), 0)]
+    found = [path for path, _ in model.problems(ModelConfig(), config(OLDEST), 0)]
     assert found == ["sequence_batching"]
     decoupled = config("model_transaction_policy { decoupled: true }")
-    found = [path for path, _ in policies.problems(ModelConfig(), decoupled, 0)]
+    found = [path for path, _ in model.problems(ModelConfig(), decoupled, 0)]
     assert found == ["model_transaction_policy.decoupled"]
     assert completed("", "model_transaction_policy { decoupled: true }")[0] == decoupled
 
 
 def test_a_single_call_is_too_little_for_sequences() -> None:
-    found = list(policies.problems(config(OLDEST), config(OLDEST), 1))
+    found = list(model.problems(config(OLDEST), config(OLDEST), 1))
     assert [path for path, _ in found] == ["parameters['max_in_flight']"]
 
 
 def test_a_server_that_does_not_tell_its_configuration() -> None:
-    assert not list(policies.problems(config("sequence_batching { }"), None, 0))
+    assert not list(model.problems(config("sequence_batching { }"), None, 0))
 
 
 @pytest.mark.parametrize(
@@ -94,14 +94,14 @@ def test_a_server_that_does_not_tell_its_configuration() -> None:
     ],
 )  # fmt: skip
 def test_calls(text: str, servers: int, calls: int) -> None:
-    assert policies.calls_for_sequences(config(text), servers) == calls
+    assert model.calls_for_sequences(config(text), servers) == calls
 
 
 def test_rules() -> None:
-    rules = policies.sequence_rules(config(OLDEST))
+    rules = model.sequence_rules(config(OLDEST))
     assert rules is not None
     assert (rules.idle_ns, rules.named) == (5_000, True)
-    rules = policies.sequence_rules(config("sequence_batching { iterative_sequence: true }"))
+    rules = model.sequence_rules(config("sequence_batching { iterative_sequence: true }"))
     assert rules is not None
     assert not rules.named
-    assert policies.sequence_rules(config("max_batch_size: 4")) is None
+    assert model.sequence_rules(config("max_batch_size: 4")) is None

@@ -2,11 +2,15 @@
 
 There is nothing to load. What the model takes and gives is asked of the first server that answers;
 a server that offers no configuration (an extension of the protocol) is taken by its metadata alone.
+What it says of decoupled responses and sequences completes the configuration here, and what that
+says is held against it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
+
+from google.protobuf.message import Message
 
 from headrace.core.datatypes import BY_CONFIG_NUMBER, BY_NAME, BY_NUMPY
 from headrace.core.errors import Contradiction, LoadFailed
@@ -16,19 +20,15 @@ from headrace.core.tensors import TensorArray
 from headrace.execution.choice import AutoChoice, InstanceKind
 from headrace.execution.local import LoadedModel
 from headrace.execution.placement import Placement, Surroundings
-from headrace.execution.remote import policies
-from headrace.execution.remote.connection import (
-    CallFailed,
-    RemoteDescription,
-    RemoteRequest,
-)
-from headrace.execution.remote.options import V2, Endpoint, RemoteOptions
+from headrace.execution.remote.connection import CallFailed, RemoteDescription, RemoteRequest
+from headrace.execution.remote.options import MOST_IN_FLIGHT, V2, Endpoint, RemoteOptions
 from headrace.execution.remote.protocols import ProtocolClients
 from headrace.execution.remote.requests import Forwarding
 from headrace.execution.services import ModelServices
 from headrace.execution.triton.drift import Difference, differences
 from headrace.execution.triton.late import LoadCounts
 from headrace.execution.triton.options import (
+    MANAGED_PARAMETERS,
     ControlOptions,
     check_managed,
     is_managed,
@@ -55,6 +55,9 @@ _METADATA_SECS = 10.0
 _MOST_CALLS = 64  # under way at a time, unless the configuration says more
 _MOST_STREAMS = 256  # the same, where each has any number of responses
 _FEW_CALLS = 4  # of a model of which nothing is known
+_FEW_SEQUENCE_CALLS = 64  # that may be under way for sequences, if the servers have room for fewer
+_SEQUENCES = "sequence_batching"
+_IDLE = "max_sequence_idle_microseconds"
 
 
 def load_remote(
@@ -192,17 +195,14 @@ class RemoteModel(LoadedModel):
         if self.options.max_in_flight:
             return self.options.max_in_flight
         if self.sequences is not None:
-            return policies.calls_for_sequences(self.config or ModelConfig(), self._servers)
+            return calls_for_sequences(self.config or ModelConfig(), self._servers)
         if self._decoupled:
             return _MOST_STREAMS
         if not self._batches:
             return _MOST_CALLS
         if self.config is None:
             return _FEW_CALLS
-        instances = sum(
-            max(group.count, 1) * max(len(group.gpus), 1) for group in self.config.instance_group
-        )
-        return min((max(instances, 1) + 1) * self._servers, _MOST_CALLS)
+        return min((_instances(self.config) + 1) * self._servers, _MOST_CALLS)
 
     @property
     def _servers(self) -> int:
@@ -220,7 +220,7 @@ class RemoteModel(LoadedModel):
         result = ModelConfig()
         result.CopyFrom(config)
         if self.config is not None:
-            policies.complete(result, self.config)
+            complete(result, self.config)
         if not result.input:
             for info in self.inputs:
                 if info.datatype is not None:
@@ -287,7 +287,7 @@ class RemoteModel(LoadedModel):
         self._managed = is_managed({n: p.string_value for n, p in config.parameters.items()})
         self.clients.declared.signature = signature
         self._decoupled = config.model_transaction_policy.decoupled
-        self.sequences = policies.sequence_rules(config)
+        self.sequences = sequence_rules(config)
         asked = ModelConfig()
         asked.CopyFrom(config)
         asked.ClearField("instance_group")
@@ -370,7 +370,7 @@ class RemoteModel(LoadedModel):
                 "parameters['shared_memory']",
                 "is for models with one response to a request: streams share no memory",
             )
-        yield from policies.problems(config, self.config, self.options.max_in_flight)
+        yield from problems(config, self.config, self.options.max_in_flight)
 
 
 def _not_in(protocol: str, config: ModelConfig) -> Iterator[tuple[str, str]]:
@@ -396,3 +396,110 @@ def _info(tensor: pb.ModelMetadataResponse.TensorMetadata, optional: set[str]) -
         tensor.datatype,
         tensor.name in optional,
     )
+
+
+def complete(config: ModelConfig, remote: ModelConfig) -> None:
+    """Write into `config` what `remote` says and it leaves open."""
+    if remote.model_transaction_policy.decoupled:
+        config.model_transaction_policy.decoupled = True
+    if _in_sequences(remote) and config.WhichOneof("scheduling_choice") in (None, _SEQUENCES):
+        config.sequence_batching.SetInParent()
+        _fill(config.sequence_batching, remote.sequence_batching)
+
+
+def problems(
+    config: ModelConfig, remote: ModelConfig | None, calls: int
+) -> Iterator[tuple[str, str]]:
+    """Where the configuration is not what the servers say, or cannot be followed.
+
+    So many `calls` may be under way, 0 if that is left open.
+    """
+    decoupled = config.model_transaction_policy.decoupled
+    if remote is not None:
+        if decoupled is not remote.model_transaction_policy.decoupled:
+            kind = "not decoupled" if decoupled else "decoupled"
+            yield "model_transaction_policy.decoupled", f"the remote model is {kind}"
+        yield from _sequence_problems(config, remote)
+    if _in_sequences(config) and calls == 1:
+        text = (
+            "must be at least 2 for a model with sequences: the first request of one may have to"
+            " wait until another one has gone on"
+        )
+        yield "parameters['max_in_flight']", text
+    if decoupled and config.dynamic_batching.preserve_ordering:
+        text = "cannot be combined with a decoupled model, which answers when it likes"
+        yield "dynamic_batching.preserve_ordering", text
+    managed = MANAGED_PARAMETERS & set(config.parameters)  # its Triton has them by itself
+    if (decoupled or _in_sequences(config)) and config.model_warmup and not managed:
+        kind = "decoupled" if decoupled else "with sequences"
+        yield "model_warmup", f"cannot be sent to a model on other servers that is {kind}"
+
+
+def sequence_rules(config: ModelConfig) -> SequenceRules | None:
+    """What holds for sequences, if there are any."""
+    if not _in_sequences(config):
+        return None
+    sequences = config.sequence_batching
+    return SequenceRules(
+        sequences.max_sequence_idle_microseconds * 1000, not sequences.iterative_sequence
+    )
+
+
+def calls_for_sequences(config: ModelConfig, servers: int) -> int:
+    """How many calls may be under way for a model with sequences.
+
+    Twice as many as the servers can have sequences under way, since first requests, which may have
+    to wait for room, get one half.
+    """
+    sequences = config.sequence_batching
+    oldest = sequences.WhichOneof("strategy_choice") == "oldest"
+    room = max(sequences.oldest.max_candidate_sequences if oldest else config.max_batch_size, 1)
+    return min(max(2 * room * _instances(config) * servers, _FEW_SEQUENCE_CALLS), MOST_IN_FLIGHT)
+
+
+def _instances(config: ModelConfig) -> int:
+    """How many instances a server has of a model, at least one."""
+    groups = config.instance_group
+    return max(sum(max(group.count, 1) * max(len(group.gpus), 1) for group in groups), 1)
+
+
+def _in_sequences(config: ModelConfig) -> bool:
+    return config.WhichOneof("scheduling_choice") == _SEQUENCES
+
+
+def _sequence_problems(config: ModelConfig, remote: ModelConfig) -> Iterator[tuple[str, str]]:
+    choice = config.WhichOneof("scheduling_choice")
+    if _in_sequences(remote) and choice != _SEQUENCES:
+        yield (
+            choice or _SEQUENCES,
+            "the remote model takes its requests in sequences (sequence_batching), which are not"
+            " batched here",
+        )
+    elif choice == _SEQUENCES and not _in_sequences(remote):
+        yield _SEQUENCES, "the remote model has no sequences"
+    elif choice == _SEQUENCES:
+        for field in config.sequence_batching.DESCRIPTOR.fields:
+            ours, theirs = (_value(c.sequence_batching, field.name) for c in (config, remote))
+            if field.name != _IDLE and ours != theirs and ours is not None:
+                yield f"{_SEQUENCES}.{field.name}", "the remote model's configuration differs"
+
+
+def _value(message: Message, name: str) -> object:
+    """What a field is, None for a part that is not there."""
+    singular = message.DESCRIPTOR.fields_by_name[name].has_presence
+    return getattr(message, name) if not singular or message.HasField(name) else None
+
+
+def _fill(target: Message, source: Message) -> None:
+    """Write into `target` what `source` has set and it has not."""
+    for field, value in source.ListFields():
+        if isinstance(value, Message):
+            oneof = field.containing_oneof
+            if oneof is None or target.WhichOneof(oneof.name) in (None, field.name):
+                getattr(target, field.name).SetInParent()
+                _fill(getattr(target, field.name), value)
+        elif not getattr(target, field.name):
+            if isinstance(value, int | float | str):
+                setattr(target, field.name, value)
+            else:
+                getattr(target, field.name).MergeFrom(value)

@@ -111,6 +111,7 @@ _FORMS = "grpc://HOST:PORT, grpcs://HOST:PORT, http://HOST:PORT/PATH or https://
 _HOST = re.compile(r"[!-~]+")  # names of other scripts have a form in ASCII
 _OF_FILES = frozenset({"tls_root_cert", "tls_cert", "tls_key", "authorization_file"})
 MOST_IN_FLIGHT = 1024
+_CALLS = f"a whole number from 1 to {MOST_IN_FLIGHT}"
 _LARGEST_VERSION = (1 << 63) - 1
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
 _OF_CONNECTIONS = frozenset(
@@ -243,8 +244,8 @@ class RemoteOptions:
                 "cannot be combined with version directories, each of which stands for the remote"
                 " version of its number",
             )
-        if named and whole_number(named, 1, _LARGEST_VERSION) is None:
-            raise _wrong("remote_version", f"expected a whole number from 1 on, got {named!r}")
+        if named:
+            _whole(parameters, "remote_version", _LARGEST_VERSION)
         urls = tuple(_urls(parameters.get("endpoints", ""), protocol))
         if shared := _flag(parameters, "shared_memory"):
             _check_sharing(urls, protocol.name)
@@ -252,7 +253,7 @@ class RemoteOptions:
             urls,
             parameters.get("remote_model") or model,
             named or (str(version) if version else ""),
-            _count(parameters, "max_in_flight"),
+            _whole(parameters, "max_in_flight", MOST_IN_FLIGHT, expected=_CALLS),
             _seconds(parameters, "timeout_secs", 60.0),
             _seconds(parameters, "wait_secs", 2.0),
             _seconds(parameters, "health_interval_secs", 1.0) or 1.0,
@@ -267,7 +268,13 @@ class RemoteOptions:
             protocol,
             {n: parameters[n] for n in protocol.parameters if parameters.get(n)},
             shared,
-            _response_bytes(parameters),
+            _whole(
+                parameters,
+                "max_response_bytes",
+                _LARGEST_MESSAGE,
+                LARGEST_RESPONSE,
+                "a number of bytes from 1 on",
+            ),
         )
 
     def renewed(self) -> "RemoteOptions | None":
@@ -372,21 +379,14 @@ def _one_of(parameters: Mapping[str, str], name: str, values: Sequence[str]) -> 
     return "" if value == values[0] else value
 
 
-def _count(parameters: Mapping[str, str], name: str) -> int:
+def _whole(
+    parameters: Mapping[str, str], name: str, most: int, default: int = 0,
+    expected: str = "a whole number from 1 on",
+) -> int:  # fmt: skip
     text = parameters.get(name)
-    if text is None:
-        return 0
-    number = whole_number(text, 1, MOST_IN_FLIGHT)
+    number = default if text is None else whole_number(text, 1, most)
     if number is None:
-        raise _wrong(name, f"expected a whole number from 1 to {MOST_IN_FLIGHT}, got {text!r}")
-    return number
-
-
-def _response_bytes(parameters: Mapping[str, str]) -> int:
-    text = parameters.get("max_response_bytes", str(LARGEST_RESPONSE))
-    number = whole_number(text, 1, _LARGEST_MESSAGE)
-    if number is None:
-        raise _wrong("max_response_bytes", f"expected a number of bytes from 1 on, got {text!r}")
+        raise _wrong(name, f"expected {expected}, got {text!r}")
     return number
 
 
