@@ -3,6 +3,7 @@
 import re
 
 from headrace.execution.remote.options import remote_parameters
+from headrace.execution.remote.upstream import RULES, Health
 from headrace.execution.triton.options import TRITON_PARAMETERS
 from headrace.repository.fail_over import PARAMETERS as FAIL_OVER
 from tests.docs.test_readme import ROOT
@@ -16,3 +17,15 @@ def test_the_table_of_parameters() -> None:
     named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert len(named) == len(set(named))
     assert set(named) == remote_parameters() | TRITON_PARAMETERS | FAIL_OVER
+
+
+def test_the_table_of_failures() -> None:
+    """Its rows are the rules, in their order, and one more for calls that are cancelled."""
+    section = PAGE.partition("\n## When a call fails\n")[2].partition("\n## ")[0]
+    table = re.findall(r"^\| (.*) \|$", section, re.MULTILINE)[2:]
+    rows = [row.split(" | ") for row in table]
+    assert len(rows) == len(RULES) + 1
+    for rule, (_, request, server, _) in zip(RULES.values(), rows[:-1], strict=True):
+        assert rule.retry is ("another server" in request)
+        assert (rule.health is Health.GONE) is ("until a health check" in server)
+        assert (rule.health is Health.FAILED) is server.startswith("a failure")

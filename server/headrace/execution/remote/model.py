@@ -294,7 +294,7 @@ class RemoteModel(LoadedModel):
         asked.instance_group.extend(self._wanted.config.instance_group)
         self._asked = asked
 
-    def upkeep(self, endpoint: Endpoint) -> Reconciler | None:
+    def reconciler(self, endpoint: Endpoint) -> Reconciler | None:
         """What has a server load the model again; None where that is not up to this one."""
         keeper = self._wanted.keeper
         return None if keeper is None else Reconciler(keeper, endpoint)

@@ -181,7 +181,8 @@ class UpstreamPool(Placement):
         model = self._model
         return Upstream(
             endpoint, model.clients.connect(endpoint, self._version.signature), model.options,
-            self._label, self._loop, self._on_upstream, reachable, model.upkeep(endpoint), counts,
+            self._label, self._loop, self._on_upstream, reachable, model.reconciler(endpoint),
+            counts,
         )  # fmt: skip
 
     # --- whether anything can be reached

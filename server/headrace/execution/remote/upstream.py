@@ -73,10 +73,10 @@ class Upstream:
         loop: asyncio.AbstractEventLoop,
         changed: Callable[[], None],
         reachable: bool = False,
-        upkeep: Reconciler | None = None,
+        reconciler: Reconciler | None = None,
         counts: EndpointCounts | None = None,
     ) -> None:
-        """`upkeep` has the server load the model where that is up to this one.
+        """`reconciler` has the server load the model where that is up to this one.
 
         `counts` may have been another one's before.
         """
@@ -88,7 +88,7 @@ class Upstream:
         self._changed = changed
         self._connection = connection
         self._counts = EndpointCounts() if counts is None else counts
-        self._upkeep = upkeep
+        self._reconciler = reconciler
         self._drained: asyncio.Event | None = None  # where somebody waits for that
         self._next_check: asyncio.TimerHandle | None = None
         self._checking: asyncio.Task[None] | None = None
@@ -234,14 +234,14 @@ class Upstream:
             why = failed.text
             if failed.failure.fate not in (Fate.ANSWERED, Fate.REFUSED):
                 return False, why
-        if self._upkeep is not None and not (ready and self.condition.reachable):
+        if self._reconciler is not None and not (ready and self.condition.reachable):
             # It may have been started again meanwhile, without the model or with another one. To
             # load that takes a while, in which it gets nothing.
             if not ready and self.condition.reachable:
                 upstreams.check(self.condition, False)
                 self._tell("does not serve", why)
                 self._changed()
-            why = await self._upkeep.mend()
+            why = await self._reconciler.mend()
             return not why, why
         return ready, "" if ready else why
 
