@@ -197,34 +197,46 @@ def read_labels(
     directory: Path, config: ModelConfig
 ) -> tuple[dict[str, tuple[str, ...]], list[Problem]]:
     """The labels of each output that names a file with them, and what is wrong with the files."""
-    root = directory.resolve()
     labels: dict[str, tuple[str, ...]] = {}
     found: list[Problem] = []
     for index, output in enumerate(config.output):
-        if not output.label_filename:
-            continue
-        try:
-            labels[output.name] = _lines(root, output.label_filename)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error  # not the path, which clients see
-            text = f"'{output.label_filename}' cannot be read: {reason}"
-            found.append(Problem(f"output[{index}].label_filename", text))
+        if name := output.label_filename:
+            try:
+                labels[output.name] = _lines(_content(directory, name).decode("utf-8-sig"))
+            except (OSError, ValueError) as error:
+                path = f"output[{index}].label_filename"
+                found.append(Problem(path, _unreadable(name, error)))
     return labels, found
 
 
-def _lines(root: Path, name: str) -> tuple[str, ...]:
-    """The lines of a file within `root`; raises `OSError` or `ValueError`."""
-    path = (root / name).resolve()
-    if not path.is_relative_to(root):
-        raise ValueError("it lies outside of the model's directory")
+def _lines(text: str) -> tuple[str, ...]:
     # Not by splitlines, which also ends lines at characters that may be part of a label.
-    lines = path.read_bytes().decode("utf-8-sig").split("\n")
+    lines = text.split("\n")
     if not lines[-1]:
         lines.pop()
     return tuple(line.removesuffix("\r") for line in lines)
 
 
+def _content(root: Path, name: str, within: str = "") -> bytes:
+    """A file below the directory `within` of `root`; raises `OSError` or `ValueError`."""
+    place = (root / within).resolve()
+    path = (place / name).resolve()
+    if not path.is_relative_to(place) or path == place:
+        outside = f" '{within}'" if within else ""
+        raise ValueError(f"it lies outside of the model's directory{outside}")
+    return path.read_bytes()
+
+
+def _unreadable(name: str, error: Exception) -> str:
+    reason = getattr(error, "strerror", None) or error  # not the path, which clients see
+    return f"'{name}' cannot be read: {reason}"
+
+
 DIRECTORY = "warmup"
+
+
+class _Wrong(Exception):
+    """A sample's input that cannot be: the field below that of the input, and what is wrong."""
 
 
 def read_samples(
@@ -234,115 +246,84 @@ def read_samples(
 
     One with a `batch_size` of 0 is left out. Reads files. Raises `InvalidConfig`.
     """
-    samples: list[Sample] = []
     found: list[Problem] = []
-    for index, setting in enumerate(config.model_warmup):
-        if setting.batch_size:
-            reader = _Reader(f"model_warmup[{index}]", setting, signature, root)
-            samples.append(reader.sample())
-            found += reader.problems
+    samples = tuple(
+        _sample(f"model_warmup[{index}]", setting, signature, root, found)
+        for index, setting in enumerate(config.model_warmup)
+        if setting.batch_size
+    )
     refuse(file, found)
-    return tuple(samples)
+    return samples
 
 
-class _Wrong(Exception):
-    """An input that cannot be: `path` is the field, below that of the input."""
-
-    def __init__(self, path: str, text: str) -> None:
-        super().__init__(text)
-        self.path = path
-
-
-class _Reader:
-    """Reads one sample; `problems` are what is wrong with it."""
-
-    def __init__(self, path: str, setting: ModelWarmup, signature: Signature, root: Path) -> None:
-        self.problems: list[Problem] = []
-        self._path = path
-        self._setting = setting
-        self._signature = signature
-        self._root = root
-
-    def sample(self) -> Sample:
-        """The sample, as far as it is right."""
-        setting, signature = self._setting, self._signature
-        most = max(signature.max_batch_size, 1)
-        if setting.batch_size > most:
-            text = f"must be at most {most}, as max_batch_size has it, got {setting.batch_size}"
-            self.problems.append(Problem(f"{self._path}.batch_size", text))
-        inputs: dict[str, SampleInput] = {}
-        for name in setting.inputs:
-            path = f"{self._path}.inputs['{name}']"
-            try:
-                inputs[name] = self._input(name, signature.input(name))
-            except InvalidRequest:
-                known = quoted(spec.name for spec in signature.inputs)
-                self.problems.append(Problem(path, f"the model has no such input, it has {known}"))
-            except _Wrong as wrong:
-                self.problems.append(Problem(f"{path}.value{wrong.path}", str(wrong)))
-        self.problems += self._missing()
-        return Sample(setting.name, setting.batch_size, setting.count or 1, inputs)
-
-    def _missing(self) -> Iterator[Problem]:
-        names = self._setting.inputs
-        missing = [
-            spec.name
-            for spec in self._signature.inputs
-            if not spec.optional and spec.name not in names
-        ]
-        if missing:
-            yield Problem(f"{self._path}.inputs", f"the model also needs {quoted(missing)}")
-
-    def _input(self, name: str, spec: TensorSpec) -> SampleInput:
-        """An input; raises `_Wrong`."""
-        told = self._setting.inputs[name]
-        datatype = BY_CONFIG_NUMBER.get(told.data_type)
-        if datatype is not spec.datatype:
-            given = f"got {datatype}" if datatype is not None else "it is missing"
-            raise _Wrong(".data_type", f"must be that of the input, {spec.datatype}; {given}")
-        dims = tuple(told.dims)
-        if min(dims, default=0) < 0:
-            text = f"every dimension must be given, got {brackets(dims)}"
-            raise _Wrong(".dims", text)
-        if not fits(dims, spec.dims):
-            expected = f"those of the input are {brackets(spec.dims)}"
-            note = ", without that of the batch" if self._signature.batches else ""
-            raise _Wrong(".dims", f"{brackets(dims)} do not fit: {expected}{note}")
-        shape = (1, *dims) if self._signature.batches else dims
-        match told.WhichOneof("input_data_type"):
-            case "zero_data":
-                return SampleInput(datatype, shape, Synthetic.ZEROS)
-            case "random_data":
-                return SampleInput(datatype, shape, Synthetic.RANDOM)
-            case "input_data_file":
-                content = self._content(told.input_data_file, datatype, shape)
-                return SampleInput(datatype, shape, content)
-            case _:
-                raise _Wrong("", "one of zero_data, random_data and input_data_file must be set")
-
-    def _content(self, name: str, datatype: Datatype, shape: Shape) -> tuple[Array, ...]:
-        """What is in a file: the data of one request, or of all of them."""
+def _sample(
+    at: str, setting: ModelWarmup, signature: Signature, root: Path, found: list[Problem]
+) -> Sample:
+    """The sample, as far as it is right; what is wrong with it goes to `found`."""
+    most = max(signature.max_batch_size, 1)
+    if setting.batch_size > most:
+        text = f"must be at most {most}, as max_batch_size has it, got {setting.batch_size}"
+        found.append(Problem(f"{at}.batch_size", text))
+    inputs: dict[str, SampleInput] = {}
+    for name, told in setting.inputs.items():
+        path = f"{at}.inputs['{name}']"
         try:
-            raw = _read(self._root / DIRECTORY, name)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error  # not the path, which clients see
-            raise _Wrong(".input_data_file", f"'{name}' cannot be read: {reason}") from error
-        requests = self._setting.batch_size
-        try:
-            if datatype is Datatype.BYTES:
-                return _texts(raw, shape, requests)
-            return _numbers(raw, datatype, shape, requests)
-        except InvalidRequest as error:
-            raise _Wrong(".input_data_file", f"'{name}': {error}") from error
+            spec = signature.input(name)
+            inputs[name] = _input(told, spec, signature.batches, root, setting.batch_size)
+        except InvalidRequest:
+            known = quoted(spec.name for spec in signature.inputs)
+            found.append(Problem(path, f"the model has no such input, it has {known}"))
+        except _Wrong as wrong:
+            field, text = wrong.args
+            found.append(Problem(f"{path}.value{field}", text))
+    required = [spec.name for spec in signature.inputs if not spec.optional]
+    if missing := [name for name in required if name not in setting.inputs]:
+        found.append(Problem(f"{at}.inputs", f"the model also needs {quoted(missing)}"))
+    return Sample(setting.name, setting.batch_size, setting.count or 1, inputs)
 
 
-def _read(directory: Path, name: str) -> bytes:
-    """The content of a file in `directory`; raises `OSError` or `ValueError`."""
-    place = directory.resolve()
-    path = (place / name).resolve()
-    if not path.is_relative_to(place) or path == place:
-        raise ValueError(f"it lies outside of the model's directory '{DIRECTORY}'")
-    return path.read_bytes()
+def _input(
+    told: ModelWarmup.Input, spec: TensorSpec, batches: bool, root: Path, requests: int
+) -> SampleInput:
+    """An input of a sample for so many requests; raises `_Wrong`."""
+    datatype = BY_CONFIG_NUMBER.get(told.data_type)
+    if datatype is not spec.datatype:
+        given = f"got {datatype}" if datatype is not None else "it is missing"
+        raise _Wrong(".data_type", f"must be that of the input, {spec.datatype}; {given}")
+    dims = tuple(told.dims)
+    if min(dims, default=0) < 0:
+        raise _Wrong(".dims", f"every dimension must be given, got {brackets(dims)}")
+    if not fits(dims, spec.dims):
+        expected = f"those of the input are {brackets(spec.dims)}"
+        note = ", without that of the batch" if batches else ""
+        raise _Wrong(".dims", f"{brackets(dims)} do not fit: {expected}{note}")
+    shape = (1, *dims) if batches else dims
+    content: Synthetic | tuple[Array, ...]
+    match told.WhichOneof("input_data_type"):
+        case "zero_data":
+            content = Synthetic.ZEROS
+        case "random_data":
+            content = Synthetic.RANDOM
+        case "input_data_file":
+            content = _file_data(root, told.input_data_file, datatype, shape, requests)
+        case _:
+            raise _Wrong("", "one of zero_data, random_data and input_data_file must be set")
+    return SampleInput(datatype, shape, content)
+
+
+def _file_data(
+    root: Path, name: str, datatype: Datatype, shape: Shape, requests: int
+) -> tuple[Array, ...]:
+    """Data in a file of one request, or of all of them; raises `_Wrong`."""
+    try:
+        raw = _content(root, name, DIRECTORY)
+        if datatype is Datatype.BYTES:
+            return _texts(raw, shape, requests)
+        return _numbers(raw, datatype, shape, requests)
+    except InvalidRequest as error:
+        raise _Wrong(".input_data_file", f"'{name}': {error}") from error
+    except (OSError, ValueError) as error:
+        raise _Wrong(".input_data_file", _unreadable(name, error)) from error
 
 
 def _numbers(raw: bytes, datatype: Datatype, shape: Shape, requests: int) -> tuple[Array, ...]:
