@@ -19,10 +19,11 @@ import numpy as np
 
 from headrace.client.address import BadAnswer
 from headrace.client.inference import cast, elements
-from headrace.commands.remote import CommandFailed
+from headrace.commands.remote import CommandFailed, content, parse_json
 from headrace.core.call import Parameter
 from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
 from headrace.core.errors import ServerError
+from headrace.core.signature import fits
 from headrace.core.tensors import Array, Tensor, brackets, element_count
 from headrace.workers.elements import object_array
 
@@ -102,9 +103,9 @@ def fit(array: Array, declared: Declared) -> Array:
     Raises `ValueError` that says what is expected.
     """
     shape = declared.shape
-    if _matches(array.shape, shape):
+    if fits(array.shape, shape):
         return array
-    if declared.rows and _matches(array.shape, shape[1:]):
+    if declared.rows and fits(array.shape, shape[1:]):
         return array[np.newaxis]
     if array.ndim <= 1 and (full := _filled(array.size, shape)) is not None:
         return array.reshape(full)
@@ -138,12 +139,6 @@ def random(
     if dtype.kind in "iu":
         return generator.integers(0, _RANDOM_INTEGERS, full).astype(dtype)
     return generator.random(full).astype(dtype)
-
-
-def _matches(given: Sequence[int], declared: Sequence[int]) -> bool:
-    return len(given) == len(declared) and all(
-        want in (-1, size) for size, want in zip(given, declared, strict=True)
-    )
 
 
 def _filled(count: int, shape: Sequence[int]) -> tuple[int, ...] | None:
@@ -289,9 +284,9 @@ def read_file(path: Path, declared: Declared, images: ImageOptions) -> Array:
         named = {cell.strip() for cell in rows[0]} == {declared.name}
         return read_cells(path, rows[1:] if named and len(rows) > 1 else rows, declared)
     if declared.datatype is Datatype.BYTES:
-        return np.array(_bytes(path), object)
+        return np.array(content(path), object)
     if suffix in SUFFIXES:
-        _bytes(path)  # says why if it cannot be read
+        content(path)  # says why if it cannot be read
         return read_image(path, declared, images)
     raise CommandFailed(
         f"{path}: what it holds is told by its suffix; known are {' '.join(KNOWN_SUFFIXES)}"
@@ -303,14 +298,6 @@ def read_standard_input() -> str:
     return sys.stdin.read().removesuffix("\n")
 
 
-def parse_json(text: str, where: str) -> Any:
-    """A JSON text; `where` is what messages call it."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise CommandFailed(f"{where}: not JSON: {error}") from None
-
-
 def to_array(value: Any, declared: Declared) -> Array:
     """JSON values as an array of the datatype that is declared."""
     try:
@@ -319,20 +306,13 @@ def to_array(value: Any, declared: Declared) -> Array:
         raise CommandFailed(f"input {declared.name!r}: {error}") from None
 
 
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise CommandFailed(f"{path}: {error.strerror}") from None
-
-
 def read_text(path: Path) -> str:
     """A text file."""
-    return _bytes(path).decode("utf-8-sig", "replace")
+    return content(path).decode("utf-8-sig", "replace")
 
 
 def _array(path: Path) -> Array:
-    _bytes(path)
+    content(path)
     try:
         found: Array = np.load(path, allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
@@ -342,7 +322,7 @@ def _array(path: Path) -> Array:
 
 def open_archive(path: Path) -> Any:
     """The arrays in an .npz, a context manager."""
-    _bytes(path)
+    content(path)
     try:
         return np.load(path, allow_pickle=False)
     except Exception as error:  # of zipfile's and zlib's, too
@@ -445,11 +425,7 @@ class Reader:
             self._add(given, declared, self._value(text, declared))
         if whole is not None:
             self._whole(given, whole)
-        missing = [
-            declared
-            for declared in self._inputs.values()
-            if declared.name not in given.tensors and not declared.optional
-        ]
+        missing = self._left(given)
         if make_up is not None:
             for name in make_up.shapes:
                 self._declared(name)

@@ -110,12 +110,20 @@ def explain(error: ClientError, server: Server, model: str = "") -> str:
     return f"{text}; there are {shown}"
 
 
-def content(path: str) -> bytes:
-    """What a file holds; raises `CommandFailed`."""
+def content(path: str | Path) -> bytes:
+    """Content of a file; raises `CommandFailed`."""
     try:
         return Path(path).read_bytes()
     except OSError as error:
         raise CommandFailed(f"{path}: {error.strerror}") from None
+
+
+def parse_json(text: str, where: str) -> Any:
+    """A JSON text; `where` is what messages call it. Raises `CommandFailed`."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CommandFailed(f"{where}: not JSON: {error}") from None
 
 
 def complain(options: argparse.Namespace, text: str) -> None:

@@ -1,13 +1,12 @@
 """`headrace models traffic`: how requests are divided between the versions of a model."""
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 from headrace.client.server import Document, Server
 from headrace.commands.command import Argument, Command, option
-from headrace.commands.remote import CommandFailed, print_json, remote_command
+from headrace.commands.remote import CommandFailed, parse_json, print_json, remote_command
 from headrace.commands.text import number, table
 
 _HEADS = ("VERSION", "STATE", "ROLE", "WEIGHT", "SHARE", "ROUTED", "FAILED", "LATENCY", "REASON")
@@ -56,10 +55,7 @@ def _rules(words: list[str]) -> Document:
             raise CommandFailed(f"{where}: {error.strerror}; expected {expected}") from None
         except UnicodeDecodeError as error:
             raise CommandFailed(f"{where}: {error}") from None
-    try:
-        rules = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise CommandFailed(f"{where}: not JSON: {error}") from None
+    rules = parse_json(text, where)
     if not isinstance(rules, dict):
         raise CommandFailed(f"{where}: expected a JSON object")
     return rules
