@@ -29,6 +29,7 @@ from headrace.core.model_spec import LoadSpec
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Tensor
 from headrace.execution.loaded_worker import LoadedWorker
+from headrace.execution.placement import Surroundings
 from headrace.execution.python_backend import PythonBackend
 from headrace.execution.worker_instance import WorkerInstance
 from headrace.observability.statistics import VersionStatistics, WorkerCounters
@@ -140,16 +141,12 @@ def _worker(core: int) -> Iterator[Trips]:
 
 
 def _instance(loaded: LoadedWorker, loop: asyncio.AbstractEventLoop) -> WorkerInstance:
+    scheduler: Any = _Scheduler()
+    version = Surroundings(_SIGNATURE, scheduler, _NOBODY, loop, lambda: None)
     return WorkerInstance(
-        "i",
-        loaded.process,
-        loaded.again,
-        _SIGNATURE,
-        loop,
-        _Outside(),
-        loaded.ways,
-        WorkerCounters(),
-    )
+        "i", loaded.process, loaded.again, loaded.options, loaded.run_options, version,
+        WorkerCounters(), lambda: None,
+    )  # fmt: skip
 
 
 async def _trips(instance: WorkerInstance, count: int) -> list[int]:
@@ -183,21 +180,15 @@ async def _trips(instance: WorkerInstance, count: int) -> list[int]:
 _NOBODY: Any = None
 
 
-class _Outside:
+class _Scheduler:
     """There is no scheduler to be told of anything."""
 
-    host = _NOBODY
+    def suspend(self, instance: Instance) -> None:
+        """See `headrace.execution.placement.Scheduler`."""
 
-    def suspend(self, slot: Instance) -> None:
-        """See `headrace.execution.worker_instance.Outside`."""
+    resume = suspend
 
-    def resume(self, slot: Instance) -> None:
-        """See there."""
-
-    def give(self, call: Call, answer: Answer | None, final: bool) -> None:
-        """See there."""
-
-    def changed(self) -> None:
+    def answer(self, call: Call, answer: Answer | None, final: bool) -> None:
         """See there."""
 
 

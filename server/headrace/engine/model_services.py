@@ -17,7 +17,7 @@ from headrace.core.call import Call, InferResponse
 from headrace.core.errors import ExecutionFailed, InvalidRequest, NotFound, ServerError, Unsupported
 from headrace.core.model_spec import LoadParameters
 from headrace.engine.tracing import TracedCall, Tracing
-from headrace.execution.services import ModelServices
+from headrace.execution.placement import ModelServices
 from headrace.observability.model_metrics import ModelMetrics
 from headrace.observability.trace_settings import TRACE_PARAMETER
 from headrace.wire.parameters import load_parameters_of_json
@@ -65,7 +65,7 @@ class Models(Protocol):
 
 
 class EngineServices:
-    """What one version of a model reaches of the server."""
+    """The server as one version of a model may use it; a `ModelServices`."""
 
     def __init__(
         self,

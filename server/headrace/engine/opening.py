@@ -14,7 +14,7 @@ from headrace.core.limits import ExecutionLimits
 from headrace.core.model_spec import EnvironmentOptions
 from headrace.engine.chain import StagePlugin
 from headrace.execution.backend import Backend
-from headrace.execution.services import ModelServices
+from headrace.execution.placement import ModelServices
 from headrace.observability.machine import GrowthMeter
 from headrace.observability.statistics import FIRST_RESPONSE
 from headrace.repository import completion, fail_over, reading, validation

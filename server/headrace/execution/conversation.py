@@ -27,7 +27,7 @@ from headrace.execution.batch_frames import (
     printable,
     read_array,
 )
-from headrace.execution.services import ModelServices
+from headrace.execution.placement import ModelServices
 from headrace.execution.worker_process import WorkerProcess
 from headrace.observability.trace_settings import TRACE_PARAMETER
 from headrace.scheduling.batch import Answer, Batch, Deferral, Instance, NotStarted, Outcome

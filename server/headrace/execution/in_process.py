@@ -50,13 +50,13 @@ from headrace.execution.batch_frames import (
 from headrace.execution.choice import AutoChoice, InstanceKind
 from headrace.execution.environments.resolve import demand_of
 from headrace.execution.local import LoadedModel
+from headrace.execution.placement import ModelServices
 from headrace.execution.python_options import (
     CODE_ROWS,
     WORKER_PARAMETERS,
     start_arguments,
     with_completion,
 )
-from headrace.execution.services import ModelServices
 from headrace.scheduling.batch import Batch, BatchBuffer, Deferral, Outcome, Part
 from headrace.wire.documents import to_json
 from headrace.wire.pb.model_config_pb2 import ModelConfig

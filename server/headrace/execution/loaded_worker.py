@@ -22,16 +22,15 @@ from headrace.execution.choice import AutoChoice, InstanceKind
 from headrace.execution.conversation import Conversation, ModelCalls, Slot
 from headrace.execution.environments.resolve import environment_of
 from headrace.execution.local import DEFAULT_ROWS, LoadedModel
-from headrace.execution.placement import Surroundings
+from headrace.execution.placement import ModelServices, NoServices, Surroundings
 from headrace.execution.python_options import (
     CODE_ROWS,
-    Ways,
+    RunOptions,
     WorkerOptions,
     WorkerSpec,
     start_arguments,
     with_completion,
 )
-from headrace.execution.services import ModelServices, NoServices
 from headrace.execution.warming import Sample, Warming
 from headrace.execution.worker_process import WorkerProcess
 from headrace.execution.worker_set import WorkerSet
@@ -225,7 +224,7 @@ class LoadedWorker(LoadedModel):
         self._spec = spec
         self.options = WorkerOptions.of(spec.parameters, spec.limits)
         self._concurrency = _count(spec.parameters, "max_concurrency", _CONCURRENCY)
-        self.ways = Ways()
+        self.run_options = RunOptions()
         if not spec.path.is_file():
             raise LoadFailed(f"there is no model file {spec.path.parent.name}/{spec.path.name}")
         # Held for as long as workers may be started again.
@@ -279,7 +278,7 @@ class LoadedWorker(LoadedModel):
         self._decoupled = config.model_transaction_policy.decoupled
         said = self._start(self.process)
         concurrency = self._concurrency if said["is_async"] else 0
-        self.ways = Ways(concurrency, bool(said["asks"]))
+        self.run_options = RunOptions(concurrency, bool(said["asks"]))
 
     def warm_up(self, signature: Signature, version: int, samples: Sequence[Sample]) -> None:
         """Run samples, also in every worker that is started later; raises `LoadFailed`."""
@@ -327,7 +326,7 @@ class LoadedWorker(LoadedModel):
     def _warm_up(self, process: WorkerProcess) -> None:
         if self._samples is not None:
             signature, samples = self._samples
-            version, concurrent = str(self._spec.version), bool(self.ways.concurrency)
+            version, concurrent = str(self._spec.version), bool(self.run_options.concurrency)
             warm_up_worker(process, signature, version, samples, concurrent, self._host)
 
 

@@ -30,8 +30,7 @@ from headrace.core.model_spec import TensorInfo
 from headrace.core.signature import Signature
 from headrace.core.tensors import Array, TensorArray
 from headrace.execution.choice import AutoChoice, InstanceKind, measure
-from headrace.execution.placement import Placement, Surroundings
-from headrace.execution.services import ModelServices
+from headrace.execution.placement import ModelServices, Placement, Surroundings
 from headrace.execution.warming import Sample, warm_up
 from headrace.scheduling.batch import Batch, BatchBuffer, Instance, NotStarted, Outcome
 from headrace.wire.pb.model_config_pb2 import ModelConfig

@@ -173,7 +173,7 @@ def passed_environment(*prefixes: str, variables: Sequence[str] = ()) -> dict[st
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class RunOptions:
     """How a model runs its batches, as it has said when it was started, and its configuration.
 
     `concurrency` is how many a coroutine runs at a time, 0 for one after the other; `asks` whether

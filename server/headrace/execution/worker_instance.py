@@ -17,21 +17,18 @@ import json
 import logging
 from collections.abc import Callable
 from time import monotonic_ns
-from typing import Protocol
 
-from headrace.core.call import Call
 from headrace.core.errors import RepositoryError
 from headrace.core.limits import ABANDONED_SECS, Pulse
-from headrace.core.signature import Signature
 from headrace.execution.child_process import RestartPolicy
 from headrace.execution.choice import InstanceKind
 from headrace.execution.conversation import Conversation, Slot
 from headrace.execution.daemon_thread import NoResources, run_in_daemon_thread
-from headrace.execution.python_options import Ways
-from headrace.execution.services import ModelServices
+from headrace.execution.placement import Surroundings
+from headrace.execution.python_options import RunOptions, WorkerOptions
 from headrace.execution.worker_process import WorkerProcess
 from headrace.observability.statistics import EndKind, WorkerCounters
-from headrace.scheduling.batch import Answer, Batch, Instance, NotStarted, Outcome
+from headrace.scheduling.batch import Batch, NotStarted, Outcome
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import ANSWERS, SLOTS, Header, Kind
 
@@ -42,26 +39,6 @@ _WEIGHT = 0.2  # of the last batch in the mean
 _PAUSE_SECS = 0.1  # before what nobody waited for is started again
 _ASK_SECS = 1.0  # between questions whether the model is ready
 _ANSWER_SECS = 5.0  # that it may take for an answer
-
-
-class Outside(Protocol):
-    """What an instance's batches come from and go to."""
-
-    @property
-    def host(self) -> ModelServices:
-        """Who its model may ask for something."""
-
-    def suspend(self, slot: Instance) -> None:
-        """A slot can run nothing for now."""
-
-    def resume(self, slot: Instance) -> None:
-        """It can again."""
-
-    def give(self, call: Call, answer: Answer | None, final: bool) -> None:
-        """Something has come for a request by itself; see `Batcher.answer`."""
-
-    def changed(self) -> None:
-        """Something has changed that may matter to whether the model is ready."""
 
 
 class WorkerInstance:
@@ -78,12 +55,13 @@ class WorkerInstance:
         name: str,
         process: WorkerProcess,
         start: Callable[[], WorkerProcess],
-        signature: Signature,
-        loop: asyncio.AbstractEventLoop,
-        outside: Outside,
-        ways: Ways,
+        options: WorkerOptions,
+        run_options: RunOptions,
+        version: Surroundings,
         counters: WorkerCounters,
+        changed: Callable[[], None],
     ) -> None:
+        """`changed` is called when something has changed that may matter to whether it is ready."""
         self.name = name
         self.requests = 0  # that the process has been given
         self.grace = ABANDONED_SECS  # for the model to end open requests that nobody waits for
@@ -94,17 +72,23 @@ class WorkerInstance:
         self.abandoned = 0.0
         self.stalled = False
         self._abandoned = Pulse()
-        self._ways = ways
-        self.slots = [Slot(self, number) for number in range(ways.concurrency or SLOTS)]
+        self.start = start
+        self.options = options
+        self.run_options = run_options
+        self.slots = [Slot(self, number) for number in range(run_options.concurrency or SLOTS)]
+        self.slots_left = 0  # of one that has been replaced, those that the scheduler still has
+        self.outsized = False  # it is too large from its start: replacing it would help nothing
+        self.heartbeat = Pulse()
         self.running = True
         self.given_up = False  # it has ended so often that it is left alone for now ...
         self.tried_again = 0.0  # ... until then, by the loop's clock
         self._process = process
-        self._start = start
-        self._signature = signature
-        self._loop = loop
-        self._outside = outside
-        self._begun = loop.time()
+        self._signature = version.signature
+        self._loop = version.loop
+        self._scheduler = version.scheduler
+        self._host = version.host
+        self._changed = changed
+        self._begun = self._loop.time()
         self._answered = False  # the process has given an answer
         self._restarts = RestartPolicy()
         self._restart: asyncio.TimerHandle | None = None
@@ -127,7 +111,7 @@ class WorkerInstance:
     @property
     def concurrency(self) -> int:
         """Batches that it runs at the same time, 0 for one after the other."""
-        return self._ways.concurrency
+        return self.run_options.concurrency
 
     @property
     def kind(self) -> InstanceKind:
@@ -182,7 +166,7 @@ class WorkerInstance:
         )  # fmt: skip
         self._killed = kind, why
         for slot in self.slots:  # what came until it has ended would be lost with it
-            self._outside.suspend(slot)
+            self._scheduler.suspend(slot)
         self._process.kill()
 
     async def closed(self) -> None:
@@ -213,7 +197,7 @@ class WorkerInstance:
             now = monotonic_ns()
             slot.end(Outcome((), error, slot.sent, now, now))
             if not self.running:
-                self._outside.suspend(slot)
+                self._scheduler.suspend(slot)
 
         self._loop.call_soon(end)
 
@@ -243,17 +227,17 @@ class WorkerInstance:
                     self.name, self.silent,
                     extra={"model": self._signature.model, "worker": self.pid},
                 )  # fmt: skip
-            self._outside.changed()
+            self._changed()
 
     # --- from the worker
 
     def _attach(self) -> None:
         self._talk = Conversation(
-            self._process, self._signature, bool(self._ways.concurrency), self._outside.give,
-            self._report, self._outside.host,
+            self._process, self._signature, bool(self.concurrency), self._scheduler.answer,
+            self._report, self._host,
         )  # fmt: skip
         self._process.attach(self._loop, self._on_frame, self._on_exit)
-        if self._ways.asks:
+        if self.run_options.asks:
             self._ask()
 
     def _on_frame(self, header: Header[Kind], meta: bytes, data: Buffer) -> None:
@@ -267,7 +251,7 @@ class WorkerInstance:
         slot, outcome = ended
         if kind is Kind.BACK:
             slot.end(outcome)
-            self._outside.suspend(slot)
+            self._scheduler.suspend(slot)
             return
         self._answered = self._answered or outcome.error is None
         self._mean_ns += _WEIGHT * (outcome.computed - outcome.started - self._mean_ns)
@@ -278,7 +262,7 @@ class WorkerInstance:
     def _on_other(self, kind: Kind, meta: bytes) -> bool:
         """Take what is about no batch; whether that is all that the frame is for."""
         if kind is Kind.METRIC:
-            self._outside.host.metric(json.loads(meta))
+            self._host.metric(json.loads(meta))
         elif kind is Kind.ANSWER:
             self._on_answer(bool(json.loads(meta)["ready"]))
         else:
@@ -291,21 +275,21 @@ class WorkerInstance:
 
     def choose_slots(self) -> None:
         """Take part with further slots only while batches are short."""
-        if self._ways.concurrency:
+        if self.run_options.concurrency:
             return
         prefetches = self._mean_ns <= _SHORT_NS and not self._calls_out
         if self._calls_out:
             spare = next((slot for slot in self.slots if slot.batch is not None), self.slots[0])
             for slot in self.slots:
                 if slot.batch is None:
-                    (self._outside.resume if slot is spare else self._outside.suspend)(slot)
+                    (self._scheduler.resume if slot is spare else self._scheduler.suspend)(slot)
             self._prefetches = False
         elif prefetches != self._prefetches:
             free = [slot for slot in self.slots[1:] if slot.batch is None]
             if len(free) == len(self.slots) - 1:  # else after the next batch
                 self._prefetches = prefetches
                 for slot in free:
-                    (self._outside.resume if prefetches else self._outside.suspend)(slot)
+                    (self._scheduler.resume if prefetches else self._scheduler.suspend)(slot)
 
     def _report(self, batch: Batch, text: str, lines: str) -> None:
         fields = {"model": self._signature.model, "worker": self.pid}
@@ -349,7 +333,7 @@ class WorkerInstance:
             self._willing = willing
             log.info("%s says that it is %s", self.name, "ready" if willing else "not ready",
                      extra={"model": self._signature.model, "worker": self.pid})  # fmt: skip
-            self._outside.changed()
+            self._changed()
 
     # --- its end, and the next one
 
@@ -383,11 +367,11 @@ class WorkerInstance:
             )  # fmt: skip
         self._talk.end(how, abandoned)
         for slot in self.slots:
-            self._outside.suspend(slot)
+            self._scheduler.suspend(slot)
         if self._closed is None:
             # What nobody waited for may have been the last that kept its version from going.
             self._plan_restart(_PAUSE_SECS if abandoned else 0.0)
-        self._outside.changed()
+        self._changed()
 
     def _plan_restart(self, least: float = 0.0) -> None:
         """Start again after `least` seconds or later."""
@@ -403,7 +387,7 @@ class WorkerInstance:
 
     def _start_again(self) -> None:
         self._restart = None
-        started = run_in_daemon_thread(self._start, f"start {self.name}", WorkerProcess.kill)
+        started = run_in_daemon_thread(self.start, f"start {self.name}", WorkerProcess.kill)
         started.add_done_callback(self._on_started)
 
     def _on_started(self, started: asyncio.Future[WorkerProcess]) -> None:
@@ -417,7 +401,7 @@ class WorkerInstance:
             log.error("%s cannot be started again: %s", self.name, problem, exc_info=trace)
             self._restarts.ended(to_blame=not isinstance(problem, NoResources))
             self._plan_restart()
-            self._outside.changed()
+            self._changed()
             return
         process = started.result()
         self._process = process
@@ -430,5 +414,5 @@ class WorkerInstance:
         log.info("%s runs again as worker %d", self.name, process.pid,
                  extra={"model": self._signature.model})  # fmt: skip
         for slot in self.slots if self._prefetches else self.slots[:1]:
-            self._outside.resume(slot)
-        self._outside.changed()
+            self._scheduler.resume(slot)
+        self._changed()

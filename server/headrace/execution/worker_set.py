@@ -19,21 +19,18 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import Any
 
 from headrace.core.errors import ModelNotReady, RepositoryError
-from headrace.core.limits import ABANDONED_SECS, LOOK_SECS, Pulse
+from headrace.core.limits import ABANDONED_SECS, LOOK_SECS
 from headrace.execution.child_process import Backoff
 from headrace.execution.daemon_thread import run_in_daemon_thread
 from headrace.execution.placement import Placement, Surroundings
-from headrace.execution.python_options import WorkerOptions
+from headrace.execution.python_options import RunOptions, WorkerOptions
 from headrace.execution.worker_instance import WorkerInstance
 from headrace.execution.worker_process import WorkerProcess
 from headrace.observability.series import WorkerSeries
 from headrace.observability.statistics import EndKind, RecycleReason, WorkerCounters
-
-if TYPE_CHECKING:
-    from headrace.execution.loaded_worker import LoadedWorker
 
 log = logging.getLogger(__name__)
 
@@ -41,68 +38,6 @@ _LEAST_PACE_SECS = 0.05
 _MIB = 1 << 20
 _REST_SECS = 5.0  # between one replacement in a version and the next
 _MOST_SECS = 60.0
-Replace = Callable[[WorkerInstance, WorkerProcess, RecycleReason], None]
-
-
-class Recycler:
-    """Starts successors for the workers of one version."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, replace: Replace) -> None:
-        """`replace` is told of a worker and of the process that is to take its place."""
-        self._loop = loop
-        self._replace = replace
-        self._busy = False  # a successor is being started
-        self._closed = False
-        self._backoff = Backoff(_REST_SECS, _MOST_SECS)
-        self._not_before = 0.0
-
-    @property
-    def resting(self) -> bool:
-        """Whether nothing can be recycled for now."""
-        return self._busy or self._closed or self._loop.time() < self._not_before
-
-    def recycle(
-        self,
-        worker: WorkerInstance,
-        start: Callable[[], WorkerProcess],
-        reason: RecycleReason,
-        why: str,
-    ) -> None:
-        """Have `worker` replaced; only when not `resting`. `why` is for the log."""
-        self._busy = True
-        pid = worker.pid
-        log.info("worker %d of %s is going to be replaced: %s", pid, worker.name, why)
-
-        def done(started: asyncio.Future[WorkerProcess]) -> None:
-            self._busy = False
-            self._not_before = self._loop.time() + _REST_SECS
-            # Nobody is left to replace, or it has been started again meanwhile.
-            needless = self._closed or worker.pid != pid
-            if (problem := started.exception()) is not None:
-                if not needless:
-                    self._put_off(worker, problem)
-                return
-            self._backoff.succeeded()
-            if needless:
-                started.result().kill()
-                return
-            self._replace(worker, started.result(), reason)
-
-        started = run_in_daemon_thread(start, f"start {worker.name}", WorkerProcess.kill)
-        started.add_done_callback(done)
-
-    def close(self) -> None:
-        """Replace nothing any more."""
-        self._closed = True
-
-    def _put_off(self, worker: WorkerInstance, problem: BaseException) -> None:
-        delay = self._backoff.failed()
-        self._not_before = self._loop.time() + delay
-        trace = None if isinstance(problem, RepositoryError) else problem
-        log.error(
-            "no successor for worker %d of %s can be started, so that it goes on; this is tried"
-            " again in %d s: %s", worker.pid, worker.name, delay, problem, exc_info=trace,
-        )  # fmt: skip
 
 
 def recycle_reason(options: WorkerOptions, resident: int, requests: int) -> RecycleReason | None:
@@ -114,54 +49,30 @@ def recycle_reason(options: WorkerOptions, resident: int, requests: int) -> Recy
     return None
 
 
-class _Member:
-    """A worker with what is known of it from one look to the next."""
-
-    def __init__(self, worker: WorkerInstance, loaded: "LoadedWorker") -> None:
-        self.worker = worker
-        self.loaded = loaded
-        self.pulse = Pulse()
-        self.outsized = False  # it is too large from its start: replacing it would help nothing
-        self.slots = 0  # of one that has been replaced, those that the scheduler still has
-
-    def slot_removed(self) -> None:
-        """A slot of one that has been replaced has had its last batch."""
-        self.slots -= 1
-        self.close_if_done()
-
-    def close_if_done(self) -> None:
-        """End one that has been replaced, unless requests of its batches are still open."""
-        if not self.slots and self.worker.idle:
-            self.worker.close()
-
-
 class WorkerSet(Placement):
     """The workers of a version: those that serve, and those that have been replaced and finish."""
 
     def __init__(self, version: Surroundings) -> None:
         self.counters = WorkerCounters()
+        self._version = version
         self._signature = version.signature
-        self._scheduler = scheduler = version.scheduler
-        self._loop = loop = version.loop
-        self._changed = version.changed
-        # What the workers' batches come from and go to; see `worker_instance.Outside`.
-        self.host = version.host
-        self.suspend = scheduler.suspend
-        self.resume = scheduler.resume
-        self.give = scheduler.answer
-        self._members: list[_Member] = []
-        self._finishing: list[_Member] = []
-        self._recycler = Recycler(loop, self._replace)
+        self._scheduler = version.scheduler
+        self._loop = version.loop
+        self._serving: list[WorkerInstance] = []
+        self._finishing: list[WorkerInstance] = []
+        self._successor_starts = False
+        self._recycling_backoff = Backoff(_REST_SECS, _MOST_SECS)
+        self._recycles_from = 0.0  # by the loop's clock
         self._timer: asyncio.TimerHandle | None = None
         self._looked = 0.0
         self._pace = LOOK_SECS
         self._grace: float | None = None  # for what nobody waits for, while the version goes
 
-    def add(self, name: str, model: "LoadedWorker", *given: object) -> None:
-        """Put a started worker behind the scheduler."""
-        loaded = model
-        self._members.append(_Member(self._worker(name, loaded, loaded.process), loaded))
-        limits = loaded.options.execution
+    def add(self, name: str, model: Any, *given: object) -> None:
+        """Put a started worker, of a `LoadedWorker`, behind the scheduler."""
+        worker = self._worker(name, model.process, model.again, model.options, model.run_options)
+        self._serving.append(worker)
+        limits = worker.options.execution
         for limit in (limits.execution_secs, limits.stall_secs):
             if limit:
                 self._pace = min(self._pace, max(limit / 2, _LEAST_PACE_SECS))
@@ -172,8 +83,8 @@ class WorkerSet(Placement):
     def leave(self, grace: float) -> None:
         """Finish what somebody waits for; what nobody does is ended after `grace` seconds."""
         self._grace = grace
-        for member in (*self._members, *self._finishing):
-            member.worker.grace = grace
+        for worker in (*self._serving, *self._finishing):
+            worker.grace = grace
         self._pace = min(self._pace, max(grace / 2, _LEAST_PACE_SECS))
         if self._timer is not None:
             self._timer.cancel()
@@ -184,15 +95,15 @@ class WorkerSet(Placement):
 
         One that is not there has nothing to finish.
         """
-        for member in self._members:
-            if member.worker.name == name:
-                self._members.remove(member)
-                self._finish(member.worker, member.loaded)
+        for worker in self._serving:
+            if worker.name == name:
+                self._serving.remove(worker)
+                self._finish(worker)
                 return
 
     def __iter__(self) -> Iterator[WorkerInstance]:
         """Those that serve."""
-        return (member.worker for member in self._members)
+        return iter(self._serving)
 
     @property
     def healthy(self) -> bool:
@@ -238,29 +149,33 @@ class WorkerSet(Placement):
         """See `Placement`."""
         resident = {w.name: w.resident() for w in self if w.running}
         return WorkerSeries(
-            len(self._members), resident, self.counters, self._scheduler.quarantine.refused
+            len(self._serving), resident, self.counters, self._scheduler.quarantine.refused
         )
 
     def close(self) -> None:
         """Look no more, and replace nothing; the scheduler ends those that serve."""
-        self._recycler.close()
-        for member in self._finishing:
-            member.worker.close()
+        for worker in self._finishing:
+            worker.close()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     async def closed(self) -> None:
         """Wait until no process is left."""
-        every = (*self._members, *self._finishing)
-        await asyncio.gather(*(member.worker.closed() for member in every))
+        await asyncio.gather(*(w.closed() for w in (*self._serving, *self._finishing)))
 
-    def _worker(self, name: str, loaded: "LoadedWorker", process: WorkerProcess) -> WorkerInstance:
+    def _worker(
+        self,
+        name: str,
+        process: WorkerProcess,
+        start: Callable[[], WorkerProcess],
+        options: WorkerOptions,
+        run_options: RunOptions,
+    ) -> WorkerInstance:
         """Put a process behind the scheduler."""
         worker = WorkerInstance(
-            name, process, loaded.again, self._signature, self._loop, self, loaded.ways,
-            self.counters,
-        )  # fmt: skip
+            name, process, start, options, run_options, self._version, self.counters, self.changed
+        )
         for slot in worker.slots:
             self._scheduler.add_instance(slot)
         worker.choose_slots()
@@ -269,15 +184,17 @@ class WorkerSet(Placement):
     def changed(self) -> None:
         """A worker has ended, runs again, or says something else of itself."""
         self._end_finished()
-        self._changed()  # first: who is told that a request has failed may have the next one ready
+        # First: who is told that a request has failed may have the next one ready.
+        self._version.changed()
         if self.given_up:
             self._scheduler.fail_waiting(self.waiting_error())
 
     def _end_finished(self) -> None:
         """End what has been replaced and is done; also if it has died, or it would come back."""
-        for member in self._finishing:
-            member.close_if_done()
-        self._finishing = [m for m in self._finishing if m.slots or m.worker.running]
+        for worker in self._finishing:
+            if not worker.slots_left and worker.idle:
+                worker.close()
+        self._finishing = [w for w in self._finishing if w.slots_left or w.running]
 
     # --- once a second
 
@@ -285,84 +202,115 @@ class WorkerSet(Placement):
         self._timer = self._loop.call_later(self._pace, self._look)
         now = self._loop.time()
         elapsed, self._looked = now - self._looked, now
-        for member in (*self._members, *self._finishing):
-            if member.worker.running:
-                self._feel(member, elapsed)
+        for worker in (*self._serving, *self._finishing):
+            if worker.running:
+                self._feel(worker, elapsed)
         self._end_finished()
-        for member in self._members:
-            if member.worker.running and not self._recycler.resting:
-                self._weigh(member)
+        for worker in self._serving:
+            rests = self._successor_starts or self._loop.time() < self._recycles_from
+            if worker.running and not rests:
+                self._weigh(worker)
 
-    def _feel(self, member: _Member, elapsed: float) -> None:
+    def _feel(self, worker: WorkerInstance, elapsed: float) -> None:
         """Kill a worker that hangs, or goes on with what nobody waits for."""
-        worker, options = member.worker, member.loaded.options
-        silent = member.pulse.look((worker.pid, worker.beats), elapsed)
-        worker.look(elapsed, options.execution.stall_secs)
-        limit, grace = options.execution.execution_secs, self._grace_of(member)
-        if 0 < options.heartbeat_secs <= silent:
+        limits, heartbeat = worker.options.execution, worker.options.heartbeat_secs
+        silent = worker.heartbeat.look((worker.pid, worker.beats), elapsed)
+        worker.look(elapsed, limits.stall_secs)
+        if 0 < heartbeat <= silent:
             worker.kill(EndKind.HANG, f"has given no sign of life for {silent:.0f} s")
-        elif 0 < limit <= worker.longest:
-            worker.kill(EndKind.LIMIT, f"has taken longer than {limit:g} s for a batch")
-        elif 0 < grace <= worker.abandoned:
+        elif 0 < limits.execution_secs <= worker.longest:
+            why = f"has taken longer than {limits.execution_secs:g} s for a batch"
+            worker.kill(EndKind.LIMIT, why)
+        elif 0 < self._grace_of(worker) <= worker.abandoned:
             why = f"has gone on for {worker.abandoned:.0f} s with what nobody waits for"
             worker.kill(EndKind.ABANDONED, why)
 
-    def _grace_of(self, member: _Member) -> float:
-        """For how long a worker may go on with what nobody waits for; 0 for as long as it takes."""
+    def _grace_of(self, worker: WorkerInstance) -> float:
+        """Seconds that a worker may go on with what nobody waits for; 0 for as long as it takes."""
         if self._grace is not None:
             return self._grace
-        if member in self._finishing:
+        if worker in self._finishing:
             return ABANDONED_SECS
-        stall = member.loaded.options.execution.stall_secs
-        return max(stall, member.worker.start_secs) if stall else 0.0
-
-    def _weigh(self, member: _Member) -> None:
-        """Have a worker replaced that has grown too large or has done enough."""
-        worker, options = member.worker, member.loaded.options
-        resident = worker.resident() if options.max_rss and not member.outsized else 0
-        reason = recycle_reason(options, resident, worker.requests)
-        if reason is not None:
-            why = (
-                f"it has {resident / _MIB:.0f} MiB in use, max_rss is"
-                f" {options.max_rss / _MIB:.0f} MiB"
-                if reason is RecycleReason.MAX_RSS
-                else f"it has had {worker.requests} requests, max_requests is"
-                f" {options.max_requests}"
-            )
-            self._recycler.recycle(worker, member.loaded.again, reason, why)
+        stall = worker.options.execution.stall_secs
+        return max(stall, worker.start_secs) if stall else 0.0
 
     # --- one takes over from another
 
-    def _replace(self, old: WorkerInstance, process: WorkerProcess, reason: RecycleReason) -> None:
-        member = next((member for member in self._members if member.worker is old), None)
-        if member is None:  # it was removed while its successor was being started
-            process.kill()
+    def _weigh(self, worker: WorkerInstance) -> None:
+        """Start a successor of a worker that has grown too large or has done enough."""
+        options = worker.options
+        resident = worker.resident() if options.max_rss and not worker.outsized else 0
+        reason = recycle_reason(options, resident, worker.requests)
+        if reason is None:
             return
+        why = (
+            f"it has {resident / _MIB:.0f} MiB in use, max_rss is {options.max_rss / _MIB:.0f} MiB"
+            if reason is RecycleReason.MAX_RSS
+            else f"it has had {worker.requests} requests, max_requests is {options.max_requests}"
+        )
+        pid = worker.pid
+        log.info("worker %d of %s is going to be replaced: %s", pid, worker.name, why)
+        self._successor_starts = True
+        started = run_in_daemon_thread(worker.start, f"start {worker.name}", WorkerProcess.kill)
+        started.add_done_callback(lambda started: self._on_successor(worker, pid, reason, started))
+
+    def _on_successor(
+        self,
+        old: WorkerInstance,
+        pid: int,
+        reason: RecycleReason,
+        started: asyncio.Future[WorkerProcess],
+    ) -> None:
+        """Replace a worker, unless it was removed meanwhile, or has been started again."""
+        self._successor_starts = False
+        self._recycles_from = self._loop.time() + _REST_SECS
+        needless = self._timer is None or old not in self._serving or old.pid != pid
+        if (problem := started.exception()) is None:
+            self._recycling_backoff.succeeded()
+            if needless:
+                started.result().kill()
+            else:
+                self._replace(old, started.result(), reason)
+        elif not needless:
+            delay = self._recycling_backoff.failed()
+            self._recycles_from = self._loop.time() + delay
+            trace = None if isinstance(problem, RepositoryError) else problem
+            log.error(
+                "no successor for worker %d of %s can be started, so that it goes on; this is tried"
+                " again in %d s: %s", pid, old.name, delay, problem, exc_info=trace,
+            )  # fmt: skip
+
+    def _replace(self, old: WorkerInstance, process: WorkerProcess, reason: RecycleReason) -> None:
         log.info(
             "worker %d of %s takes over from worker %d", process.pid, old.name, old.pid,
             extra={"model": self._signature.model},
         )  # fmt: skip
         self.counters.recycled[reason] += 1
-        member.worker = self._worker(old.name, member.loaded, process)
-        self._compare(member)
-        self._finish(old, member.loaded)
-        self._changed()  # the old one may have said that it is not ready
+        new = self._worker(old.name, process, old.start, old.options, old.run_options)
+        self._serving[self._serving.index(old)] = new
+        self._compare(new)
+        self._finish(old)
+        self._version.changed()  # the old one may have said that it is not ready
 
-    def _finish(self, old: WorkerInstance, loaded: "LoadedWorker") -> None:
+    def _finish(self, old: WorkerInstance) -> None:
         """Give a worker nothing more; it ends with what it has."""
-        finishing = _Member(old, loaded)
-        finishing.slots = len(old.slots)
-        self._finishing.append(finishing)
-        for slot in old.slots:
-            self._scheduler.remove_instance(slot, finishing.slot_removed)
+        old.slots_left = len(old.slots)
+        self._finishing.append(old)
 
-    def _compare(self, member: _Member) -> None:
-        """Know whether a fresh worker is too large already."""
-        resident, limit = member.worker.resident(), member.loaded.options.max_rss
-        member.outsized = 0 < limit < resident
-        if member.outsized:
+        def removed() -> None:
+            old.slots_left -= 1
+            self._end_finished()
+
+        for slot in old.slots:
+            self._scheduler.remove_instance(slot, removed)
+
+    def _compare(self, worker: WorkerInstance) -> None:
+        """Note whether a fresh worker is too large already."""
+        resident, limit = worker.resident(), worker.options.max_rss
+        worker.outsized = 0 < limit < resident
+        if worker.outsized:
             log.error(
                 "%s takes %d MiB from its start, more than max_rss (%d MiB): it is not replaced for"
-                " its size any more", member.worker.name, resident // _MIB, limit // _MIB,
+                " its size any more", worker.name, resident // _MIB, limit // _MIB,
                 extra={"model": self._signature.model},
             )  # fmt: skip

@@ -19,12 +19,11 @@ from headrace.core.signature import Signature
 from headrace.core.tensors import TensorArray
 from headrace.execution.choice import AutoChoice, InstanceKind
 from headrace.execution.local import LoadedModel
-from headrace.execution.placement import Placement, Surroundings
+from headrace.execution.placement import ModelServices, Placement, Surroundings
 from headrace.execution.remote.connection import CallFailed, RemoteDescription, RemoteRequest
 from headrace.execution.remote.options import MOST_IN_FLIGHT, V2, Endpoint, RemoteOptions
 from headrace.execution.remote.protocols import ProtocolClients
 from headrace.execution.remote.requests import Forwarding
-from headrace.execution.services import ModelServices
 from headrace.execution.triton.drift import Difference, differences
 from headrace.execution.triton.late import LoadCounts
 from headrace.execution.triton.options import (
