@@ -11,7 +11,7 @@ from headrace.core.errors import ExecutionFailed
 from headrace.execution.remote.connection import CallFailed, RemoteDescription
 from headrace.execution.remote.options import Endpoint, RemoteOptions
 from headrace.execution.triton.late import LoadCounts
-from headrace.execution.triton.reconciler import RepositoryKeeper, Visits
+from headrace.execution.triton.reconciler import BlockingClients, RepositoryKeeper
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.remote_status import Failure, Fate
 
@@ -41,8 +41,8 @@ class Server:
         self.loaded = False
 
 
-class Visit(Visits):
-    """Visits of one server."""
+class Visit(BlockingClients):
+    """BlockingClients of one server."""
 
     def __init__(self, server: Server) -> None:
         options = RemoteOptions.of({"endpoints": "grpc://127.0.0.1"}, "m", 0, Path())

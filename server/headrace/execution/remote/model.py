@@ -33,11 +33,11 @@ from headrace.execution.triton.options import (
     is_managed,
 )
 from headrace.execution.triton.reconciler import (
+    BlockingClients,
     DesiredState,
     DriftWatch,
     Reconciler,
     RepositoryKeeper,
-    Visits,
     asked_of,
     load_everywhere,
 )
@@ -76,7 +76,7 @@ def load_remote(
         # What the processes have was written for each of them.
         asked.ClearField("instance_group")
         wanted = DesiredState(asked, ControlOptions.of(spec.parameters), placed, placed.groups)
-        visits = Visits(placed.options, spec.model)
+        visits = BlockingClients(placed.options, spec.model)
         clients = ProtocolClients(placed.options, spec.model)
         return _described(visits, clients, placed.endpoints, wanted)
     directory = spec.version if (spec.root / str(spec.version)).is_dir() else 0
@@ -86,7 +86,7 @@ def load_remote(
     clients = ProtocolClients(options, spec.model)
     endpoints = options.resolve()
     control = ControlOptions.of(spec.parameters)
-    visits = Visits(options, spec.model)
+    visits = BlockingClients(options, spec.model)
     keeper: RepositoryKeeper | None = None
     if control.load:
         uses = known if control.unload else None
@@ -96,7 +96,10 @@ def load_remote(
 
 
 def _described(
-    visits: Visits, clients: ProtocolClients, endpoints: Sequence[Endpoint], wanted: DesiredState
+    visits: BlockingClients,
+    clients: ProtocolClients,
+    endpoints: Sequence[Endpoint],
+    wanted: DesiredState,
 ) -> "RemoteModel":
     """The model as the first server that answers says it is; raises `LoadFailed`."""
     problems = []
@@ -126,7 +129,7 @@ class RemoteModel(LoadedModel):
 
     def __init__(
         self,
-        visits: Visits,
+        visits: BlockingClients,
         clients: ProtocolClients,
         endpoints: Sequence[Endpoint],
         answered: Endpoint,

@@ -8,18 +8,19 @@ done from the event loop while the model is served.
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from time import monotonic
-from typing import Protocol
 
 from google.protobuf import json_format
 
 from headrace.core.errors import LoadFailed
+from headrace.execution.child_process import Backoff
 from headrace.execution.daemon_thread import run_in_daemon_thread
 from headrace.execution.remote.connection import CallFailed, RemoteDescription, Visit
 from headrace.execution.remote.options import Endpoint, RemoteOptions
@@ -31,9 +32,15 @@ from headrace.wire.documents import to_json
 from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from headrace.wire.remote_status import Fate
 
+log = logging.getLogger(__name__)
 
-class Visits:
-    """Those for one model, called `model` here; for several threads at a time."""
+_ASK_SECS = 10.0
+LOAD_SECS = 900.0  # that loading may take where nobody has set a limit
+_AT_ONCE = 16  # servers that are asked at a time
+
+
+class BlockingClients:
+    """Connections to the servers of one model, called `model` here, for threads that may wait."""
 
     def __init__(self, options: RemoteOptions, model: str) -> None:
         self.options = options
@@ -45,24 +52,71 @@ class Visits:
         return ProtocolClients(self.options, self.model).visit(endpoint)
 
 
-log = logging.getLogger(__name__)
+class Keeper(ABC):
+    """Has servers load one model, and unload it in the end. For threads that may wait."""
 
-_ASK_SECS = 10.0
-LOAD_SECS = 900.0  # that loading may take where nobody has set a limit
-_AT_ONCE = 16  # servers that are asked at a time
-
-
-class Keeper(Protocol):
-    """Has servers serve one model; each method blocks."""
+    def __init__(self, clients: BlockingClients) -> None:
+        self._clients = clients
+        self._model = clients.model
+        self._lock = Lock()
+        self._released = False
 
     def ensure(self, endpoint: Endpoint, seconds: float) -> None:
         """Have one server serve it as wanted; raises `LoadFailed`."""
+        with self._lock:
+            if self._released:
+                raise LoadFailed("it is being unloaded")
+            self._begin(endpoint)
+        with self._asking(endpoint) as connection:
+            self._load(connection, endpoint, seconds)
+        if self._is_released():  # meanwhile
+            self._undo(endpoint)
 
     def release(self) -> None:
-        """It is not needed any more."""
+        """End the need for it."""
+        with self._lock:
+            released, self._released = self._released, True
+        if not released:
+            self._release()
+
+    def _unload(self, endpoints: Iterable[Endpoint]) -> None:
+        def unload(endpoint: Endpoint) -> None:
+            with self._asking(endpoint) as connection:
+                connection.unload(_ASK_SECS)
+
+        for problem in each(endpoints, unload):
+            log.warning("model %s is not unloaded: %s", self._model, problem)
+
+    @contextmanager
+    def _asking(self, endpoint: Endpoint) -> Iterator[Visit]:
+        with self._clients.to(endpoint) as connection:
+            try:
+                yield connection
+            except CallFailed as failed:
+                raise LoadFailed(f"{endpoint.name}: {failed.text}") from None
+
+    def _is_released(self) -> bool:
+        with self._lock:
+            return self._released
+
+    @abstractmethod
+    def _begin(self, endpoint: Endpoint) -> None:
+        """Note that a server is about to load it."""
+
+    @abstractmethod
+    def _load(self, connection: Visit, endpoint: Endpoint, seconds: float) -> None:
+        """Load it where it is not as wanted; may raise `CallFailed`."""
+
+    @abstractmethod
+    def _undo(self, endpoint: Endpoint) -> None:
+        """Unload it where it was loaded although it had been released."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Unload it where that is wanted."""
 
 
-class RepositoryKeeper:
+class RepositoryKeeper(Keeper):
     """Has servers that others have started load a model, with the instance groups wanted.
 
     What else its configuration says is theirs. Empty `groups` are whatever the servers have.
@@ -70,66 +124,23 @@ class RepositoryKeeper:
 
     def __init__(
         self,
-        visits: Visits,
+        clients: BlockingClients,
         groups: Sequence[ModelInstanceGroup],
-        uses: LoadCounts | None,
+        loads: LoadCounts | None,
     ) -> None:
-        """`uses` is None if the model stays loaded at the end."""
-        self._visit = visits.to
-        self._model = visits.options.model
+        """`loads` is None if the model stays loaded at the end."""
+        super().__init__(clients)
+        self._model = clients.options.model
         self._groups = list(groups)
-        self._uses = uses
-        self._lock = Lock()
+        self._loads = loads
         self._taken: set[Endpoint] = set()
-        self._released = False
 
-    def ensure(self, endpoint: Endpoint, seconds: float) -> None:
-        """Have one server serve it as wanted; raises `LoadFailed`."""
-        self._take(endpoint)
-        with self._visit(endpoint) as connection:
-            try:
-                self._ensure(connection, endpoint, seconds)
-            except CallFailed as failed:
-                raise LoadFailed(f"{endpoint.name}: {failed.text}") from None
-        if self._uses is not None and self._is_released():  # meanwhile
-            self._uses.take((self._model, endpoint))
-            self._give_back([endpoint])
+    def _begin(self, endpoint: Endpoint) -> None:
+        if self._loads is not None and endpoint not in self._taken:
+            self._loads.take((self._model, endpoint))
+            self._taken.add(endpoint)
 
-    def release(self) -> None:
-        """Have the servers unload it, if that is wanted and nobody here needs it any more."""
-        with self._lock:
-            self._released = True
-            taken, self._taken = self._taken, set()
-        self._give_back(taken)
-
-    def _is_released(self) -> bool:
-        with self._lock:
-            return self._released
-
-    def _give_back(self, taken: Iterable[Endpoint]) -> None:
-        uses = self._uses
-        if uses is None:
-            return
-        last = [endpoint for endpoint in taken if uses.give_back((self._model, endpoint))]
-        for problem in each(last, self._unload):
-            log.warning("model %s is not unloaded: %s", self._model, problem)
-
-    def _take(self, endpoint: Endpoint) -> None:
-        with self._lock:
-            if self._released:
-                raise LoadFailed("it is being unloaded")
-            if self._uses is not None and endpoint not in self._taken:
-                self._uses.take((self._model, endpoint))
-                self._taken.add(endpoint)
-
-    def _unload(self, endpoint: Endpoint) -> None:
-        with self._visit(endpoint) as connection:
-            try:
-                connection.unload(_ASK_SECS)
-            except CallFailed as failed:
-                raise LoadFailed(f"{endpoint.name}: {failed.text}") from None
-
-    def _ensure(self, connection: Visit, endpoint: Endpoint, seconds: float) -> None:
+    def _load(self, connection: Visit, endpoint: Endpoint, seconds: float) -> None:
         deadline = monotonic() + seconds
         said = loaded(connection)
         if said is None:
@@ -145,6 +156,19 @@ class RepositoryKeeper:
         config.ClearField("instance_group")
         config.instance_group.extend(self._groups)
         connection.load(json.dumps(to_json(config)), max(deadline - monotonic(), 1.0))
+
+    def _undo(self, endpoint: Endpoint) -> None:
+        if self._loads is not None:
+            self._loads.take((self._model, endpoint))
+            self._give_back([endpoint])
+
+    def _release(self) -> None:
+        self._give_back(self._taken)
+
+    def _give_back(self, taken: Iterable[Endpoint]) -> None:
+        if self._loads is not None:
+            give_back = self._loads.give_back
+            self._unload([one for one in taken if give_back((self._model, one))])
 
 
 def load_everywhere(
@@ -223,9 +247,6 @@ def asked_of(config: str) -> ModelConfig:
     return result
 
 
-_FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 1.0, 60.0
-
-
 class Reconciler:
     """Has one server serve the model again when it is found that it does not.
 
@@ -235,7 +256,7 @@ class Reconciler:
     def __init__(self, keeper: Keeper, endpoint: Endpoint) -> None:
         self._keeper = keeper
         self._endpoint = endpoint
-        self._failures = 0
+        self._backoff = Backoff(1.0, 60.0)
         self._not_before = 0.0
         self._problem = ""
 
@@ -250,12 +271,10 @@ class Reconciler:
                 f"load on {self._endpoint.name}",
             )
         except LoadFailed as error:
-            pause = min(_FIRST_PAUSE_SECS * 2.0 ** min(self._failures, 16), _LONGEST_PAUSE_SECS)
-            self._failures += 1
-            self._not_before = loop.time() + pause
+            self._not_before = loop.time() + self._backoff.failed()
             self._problem = str(error)
             return self._problem
-        self._failures = 0
+        self._backoff.succeeded()
         self._not_before = 0.0
         return ""
 
@@ -372,7 +391,7 @@ def _ask(
     versions: dict[str, None] = {}
     for one in options:
         try:
-            with Visits(one, model).to(endpoint) as connection:
+            with BlockingClients(one, model).to(endpoint) as connection:
                 said = connection.describe(seconds)
         except CallFailed as failed:
             return Surveyed(endpoint.name, (), (), failed.text or str(failed.failure.error))

@@ -20,7 +20,6 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,7 +29,7 @@ from headrace.core.errors import LoadFailed
 from headrace.core.model_spec import LoadSpec
 from headrace.execution.child_process import Reaping
 from headrace.execution.daemon_thread import run_in_daemon_thread
-from headrace.execution.remote.connection import CallFailed
+from headrace.execution.remote.connection import Visit
 from headrace.execution.remote.options import Endpoint, RemoteOptions, Url, remote_parameters
 from headrace.execution.triton.drift import as_configured, groups_of
 from headrace.execution.triton.options import (
@@ -43,7 +42,7 @@ from headrace.execution.triton.options import (
     places,
 )
 from headrace.execution.triton.process import Secret, arguments, environment
-from headrace.execution.triton.reconciler import LOAD_SECS, Visits, each, loaded
+from headrace.execution.triton.reconciler import LOAD_SECS, BlockingClients, Keeper, each, loaded
 from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 if TYPE_CHECKING:
@@ -125,7 +124,6 @@ def remove_model(directory: Path) -> None:
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_UNLOAD_SECS = 10.0
 _WAIT_SECS = "15"
 
 
@@ -304,7 +302,7 @@ def _models(directory: Path, place: Place) -> Path:
     return directory / str(place.index) / "models"
 
 
-class PlacedModel:
+class PlacedModel(Keeper):
     """One version of a model in Tritons of this server; a `Keeper` of it.
 
     `options` are how it is reached.
@@ -319,18 +317,15 @@ class PlacedModel:
     ) -> None:
         """`written` has the directory that each process has of it. Raises `InvalidOption`."""
         self._servers = servers
-        self._model = spec.model
         self._written = dict(written)
         self._by_port = {process.port: process for process in written}
-        self._lock = Lock()
-        self._released = False
         urls = [Url("grpc", "127.0.0.1", p.port, label=p.label) for p in written]
         # A process that has ended is there again after seconds, for which requests can wait.
         given = {"wait_secs": _WAIT_SECS, **spec.parameters, "endpoints": "grpc://127.0.0.1:1"}
         options = RemoteOptions.of(given, name, spec.version, spec.root)
         credentials = replace(options.credentials, metadata=servers.metadata)
         self.options = replace(options, urls=tuple(urls), credentials=credentials)
-        self._visit = Visits(self.options, spec.model).to
+        super().__init__(BlockingClients(self.options, spec.model))
         self.endpoints = self.options.resolve()
 
     def load(self, deadline: float) -> None:
@@ -353,41 +348,20 @@ class PlacedModel:
         """What a process reports, with GPUs numbered as the configuration does."""
         return as_configured(reported, self._by_port[endpoint.port].place)
 
-    def ensure(self, endpoint: Endpoint, seconds: float) -> None:
-        """Have one process serve it; raises `LoadFailed`."""
-        if self._is_released():
-            raise LoadFailed("it is being unloaded")
-        with self._visit(endpoint) as connection:
-            try:
-                if loaded(connection) is not None:
-                    return  # as it was written, since nobody else can change it
-                connection.load("", seconds)
-            except CallFailed as failed:
-                raise LoadFailed(f"{endpoint.name}: {failed.text}") from None
-        if self._is_released():  # meanwhile
-            self._unload(endpoint)
+    def _begin(self, endpoint: Endpoint) -> None:
+        """Nobody else has these processes load it."""
 
-    def release(self) -> None:
+    def _load(self, connection: Visit, endpoint: Endpoint, seconds: float) -> None:
+        if loaded(connection) is None:  # else as it was written: nobody else can change it
+            connection.load("", seconds)
+
+    def _undo(self, endpoint: Endpoint) -> None:
+        self._unload([endpoint])
+
+    def _release(self) -> None:
         """Have the processes unload it, and remove its files."""
-        with self._lock:
-            if self._released:
-                return
-            self._released = True
         if self._servers.still_there():  # else they end anyway
-            for problem in each(self.endpoints, self._unload):
-                log.warning("model %s is not unloaded: %s", self._model, problem)
+            live = [e for e in self.endpoints if self._by_port[e.port].live.is_set()]
+            self._unload(live)  # others have nothing loaded
         for directory in self._written.values():
             remove_model(directory)
-
-    def _is_released(self) -> bool:
-        with self._lock:
-            return self._released
-
-    def _unload(self, endpoint: Endpoint) -> None:
-        if not self._by_port[endpoint.port].live.is_set():
-            return  # it has nothing loaded
-        with self._visit(endpoint) as connection:
-            try:
-                connection.unload(_UNLOAD_SECS)
-            except CallFailed as failed:
-                raise LoadFailed(f"{endpoint.name}: {failed.text}") from None
