@@ -7,7 +7,6 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from struct import pack
 
 import httpx
 import numpy as np
@@ -16,7 +15,7 @@ import pytest
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
-from headrace.workers.frames import Kind
+from headrace.workers.frames import Kind, pack_header
 from tests.faults.chaos import WORKERS, Chaos, eventually, write_models
 from tests.support.server_process import ServerProcess
 from tests.support.watching import Resources
@@ -134,12 +133,12 @@ def test_an_error_is_no_death(chaos: Chaos, command: str) -> None:
     "frame",
     [
         b"\xff" * 4096,
-        pytest.param(pack("<BBHIQ", Kind.RESULT, 0, 1, 0, 0), marks=pytest.mark.slow),
-        pytest.param(pack("<BBHIQ", Kind.EXECUTE, 0, 0, 0, 0), marks=pytest.mark.slow),
-        pytest.param(pack("<BBHIQ", Kind.RESULT, 3, 0, 0, 1 << 40), marks=pytest.mark.slow),
-        pytest.param(pack("<BBHIQ", Kind.FORM, 0, 0, 4, 0) + b"null", marks=pytest.mark.slow),
-        pytest.param(pack("<BBHIQ", Kind.LOG, 0, 0, 4, 0) + b"\xff[]!", marks=pytest.mark.slow),
-        pytest.param(pack("<BBHIQ", Kind.BROKEN, 0, 0, 2, 0) + b"{}", marks=pytest.mark.slow),
+        pytest.param(pack_header(Kind.RESULT, 0, 1, 0, 0), marks=pytest.mark.slow),
+        pytest.param(pack_header(Kind.EXECUTE, 0, 0, 0, 0), marks=pytest.mark.slow),
+        pytest.param(pack_header(Kind.RESULT, 3, 0, 0, 1 << 40), marks=pytest.mark.slow),
+        pytest.param(pack_header(Kind.FORM, 0, 0, 4, 0) + b"null", marks=pytest.mark.slow),
+        pytest.param(pack_header(Kind.LOG, 0, 0, 4, 0) + b"\xff[]!", marks=pytest.mark.slow),
+        pytest.param(pack_header(Kind.BROKEN, 0, 0, 2, 0) + b"{}", marks=pytest.mark.slow),
     ],
     ids=["noise", "another_slot", "the_other_way", "no_file", "form", "log", "error"],
 )

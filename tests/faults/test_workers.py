@@ -66,7 +66,7 @@ OBEDIENT = """
                 sys.exit(1)
             elif word == "deep":
                 depth = b"[" * 100_000
-                header = struct.pack("<BBHIQ", 21, 0, 0, len(depth), 0)
+                header = struct.pack("<BBxxIIQ", 21, 0, 0, len(depth), 0)
                 os.write(link(), header + depth)
                 time.sleep(600)
             elif word == "flood":
