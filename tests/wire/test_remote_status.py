@@ -17,8 +17,7 @@ from headrace.core.errors import (
     Unavailable,
     Unsupported,
 )
-from headrace.wire.remote_status import Fate, failure_of, http_failure_of
-from headrace.wire.status import STATUS
+from headrace.wire.status import STATUS, Fate, failure_of, http_failure_of
 
 
 @pytest.mark.parametrize(

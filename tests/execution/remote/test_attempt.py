@@ -16,7 +16,7 @@ from headrace.execution.remote.connection import (
 )
 from headrace.execution.remote.options import Endpoint, RemoteOptions
 from headrace.execution.remote.upstream import Upstream
-from headrace.wire.remote_status import Failure, Fate
+from headrace.wire.status import Failure, Fate
 from headrace.wire.v2_protobuf import RemoteAnswer
 
 REQUEST = RemoteRequest([], [], {})

@@ -23,7 +23,7 @@ from headrace.execution.remote.grpc_client import GrpcClient, GrpcMessages
 from headrace.execution.remote.options import Endpoint, RemoteOptions
 from headrace.execution.remote.protocols import ProtocolClients
 from headrace.wire.pb import grpc_service_pb2 as pb
-from headrace.wire.remote_status import Fate
+from headrace.wire.status import Fate
 from headrace.wire.v2_protobuf import RemoteAnswer, RemoteInput
 from tests.support.remote_call import infer
 

@@ -20,7 +20,7 @@ from headrace.execution.remote.http_pool import Done, HttpConnection, HttpPool, 
 from headrace.execution.remote.options import Endpoint, RemoteOptions
 from headrace.execution.remote.protocols import ProtocolClients
 from headrace.wire.http_exchange import HttpResponse
-from headrace.wire.remote_status import Fate
+from headrace.wire.status import Fate
 from headrace.wire.v2_protobuf import RemoteInput
 from tests.support.remote_call import infer
 

@@ -23,7 +23,7 @@ from headrace.execution.remote.options import RemoteOptions
 from headrace.execution.remote.shared_memory import FixedSizes, SharedMemoryClient
 from headrace.execution.remote.shared_regions import THRESHOLD, exists
 from headrace.wire.pb import grpc_service_pb2 as pb
-from headrace.wire.remote_status import Fate
+from headrace.wire.status import Fate
 from headrace.wire.v2_protobuf import RemoteInput
 from tests.support import watching
 from tests.support.remote_call import infer

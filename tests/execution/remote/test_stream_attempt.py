@@ -18,7 +18,7 @@ from headrace.execution.remote.attempt import Lost, Policy, StreamAttempt
 from headrace.execution.remote.connection import CallFailed, RemoteRequest
 from headrace.execution.remote.upstream import Upstream
 from headrace.scheduling.batch import NotStarted
-from headrace.wire.remote_status import Failure, late, lost, unsent
+from headrace.wire.status import Failure, late, lost, unsent
 from headrace.wire.v2_protobuf import RemoteAnswer
 
 SILENCE = 10.0

@@ -13,7 +13,7 @@ from headrace.execution.remote.options import Endpoint, RemoteOptions
 from headrace.execution.triton.late import LoadCounts
 from headrace.execution.triton.reconciler import BlockingClients, RepositoryKeeper
 from headrace.wire.pb import grpc_service_pb2 as pb
-from headrace.wire.remote_status import Failure, Fate
+from headrace.wire.status import Failure, Fate
 
 ENDPOINT = Endpoint("s", "grpc", "127.0.0.1", 1, "localhost")
 

@@ -22,7 +22,7 @@ from headrace.execution.remote.http_client import Conversation
 from headrace.execution.remote.options import RemoteOptions
 from headrace.plugins.dialects.torchserve import TorchServeRest
 from headrace.wire.http_exchange import HttpRequest, HttpResponse
-from headrace.wire.remote_status import Fate
+from headrace.wire.status import Fate
 from headrace.wire.v2_protobuf import RemoteInput
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from headrace.execution.remote.upstream import RULES, Upstream
 from headrace.scheduling.batch import NotStarted
 from headrace.scheduling.sequences import SEQUENCE_END, SEQUENCE_ID, SEQUENCE_START, SequenceTable
 from headrace.scheduling.upstreams import Ending, Way, after, way
-from headrace.wire.remote_status import Failure, Fate, failure_of_text, late
+from headrace.wire.status import Failure, Fate, failure_of_text, late
 from headrace.wire.v2_protobuf import RemoteAnswer
 
 _NONE: Set[Upstream] = frozenset()

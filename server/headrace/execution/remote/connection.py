@@ -20,7 +20,7 @@ from headrace.core.signature import Signature, TensorSpec
 from headrace.observability.traces import TraceContext
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig
-from headrace.wire.remote_status import Failure, Fate
+from headrace.wire.status import Failure, Fate
 from headrace.wire.v2_protobuf import RemoteAnswer, RemoteInput
 
 

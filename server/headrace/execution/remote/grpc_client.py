@@ -41,7 +41,7 @@ from headrace.wire.grpc import (
 )
 from headrace.wire.http2.headers import RepeatedFields, literal
 from headrace.wire.pb import grpc_service_pb2 as pb
-from headrace.wire.remote_status import Failure, Fate, failure_of, late, lost, too_large, unsent
+from headrace.wire.status import Failure, Fate, failure_of, late, lost, too_large, unsent
 from headrace.wire.v2_protobuf import AnswerReader, RemoteAnswer, RemoteMessages, response_in
 
 log = logging.getLogger(__name__)

@@ -40,7 +40,7 @@ from headrace.execution.remote.options import Endpoint, RemoteOptions
 from headrace.wire.compression import ANSWER_RATIO, LARGE, compress, decompress
 from headrace.wire.http_exchange import HttpRequest, HttpResponse, header_lines, request_pieces
 from headrace.wire.json_text import parse_json
-from headrace.wire.remote_status import (
+from headrace.wire.status import (
     Failure,
     Fate,
     http_failure_of,

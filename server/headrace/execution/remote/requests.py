@@ -12,7 +12,7 @@ from headrace.execution.remote.connection import CallTrace, CallTraces, RemoteRe
 from headrace.execution.remote.options import RemoteOptions
 from headrace.observability.trace_settings import TRACE_PARAMETER
 from headrace.scheduling.batch import Answer, Batch, Outcome, Part
-from headrace.wire.remote_status import Fate
+from headrace.wire.status import Fate
 from headrace.wire.v2_protobuf import RemoteAnswer, RemoteInput
 
 _PREFIX = len(FORWARD_PARAMETER)

@@ -26,7 +26,7 @@ from headrace.observability.series import EndpointSeries
 from headrace.observability.statistics import EndpointCounts
 from headrace.scheduling import upstreams
 from headrace.scheduling.upstreams import Condition, Ending
-from headrace.wire.remote_status import Fate
+from headrace.wire.status import Fate
 
 log = logging.getLogger(__name__)
 

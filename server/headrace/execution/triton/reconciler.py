@@ -30,7 +30,7 @@ from headrace.execution.triton.late import LoadCounts
 from headrace.execution.triton.options import ControlOptions
 from headrace.wire.documents import to_json
 from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
-from headrace.wire.remote_status import Fate
+from headrace.wire.status import Fate
 
 log = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from headrace.wire.elements import array_of_nested, nested_json
 from headrace.wire.http_exchange import HttpRequest, HttpResponse
 from headrace.wire.json_text import parse_json
 from headrace.wire.pb import grpc_service_pb2 as pb
-from headrace.wire.remote_status import Failure, Fate
+from headrace.wire.status import Failure, Fate
 from headrace.wire.v2_protobuf import RemoteAnswer, RemoteInput
 
 _JSON, _BYTES = "application/json", "application/octet-stream"
