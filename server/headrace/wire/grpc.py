@@ -140,7 +140,7 @@ class CallHead:
 
     @property
     def preferred(self) -> str:
-        """How to compress for this client; "" for not at all."""
+        """The encoding to compress answers with; "" for none."""
         return ENCODINGS[0] if ENCODINGS[0] in self.accepts else next(iter(self.accepts), "")
 
 
@@ -239,7 +239,7 @@ class MessageStream(Stream):
 
     @property
     def largest(self) -> int:
-        """How many bytes a message may have; longer ones are given to `begin_message`."""
+        """The most bytes of a message; longer ones are given to `begin_message`."""
         raise NotImplementedError
 
     def message(self, data: Buffer) -> None:
@@ -309,7 +309,7 @@ class MessageStream(Stream):
         return start + size
 
     def _grew(self, part: Gathering, nbytes: int) -> None:
-        """So much more of the message is in its place; take it if that is all of it."""
+        """Count bytes that are in their place; take the message if it is complete."""
         part.filled += nbytes
         if part.filled < part.length:
             self.place = part.view[part.filled :]
@@ -334,7 +334,7 @@ class Reason(Enum):
 
 
 class End(NamedTuple):
-    """How a call has failed; `status` is gRPC's, `text` for people."""
+    """The failure of a call; `status` is gRPC's, `text` for people."""
 
     reason: Reason
     status: int
@@ -416,7 +416,7 @@ class ClientCall(MessageStream, ClientStream):
 
     @property
     def largest(self) -> int:
-        """See `MessageStream`."""
+        """The most bytes of a message of the answer."""
         return self.most
 
     def begin_message(self, compressed: int, length: int, more: int) -> None:

@@ -123,12 +123,7 @@ def tensor_from_contents(
 
     `charge` is called with the bytes that it takes, before they are taken. Raises `InvalidRequest`.
     """
-    expected = CONTENTS.get(datatype)
-    if expected is None:
-        raise InvalidRequest(
-            f"{datatype} data has no typed contents; use raw_input_contents for input '{name}'"
-            f" for model '{model}'"
-        )
+    expected = contents_field(name, datatype, model)
     count = element_count(name, shape)
     number = _FIELDS.index(expected)
     if datatype is Datatype.BYTES:
@@ -158,6 +153,17 @@ def tensor_from_contents(
             array[filled : filled + len(values)] = _fitted(name, datatype, values)
             filled += len(values)
     return Tensor(name, datatype, array.reshape(shape))
+
+
+def contents_field(name: str, datatype: Datatype, model: str) -> str:
+    """The field of typed contents that an input's elements are in; raises `InvalidRequest`."""
+    expected = CONTENTS.get(datatype)
+    if expected is None:
+        raise InvalidRequest(
+            f"{datatype} data has no typed contents; use raw_input_contents for input '{name}'"
+            f" for model '{model}'"
+        )
+    return expected
 
 
 def varint(value: int) -> bytes:
@@ -217,7 +223,7 @@ def _fields(
 
 
 def _packed(data: Buffer, start: int, stop: int, number: int, name: str) -> list[Span]:
-    """Where the packed numbers of one field lie; raises `InvalidRequest` for any other field."""
+    """Spans of the packed numbers of one field; raises `InvalidRequest` for any other field."""
     spans: list[Span] = []
     for field, _, begin, end in _fields(data, start, stop, [MAX_FIELDS]):
         if field != number and field < len(_FIELDS):

@@ -65,6 +65,7 @@ from headrace.wire.protobuf_contents import (
     Outline,
     Span,
     check_fields,
+    contents_field,
     outline,
     read_varint,
     tensor_from_contents,
@@ -224,12 +225,7 @@ def _from_contents(
     item: pb.ModelInferRequest.InferInputTensor, datatype: Datatype, model: str, request_id: str
 ) -> Tensor:
     name = item.name
-    expected = CONTENTS.get(datatype)
-    if expected is None:
-        raise InvalidRequest(
-            f"{datatype} data has no typed contents; use raw_input_contents for input '{name}'"
-            f" for model '{model}'"
-        )
+    expected = contents_field(name, datatype, model)
     filled = [field.name for field, _ in item.contents.ListFields()]
     if any(field != expected for field in filled):
         raise InvalidRequest(
@@ -275,7 +271,7 @@ def _outputs(
 
 
 def _values(parameters: Mapping[str, pb.InferParameter]) -> dict[str, Any]:
-    """Those parameters of a tensor that have to do with shared memory."""
+    """The parameters of a tensor that concern shared memory."""
     return {n: _value(n, given) for n, given in parameters.items() if n in _OF_SHARED}
 
 
@@ -306,7 +302,7 @@ class _Memory(dict[K, V]):
 
 
 class Fields:
-    """Where in a message its id and its raw tensors are, and the bytes of everything else.
+    """Layout of a message: where its id and raw tensors are, and the bytes of all else.
 
     `fixed` is all but their contents, in place: (start, stop, bytes); it is there once `lay_out`
     was called.
@@ -378,7 +374,7 @@ def walk(data: Buffer, raw: int = RAW_INPUT, longest: int = LONG) -> Fields | No
 
 
 class _Template:
-    """What requests with the same head have in common, which is all but id and tensors' data."""
+    """Everything that requests with the same head share: all but id and tensors' data."""
 
     __slots__ = ("empty_final", "inputs", "plain", "request")
 
@@ -453,7 +449,7 @@ class InferMessage:
 
     @property
     def alike(self) -> object | None:
-        """What `InferReader.fill` will say of messages like it; None if it will not read them."""
+        """The template that `InferReader.fill` gives for messages like it, if it reads them."""
         template = self._template
         return template if template is not None and template.plain else None
 
@@ -543,7 +539,7 @@ class InferReader:
         return self._read_new(data)
 
     def fill(self, call: Call, data: Buffer) -> object | None:
-        """Have `call` ask what a plain message does that is like an earlier one.
+        """Fill `call` with a plain message that is like an earlier one.
 
         What all that ask alike have in common; None, and a call that is to be left, for any other
         message: it is to be `read`. `data` must stay as it is.
@@ -591,7 +587,7 @@ class InferReader:
     def remember(
         self, message: pb.ModelInferRequest, request: Call, fields: Fields, data: Buffer
     ) -> None:
-        """Know messages like that of a request, whose head was new."""
+        """Remember the head of a request's message, and its layout."""
         plain = request.shared is None and len(fields.raw) == len(message.inputs)
         if plain and len(fields.head) <= _REMEMBERED_SIZE:
             template = _Template(request, wants_empty_final(message))
@@ -732,7 +728,7 @@ class PlainWriter:
 
 
 def _heads(model: str, version: str, outputs: Sequence[Tensor]) -> list[bytes]:
-    """What comes before each tensor: first all that is common, and the field's own tag."""
+    """The bytes before each tensor: first all that is common, and the field's own tag."""
     message = pb.ModelInferResponse(model_name=model, model_version=version)
     tags: list[bytes] = []
     for tensor in outputs:
@@ -794,7 +790,7 @@ class RemoteAnswer(NamedTuple):
 
 
 class _Head(NamedTuple):
-    """What requests have in common up to the data of the first input, and what goes before others.
+    """Shared bytes of requests up to the first input's data, and those before other inputs'.
 
     There is nothing before the data of inputs whose size the shape does not tell.
     """
@@ -862,7 +858,7 @@ def write_parameters(message: pb.ModelInferRequest, parameters: Mapping[str, Par
 
 
 class _Known(NamedTuple):
-    """What is known of answers by their head: outputs, as name, datatype, shape and size in bytes.
+    """The outputs of answers with one head: name, datatype, shape and size in bytes of each.
 
     The size is -1 where the shape does not tell. Data is not among the raw contents but in the
     head itself if `inline`.
@@ -928,7 +924,7 @@ def response_in(data: Buffer) -> Buffer | None:
 
 
 def _read_head(head: bytes, raw: bool) -> _Known:
-    """What a response without its raw contents says; raises `InvalidRequest`."""
+    """Parse a response without its raw contents; raises `InvalidRequest`."""
     message = _parsed(head)
     outputs = []
     for item in message.outputs:
@@ -975,7 +971,7 @@ _Tensor: TypeAlias = (
 
 
 class Place(NamedTuple):
-    """Where a tensor lies, or has room; in bytes."""
+    """The place of a tensor in a shared-memory region; in bytes."""
 
     region: str
     offset: int

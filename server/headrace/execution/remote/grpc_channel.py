@@ -42,7 +42,7 @@ _PROBE_SECS = 10
 
 
 def receive_buffer() -> memoryview:
-    """Where connections receive. Bytes are here only while they are taken in: a loop needs one."""
+    """A buffer for connections to receive into; a loop needs one, as bytes are taken in at once."""
     return memoryview(bytearray(_BUFFER))
 
 
@@ -108,7 +108,7 @@ class ChannelConnection(Http2Protocol):
 
 
 def _watch(sock: socket.socket) -> None:
-    """Have the system see to it that a dead peer is noticed."""
+    """Set the socket's keep-alive, so that a dead peer is noticed."""
     for name, value in (
         ("TCP_KEEPIDLE", _PROBE_SECS),
         ("TCP_KEEPINTVL", _PROBE_SECS),
@@ -135,7 +135,7 @@ class ChannelCall(ClientCall):
     def __init__(
         self, head: RepeatedFields, own: bytes, begun: float, seconds: float, largest: int
     ) -> None:
-        """It may take so many `seconds`, 0 for any; `own` are fields beside the head's."""
+        """`seconds` is how long it may take, 0 for any time; `own` are fields beside the head's."""
         super().__init__(begun + seconds if seconds else inf, largest)
         self.head = head
         self.own = own

@@ -56,7 +56,7 @@ _AUTHORIZATION = "authorization"
 
 
 class Procedures:
-    """Those of one endpoint. Requests are compressed by `packing`, if that is not empty.
+    """Request heads for one endpoint. Requests are compressed by `packing`, if that is not empty.
 
     `infer` is the path of a run, where it is not that of the V2 protocol.
     """
@@ -147,7 +147,7 @@ class GrpcMessages:
         return RemoteDescription(metadata, response.config)
 
     def given(self, data: Buffer | None, end: End | None) -> Buffer:
-        """What a call has given; raises `CallFailed` if it is nothing."""
+        """The answer of a call; raises `CallFailed` if there is none."""
         if data is None:
             assert end is not None
             raise self.failed(end)
@@ -159,7 +159,7 @@ class GrpcMessages:
         return READY, asked.SerializeToString()
 
     def is_ready(self, data: Buffer) -> bool:
-        """What the answer to that says; raises `CallFailed`."""
+        """Parse the answer to `readiness`; raises `CallFailed`."""
         try:
             return pb.ModelReadyResponse.FromString(bytes(data)).ready
         except DecodeError as error:
@@ -179,21 +179,21 @@ class GrpcMessages:
         return message
 
     def answer(self, data: Buffer) -> RemoteAnswer:
-        """What a message says; raises `CallFailed`."""
+        """Read a ModelInferResponse; raises `CallFailed`."""
         try:
             return self._reader.read(data)
         except InvalidRequest as error:
             raise self.nonsense(error) from None
 
     def shared_answer(self, data: Buffer, shared: Mapping[str, memoryview]) -> RemoteAnswer:
-        """The same with outputs that are `shared`; raises `CallFailed`."""
+        """Read a ModelInferResponse with outputs that are `shared`; raises `CallFailed`."""
         try:
             return self._reader.read(data, shared)
         except InvalidRequest as error:
             raise self.nonsense(error) from None
 
     def stream_answer(self, data: Buffer) -> RemoteAnswer | ServerError:
-        """What a message of a stream says; raises `CallFailed`."""
+        """Read a message of a stream; raises `CallFailed`."""
         found = response_in(data)
         if found is not None:  # as nearly always: no error
             return self.answer(found)
@@ -212,7 +212,7 @@ class GrpcMessages:
         return nonsense(self.model, problem)
 
     def failed(self, end: End) -> CallFailed:
-        """What the end of a call means."""
+        """The failure that the end of a call means."""
         text = end.text
         if not text and end.status == UNIMPLEMENTED:
             text = f"it does not know this procedure of the protocol {self.options.protocol.name}"
@@ -257,7 +257,7 @@ class GrpcStream(ChannelCall):
         self._receiver = receiver
 
     def hold(self, held: bool) -> None:
-        """Have the server pause, or go on."""
+        """Pause the server's answers, or let them go on."""
         self.keeps_window = held
         if not held and self.connection is not None and not self.finished:
             self.connection.release(self)
@@ -397,7 +397,7 @@ class GrpcClient:
         return self._messages.is_ready(data)
 
     async def describe(self, seconds: float) -> RemoteDescription:
-        """What the server says of the model."""
+        """Ask the server for the model's description."""
         conversation = self._messages.describe()
         try:
             path, message = next(conversation)
@@ -416,7 +416,7 @@ class GrpcClient:
         return messages.answer(messages.given(*found))
 
     async def load(self, config: str, seconds: float) -> None:
-        """Have the model loaded; raises `CallFailed`."""
+        """Load the model; raises `CallFailed`."""
         wanted = pb.RepositoryModelLoadRequest(model_name=self._messages.options.model)
         if config:
             wanted.parameters["config"].string_param = config
@@ -424,7 +424,7 @@ class GrpcClient:
         self._messages.given(*await self.ask(self.procedures.load, message, seconds))
 
     async def unload(self, seconds: float) -> None:
-        """Have the model unloaded; raises `CallFailed`."""
+        """Unload the model; raises `CallFailed`."""
         wanted = pb.RepositoryModelUnloadRequest(model_name=self._messages.options.model)
         message = wanted.SerializeToString()
         self._messages.given(*await self.ask(self.procedures.unload, message, seconds))

@@ -14,8 +14,6 @@ from headrace.wire.status import retry_after
 
 access = logging.getLogger("headrace.access")
 
-OK, CANCELLED, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 0, 1, 4, 12, 13, 14
-
 
 def labels(operations: Sequence[Operation] = OPERATIONS) -> dict[str, str]:
     """The labels of procedures in the metrics, by their paths."""

@@ -16,7 +16,6 @@ from headrace.core.errors import Overloaded, ServerError
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Admission, ConnectionAccount
 from headrace.transports.grpc.access import (
-    CANCELLED,
     error_text,
     log_access,
     operation_of,
@@ -34,6 +33,7 @@ from headrace.transports.grpc.call import (
 )
 from headrace.transports.grpc.options import LEVELS, GrpcOptions, TlsFiles
 from headrace.transports.grpc.service import InferCall
+from headrace.wire.grpc import CANCELLED
 from headrace.wire.parameters import TIMING, exact_timing, time_of
 from headrace.wire.status import INTERNAL, INTERNAL_TEXT, STATUS
 
@@ -281,7 +281,7 @@ class GrpcioServer:
         await self._server.start()
 
     async def announce(self, grace: float) -> None:
-        """Nothing: the library cannot send GOAWAY without cancelling calls that come."""
+        """Do nothing: the library cannot send GOAWAY without cancelling calls that come."""
 
     async def stop(self, grace: float) -> None:
         """Take no more calls, and wait for those under way, at most `grace` seconds."""

@@ -23,9 +23,9 @@ from headrace.core.tensors import Buffer
 from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES, Entrance, Target, not_read
 from headrace.engine.workbench import Deferred
 from headrace.observability.statistics import INFER
-from headrace.transports.grpc.access import CANCELLED
 from headrace.transports.grpc.call import Message, Open, Peer, Session
 from headrace.wire.compression import check_size
+from headrace.wire.grpc import CANCELLED
 from headrace.wire.parameters import add_timing, wants_timing
 from headrace.wire.status import INTERNAL_TEXT, STATUS
 from headrace.wire.v2_protobuf import (
@@ -243,7 +243,7 @@ class StreamInfer:
         self._account.grow(nbytes, slot.nbytes)
 
     def end(self, slot: Slot) -> None:
-        """Nothing more comes for a request than what waits, and perhaps one message."""
+        """Mark a request as answered: nothing more comes than what waits, and maybe one message."""
         slot.answered = True
         self._answers[0 if slot.error is None else STATUS[type(slot.error)].grpc] += 1
         if not slot.ordered:
@@ -380,7 +380,7 @@ class StreamInfer:
             self._unordered.discard(slot)
 
     def _restrain(self, slot: Slot) -> None:
-        """See to it that not too much waits, after more has come."""
+        """Bound what waits, after more has come: pause the request, or give one up."""
         if not slot.paused:
             if slot.waiting > PAUSE_BYTES or self._waiting > _PAUSE_ALL_BYTES:
                 slot.paused = True

@@ -69,7 +69,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self.http2.start()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where to put what comes next: behind what is left of the last time."""
+        """The buffer to receive into, behind what is left of the last time."""
         rest = self._rest
         if not rest:
             return self._buffer

@@ -437,7 +437,7 @@ def _on_connection(number: int) -> None:
 
 
 class Head(Protocol):
-    """What the head of a request was understood as; shared by all requests with the same block."""
+    """A request's head, as `interpret` gives it; shared by all requests with the same block."""
 
     @property
     def kind(self) -> Callable[[Any, int], Stream]:
@@ -617,7 +617,7 @@ class ClientStream(Stream):
     """One stream, opened by us."""
 
     def renew(self) -> None:
-        """Be as before it was opened; only once the stream is no more."""
+        """Reset to the state before it was opened; only once the stream is no more."""
         self.consumed = self.kept = 0
         self.keeps_window = self.remote_closed = self.local_closed = False
         self.place = None
@@ -652,7 +652,7 @@ class ClientStreams(Streams):
 
     @property
     def room(self) -> int:
-        """How many more streams may be opened now."""
+        """The number of streams that may be opened now."""
         return 0 if self.leaving else self.limit - len(self.open)
 
     def number(self, stream: ClientStream) -> None:
@@ -703,7 +703,7 @@ class ClientStreams(Streams):
         self.count_control(1)
 
     def count_reset(self) -> None:
-        """What the peer resets was ours to open."""
+        """Count nothing: streams that the peer resets were ours to open."""
 
     def closed(self, number: int) -> None:
         """Something has come for a stream that is not open; raises `ConnectionFailure`."""

@@ -62,7 +62,7 @@ class BlockReader(Generic[H]):
         self.known: dict[bytes, H] = {}
 
     def read(self, block: bytes) -> H:
-        """What a block means.
+        """Interpret a block, or remember what an equal one was.
 
         Raises `ConnectionFailure` where the block cannot be decoded, since the tables of the two
         sides differ from then on; `StreamFailure` where `interpret` does.

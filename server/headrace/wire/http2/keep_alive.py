@@ -1,4 +1,4 @@
-"""How long a connection lives, and how it is known that its other end does.
+"""Keep-alive of a connection: its age, PINGs of a silent peer, and the peer's own PINGs.
 
 Decisions over times, as gRPC's servers make them: when to PING a peer that is silent, when to give
 it up, when it PINGs too often itself, and when a connection is old enough to be replaced.
@@ -39,7 +39,7 @@ class KeepAlive:
 
 
 class Due(Enum):
-    """What to do now."""
+    """Actions of `Watch`."""
 
     NOTHING = auto()
     PING = auto()
@@ -50,7 +50,7 @@ class Due(Enum):
 
 
 class Watch:
-    """What is due on one connection; it is to be looked at again `at` that time."""
+    """The keep-alive state of one connection, to be looked at again `at` that time."""
 
     __slots__ = (
         "_age_at", "_finished", "_marker", "_pinged_at", "_pings", "_retired_at", "_rules",
@@ -70,7 +70,7 @@ class Watch:
         self.at = min(self._age_at, now + rules.interval)
 
     def look(self, now: float, heard: float, calls: bool, sent: int) -> Due:
-        """What is due: something last came at `heard`; `sent` grows with what was sent."""
+        """The action due: something last came at `heard`; `sent` grows with what was sent."""
         due = self._end(now)
         if due is Due.NOTHING:
             due = self._keep(now, heard, calls, sent)

@@ -110,7 +110,7 @@ def goaway(last_stream: int, code: ErrorCode, text: str = "") -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one connection may have and do. Sizes in bytes, rates a second.
+    """Limits of one connection. Sizes in bytes, rates a second.
 
     `streams` may be open at once. `header_block` bounds a header block as sent, `header_list` the
     decoded one as HPACK counts it. `control` frames mean nothing by themselves: PING, SETTINGS,

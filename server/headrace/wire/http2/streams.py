@@ -111,7 +111,7 @@ class Stream:
         """Called now and then, at `now` seconds: what takes too long may be given up."""
 
     def on_sent(self) -> None:
-        """Some of what was queued has left."""
+        """Part of the queue has been sent."""
 
 
 _TURN = 256 << 10  # bytes of one stream before it is another's turn
@@ -150,7 +150,7 @@ class Sender:
         self.rouse()
 
     def rouse(self) -> None:
-        """See to it that `out` is looked at."""
+        """Schedule a flush of `out`, unless one is."""
         if not self.awake:
             self.awake = True
             self._wake()
@@ -671,7 +671,7 @@ class DataReader:
         self.window = full
 
     def expect(self, stream: Stream, nbytes: int) -> None:
-        """So many more bytes will be taken for sure: let the peer send them without waiting."""
+        """Widen a stream's window for `nbytes` more that will be taken for sure."""
         if stream.window < nbytes and not stream.remote_closed:
             increment = min(nbytes, MAX_WINDOW) - stream.window
             stream.window += increment
@@ -723,7 +723,7 @@ class DataReader:
 
 
 def _alike(view: memoryview, position: int, count: int, stride: int) -> int:
-    """How many of `count` frames, `stride` bytes from one another, begin as the first does."""
+    """Count frames, of `count` that are `stride` bytes apart, that begin as the first does."""
     head = view[position : position + HEAD_SIZE]
     for index in range(1, count):
         position += stride

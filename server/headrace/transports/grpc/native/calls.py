@@ -6,34 +6,22 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
+from headrace.core.errors import ExecutionFailed, ServerError
 from headrace.core.tensors import Buffer
 from headrace.engine.workbench import Job
 from headrace.transports.grpc.call import Message, Session
-from headrace.transports.grpc.native.connection import Rpc, RpcHead
+from headrace.transports.grpc.native.connection import Rpc, RpcHead, UnaryRpc
 
 _CONGESTED = 1 << 20  # bytes that wait for the client before a session is to wait
 
 
-class TaskRpc(Rpc):
+class TaskRpc(UnaryRpc):
     """A unary call whose handler is awaited."""
 
-    unary = True
-    _data: Buffer | None = None
     _task: asyncio.Task[None] | None = None
 
-    def message(self, data: Buffer) -> None:
-        """Keep the one message until the client has closed its side."""
-        if self._data is not None:
-            raise InvalidRequest("the call takes one message, got another")
-        self._data = data
-        self.kept += len(data)
-
-    def end(self) -> None:
+    def run(self, data: Buffer) -> None:
         """Start the handler."""
-        data, self._data = self._data, None
-        if data is None:
-            raise InvalidRequest("the call takes one message, got none")
         if self.kept:
             self.on_keep()  # for as long as the handler has it
         if not self.finished:
@@ -145,7 +133,7 @@ class SessionRpc(Rpc):
         """`closed` is told by `_settle`, as for every other end."""
 
     def on_sent(self) -> None:
-        """Tell the session that there is room."""
+        """Wake the session: there is room."""
         if self._session is not None and not self.congested:
             try:
                 self._session.sent()

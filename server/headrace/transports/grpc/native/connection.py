@@ -21,9 +21,6 @@ from headrace.engine.admission import Admission, ConnectionAccount
 from headrace.engine.doors import Progress
 from headrace.engine.workbench import LARGE, Job
 from headrace.transports.grpc.access import (
-    CANCELLED,
-    DEADLINE_EXCEEDED,
-    UNIMPLEMENTED,
     error_text,
     log_access,
     operation_of,
@@ -41,9 +38,12 @@ from headrace.wire.compression import (
 )
 from headrace.wire.elements import uncharged
 from headrace.wire.grpc import (
+    CANCELLED,
+    DEADLINE_EXCEEDED,
     PREFIX,
     RESPONSE_FIELDS,
     RESPONSE_HEAD,
+    UNIMPLEMENTED,
     CallHead,
     Gathering,
     MessageStream,
@@ -97,7 +97,7 @@ class RpcHead(CallHead):
 
 
 class ServerContext:
-    """What all connections of a server share, and those that write at the end of this turn.
+    """The state that a server's connections share, and those that write at the end of this turn.
 
     `procedures` are the kind of call and the handler of each path.
     """
@@ -240,7 +240,7 @@ class Rpc(MessageStream):
     def pack_later(
         self, message: Message, done: Callable[[bytes | None, Exception | None], None]
     ) -> Job[bytes] | None:
-        """Have a large message that is to be compressed packed on a thread; None for any other."""
+        """Compress a large message on a thread; None for one that is small, or goes as it is."""
         size = sum(map(len, message))
         if not self.head.packing or size <= LARGE:
             return None
@@ -275,7 +275,7 @@ class Rpc(MessageStream):
             self.close(INTERNAL.grpc, INTERNAL_TEXT)
 
     def _settle(self, status: int) -> None:
-        """What every end has in common."""
+        """Settle the accounts of a call that ends, in whatever way."""
         self.finished = True
         self.head.answers[status] += 1
         if self._timer is not None:
@@ -351,7 +351,7 @@ class Rpc(MessageStream):
 
     @property
     def head_size(self) -> int:
-        """See `Stream.head_size`."""
+        """About how many bytes the call takes besides its messages."""
         return _OBJECTS + sum(map(len, self.head.metadata.values()))
 
     def on_end(self) -> None:
@@ -378,7 +378,7 @@ class Rpc(MessageStream):
 
     @property
     def largest(self) -> int:
-        """See `MessageStream`."""
+        """The most bytes of a request message."""
         return self._context.max_message
 
     def begin_message(self, compressed: int, length: int, more: int) -> None:
@@ -458,6 +458,31 @@ class Rpc(MessageStream):
             self._connection.http2.release(self)
 
 
+class UnaryRpc(Rpc):
+    """A call with one message, which is run once the client has closed its side."""
+
+    unary = True
+    _data: Buffer | None = None
+
+    def run(self, data: Buffer) -> None:
+        """Run the call. May raise `ServerError`."""
+        raise NotImplementedError
+
+    def message(self, data: Buffer) -> None:
+        """Keep the one message."""
+        if self._data is not None:
+            raise InvalidRequest("a unary call has one message, got another")
+        self._data = data
+        self.kept += len(data)
+
+    def end(self) -> None:
+        """Run the call."""
+        data, self._data = self._data, None
+        if data is None:
+            raise InvalidRequest("a unary call has one message, got none")
+        self.run(data)
+
+
 class RefusedRpc(Rpc):
     """A call that its head alone has answered."""
 
@@ -498,7 +523,7 @@ class GrpcConnection(Http2Protocol):
     # --- asyncio's side
 
     def admit(self) -> bool:
-        """Have the connection counted, if it may be there."""
+        """Count the connection, if there may be one more."""
         context = self.context
         name = self._transport.get_extra_info("peername")
         self.peer = str(name[0]) if isinstance(name, tuple) else str(name)
@@ -543,7 +568,7 @@ class GrpcConnection(Http2Protocol):
     # --- time
 
     def _look(self) -> None:
-        """Do what is due, and look again in time."""
+        """Take the keep-alive action that is due, and schedule the next look."""
         watch, http2, now = self._watch, self.http2, self._now()
         assert watch is not None, "a connection that was not made. This is a bug."
         # While nothing is read, because the client does not read, nothing can be heard either.

@@ -9,22 +9,20 @@ from functools import partial
 from typing import Any
 
 from headrace.core.call import Computed
-from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
+from headrace.core.errors import ExecutionFailed, ServerError
 from headrace.core.tensors import Buffer
 from headrace.engine.doors import Direct
 from headrace.engine.workbench import Job
 from headrace.transports.grpc.call import Message
-from headrace.transports.grpc.native.connection import Rpc, RpcHead
+from headrace.transports.grpc.native.connection import Rpc, RpcHead, UnaryRpc
 from headrace.transports.grpc.service import InferCall, InferenceService
 from headrace.wire.grpc import PREFIX, unpack_prefix
 from headrace.wire.parameters import EXACT_TIMING, TIMING, exact_timing, time_of
 
 
-class InferRpc(Rpc, InferCall):
+class InferRpc(UnaryRpc, InferCall):
     """One ModelInfer."""
 
-    unary = True
-    _data: Buffer | None = None  # the message, until the client has closed its side
     _packing: Job[bytes] | None = None  # compresses the answer
     _direct: Direct | None = None  # of a plain call
 
@@ -72,18 +70,8 @@ class InferRpc(Rpc, InferCall):
             self.guard(error)
         return True
 
-    def message(self, data: Buffer) -> None:
-        """Keep the one message until the client has closed its side."""
-        if self._data is not None:
-            raise InvalidRequest("a unary call has one message, got another")
-        self._data = data
-        self.kept += len(data)
-
-    def end(self) -> None:
+    def run(self, data: Buffer) -> None:
         """Hand the message to the service."""
-        data, self._data = self._data, None
-        if data is None:
-            raise InvalidRequest("a unary call has one message, got none")
         if self._charged:
             self.release(self._charged)  # the service counts it
         service: Any = self.head.handler
@@ -121,7 +109,7 @@ class InferRpc(Rpc, InferCall):
         self.answer(message, EXACT_TIMING % timing)
 
     def answer(self, message: Message, timing: bytes) -> None:
-        """See `InferCall`."""
+        """Send the answer, in one step if it is plain and fits."""
         if self.finished:
             return
         head, connection = self.head, self._connection
