@@ -634,18 +634,11 @@ class InferWriter:
         Whoever gets the pieces must be done with them before an output's memory is written again.
         """
         outputs = response.outputs
-        if len(outputs) == 1:
-            [tensor] = outputs
-            key: object = (
-                response.model_name, response.model_version, tensor.name, tensor.datatype,
-                tensor.array.shape,
-            )  # fmt: skip
-        else:
-            key = (
-                response.model_name,
-                response.model_version,
-                tuple((t.name, t.datatype, t.array.shape) for t in outputs),
-            )
+        key = (
+            response.model_name,
+            response.model_version,
+            *[(tensor.name, tensor.datatype, tensor.array.shape) for tensor in outputs],
+        )
         heads = self._known.get(key)
         if heads is None:
             heads = _heads(response.model_name, response.model_version, outputs)

@@ -48,49 +48,41 @@ log = logging.getLogger(__name__)
 
 _SERVICE = b"/inference.GRPCInferenceService/"
 INFER = _SERVICE + b"ModelInfer"
+LIVE = _SERVICE + b"ServerLive"
 READY = _SERVICE + b"ModelReady"
 METADATA = _SERVICE + b"ModelMetadata"
 CONFIG = _SERVICE + b"ModelConfig"
+_STREAM = _SERVICE + b"ModelStreamInfer"
+_LOAD = _SERVICE + b"RepositoryModelLoad"
+_UNLOAD = _SERVICE + b"RepositoryModelUnload"
 _AGENT = b"headrace"
 _AUTHORIZATION = "authorization"
 
 
-class Procedures:
-    """Request heads for one endpoint. Requests are compressed by `packing`, if that is not empty.
+class RequestHeads:
+    """Heads of requests to one endpoint, each made once; compressed messages are by `packing`."""
 
-    `infer` is the path of a run, where it is not that of the V2 protocol.
-    """
-
-    def __init__(
-        self, endpoint: Endpoint, credentials: Credentials, packing: str, infer: bytes = INFER
-    ) -> None:
-        common = request_fields(endpoint.secure, endpoint.authority, _AGENT)
-        common += [(name.encode(), value.encode()) for name, value in credentials.metadata]
+    def __init__(self, endpoint: Endpoint, credentials: Credentials, packing: str) -> None:
+        self._common = request_fields(endpoint.secure, endpoint.authority, _AGENT)
+        self._common += [(name.encode(), value.encode()) for name, value in credentials.metadata]
         shown = credentials.authorization.encode()
-        own = [*common, (_AUTHORIZATION.encode(), shown)] if shown else common
-        self._own = own
-        self.live = with_path(own, _SERVICE + b"ServerLive")
-        self.load = with_path(own, _SERVICE + b"RepositoryModelLoad")
-        self.unload = with_path(own, _SERVICE + b"RepositoryModelUnload")
-        coded = [(b"grpc-encoding", packing.encode())] if packing else []
-        self._infer = with_path(own + coded, infer)
-        self._stream = with_path(own + coded, _SERVICE + b"ModelStreamInfer")
-        self._infer_as = with_path(common + coded, infer)
-        self._stream_as = with_path(common + coded, _SERVICE + b"ModelStreamInfer")
+        self._shown = [(_AUTHORIZATION.encode(), shown)] if shown else []
+        self._coded = [(b"grpc-encoding", packing.encode())]
+        self._heads: dict[tuple[bytes, bool, bool], RepeatedFields] = {}
         self._seconds = 0.0
         self._timeout = b""
 
-    def head(self, path: bytes) -> RepeatedFields:
-        """The head of a call of any procedure."""
-        return with_path(self._own, path)
-
-    def infer(self, headers: Sequence[tuple[str, str]]) -> RepeatedFields:
-        """The head of a run that has these further headers, which go before our own."""
-        return self._infer_as if _shown(headers) else self._infer
-
-    def stream(self, headers: Sequence[tuple[str, str]]) -> RepeatedFields:
-        """The head of a stream."""
-        return self._stream_as if _shown(headers) else self._stream
+    def head(
+        self, path: bytes, headers: Sequence[tuple[str, str]] = (), packed: bool = False
+    ) -> RepeatedFields:
+        """The head of calls of a procedure, with further `headers`, which go before our own."""
+        own = not any(name == _AUTHORIZATION for name, _ in headers)
+        key = path, own, packed
+        head = self._heads.get(key)
+        if head is None:
+            fields = self._common + (self._shown if own else []) + (self._coded if packed else [])
+            head = self._heads[key] = with_path(fields, path)
+        return head
 
     def own(self, headers: Sequence[tuple[str, str]], seconds: float) -> bytes:
         """The fields of one call: its headers, and how long it may take, 0 for any time."""
@@ -100,10 +92,6 @@ class Procedures:
             return self._timeout
         fields = [literal(n.encode("latin-1"), v.encode("latin-1", "replace")) for n, v in headers]
         return self._timeout + b"".join(fields)
-
-
-def _shown(headers: Sequence[tuple[str, str]]) -> bool:
-    return any(name == _AUTHORIZATION for name, _ in headers) if headers else False
 
 
 # A path and a message; and a conversation of such, which are answered by what `ask` gives.
@@ -335,7 +323,7 @@ class AwaitedCall(UnaryCall):
             self.outcome.set_result((data, end))
 
 
-class GrpcClient:
+class GrpcClient(Channel):
     """`headrace.execution.remote.connection.ProtocolClient`, over gRPC."""
 
     def __init__(
@@ -350,26 +338,23 @@ class GrpcClient:
         `context` is None where there is no TLS.
         """
         options = messages.options
+        super().__init__(endpoint, context, buffer, options.largest_response)
         self._messages = messages
-        self._loop = asyncio.get_running_loop()
         self._now = self._loop.time
-        self.procedures = Procedures(
-            endpoint, options.credentials, messages.packing, messages.infer_path
-        )
-        self._channel = Channel(endpoint, context, buffer, options.largest_response)
-        path, self._question = messages.readiness()
-        self._readiness = self.procedures.head(path)
+        self.heads = RequestHeads(endpoint, options.credentials, messages.packing)
+        self._readiness = messages.readiness()
 
     def begin(self, request: RemoteRequest, seconds: float, receiver: Receiver) -> Call:
         """One run."""
-        messages, procedures = self._messages, self.procedures
+        messages, heads, headers = self._messages, self.heads, request.headers
         call = InferCall(
-            self._channel, procedures.infer(request.headers), messages.request(request),
-            self._now(), seconds, procedures.own(request.headers, seconds), messages.packed,
+            self, heads.head(messages.infer_path, headers, messages.packed),
+            messages.request(request), self._now(), seconds, heads.own(headers, seconds),
+            messages.packed,
         )  # fmt: skip
         call.messages = messages
         call.receiver = receiver
-        self._channel.start(call)
+        self.start(call)
         return call
 
     def stream(
@@ -378,17 +363,18 @@ class GrpcClient:
         """One run with any number of responses."""
         # Not with `triton_grpc_error`, which would bring the statuses of errors: a Triton dies of a
         # model that goes on after one.
-        procedures, messages = self.procedures, self._messages
+        messages, heads, headers = self._messages, self.heads, request.headers
         stream = GrpcStream(
-            messages, messages.request(request), receiver, procedures.stream(request.headers),
-            procedures.own(request.headers, seconds), self._now(), seconds,
+            messages, messages.request(request), receiver,
+            heads.head(_STREAM, headers, messages.packed), heads.own(headers, seconds),
+            self._now(), seconds,
         )  # fmt: skip
-        self._channel.start(stream)
+        self.start(stream)
         return stream
 
     async def ready(self, seconds: float) -> bool:
         """Whether the model is ready there; raises `CallFailed`."""
-        data, end = await self.ask(self._readiness, self._question, seconds)
+        data, end = await self.ask(*self._readiness, seconds)
         if data is None:
             assert end is not None
             if end.status == UNIMPLEMENTED:
@@ -402,7 +388,7 @@ class GrpcClient:
         try:
             path, message = next(conversation)
             while True:
-                said = await self.ask(self.procedures.head(path), message, seconds)
+                said = await self.ask(path, message, seconds)
                 path, message = conversation.send(said)
         except StopIteration as stop:
             result: RemoteDescription = stop.value
@@ -410,9 +396,9 @@ class GrpcClient:
 
     async def infer(self, request: RemoteRequest, seconds: float) -> RemoteAnswer:
         """One run; raises `CallFailed`."""
-        messages, head = self._messages, self.procedures.infer(request.headers)
-        message = b"".join(messages.request(request))
-        found = await self.ask(head, message, seconds, messages.packed)
+        messages, message = self._messages, b"".join(self._messages.request(request))
+        path, packed = messages.infer_path, messages.packed
+        found = await self.ask(path, message, seconds, packed, request.headers)
         return messages.answer(messages.given(*found))
 
     async def load(self, config: str, seconds: float) -> None:
@@ -421,31 +407,32 @@ class GrpcClient:
         if config:
             wanted.parameters["config"].string_param = config
         message = wanted.SerializeToString()
-        self._messages.given(*await self.ask(self.procedures.load, message, seconds))
+        self._messages.given(*await self.ask(_LOAD, message, seconds))
 
     async def unload(self, seconds: float) -> None:
         """Unload the model; raises `CallFailed`."""
         wanted = pb.RepositoryModelUnloadRequest(model_name=self._messages.options.model)
         message = wanted.SerializeToString()
-        self._messages.given(*await self.ask(self.procedures.unload, message, seconds))
+        self._messages.given(*await self.ask(_UNLOAD, message, seconds))
 
     async def ask(
-        self, head: RepeatedFields, message: bytes, seconds: float, packed: bool = False
+        self,
+        path: bytes,
+        message: bytes,
+        seconds: float,
+        packed: bool = False,
+        headers: Sequence[tuple[str, str]] = (),
     ) -> tuple[Buffer | None, End | None]:
         """The answer to a message, which may be `packed`, or how the call has failed.
 
         To cancel the wait cancels the call. A connection is attempted in any case.
         """
-        own = self.procedures.own((), seconds)
-        call = AwaitedCall(self._channel, head, [message], self._now(), seconds, own, packed)
+        head, own = self.heads.head(path, headers, packed), self.heads.own((), seconds)
+        call = AwaitedCall(self, head, [message], self._now(), seconds, own, packed)
         call.outcome = self._loop.create_future()
         call.urgent = True
-        self._channel.start(call)
+        self.start(call)
         try:
             return await call.outcome
         finally:
             call.cancel()
-
-    async def close(self) -> None:
-        """End the connection, with whatever is under way."""
-        await self._channel.close()

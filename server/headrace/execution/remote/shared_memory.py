@@ -214,10 +214,10 @@ class SharedMemoryClient(GrpcClient):
     ) -> None:
         """`sizes` are those of the model's outputs; see `GrpcClient` for the rest."""
         super().__init__(endpoint, messages, context, buffer)
-        self.regions = SharedRegions(self._ask_path, messages.model, endpoint.name)
+        self.regions = SharedRegions(self.ask, messages.model, endpoint.name)
         self._sizes = sizes
         self._name = endpoint.name
-        self._channel.when_lost = self.regions.renew
+        self.when_lost = self.regions.renew
 
     def begin(self, request: RemoteRequest, seconds: float, receiver: Receiver) -> Call:
         """One run."""
@@ -234,7 +234,7 @@ class SharedMemoryClient(GrpcClient):
                     self.regions.give_back(lease)
             raise
         call.receiver = receiver
-        self._channel.start(call)
+        self.start(call)
         return call
 
     def _call(
@@ -251,7 +251,7 @@ class SharedMemoryClient(GrpcClient):
         rooms = laid_out(wanted, outputs.region.name) if outputs else {}
         if inputs is not None:
             write(request.inputs, places, inputs.region.memory)
-        messages, procedures = self._messages, self.procedures
+        messages, heads, headers = self._messages, self.heads, request.headers
         options = messages.options
         message = shared_request(
             options.model, options.version, request.inputs, request.outputs, request.parameters,
@@ -260,17 +260,12 @@ class SharedMemoryClient(GrpcClient):
         if messages.packing:
             message = [compress(b"".join(message), messages.packing, DEFAULT_LEVEL)]
         call = SharedCall(
-            self._channel, procedures.infer(request.headers), message, self._now(), seconds,
-            procedures.own(request.headers, seconds), messages.packed,
+            self, heads.head(messages.infer_path, headers, messages.packed), message,
+            self._now(), seconds, heads.own(headers, seconds), messages.packed,
         )  # fmt: skip
         call.messages, call.owner, call.request = messages, self, request
         call.inputs, call.outputs, call.rooms = inputs, outputs, rooms
         return call
-
-    async def _ask_path(
-        self, path: bytes, message: bytes, seconds: float
-    ) -> tuple[Buffer | None, End | None]:
-        return await self.ask(self.procedures.head(path), message, seconds)
 
     def outgrown(self) -> None:
         """The model gives more than its configuration says."""

@@ -23,7 +23,7 @@ from pathlib import Path
 from headrace.execution.child_process import ChildProcess, ProcessOutput, Reaping, RestartPolicy
 from headrace.execution.daemon_thread import run_in_daemon_thread
 from headrace.execution.remote.grpc_channel import receive_buffer
-from headrace.execution.remote.grpc_client import GrpcClient, GrpcMessages
+from headrace.execution.remote.grpc_client import LIVE, GrpcClient, GrpcMessages
 from headrace.execution.remote.options import Credentials, RemoteOptions
 from headrace.execution.triton.options import Place, TritonOptions
 
@@ -278,7 +278,7 @@ class TritonProcess:
 
     async def _answers(self, connection: GrpcClient) -> bool:
         # ServerLiveRequest has no fields, and ServerLiveResponse one, a bool.
-        answer, _ = await connection.ask(connection.procedures.live, b"", _ANSWER_SECS)
+        answer, _ = await connection.ask(LIVE, b"", _ANSWER_SECS)
         return bool(answer)
 
 
