@@ -118,5 +118,5 @@ def test_the_web_framework_comes_with_the_first_request_that_needs_it(tmp_path: 
 
 
 def test_a_worker_imports_an_event_loop_for_coroutines_alone() -> None:
-    modules = imported_by("import headrace.workers.main, headrace.workers.loaders.python")
+    modules = imported_by("import headrace.workers.main, headrace.workers.python_loader")
     assert among(modules, LIBRARIES - {"numpy"} | SLOW | {"dataclasses", "subprocess"}) == []

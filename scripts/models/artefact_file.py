@@ -42,7 +42,7 @@ def save_skops(path: Path, model: Any) -> None:
 def run(path: Path, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The outputs of the model in a file, by name; `str` for text. Its inputs are what is fed."""
     loader = {".skops": "sklearn", ".txt": "lightgbm"}[path.suffix]
-    module = importlib.import_module(f"headrace.workers.loaders.{loader}")
+    module = importlib.import_module(f"headrace.plugins.loaders.{loader}")
     document = {"file": str(path), "trusted": False, "parameters": {}}
     kind = module.load(document | {"default_max_batch_size": 1})
     given = {"input": [{"name": name} for name in feeds]}

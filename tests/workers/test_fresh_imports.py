@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.workers.loaders import python
+from headrace.workers import python_loader
 from headrace.workers.model_class import import_freshly
 
 
@@ -74,4 +74,4 @@ def test_libraries_are_left_to_pythons_cache(
 def test_the_models_own_file(tmp_path: Path, add_path: Callable[[Path], None]) -> None:
     file = tmp_path / "model.py"
     write_stale(file, "class TritonPythonModel: K = 1", "class TritonPythonModel: K = 2")
-    assert python.load({"file": str(file)}).K == 2
+    assert python_loader.load({"file": str(file)}).K == 2

@@ -21,18 +21,18 @@ COMMANDS = "headrace.commands"  # called with the subparsers; named like their c
 PROTOCOLS = "headrace.protocols"  # gives a `headrace.execution.remote.options.UpstreamProtocol`
 GROUPS = (BACKENDS, STAGES, COMMANDS, PROTOCOLS)
 
-_ARTEFACTS = "headrace.execution.python_backend"
+_LOADERS = "headrace.plugins.loaders.backend"
 OWN: Mapping[str, Mapping[str, str]] = {
     # In the order in which a model's files are looked at.
     BACKENDS: {
         "onnxruntime": "headrace.backends.onnx:OnnxBackend.of",
         "python": "headrace.execution.python_backend:PythonBackend.of",
-        "sklearn": f"{_ARTEFACTS}:sklearn",
-        "xgboost": f"{_ARTEFACTS}:xgboost",
-        "lightgbm": f"{_ARTEFACTS}:lightgbm",
-        "catboost": f"{_ARTEFACTS}:catboost",
-        "mlflow": f"{_ARTEFACTS}:mlflow",
-        "pytorch": f"{_ARTEFACTS}:pytorch",
+        "sklearn": f"{_LOADERS}:sklearn",
+        "xgboost": f"{_LOADERS}:xgboost",
+        "lightgbm": f"{_LOADERS}:lightgbm",
+        "catboost": f"{_LOADERS}:catboost",
+        "mlflow": f"{_LOADERS}:mlflow",
+        "pytorch": f"{_LOADERS}:pytorch",
         "triton": "headrace.execution.remote.backend:RemoteBackend.of",
     },
     STAGES: {"traffic": "headrace.plugins.traffic.rules:TrafficStage"},

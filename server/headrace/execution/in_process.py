@@ -181,7 +181,7 @@ class LoadedInProcess(LoadedModel):
         sys.modules["triton_python_backend_utils"] = pb
         try:
             with self._imports.lent():
-                loading = importlib.import_module(f"headrace.workers.loaders.{loader}")
+                loading = importlib.import_module(loader)
                 self._class = loading.load(document)
                 complete = model_class.complete if spec.auto_complete else _nothing
                 self._completed = complete(self._class, document["config"])

@@ -218,7 +218,8 @@ class LoadedWorker(LoadedModel):
         self, spec: LoadSpec, loader: str, told: Mapping[str, object] | None = None
     ) -> None:
         """`told` is what its loader is told besides. Raises `LoadFailed` or `InvalidOption`."""
-        self.row_limit = CODE_ROWS if loader == "python" else DEFAULT_ROWS
+        knows_default = "default_max_batch_size" in (told or {})
+        self.row_limit = DEFAULT_ROWS if knows_default else CODE_ROWS
         self._loader = loader
         self._told = dict(told or {})
         self._spec = spec

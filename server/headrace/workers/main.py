@@ -188,7 +188,7 @@ class Worker:
         """
         import_freshly(document["paths"])
         sys.path[:0] = document["paths"]
-        loader = importlib.import_module(f"headrace.workers.loaders.{document['loader']}")
+        loader = importlib.import_module(document["loader"])
         self._class = found = loader.load(document)
         completed = (
             model_class.complete(found, document["config"]) if document["auto_complete"] else None

@@ -15,7 +15,7 @@ from headrace.workers.functions.adapter import (
     PlainModel,
     StreamModel,
 )
-from headrace.workers.loaders.python import load
+from headrace.workers.python_loader import load
 
 HEAD = "from collections.abc import AsyncIterator, Iterator\nfrom headrace import model\n"
 ONE = "@model\ndef one(x: int) -> int: return x\n"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.workers.loaders.served import Served, texts
+from tests.plugins.loaders.served import Served, texts
 
 joblib = pytest.importorskip("joblib", reason="joblib is not installed")
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")

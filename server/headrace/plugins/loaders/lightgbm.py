@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.workers.elements import Array
-from headrace.workers.loaders.tabular import (
+from headrace.plugins.loaders.tabular import (
     INPUT,
     LEAST_ROWS,
     Column,
@@ -18,6 +17,7 @@ from headrace.workers.loaders.tabular import (
     threads,
     unreadable,
 )
+from headrace.workers.elements import Array
 
 
 def load(document: dict[str, Any]) -> type[Any]:

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.workers.elements import Array
-from headrace.workers.loaders.tabular import (
+from headrace.plugins.loaders.tabular import (
     INPUT,
     LEAST_ROWS,
     Column,
@@ -22,6 +21,7 @@ from headrace.workers.loaders.tabular import (
     threads,
     unreadable,
 )
+from headrace.workers.elements import Array
 
 
 def load(document: dict[str, Any]) -> type[Any]:

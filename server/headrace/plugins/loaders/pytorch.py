@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.workers.elements import Array
-from headrace.workers.loaders.tabular import (
+from headrace.plugins.loaders.tabular import (
     Declared,
     fill,
     model_class,
@@ -23,6 +22,7 @@ from headrace.workers.loaders.tabular import (
     threads,
     unreadable,
 )
+from headrace.workers.elements import Array
 
 _UNBOUNDED = 2**31 - 1
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.workers.loaders.served import Served, texts
+from tests.plugins.loaders.served import Served, texts
 
 cat = pytest.importorskip("catboost", reason="catboost is not installed")
 pd = pytest.importorskip("pandas", reason="pandas is not installed")

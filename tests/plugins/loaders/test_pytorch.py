@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.workers.loaders.pytorch import moved_program
-from tests.workers.loaders.served import Served
+from headrace.plugins.loaders.pytorch import moved_program
+from tests.plugins.loaders.served import Served
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 

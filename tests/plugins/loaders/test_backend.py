@@ -7,7 +7,7 @@ import pytest
 from headrace.core import plugins
 from headrace.core.errors import InvalidOption, LoadFailed
 from headrace.core.model_spec import LoadSpec
-from headrace.execution.python_backend import FORMATS, ArtefactBackend
+from headrace.plugins.loaders.backend import FORMATS, ArtefactBackend
 
 # A worker that cannot be started tells that a file was not refused.
 NOWHERE = "/no/python"
@@ -65,5 +65,5 @@ def test_which_parameters_are_read() -> None:
 
 
 def test_every_format_has_a_loader() -> None:
-    folder = Path(__file__).parents[2] / "server/headrace/workers/loaders"
+    folder = Path(__file__).parents[3] / "server/headrace/plugins/loaders"
     assert all((folder / f"{name}.py").is_file() for name in FORMATS)

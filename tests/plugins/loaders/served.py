@@ -28,7 +28,7 @@ class Served:
         gpu: int | None = None,
         **parameters: str,
     ) -> None:
-        module = importlib.import_module(f"headrace.workers.loaders.{loader}")
+        module = importlib.import_module(f"headrace.plugins.loaders.{loader}")
         document = {
             "file": str(file), "trusted": trusted, "parameters": parameters,
             "default_max_batch_size": default_rows,

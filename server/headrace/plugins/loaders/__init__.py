@@ -1,0 +1,1 @@
+"""Files of libraries as models: scikit-learn, XGBoost, LightGBM, CatBoost, MLflow, PyTorch."""

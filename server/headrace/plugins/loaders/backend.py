@@ -1,0 +1,111 @@
+"""The backends of libraries' own files, without any code of the model's own, in worker processes.
+
+Which files a library's models have, which of them are data and which are programs, and whether
+those are trusted is decided here, before a worker is started; what a file means is up to the module
+of the same name beside this one, which runs in the worker.
+"""
+
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+
+from headrace.core.errors import InvalidOption, LoadFailed
+from headrace.core.model_spec import LoadSpec
+from headrace.execution.backend import BackendContext
+from headrace.execution.choice import IN_PROCESS
+from headrace.execution.local import LoadedModel
+from headrace.execution.python_backend import PythonBackend
+from headrace.execution.python_options import WORKER_PARAMETERS
+
+TRUST_PARAMETER = "trust_model_code"
+_ANY = ("",)
+# What the parameters of any model in a worker may say.
+_PARAMETERS = WORKER_PARAMETERS | {TRUST_PARAMETER}
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """The files of one library's models.
+
+    `filenames` are what a model's file is called, the best first; a file with one of `suffixes`
+    under another name is taken for one, too. Loading runs code of its author's unless its name ends
+    with one of `data`, as any does with "". `parameters` are what else a configuration may say.
+    """
+
+    platform: str
+    filenames: tuple[str, ...]
+    suffixes: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
+    parameters: frozenset[str] = frozenset()
+
+
+# By the name of the backend, which is that of the module with the loader, too.
+FORMATS: Mapping[str, Format] = {
+    "sklearn": Format(
+        "sklearn",
+        ("model.skops", "model.joblib", "model.pkl"),
+        (".skops", ".joblib", ".pkl"),
+        (".skops",),  # whose loader refuses what it does not know
+        frozenset({"skops_trusted_types"}),
+    ),
+    "xgboost": Format("xgboost", ("model.json", "model.ubj"), (".ubj",), _ANY),
+    "lightgbm": Format("lightgbm", ("model.txt",), (), _ANY),
+    "catboost": Format("catboost", ("model.cbm",), (".cbm",), _ANY),
+    "mlflow": Format("mlflow", ("MLmodel", "model/MLmodel")),
+    "pytorch": Format("pytorch_libtorch", ("model.pt", "model.pt2"), (".pt", ".pt2")),
+}
+
+
+class ArtefactBackend(PythonBackend):
+    """Has workers load one library's models."""
+
+    def __init__(self, name: str, trusted: bool = False) -> None:
+        """`trusted` holds for all models, whatever their configurations say."""
+        found = FORMATS[name]
+        super().__init__(f"{__package__}.{name}", found.platform, found.filenames[0])
+        self.filenames = found.filenames
+        self.suffixes = found.suffixes
+        self._format = found
+        self._trusted = trusted
+
+    @property
+    def parameters(self) -> Set[str]:
+        """Those that the documentation names."""
+        return _PARAMETERS | self._format.parameters
+
+    def reads_parameter(self, name: str) -> bool:
+        """Whether it is one of `parameters`: there is no model's code that reads others."""
+        return name in self.parameters
+
+    def load(self, spec: LoadSpec) -> LoadedModel:
+        """Start a worker and have it load the file; raises `LoadFailed` or `InvalidOption`."""
+        if spec.parameters.get("execution") in IN_PROCESS:  # whose settings libraries would change
+            text = "this format runs in worker processes only"
+            raise InvalidOption("parameters['execution']", text)
+        trusted = _trusts(spec.parameters) or self._trusted
+        data = spec.path.name.endswith(self._format.data)
+        if not data and not trusted and spec.path.is_file():
+            raise LoadFailed(
+                f"{spec.path.name} can run code of its author's when it is loaded. If you trust"
+                f' it, say so in config.pbtxt: parameters {{ key: "{TRUST_PARAMETER}" value'
+                f' {{ string_value: "true" }} }}, or start the server with --trust-model-code'
+            )
+        told = {"trusted": trusted, "default_max_batch_size": spec.default_max_batch_size}
+        from headrace.execution.loaded_worker import LoadedWorker
+
+        return LoadedWorker(spec, self._loader, told)
+
+
+def _plugin(name: str) -> Callable[[BackendContext], ArtefactBackend]:
+    return lambda context: ArtefactBackend(name, context.trust_model_code)
+
+
+sklearn, xgboost, lightgbm, catboost, mlflow, pytorch = map(_plugin, FORMATS)
+
+
+def _trusts(parameters: Mapping[str, str]) -> bool:
+    text = parameters.get(TRUST_PARAMETER, "false")
+    if text not in ("true", "false"):
+        raise InvalidOption(
+            f"parameters['{TRUST_PARAMETER}']", f"expected true or false, got {text!r}"
+        )
+    return text == "true"
